@@ -1,0 +1,1 @@
+"""Pure functions from columns to findings: no I/O, no clock, no plotting."""

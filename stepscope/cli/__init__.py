@@ -1,0 +1,98 @@
+"""The `stepscope` command: one module a verb, loaded only when the verb is called."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from stepscope import __version__
+from stepscope.core.errors import StepscopeError
+
+VERBS: dict[str, str] = {
+    "analyze": "Book every instant of every step, follow waits to their cause, give a verdict.",
+    "dashboard": "Open the web app over runs and their verdicts.",
+    "demo": "Train, profile and analyse on this machine, and print the verdict.",
+    "trace": "Look into trace files.",
+    "workload": "Run reference training with known bottlenecks.",
+}
+"""Verb (module of the same name with a click command `command`) -> one line for --help."""
+
+
+class _LazyGroup(click.Group):
+    """Imports a verb's module only when that verb is asked for, so that `--help` and the rest stay fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = import_module(f"stepscope.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(VERBS.items()))
+
+
+@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="stepscope")
+@click.option("--debug", is_flag=True, help="Show the traceback of an expected error.")
+@click.pass_context
+def root(ctx: click.Context, debug: bool) -> None:
+    """Where did every GPU-second go, whose fault was it, and what would fixing it buy?"""
+    ctx.obj = {"debug": debug}
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit: expected errors end as one line on stderr and their exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    try:
+        sys.exit(_run(arguments))
+    except StepscopeError as error:
+        if debug:
+            raise
+        click.echo(f"stepscope: {error}", err=True)
+        sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
+        if debug or extra is None:
+            raise
+        click.echo(f'stepscope: {error.name} is not installed; run: pip install "stepscope[{extra}]"', err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output went away; nothing is left to say
+        sys.exit(0)
+
+
+_EXTRA_OF = {
+    "numpy": "analyze",
+    "msgspec": "analyze",
+    "isal": "analyze",
+    "fsspec": "analyze",
+    "rich": "analyze",
+    "dash": "dashboard",
+    "dash_mantine_components": "dashboard",
+    "fastapi": "dashboard",
+    "uvicorn": "dashboard",
+    "torch": "workloads",
+}
+"""Import name -> the extra that brings it."""
+
+
+def _run(arguments: list[str]) -> Any:
+    try:
+        return root.main(args=arguments, prog_name="stepscope", standalone_mode=False)
+    except click.exceptions.Abort:
+        raise KeyboardInterrupt from None
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code

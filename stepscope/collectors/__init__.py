@@ -1,0 +1,1 @@
+"""One source of measurements each; the node agent brings them."""

@@ -1,0 +1,245 @@
+"""What does one analysis say? The typed form of the `stepscope.analysis/1` document.
+
+Field names are the contract's: msgspec encodes these classes to the JSON of `analyze --json` and decodes it again.
+Fractions are 0..1 of the window, times are milliseconds unless the name says otherwise, None means unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stepscope.core.causes import Cause, Reason
+from stepscope.core.headings import Heading
+
+ANALYSIS_SCHEMA = "stepscope.analysis/1"
+
+Ledger = dict[Heading, float]
+"""Fraction of the window by heading; all headings present, sum 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something the reader must know about the input or the numbers."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeshSizes:
+    """Size of each parallel dimension; None where it is not known."""
+
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    ep: int | None = None
+    cp: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What was analysed. `step_ms` is the median over ranks of whole device steps."""
+
+    world_size: int
+    ranks: list[int]
+    missing_ranks: list[int]
+    mesh: MeshSizes
+    gpu: str | None
+    num_steps: int
+    step_ms: float | None
+    unprofiled_step_ms: float | None
+    mfu: float | None = None
+    hfu: float | None = None
+    simulated_compute: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TraceQuality:
+    """How far the input can be trusted; shown before any number."""
+
+    repaired: int = 0
+    """events whose text was mended"""
+    dropped: int = 0
+    """events that could not be read or are impossible"""
+    clipped: int = 0
+    """device activities cut where the next one on the same stream starts"""
+    truncated_files: int = 0
+    """files that end before their closing bracket"""
+    unlinked: float = 0.0
+    """share of device activities without their launch"""
+    graph_share: float = 0.0
+    """share of kernels launched through CUDA/HIP graphs"""
+    collective_args: float | None = None
+    """share of communication kernels that record what they do; None without communication"""
+    unmatched_collectives: float | None = None
+    """share of communication calls without their counterpart on the other ranks; None for one rank"""
+    steps_complete: int = 0
+    """steps seen whole on every rank"""
+    merged_boundaries: int = 0
+    """step boundaries that did not increase"""
+    clock_residual_us: float | None = None
+    """spread of the clocks after alignment; None when one clock serves all"""
+    profiler_distortion: float | None = None
+    """captured step / unprofiled step - 1"""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLedger:
+    """One whole device step of one rank."""
+
+    index: int
+    ms: float
+    ledger: Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class RankLedger:
+    """One rank's window."""
+
+    rank: int
+    window_ms: float
+    step_ms: float | None
+    ledger: Ledger
+    hidden_communication: float
+    steps: list[StepLedger]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One number behind a statement. `span` is (start ns, end ns) on the job's clock."""
+
+    metric: str
+    value: float
+    unit: str
+    threshold: float | None = None
+    ranks: list[int] = field(default_factory=list)
+    span: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RootCause:
+    """One row of the root-cause table; the fractions of all rows add up to 1."""
+
+    cause: Cause
+    reasons: list[Reason]
+    fraction: float
+    ms_per_step: float | None
+    interval: tuple[float, float] | None
+    ranks: list[int]
+    evidence: list[Evidence]
+
+
+@dataclass(frozen=True, slots=True)
+class SecondaryCause:
+    """A further cause worth naming."""
+
+    cause: Cause
+    fraction: float
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One line that a tired engineer understands, with what it stands on."""
+
+    cause: Cause
+    reasons: list[Reason]
+    confidence: float
+    summary: str
+    ranks: list[int]
+    evidence: list[Evidence]
+    actions: list[str]
+    secondary: list[SecondaryCause]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """All matched calls of one kind and size in one group. Bandwidths are GB/s (1e9 bytes)."""
+
+    group: str
+    dimension: str | None
+    kind: str
+    bytes: int | None
+    count: int
+    algbw_gbs: float | None
+    busbw_gbs: float | None
+    expected_busbw_gbs: float | None
+    transfer_ms: float | None
+    wait_ms: float | None
+    hidden: float
+    skew_ms: float | None
+    last_arriver: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The pipeline's bubble, measured and explained; the parts are fractions of the pipelined span."""
+
+    schedule: str
+    stages: int
+    micro_batches: int
+    chunks: int
+    period_ms: float
+    measured: float
+    structural: float
+    imbalance: float
+    variance: float
+    textbook: float
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineCoverage:
+    """Share of kernel time by how its limit was decided."""
+
+    model: float
+    by_name: float
+    none: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """Kernels of one name. `ms` is the time they own in the ledger, over all ranks and steps."""
+
+    name: str
+    count: int
+    ms: float
+    limit: Heading
+    decided_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """What limits the kernels."""
+
+    coverage: RooflineCoverage
+    kernels: list[KernelTime]
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """Predicted step with one cause removed."""
+
+    fix: Cause
+    step_ms: float
+    speedup: float
+    calibrated_step_ms: float | None
+    binds_next: Cause | None
+    replay_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """The whole answer."""
+
+    job: Job
+    trace_quality: TraceQuality
+    ledger: Ledger
+    ranks: list[RankLedger]
+    root_causes: list[RootCause]
+    verdict: Verdict
+    what_if: list[WhatIf]
+    collectives: list[Collective]
+    pipeline: Pipeline | None
+    roofline: Roofline
+    warnings: list[Notice]
+    schema: str = ANALYSIS_SCHEMA

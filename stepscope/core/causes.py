@@ -1,0 +1,46 @@
+"""Which causes and reasons can a verdict name? The vocabulary of every report, gate and page."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """Why time (or a run) was lost; fleet classes and hang verdicts use the same words."""
+
+    COMPUTE_BOUND = "compute_bound"
+    MEMORY_BOUND = "memory_bound"
+    LATENCY_BOUND = "latency_bound"
+    COMMUNICATION = "communication"
+    PIPELINE_BUBBLE = "pipeline_bubble"
+    DATA_LOADING = "data_loading"
+    HOST_BOUND = "host_bound"
+    SYNCHRONIZATION = "synchronization"
+    STRAGGLER = "straggler"
+    IMBALANCE = "imbalance"
+    CHECKPOINT = "checkpoint"
+    COPY = "copy"
+    DEVICE_GAP = "device_gap"
+    PROFILER = "profiler"
+    THROTTLED = "throttled"
+    BEFORE_WINDOW = "before_window"
+    UNEXPLAINED = "unexplained"
+    HANG = "hang"
+    OUT_OF_MEMORY = "out_of_memory"
+    IDLE = "idle"
+    INSUFFICIENT_EVIDENCE = "insufficient_evidence"
+
+
+class Reason(StrEnum):
+    """Which kind of a cause it is; docs/verdicts.md tells the evidence and first remedy of each."""
+
+    STARVED = "starved"
+    DISPATCH = "dispatch"
+    FEW_MICRO_BATCHES = "few_micro_batches"
+    UNEVEN_STAGES = "uneven_stages"
+    EXTRA_WORK = "extra_work"
+    ARRIVALS_UNKNOWN = "arrivals_unknown"
+
+
+HEALTHY_CAUSES = frozenset({Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND})
+"""Time under these is the job's own work: they are named only when no loss is large."""

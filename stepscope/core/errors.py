@@ -1,0 +1,64 @@
+"""Which errors does stepscope expect, and with which exit code does each end a command?
+
+    StepscopeError            1   (never raised itself)
+    +-- UsageError            2   the command line or an argument is wrong
+    +-- DataError             3   an input cannot be used
+    |   +-- NotATraceError    3   the file is something else
+    |   +-- UnsafeInputError  3   refused because reading it could run code
+    +-- UnreachableError      4   a server, socket or object store does not answer
+
+Every message is one line: what is wrong, where, what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class StepscopeError(Exception):
+    """Root of all errors that stepscope raises on purpose.
+
+    Args:
+        what: what is wrong.
+        where: file, rank or setting it concerns; empty when it concerns nothing in particular.
+        what_next: what the reader should do now; empty when nothing helps.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, where: str = "", what_next: str = "") -> None:
+        self.what = what
+        self.where = where
+        self.what_next = what_next
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        text = f"{text}; {self.what_next}" if self.what_next else text
+        return " ".join(text.split())
+
+
+class UsageError(StepscopeError):
+    """The command line or an argument is wrong."""
+
+    exit_code = 2
+
+
+class DataError(StepscopeError):
+    """An input cannot be used."""
+
+    exit_code = 3
+
+
+class NotATraceError(DataError):
+    """The file is not a profiler trace."""
+
+
+class UnsafeInputError(DataError):
+    """Reading the input could run code, so it is refused."""
+
+
+class UnreachableError(StepscopeError):
+    """A server, socket or object store does not answer."""
+
+    exit_code = 4

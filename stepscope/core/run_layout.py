@@ -1,0 +1,62 @@
+"""Where does each thing lie in a run directory, and what does its run.json say?
+
+run.json                       who, where, mesh, versions, environment, attempts, unprofiled step time
+traces/step{k}/rank{r}.json.gz each capture in its own folder, k = first captured step
+steps/rank{r}.jsonl            one line a step
+analysis.json, timeline.json   once analysed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+RUN_SCHEMA = "stepscope.run/1"
+RUN_FILE = "run.json"
+ANALYSIS_FILE = "analysis.json"
+TIMELINE_FILE = "timeline.json"
+TRACES_FOLDER = "traces"
+STEPS_FOLDER = "steps"
+
+
+def trace_path(first_step: int, rank: int) -> PurePath:
+    """Path of one rank's trace inside the run directory; `first_step` is the first captured step."""
+    return PurePath(TRACES_FOLDER, f"step{first_step}", f"rank{rank}.json.gz")
+
+
+def steps_path(rank: int) -> PurePath:
+    """Path of one rank's step telemetry inside the run directory."""
+    return PurePath(STEPS_FOLDER, f"rank{rank}.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of the job. Times are ns since the epoch; `end_ns` is None while it runs or when it was killed."""
+
+    start_ns: int
+    end_ns: int | None
+    ended: str | None
+    """finished | exception | signal; None while it runs"""
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunManifest:
+    """The content of run.json."""
+
+    run: str
+    host: str
+    world_size: int
+    mesh: dict[str, int]
+    """sizes by dimension: tp, pp, dp, ep, cp; those not known are absent"""
+    num_cpus: int
+    """processors this host may use"""
+    versions: dict[str, str]
+    environment: dict[str, str]
+    attempts: list[Attempt]
+    unprofiled_step_ms: float | None = None
+    """median step before the first capture, over ranks the largest"""
+    simulated_compute: bool = False
+    """layers sleep instead of computing"""
+    labels: dict[str, str] = field(default_factory=dict)
+    schema: str = RUN_SCHEMA

@@ -1,0 +1,31 @@
+"""How does a rank's time line look? Segments that follow one another without gap or overlap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepscope.core.headings import Heading
+
+HEADING_ORDER: tuple[Heading, ...] = tuple(Heading)
+"""A segment's code is its heading's place in this tuple."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimeline:
+    """One rank's window, cut into segments.
+
+    Attributes:
+        rank: the rank.
+        start_ns: one start per segment, ascending, ns since the epoch on the job's clock.
+        end_ns: end of the last segment; segment i ends where segment i + 1 starts.
+        headings: for each segment, the index of its heading in HEADING_ORDER.
+        step_starts_ns: device boundaries of the steps inside the window.
+        step_indices: the step number that begins at each boundary.
+    """
+
+    rank: int
+    start_ns: list[int]
+    end_ns: int
+    headings: list[int]
+    step_starts_ns: list[int]
+    step_indices: list[int]

@@ -1,0 +1,1 @@
+"""Real 3D-parallel training with known bottlenecks: the ground truth."""

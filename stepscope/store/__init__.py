@@ -1,0 +1,1 @@
+"""Keeps runs and what was found in them."""

@@ -1,0 +1,1 @@
+"""Readers: profiler trace files to columns, whatever their age, layout or damage."""

@@ -1,0 +1,185 @@
+"""What does a trace look like once read? One rank's events as columns: the type readers fill and the analyzer reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+IntColumn = npt.NDArray[np.signedinteger]
+"""An integer column; readers choose the width."""
+
+NONE = -1
+"""Stands for "not recorded" inside integer columns."""
+
+
+class Category(IntEnum):
+    """What kind of event a row is, under one name for all profiler versions and vendors."""
+
+    CPU_OP = 0
+    USER_ANNOTATION = 1
+    RUNTIME = 2
+    """CUDA or HIP runtime or driver call"""
+    KERNEL = 3
+    MEMCPY = 4
+    MEMSET = 5
+    GPU_USER_ANNOTATION = 6
+    SYNC_RECORD = 7
+    """cuda_sync record on the device's side; never device work"""
+    OVERHEAD = 8
+    """the profiler's own: buffer flushes, resource setup"""
+    PYTHON_FUNCTION = 9
+    """only kept on request"""
+    OTHER = 10
+
+
+DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+"""Rows that occupy the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """Where an event ran: a host thread (process id, thread id) or a stream (device, stream id)."""
+
+    process: int
+    thread: int
+    on_device: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What an operator was called with, as the JSON text of the trace; empty where not recorded."""
+
+    input_dims: str
+    input_types: str
+    concrete_inputs: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """A communicator. `ranks` is None where the trace does not list its members (or cuts the list short)."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationCalls:
+    """The rows (kernels and `record_param_comms` operators) that say which collective they are; one entry a row.
+
+    Attributes:
+        row: index into the event columns, ascending.
+        kind: index into `kinds`, NCCL's words: allreduce, _allgather_base, reduce_scatter, send, recv, wait, ...
+        group: index into TraceColumns.groups, or NONE.
+        in_elements, out_elements: message size in elements, or NONE.
+        dtype: index into `dtypes` (the profiler's words: Float, BFloat16, ...), or NONE.
+        source_rank, destination_rank: as recorded (rank in the group), or NONE.
+        sequence: the group's sequence number (torch >= 2.12), or NONE.
+    """
+
+    row: IntColumn
+    kind: IntColumn
+    group: IntColumn
+    in_elements: IntColumn
+    out_elements: IntColumn
+    dtype: IntColumn
+    source_rank: IntColumn
+    destination_rank: IntColumn
+    sequence: IntColumn
+    kinds: tuple[str, ...]
+    dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One entry of the trace's device list."""
+
+    index: int
+    name: str
+    num_sms: int | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceHeader:
+    """What a trace says of itself. None where it does not say.
+
+    Attributes:
+        path: the file it was read from.
+        rank: from distributedInfo, else from the file's name; None when neither tells.
+        base_time_ns: what was added to relative timestamps (0 where they were absolute).
+        groups: the communicators listed in the header.
+        files_bytes: size of the file, and of its JSON text, in bytes.
+    """
+
+    path: str
+    rank: int | None
+    world_size: int | None
+    backend: str | None
+    host_name: str | None
+    base_time_ns: int
+    devices: tuple[Device, ...]
+    groups: tuple[ProcessGroup, ...]
+    versions: dict[str, str]
+    with_shapes: bool
+    with_stacks: bool
+    file_bytes: int
+    text_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadQuality:
+    """What the reader had to mend or leave out, in events."""
+
+    num_events: int
+    repaired: int
+    dropped: int
+    clipped: int
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TraceColumns:
+    """One rank's complete events ("ph": "X"), in the file's order.
+
+    All arrays have one entry an event. Times are int64 ns since the epoch (ts + base). Launches and the device rows
+    they caused share `correlation`; all kernels of one CUDA graph launch share the launch's.
+
+    Attributes:
+        category: Category codes.
+        name: index into `names`.
+        lane: index into `lanes`.
+        start_ns, end_ns: the event's span, end >= start.
+        correlation, external_id: or NONE.
+        shapes: index into `shape_table`, or NONE.
+        num_blocks: a kernel's grid size in thread blocks, or NONE.
+        num_bytes: a copy's or memset's size, or NONE.
+    """
+
+    header: TraceHeader
+    quality: ReadQuality
+    category: IntColumn
+    name: IntColumn
+    lane: IntColumn
+    start_ns: npt.NDArray[np.int64]
+    end_ns: npt.NDArray[np.int64]
+    correlation: IntColumn
+    external_id: IntColumn
+    shapes: IntColumn
+    num_blocks: IntColumn
+    num_bytes: IntColumn
+    names: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+    shape_table: tuple[Shapes, ...]
+    groups: tuple[ProcessGroup, ...]
+    communication: CommunicationCalls
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def rows_of(self, *categories: Category) -> npt.NDArray[np.intp]:
+        """Indices of the rows in any of the categories, ascending."""
+        return np.flatnonzero(np.isin(self.category, categories))

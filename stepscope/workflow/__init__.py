@@ -1,0 +1,1 @@
+"""The jobs people come for: open inputs, call the analyzer, keep the result."""
