@@ -1,1 +1,17 @@
 """Real 3D-parallel training with known bottlenecks: the ground truth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_EXPORTS = {"ParallelPlan": "plan", "WorkloadResult": "launch", "run_gpt": "launch"}
+
+__all__ = ["ParallelPlan", "WorkloadResult", "run_gpt"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_EXPORTS[name]}"), name)

@@ -1,0 +1,139 @@
+"""How much time do these spans cover, together, apart, and without one another? Exact int64 arithmetic.
+
+An `Intervals` is sorted, disjoint and half-open: [start, end). Every function returns one again, so they compose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Nanoseconds = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """Sorted, disjoint, non-empty half-open spans. `start` and `end` have one entry a span."""
+
+    start: Nanoseconds
+    end: Nanoseconds
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def total(self) -> int:
+        """Covered time."""
+        return int((self.end - self.start).sum())
+
+
+def empty() -> Intervals:
+    """No span at all."""
+    return Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def single(start: int, end: int) -> Intervals:
+    """One span, or none if it is empty."""
+    return Intervals(np.array([start], np.int64), np.array([end], np.int64)) if end > start else empty()
+
+
+def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Intervals:
+    """The time that at least one of the spans covers; spans in any order, empty ones ignored."""
+    start, end = np.asarray(start, np.int64), np.asarray(end, np.int64)
+    keep = end > start
+    start, end = start[keep], end[keep]
+    if not len(start):
+        return empty()
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(end[order])
+    opens = np.concatenate(([True], start[1:] > reach[:-1]))
+    closes = np.concatenate((opens[1:], [True]))
+    return Intervals(start[opens], reach[closes])
+
+
+def merge(*parts: Intervals) -> Intervals:
+    """The time that any of the parts covers."""
+    return union(np.concatenate([p.start for p in parts]), np.concatenate([p.end for p in parts])) if parts else empty()
+
+
+def intersect(a: Intervals, b: Intervals) -> Intervals:
+    """The time that both cover."""
+    _, start, end = pieces(a.start, a.end, b)
+    return Intervals(start, end)
+
+
+def subtract(a: Intervals, b: Intervals) -> Intervals:
+    """The time that `a` covers and `b` does not."""
+    if not len(a) or not len(b):
+        return a
+    low, high = min(a.start[0], b.start[0]) - 1, max(a.end[-1], b.end[-1]) + 1
+    gaps = Intervals(np.concatenate(([low], b.end)), np.concatenate((b.start, [high])))
+    return intersect(a, gaps)
+
+
+def clip(a: Intervals, start: int, end: int) -> Intervals:
+    """The part of `a` inside [start, end)."""
+    return intersect(a, single(start, end))
+
+
+def pieces(
+    start: Nanoseconds, end: Nanoseconds, cover: Intervals
+) -> tuple[npt.NDArray[np.intp], Nanoseconds, Nanoseconds]:
+    """What of each span lies under `cover`: (index of the span, piece start, piece end), in the spans' order.
+
+    The spans may overlap one another and come in any order.
+    """
+    first = np.searchsorted(cover.end, start, side="right")
+    last = np.maximum(np.searchsorted(cover.start, end, side="left"), first)
+    count = last - first
+    span = np.repeat(np.arange(len(start)), count)
+    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    covering = first[span] + within
+    piece_start = np.maximum(np.asarray(start)[span], cover.start[covering])
+    piece_end = np.minimum(np.asarray(end)[span], cover.end[covering])
+    keep = piece_end > piece_start
+    return span[keep], piece_start[keep], piece_end[keep]
+
+
+def covered_time(start: Nanoseconds, end: Nanoseconds, cover: Intervals) -> Nanoseconds:
+    """How long each span lies under `cover`."""
+    return covered_until(cover, end) - covered_until(cover, start)
+
+
+def covered_until(cover: Intervals, time: npt.ArrayLike) -> Nanoseconds:
+    """How much of `cover` lies before each time."""
+    time = np.asarray(time, np.int64)
+    if not len(cover):
+        return np.zeros(time.shape, np.int64)
+    before = np.concatenate(([0], np.cumsum(cover.end - cover.start)))
+    index = np.searchsorted(cover.start, time, side="right")
+    last = np.maximum(index - 1, 0)
+    partial = np.where(index > 0, np.clip(time - cover.start[last], 0, cover.end[last] - cover.start[last]), 0)
+    return before[last] + partial
+
+
+def contains(cover: Intervals, time: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Whether each time lies under `cover`."""
+    time = np.asarray(time, np.int64)
+    if not len(cover):
+        return np.zeros(time.shape, np.bool_)
+    index = np.searchsorted(cover.start, time, side="right") - 1
+    return (index >= 0) & (time < cover.end[np.maximum(index, 0)])
+
+
+def owned(start: Nanoseconds, end: Nanoseconds, *, tie: npt.ArrayLike) -> tuple[Nanoseconds, Nanoseconds]:
+    """The part of each span that no earlier-started span covers: overlapping spans then share no instant.
+
+    Ties in `start` go to the lower `tie`. Returns (start, end) in the spans' own order; a span that owns nothing
+    comes back empty (start == end). Why one span suffices: all earlier-started spans that reach into a span
+    cover it from its start onwards without a hole.
+    """
+    if not len(start):
+        return start, end
+    order = np.lexsort((np.asarray(tie), start))
+    reach = np.maximum.accumulate(end[order])
+    owned_start = np.empty_like(start)
+    owned_start[order] = np.maximum(start[order], np.concatenate(([start[order[0]]], reach[:-1])))
+    return np.minimum(owned_start, end), end

@@ -1,0 +1,127 @@
+"""What kind of work does a kernel do, judged by its name alone?
+
+Names come from torch, cuBLAS, cuDNN, CUTLASS, Tensile/hipBLASLt, Composable Kernel, MIOpen, Triton and the inference
+engines. To teach a new kernel, add a pattern to `_RULES`: the first that matches wins, so the particular stands above
+the general.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from functools import lru_cache
+
+
+class Family(IntEnum):
+    """Kinds of kernels; the codes are what KernelLimits.family holds."""
+
+    OTHER = 0
+    MATMUL = 1
+    ATTENTION = 2
+    CONVOLUTION = 3
+    NORMALIZATION = 4
+    POINTWISE = 5
+    REDUCTION = 6
+    """sums, means, norms, pooling: many elements in, few out"""
+    EMBEDDING = 7
+    """rows or elements picked or scattered by index"""
+    SOFTMAX = 8
+    """softmax and the loss on top of it"""
+    OPTIMIZER = 9
+    """fused and foreach passes over parameter lists"""
+    COPY_LIKE = 10
+    """moves or fills, computes nothing: cat, transpose, cast, fill"""
+    SORT = 11
+    """sort, scan, top-k, unique"""
+    TRITON = 12
+    """generated or hand-written Triton whose name does not say more"""
+    RECURRENT = 13
+
+
+_COMMUNICATION = re.compile(
+    r"nccl|msccl"  # every NVIDIA and AMD generation: ncclKernel_, ncclDevKernel_, nccldevkernel_, mscclKernel_
+    r"|cross_device_reduce|reduce_scatter_cross_device"  # vLLM, SGLang, AITER custom all-reduce
+    r"|(one_?shot|two_?shot)\w*all_?reduce|all_?reduce\w*(one_?shot|two_?shot)"  # torch, TensorRT-LLM, QuickReduce
+    r"|multimem_|symmetric_memory::|all_?reduce_fusion"  # torch symmetric memory, FlashInfer
+    r"|nvshmem|alltoallv|deep_ep::(?!layout)"
+    r"|userbuffers",  # Transformer Engine
+    re.IGNORECASE,
+)
+
+_RULES: tuple[tuple[str, Family], ...] = (
+    # side kernels of the big operators first: they only move data
+    (r"bwd_?(dot_do_o|convert|preprocess|postprocess)|splitkv_combine", Family.REDUCTION),
+    (r"compute_dot_do_o|splitk_?reduce|reduce_wgrad|reduce_segments|bitmatrix_rows", Family.REDUCTION),
+    (r"convert_dq_to|nchwtonhwc|nhwctonchw|im2col|col2im|subtensorop|scalepackedtensor", Family.COPY_LIKE),
+    (r"compute\w*offsetskernel|routing|bounds_check|find_long_segments", Family.OTHER),
+    # Inductor says what its kernels are
+    (r"^triton_tem", Family.MATMUL),
+    (r"^triton_(red|per|mix)_", Family.REDUCTION),
+    (r"^triton_(poi|for)_", Family.POINTWISE),
+    (r"^triton_", Family.TRITON),
+    # heavy arithmetic
+    (
+        r"flash_?(fwd|bwd|attn|attention|_?decode)|\bflash::|fmha|sdpa|attention|(^|_)attn_|mha_(fwd|bwd)",
+        Family.ATTENTION,
+    ),
+    (r"reshape_and_cache|store_kvcache|rotary_embedding|act_and_mul|fp8_quant|quantize_with", Family.POINTWISE),
+    (r"scudnn|winograd|implicit_?gemm|[fdw]prop|dgrad|wgrad|fft2d|igemm_(fwd|bwd|wrw)|bwd_weight", Family.CONVOLUTION),
+    (r"(^|[^a-z])(grouped_|naive_|depthwise_?|miopen)?conv(?!ert)|convolution|depthwise", Family.CONVOLUTION),
+    (r"lstm|gru_|_rnn|rnn_", Family.RECURRENT),
+    (r"(batch|layer|rms|group|instance|fused_add_rms)_?norm|gammabeta|rowwisemoments|welford", Family.NORMALIZATION),
+    (r"\bbn_(fw|bw)|computefusedparams|computeinternalgradients|computegradoutput", Family.NORMALIZATION),
+    (r"soft_?max|nll_?(loss|criterion)|classnll|cross_?entropy", Family.SOFTMAX),
+    (r"(?<!fb)gemm|gemv|nvjet|^cijk_|matmul|xmma|^bmm_|_mm_kernel", Family.MATMUL),
+    # memory traffic
+    (r"embedding|sum_and_scatter|compute_grad_weight|krn_partial|num_of_partial_segments", Family.EMBEDDING),
+    (r"adam|lamb_|sgd|adagrad|adafactor|multi_tensor_apply", Family.OPTIMIZER),
+    (r"index|gather|scatter|masked_select", Family.EMBEDDING),
+    (r"cub::|thrust|rocprim|radix_?sort|bitonic|sort|top_?k|scan|cumsum|cumprod|unique|searchsorted", Family.SORT),
+    (r"elementwise|pointwise|epilogue::|dropout|distribution_|quant|fp8|clamp_", Family.POINTWISE),
+    (r"catarray|(^|[_:])cat_|transpose|copy|memset|memcpy|fill|permute|pad_kernel|split_with", Family.COPY_LIKE),
+    (r"reduce|pool|lpnorm|norm_kernel|(^|[^a-z])(sum|mean|max|min|argmax)_", Family.REDUCTION),
+)
+_COMPILED = tuple((re.compile(pattern, re.IGNORECASE), family) for pattern, family in _RULES)
+
+_RETURN_TYPE = re.compile(r"^(void |std::enable_if<.*>::type |static )+")
+_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|_GLOBAL__N_\d*")
+_WRAPPER = re.compile(r"cutlass|device_kernel$|kentry$|cudnn.*::kernel$|internal::gemvx", re.IGNORECASE)
+"""Functions that only run their template argument: the argument says what the work is."""
+_FILL_OR_COPY = re.compile(r"fillfunctor|_copy_kernel|::copy_|flip_kernel|roll_", re.IGNORECASE)
+_ELEMENTWISE = re.compile(r"(^|[:_])elementwise_kernel", re.IGNORECASE)
+_BY_INDEX = re.compile(r"index_elementwise|scatter_gather", re.IGNORECASE)
+
+
+def _function(name: str) -> str:
+    """The function's own name: its template and call arguments name types of others (a softmax may add)."""
+    bare = _RETURN_TYPE.sub("", _ANONYMOUS.sub("", name))
+    cut = min((at for at in (bare.find("<"), bare.find("(")) if at > 0), default=len(bare))
+    return bare if _WRAPPER.search(bare[:cut]) else bare[:cut]
+
+
+def is_communication(name: str) -> bool:
+    """Whether a kernel moves data between GPUs.
+
+    NCCL and RCCL under all their names, symmetric-memory and custom all-reduces, NVSHMEM, DeepEP. Prefer the trace's
+    own arguments where it has them: this is for kernels without.
+    """
+    return _COMMUNICATION.search(name) is not None
+
+
+@lru_cache(maxsize=65536)
+def family_of(name: str) -> Family:
+    """The kind of work of a kernel that is not communication; Family.OTHER when the name does not tell."""
+    function = _function(name)
+    if _ELEMENTWISE.search(function) and not _BY_INDEX.search(function):
+        return Family.COPY_LIKE if _FILL_OR_COPY.search(name) else Family.POINTWISE
+    for pattern, family in _COMPILED:
+        if pattern.search(function):
+            return _of_list_pass(name) if family is Family.OPTIMIZER else family
+    return Family.OTHER
+
+
+def _of_list_pass(name: str) -> Family:
+    """A pass over a list of tensors: the functor in its template says what it does."""
+    if re.search(r"lpnorm|maxops", name, re.IGNORECASE):
+        return Family.REDUCTION
+    return Family.COPY_LIKE if re.search(r"\bcopy|::copy", name, re.IGNORECASE) else Family.OPTIMIZER

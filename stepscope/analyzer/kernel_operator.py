@@ -1,0 +1,85 @@
+"""Which operator launched each kernel?
+
+Kineto writes the innermost operator's External id on the kernel and on its launch. Where it does not (CUDA graphs,
+Triton without a cpu_op, old files, ids of another numbering), the innermost operator open on the launching thread at
+the launch counts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+
+Rows = npt.NDArray[np.intp]
+
+SPARSE_IDS = 16
+"""Ids usually count up, so a table indexed by id is fastest; beyond this many ids a row, sort instead."""
+
+
+def launching_operators(trace: TraceColumns, kernel_rows: IntColumn) -> Rows:
+    """For each kernel row, the row of the operator that launched it, or NONE."""
+    operators = trace.rows_of(Category.CPU_OP)
+    if not len(operators) or not len(kernel_rows):
+        return np.full(len(kernel_rows), NONE, np.intp)
+    calls = trace.rows_of(Category.RUNTIME)
+    launch = _find(trace.correlation[calls], calls, trace.correlation[kernel_rows])
+    found = _find(trace.external_id[operators], operators, trace.external_id[kernel_rows])
+    unnamed = np.flatnonzero((found == NONE) & (launch != NONE))
+    found[unnamed] = _find(trace.external_id[operators], operators, trace.external_id[launch[unnamed]])
+    # an id of another numbering may hit a stranger: the operator must be open when the launch is made
+    launched = launch != NONE
+    at = trace.start_ns[launch]
+    stranger = (found != NONE) & launched & ((trace.start_ns[found] > at) | (trace.end_ns[found] < at))
+    found[stranger] = NONE
+    missing = np.flatnonzero((found == NONE) & launched)
+    if len(missing):
+        found[missing] = _innermost_open(trace, operators, launch[missing])
+    return found
+
+
+def _find(keys: IntColumn, rows: Rows, wanted: IntColumn) -> Rows:
+    """Row whose key is wanted (the last of several), or NONE; keys and wanted below 1 are no ids."""
+    real = keys > 0
+    keys, rows = keys[real], rows[real]
+    if not len(keys):
+        return np.full(len(wanted), NONE, np.intp)
+    largest = int(keys.max())
+    if largest < SPARSE_IDS * len(keys):
+        row_of = np.full(largest + 1, NONE, np.int32)
+        row_of[keys] = rows
+        return np.where((wanted > 0) & (wanted <= largest), row_of[np.clip(wanted, 0, largest)], NONE).astype(np.intp)
+    order = np.argsort(keys, kind="stable")
+    keys, rows = keys[order], rows[order]
+    place = np.maximum(np.searchsorted(keys, wanted, side="right") - 1, 0)
+    return np.where((keys[place] == wanted) & (wanted > 0), rows[place], NONE)
+
+
+def _innermost_open(trace: TraceColumns, operators: Rows, launches: Rows) -> Rows:
+    """The innermost operator open on each launch's thread at its start, or NONE. Operators of a thread nest."""
+    origin = int(min(trace.start_ns[operators].min(), trace.start_ns[launches].min()))
+    span = int(max(trace.end_ns[operators].max(), trace.start_ns[launches].max())) - origin + 1
+
+    def on_one_axis(rows: Rows, time: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """All threads' times one after the other."""
+        return trace.lane[rows].astype(np.int64) * span + (time[rows] - origin)
+
+    start, end = on_one_axis(operators, trace.start_ns), on_one_axis(operators, trace.end_ns)
+    order = np.lexsort((-end, start))
+    operators, start, end = operators[order], start[order], end[order]
+    ends = np.sort(end)
+    depth = np.arange(len(operators)) - np.searchsorted(ends, start, side="right")
+    at = on_one_axis(launches, trace.start_ns)
+    started = np.searchsorted(start, at, side="right")
+    wanted_depth = started - np.searchsorted(ends, at, side="right") - 1
+    found = np.full(len(launches), NONE, np.intp)
+    for level in np.unique(wanted_depth[wanted_depth >= 0]):
+        here, asking = np.flatnonzero(depth == level), np.flatnonzero(wanted_depth == level)
+        if not len(here):
+            continue
+        place = np.searchsorted(here, started[asking], side="left") - 1
+        candidate = here[np.maximum(place, 0)]
+        is_open = (place >= 0) & (start[candidate] <= at[asking]) & (end[candidate] >= at[asking])
+        found[asking] = np.where(is_open, operators[candidate], NONE)
+    return found

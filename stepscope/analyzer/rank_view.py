@@ -1,0 +1,100 @@
+"""What does the cross-rank half of an analysis need to know of one rank? The small result of the per-rank half."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.communication import Call
+from stepscope.analyzer.segments import CHARGE, Segments, TimeTable
+from stepscope.analyzer.steps import Window
+from stepscope.core.analysis import KernelTime, Notice, RooflineCoverage
+from stepscope.core.headings import COMPUTE_HEADINGS
+from stepscope.core.timeline import HEADING_ORDER
+from stepscope.trace.columns import TraceHeader
+
+NUM_CHARGES = len(CHARGE) + 2
+"""Causes, TO_BLAME, and compute as one."""
+
+COMPUTE = NUM_CHARGES - 1
+"""Code that stands for all compute headings together when ranks are compared."""
+
+_IS_COMPUTE = np.isin(np.arange(len(HEADING_ORDER)), [list(HEADING_ORDER).index(h) for h in COMPUTE_HEADINGS])
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One forward or backward of one micro-batch on one stage; times on the rank's clock."""
+
+    is_forward: bool
+    stage: int
+    number: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFacts:
+    """What reading and linking a rank's trace found; counts unless the name says otherwise."""
+
+    repaired: int
+    dropped: int
+    clipped: int
+    truncated: bool
+    num_activities: int
+    num_unlinked: int
+    num_kernels: int
+    num_graph_kernels: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank after the per-rank half: a few hundred kilobytes however large the trace was.
+
+    Attributes:
+        segments: its window; communication-only time is not split yet.
+        calls: its communication calls in issue order.
+        micro_batches: marked forwards and backwards, by start; empty where nothing marks them.
+        autograd_ns: time of compute kernels launched by a thread other than the training loop's, by whole step.
+        on_device: whether the ledger is of a device (else of the host's main thread).
+    """
+
+    rank: int
+    header: TraceHeader
+    window: Window
+    segments: Segments
+    calls: list[Call]
+    hidden_communication_ns: int
+    micro_batches: list[MicroBatch]
+    optimizer_ns: npt.NDArray[np.int64]
+    backward_ns: npt.NDArray[np.int64]
+    kernels: list[KernelTime]
+    coverage: RooflineCoverage
+    step_flops: float | None
+    peak_flops: float | None
+    facts: ReadFacts
+    on_device: bool
+    notices: list[Notice]
+
+    @property
+    def window_ns(self) -> int:
+        return self.window.end_ns - self.window.start_ns
+
+    @property
+    def step_bounds_ns(self) -> npt.NDArray[np.int64]:
+        """Starts of the steps and the end of the window."""
+        return np.concatenate((self.window.boundary_ns, [self.window.end_ns]))
+
+
+def comparison_table(view: RankView) -> TimeTable:
+    """Time by charge, with all compute as one, for comparing ranks."""
+    codes = np.where(_IS_COMPUTE[view.segments.heading], COMPUTE, view.segments.charge)
+    return TimeTable(view.segments, codes, NUM_CHARGES)
+
+
+def compute_by_step(view: RankView) -> npt.NDArray[np.float64]:
+    """Compute time in each step, nanoseconds."""
+    bounds = view.step_bounds_ns
+    return comparison_table(view).between(bounds[:-1], bounds[1:])[:, COMPUTE]

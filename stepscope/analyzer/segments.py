@@ -1,0 +1,139 @@
+"""How is a window cut up? Segments: each with the heading it is booked under and the cause it is charged to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.intervals import Intervals, Nanoseconds
+from stepscope.core.causes import Cause
+from stepscope.core.headings import Heading
+from stepscope.core.timeline import HEADING_ORDER
+from stepscope.trace.columns import IntColumn
+
+CODE = {heading: code for code, heading in enumerate(HEADING_ORDER)}
+"""Heading -> its code in a segment."""
+
+CAUSE_ORDER: tuple[Cause, ...] = tuple(Cause)
+CHARGE = {cause: code for code, cause in enumerate(CAUSE_ORDER)}
+"""Cause -> its code in a segment."""
+
+TO_BLAME = len(CAUSE_ORDER)
+"""Charge of waiting: never a cause itself, blame.py charges it to whoever was late."""
+
+_CAUSE_OF_HEADING = {
+    Heading.COMPUTE_BOUND: Cause.COMPUTE_BOUND,
+    Heading.MEMORY_BOUND: Cause.MEMORY_BOUND,
+    Heading.LATENCY_BOUND: Cause.LATENCY_BOUND,
+    Heading.COMPUTE_OTHER: Cause.UNEXPLAINED,
+    Heading.COMMUNICATION: Cause.COMMUNICATION,
+    Heading.BUBBLE: Cause.PIPELINE_BUBBLE,
+    Heading.COMMUNICATION_UNSPLIT: Cause.COMMUNICATION,
+    Heading.COPY: Cause.COPY,
+    Heading.DATA_LOADING: Cause.DATA_LOADING,
+    Heading.CHECKPOINT: Cause.CHECKPOINT,
+    Heading.SYNCHRONIZATION: Cause.SYNCHRONIZATION,
+    Heading.HOST_BOUND: Cause.HOST_BOUND,
+    Heading.DEVICE_GAP: Cause.DEVICE_GAP,
+    Heading.PROFILER: Cause.PROFILER,
+    Heading.IDLE_OTHER: Cause.UNEXPLAINED,
+}
+CHARGE_OF_HEADING = np.array(
+    [TO_BLAME if h is Heading.WAIT else CHARGE[_CAUSE_OF_HEADING[h]] for h in HEADING_ORDER], np.int8
+)
+"""By heading code: the charge when nothing else is to blame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Disjoint spans in time order.
+
+    Attributes:
+        start_ns, end_ns: the span.
+        heading: code of the heading it is booked under.
+        charge: code of the cause it is charged to: the heading's own, unless something other than what runs is to
+            blame (the host was late anyway, the copy belongs to a checkpoint), or TO_BLAME.
+    """
+
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    heading: IntColumn
+    charge: IntColumn
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def duration_ns(self) -> Nanoseconds:
+        return self.end_ns - self.start_ns
+
+    def intervals_of(self, *headings: Heading) -> Intervals:
+        """The time booked under any of the headings."""
+        keep = np.isin(self.heading, [CODE[heading] for heading in headings])
+        return Intervals(self.start_ns[keep], self.end_ns[keep])
+
+
+@dataclass(frozen=True, slots=True)
+class Paint:
+    """Spans that get the same heading and charge, or one each; without a charge, the heading's own."""
+
+    intervals: Intervals
+    heading: Heading | IntColumn
+    charge: Cause | IntColumn | None = None
+
+    def codes(self) -> tuple[IntColumn, IntColumn]:
+        size = len(self.intervals)
+        heading = np.full(size, CODE[self.heading], np.int8) if isinstance(self.heading, Heading) else self.heading
+        if self.charge is None:
+            return heading, CHARGE_OF_HEADING[heading]
+        return heading, np.full(size, CHARGE[self.charge], np.int8) if isinstance(self.charge, Cause) else self.charge
+
+
+def assemble(paints: list[Paint]) -> Segments:
+    """Put disjoint paints in time order and join neighbours that say the same."""
+    codes = [paint.codes() for paint in paints]
+    start = np.concatenate([paint.intervals.start for paint in paints])
+    order = np.argsort(start, kind="stable")
+    start = start[order]
+    end = np.concatenate([paint.intervals.end for paint in paints])[order]
+    heading = np.concatenate([code[0] for code in codes]).astype(np.int8)[order]
+    charge = np.concatenate([code[1] for code in codes]).astype(np.int8)[order]
+    if not len(start):
+        return Segments(start, end, heading, charge)
+    same = (heading[1:] == heading[:-1]) & (charge[1:] == charge[:-1]) & (start[1:] == end[:-1])
+    opens = np.concatenate(([True], ~same))
+    closes = np.concatenate((~same, [True]))
+    return Segments(start[opens], end[closes], heading[opens], charge[opens])
+
+
+class TimeTable:
+    """How much time of each code lies inside a span? Sums are prepared once, each question costs a search.
+
+    Args:
+        segments: what is summed.
+        codes: one code a segment, 0 <= code < num_codes.
+    """
+
+    def __init__(self, segments: Segments, codes: IntColumn, num_codes: int) -> None:
+        self._segments = segments
+        self._codes = codes
+        sums = np.zeros((len(segments) + 1, num_codes))
+        sums[np.arange(1, len(segments) + 1), codes] = segments.duration_ns
+        self._before = np.cumsum(sums, axis=0)
+
+    def between(self, start_ns: npt.ArrayLike, end_ns: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Nanoseconds by code inside each span: shape (spans, num_codes). What no segment covers is in no column."""
+        return self._until(end_ns) - self._until(start_ns)
+
+    def _until(self, time_ns: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        time = np.atleast_1d(np.asarray(time_ns, np.int64))
+        last = np.searchsorted(self._segments.start_ns, time, side="right") - 1
+        begun = last >= 0
+        last = np.maximum(last, 0)
+        result = np.where(begun[:, None], self._before[last], 0.0)
+        if len(self._segments):
+            partial = np.minimum(time, self._segments.end_ns[last]) - self._segments.start_ns[last]
+            result[np.arange(len(time)), self._codes[last]] += np.where(begun, partial, 0)
+        return result

@@ -1,0 +1,1 @@
+"""The parts pages are made of."""

@@ -1,0 +1,70 @@
+"""How fast is the communication, and who arrives last?"""
+
+from __future__ import annotations
+
+from dash import html
+from dash.development.base_component import Component
+
+from stepscope.core.analysis import Analysis, Collective
+from stepscope.dashboard.components.panel import panel
+from stepscope.dashboard.components.table import Column, table
+from stepscope.dashboard.words import UNKNOWN, bandwidth, count, milliseconds, percent, size
+
+_COLUMNS = [
+    Column("Operation"),
+    Column("Group"),
+    Column("Size", is_number=True),
+    Column("Calls", is_number=True),
+    Column("Bus bandwidth", is_number=True, hint="bytes over the wire / transfer time"),
+    Column("Expected", is_number=True, hint="of the link"),
+    Column("Transfer", is_number=True, hint="median of a call, after the last arrival"),
+    Column("Wait", is_number=True, hint="median of a call, until the last arrival"),
+    Column("Hidden", is_number=True, hint="share of its time under compute"),
+    Column("Skew", is_number=True, hint="between the first and the last arrival"),
+    Column("Last to arrive"),
+]
+
+
+def communication_panel(analysis: Analysis) -> list[Component]:
+    """A row for each kind, size and group; nothing on one rank."""
+    if not analysis.collectives:
+        return []
+    slowest_first = sorted(analysis.collectives, key=lambda row: -_total_ms(row))
+    rows = [_row(collective) for collective in slowest_first]
+    return [
+        panel(
+            "How fast is the communication, and who arrives last?",
+            [table(_COLUMNS, rows, caption="Collectives by kind, size and group")],
+            name="communication",
+            note="the most expensive first",
+            source=(
+                "Calls are matched across ranks by group and sequence number. Wait lasts until the last needed rank "
+                "arrives, transfer is the rest. Bus bandwidth as nccl-tests define it, GB/s = 1e9 bytes a second."
+            ),
+        )
+    ]
+
+
+def _total_ms(row: Collective) -> float:
+    return row.count * ((row.transfer_ms or 0.0) + (row.wait_ms or 0.0))
+
+
+def _row(row: Collective) -> list[object]:
+    group = f"{row.dimension.upper()} · {row.group}" if row.dimension else row.group
+    slow = row.busbw_gbs is not None and row.expected_busbw_gbs is not None and row.busbw_gbs < row.expected_busbw_gbs / 2
+    speed: object = bandwidth(row.busbw_gbs)
+    if slow:
+        speed = html.Span([bandwidth(row.busbw_gbs), html.Span("slow", className="ss-flag")])
+    return [
+        row.kind.replace("_", "-"),
+        group,
+        size(row.bytes),
+        count(row.count),
+        speed,
+        bandwidth(row.expected_busbw_gbs),
+        milliseconds(row.transfer_ms),
+        milliseconds(row.wait_ms),
+        percent(row.hidden),
+        milliseconds(row.skew_ms),
+        UNKNOWN if row.last_arriver is None else f"rank {row.last_arriver}",
+    ]

@@ -1,0 +1,97 @@
+"""How far can this trace be trusted? One line when clean, a list of what is wrong when not."""
+
+from __future__ import annotations
+
+import dash_mantine_components as dmc
+from dash import html
+from dash.development.base_component import Component
+
+from stepscope.core.analysis import Analysis, Job, TraceQuality
+from stepscope.dashboard.words import count, milliseconds, percent, ranks_words
+
+NOTABLE_SHARE = 0.01
+"""Unlinked activities or unmatched collectives beyond this are named: they move a share by as much."""
+
+NOTABLE_DISTORTION = 0.10
+"""Beyond this the profiler itself slows the step; host-side shares are then upper bounds."""
+
+
+def quality_block(analysis: Analysis) -> Component:
+    """Stands above the verdict, so that no number is read without it."""
+    problems = find_problems(analysis.job, analysis.trace_quality)
+    if not problems:
+        return html.Section(
+            [
+                html.Span("✓", className="ss-tick", **{"aria-hidden": "true"}),
+                html.Strong("Trace quality: clean."),
+                html.Span(clean_words(analysis.trace_quality)),
+            ],
+            id="quality",
+            className="ss-quality-clean",
+            **{"aria-label": "Trace quality"},
+        )
+    return html.Section(
+        dmc.Alert(
+            html.Ul([html.Li(problem) for problem in problems], className="ss-problems"),
+            title="Read the numbers with this in mind",
+            color="yellow",
+            variant="light",
+        ),
+        id="quality",
+        **{"aria-label": "Trace quality"},
+    )
+
+
+def find_problems(job: Job, quality: TraceQuality) -> list[str]:
+    """What is notable, each as a sentence."""
+    return [*_missing_data(job, quality), *_doubtful_data(job, quality)]
+
+
+def clean_words(quality: TraceQuality) -> str:
+    """What a clean trace offers."""
+    parts = [f"{count(quality.steps_complete)} whole steps on every rank"]
+    if quality.clock_residual_us is not None:
+        parts.append(f"clocks agree within {milliseconds(quality.clock_residual_us / 1000)}")
+    if quality.profiler_distortion is not None:
+        parts.append(f"capturing slowed the step by {percent(max(quality.profiler_distortion, 0.0))}")
+    return ", ".join(parts) + "."
+
+
+def _missing_data(job: Job, quality: TraceQuality) -> list[str]:
+    problems = []
+    if job.missing_ranks:
+        problems.append(
+            f"{len(job.missing_ranks)} of {job.world_size} ranks have no trace: {ranks_words(job.missing_ranks)}. "
+            "Waiting for them cannot be told from communication."
+        )
+    if quality.steps_complete == 0:
+        problems.append("No step is seen whole on every rank: the figures are of the whole trace.")
+    for number, what in (
+        (quality.truncated_files, "trace files end too early (the process was killed or the disk was full)"),
+        (quality.dropped, "events could not be read and are left out"),
+        (quality.repaired, "events had damaged text and were mended"),
+        (quality.clipped, "kernels overlapped on their own stream and were cut"),
+        (quality.merged_boundaries, "step boundaries did not increase and were merged"),
+    ):
+        if number:
+            problems.append(f"{count(number)} {what}.")
+    return problems
+
+
+def _doubtful_data(job: Job, quality: TraceQuality) -> list[str]:
+    problems = []
+    if quality.unlinked > NOTABLE_SHARE:
+        problems.append(f"{percent(quality.unlinked)} of the device's activities cannot be linked to their launch.")
+    if quality.unmatched_collectives is not None and quality.unmatched_collectives > NOTABLE_SHARE:
+        share = percent(quality.unmatched_collectives)
+        problems.append(f"{share} of the communication calls have no counterpart on the other ranks.")
+    if quality.collective_args is not None and quality.collective_args < 1 - NOTABLE_SHARE:
+        share = percent(1 - quality.collective_args)
+        problems.append(f"{share} of the communication kernels do not record what they do (torch older than 2.4?).")
+    if quality.profiler_distortion is not None and quality.profiler_distortion > NOTABLE_DISTORTION:
+        problems.append(
+            f"Capturing slowed the step by {percent(quality.profiler_distortion)}: take host-side shares as upper bounds."
+        )
+    if job.simulated_compute:
+        problems.append("Simulated compute: the layers sleep instead of computing, so only the pattern is real.")
+    return problems

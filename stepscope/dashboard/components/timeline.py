@@ -1,0 +1,66 @@
+"""What did each rank do when? The canvas that assets/20-timeline.js draws, and its steps as a table."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import quote
+
+from dash import html
+from dash.development.base_component import Component
+
+from stepscope.core.analysis import Analysis, RankLedger, StepLedger
+from stepscope.core.headings import Heading
+from stepscope.core.timeline import HEADING_ORDER
+from stepscope.dashboard.components.bars import legend
+from stepscope.dashboard.components.panel import figure_or_table, panel
+from stepscope.dashboard.components.table import Column, table
+from stepscope.dashboard.palette import pattern
+from stepscope.dashboard.words import UNKNOWN, heading_words, milliseconds, percent
+
+MAX_TABLE_ROWS = 512
+
+
+def timeline_panel(run_id: str, analysis: Analysis) -> Component:
+    """The canvas mounts itself where it finds `data-timeline`; all it needs is in the data attributes."""
+    ranks = [rank.rank for rank in analysis.ranks]
+    present = [heading for heading in HEADING_ORDER if any(rank.ledger.get(heading, 0) > 0 for rank in analysis.ranks)]
+    words = {heading.value: [heading_words(heading), pattern(heading)] for heading in HEADING_ORDER}
+    canvas = html.Div(
+        id="timeline-canvas",
+        className="ss-timeline",
+        **{
+            "data-timeline": f"/api/v1/runs/{quote(run_id, safe='')}/timeline",
+            "data-ranks": json.dumps(ranks),
+            "data-words": json.dumps(words),
+            "data-label": f"Time line of {len(ranks)} ranks over {analysis.job.num_steps} steps; the tab Table tells the same.",
+        },
+    )
+    return panel(
+        "What did each rank do, step by step?",
+        [figure_or_table(html.Div([legend(present), canvas]), _table(run_id, analysis, present), name="timeline")],
+        name="timeline",
+        source=(
+            "timeline.json: the ledger's slices on the job's clock. Zoomed out, a column is split by each heading's share "
+            "of its time, so the area of a colour is its time; zoomed in, slices are exact. Lines mark step boundaries."
+        ),
+    )
+
+
+def _table(run_id: str, analysis: Analysis, present: list[Heading]) -> Component:
+    columns = [
+        Column("Rank, step"),
+        Column("Length", is_number=True),
+        *(Column(heading_words(heading), is_number=True) for heading in present),
+    ]
+    rows = [
+        _row(rank, step, present) for rank in analysis.ranks for step in sorted(rank.steps, key=lambda step: step.index)
+    ]
+    more = len(rows) - MAX_TABLE_ROWS
+    note = [html.P(f"{more} more rows: the API has them at /api/v1/runs/{run_id}.", className="ss-note")] if more > 0 else []
+    body = table(columns, rows[:MAX_TABLE_ROWS], caption="Every whole step of every rank", class_name="ss-wide")
+    return html.Div([body, *note])
+
+
+def _row(rank: RankLedger, step: StepLedger, present: list[Heading]) -> list[str]:
+    shares = [percent(step.ledger[heading]) if heading in step.ledger else UNKNOWN for heading in present]
+    return [f"rank {rank.rank}, step {step.index}", milliseconds(step.ms), *shares]

@@ -1,0 +1,123 @@
+"""Which runs are there, and what is wrong with each?"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import dash_mantine_components as dmc
+from dash import html
+from dash.development.base_component import Component
+
+from stepscope.core.errors import DataError
+from stepscope.dashboard.components.bars import swatch
+from stepscope.dashboard.palette import heading_of_cause
+from stepscope.dashboard.pages.states import no_runs, unreadable
+from stepscope.dashboard.words import UNKNOWN, cause_words, count, mesh_words, milliseconds, moment, percent
+from stepscope.store.runs import RunStatus, RunStore, RunSummary
+
+_STATUS = {
+    RunStatus.ANALYSED: ("Analysed", "teal"),
+    RunStatus.NOT_ANALYSED: ("Not analysed", "gray"),
+    RunStatus.UNREADABLE: ("Unreadable", "red"),
+}
+
+_COLUMNS: list[tuple[str, bool]] = [
+    ("Run", False),
+    ("Started", False),
+    ("Ranks", True),
+    ("Step", True),
+    ("Verdict", False),
+    ("It costs", True),
+    ("Status", False),
+]
+"""Title, and whether its cells are numbers."""
+
+
+def make_page(store: RunStore) -> Component:
+    """The list, or why there is none."""
+    try:
+        runs = store.list_runs()
+    except DataError as error:
+        return unreadable("The directory of runs", str(error))
+    if not runs:
+        return no_runs(str(store.root.resolve()))
+    return html.Div([_head(runs), _table(runs)], className="ss-stack")
+
+
+def _head(runs: list[RunSummary]) -> Component:
+    number = f"{count(len(runs))} run{'' if len(runs) == 1 else 's'}"
+    return html.Div(
+        [
+            html.Div([html.H1("Runs"), html.Span(number, className="ss-note", id="runs-count", role="status")]),
+            dmc.TextInput(
+                id="runs-search",
+                placeholder="Search run, GPU, verdict…",
+                className="ss-search",
+                **{"aria-label": "Search the runs"},
+            ),
+        ],
+        className="ss-page-head",
+    )
+
+
+def _table(runs: list[RunSummary]) -> Component:
+    """Sorting and searching are assets/30-runs.js's: it reads `data-value` of the cells."""
+    head = [
+        html.Th(html.Button(title, type="button", className="ss-sort"), scope="col", className="ss-num" if number else "")
+        for title, number in _COLUMNS
+    ]
+    body = html.Tbody([_row(run) for run in runs])
+    caption = html.Caption("Runs, the latest first; the buttons in the head sort", className="ss-sr")
+    return html.Div(
+        [
+            html.Table([caption, html.Thead(html.Tr(head)), body], className="ss-table ss-runs", id="runs-table"),
+            html.P("No run matches.", id="runs-none", className="ss-note ss-none", hidden=True),
+        ],
+        className="ss-panel ss-scroll",
+    )
+
+
+def _row(run: RunSummary) -> Component:
+    name = dmc.Anchor(run.id, href=f"/runs/{quote(run.id, safe='')}", className="ss-run-name")
+    return html.Tr(
+        [
+            html.Th([name, html.Div(run.gpu, className="ss-note") if run.gpu else None], scope="row"),
+            _cell(moment(run.started_ns), run.started_ns),
+            _cell(_ranks(run), run.world_size, number=True),
+            _cell(milliseconds(run.step_ms), run.step_ms, number=True),
+            _cell(_verdict(run), cause_words(run.cause) if run.cause else None),
+            _cell(_cost(run), run.cause_fraction, number=True),
+            _cell(_status(run), run.status.value),
+        ]
+    )
+
+
+def _cell(content: Any, value: object, *, number: bool = False) -> Component:
+    return html.Td(content, className="ss-num" if number else "", **{"data-value": "" if value is None else str(value)})
+
+
+def _ranks(run: RunSummary) -> Any:
+    mesh = mesh_words(run.mesh)
+    return [html.Span(count(run.world_size)), html.Div(mesh, className="ss-note") if mesh else None]
+
+
+def _verdict(run: RunSummary) -> Any:
+    if run.cause is None:
+        return UNKNOWN
+    return html.Span(
+        [swatch(heading_of_cause(run.cause)), cause_words(run.cause)], className="ss-chip", title=run.summary
+    )
+
+
+def _cost(run: RunSummary) -> Any:
+    if run.cause_fraction is None:
+        return UNKNOWN
+    each = f"{milliseconds(run.cause_ms_per_step)} a step" if run.cause_ms_per_step is not None else None
+    return [html.Span(percent(run.cause_fraction)), html.Div(each, className="ss-note") if each else None]
+
+
+def _status(run: RunSummary) -> Any:
+    words, colour = _STATUS[run.status]
+    badge = dmc.Badge(words, color=colour, variant="light", tt="none")
+    return [badge, html.Div(run.problem, className="ss-note ss-problem", title=run.problem) if run.problem else None]

@@ -1,0 +1,129 @@
+"""What does a time line look like at this zoom? Exact slices when they are few, else each column's time shares.
+
+A column never shows only its most frequent heading: it keeps the share of every heading, so that the share of a colour
+on the screen is the share of its time, however far out the view is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.core.timeline import HEADING_ORDER, RankTimeline
+
+SHARE_UNIT = 10_000
+"""A column's shares are whole numbers that add up to this, give or take one a heading."""
+
+SLICES_PER_COLUMN = 0.25
+"""With fewer slices than this a column, slices are wide enough to be drawn one by one."""
+
+_NUM_HEADINGS = len(HEADING_ORDER)
+_Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """One rank's time line as arrays: `edges_ns` has one more entry than `codes`."""
+
+    rank: int
+    edges_ns: _Int64
+    codes: _Int64
+    step_starts_ns: _Int64
+    step_indices: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One rank's picture of a view; times are ns after the origin.
+
+    Attributes:
+        rank: the rank.
+        slices: [start, end, heading code] of each slice in view, exact; None when they are too many.
+        shares: heading code -> one whole number a column, in SHARE_UNIT-ths of the column's full width; a column that
+            reaches beyond the window adds up to less. None when `slices` is given.
+        steps: [start, step number] of each step boundary in view.
+    """
+
+    rank: int
+    slices: list[list[int]] | None
+    shares: dict[int, list[int]] | None
+    steps: list[list[int]]
+
+
+def make_track(timeline: RankTimeline) -> Track:
+    """The arrays behind one rank's time line."""
+    return Track(
+        rank=timeline.rank,
+        edges_ns=np.array([*timeline.start_ns, timeline.end_ns], dtype=np.int64),
+        codes=np.array(timeline.headings, dtype=np.int64),
+        step_starts_ns=np.array(timeline.step_starts_ns, dtype=np.int64),
+        step_indices=timeline.step_indices,
+    )
+
+
+def make_tile(track: Track, *, origin_ns: int, start_ns: int, end_ns: int, width: int) -> Tile:
+    """What `track` shows between two times, in ns after `origin_ns`, on `width` columns."""
+    start, end = origin_ns + start_ns, origin_ns + end_ns
+    first = max(int(np.searchsorted(track.edges_ns, start, side="right")) - 1, 0)
+    last = min(int(np.searchsorted(track.edges_ns, end, side="left")), len(track.codes))
+    few = last - first <= max(1, width * SLICES_PER_COLUMN)
+    visible = (track.step_starts_ns >= start) & (track.step_starts_ns <= end)
+    places = np.flatnonzero(visible)
+    return Tile(
+        rank=track.rank,
+        slices=_slices(track, first, last, origin_ns, start, end) if few else None,
+        shares=None if few else _shares(track, first, last, start, end, width),
+        steps=[[int(track.step_starts_ns[place]) - origin_ns, track.step_indices[place]] for place in places],
+    )
+
+
+def time_in_columns(track: Track, *, start_ns: int, end_ns: int, width: int) -> _Int64:
+    """Nanoseconds of each heading in each of `width` equal columns of [start_ns, end_ns); shape (width, headings)."""
+    first = max(int(np.searchsorted(track.edges_ns, start_ns, side="right")) - 1, 0)
+    last = min(int(np.searchsorted(track.edges_ns, end_ns, side="left")), len(track.codes))
+    return _column_times(track, first, last, column_edges(start_ns, end_ns, width))
+
+
+def column_edges(start_ns: int, end_ns: int, width: int) -> _Int64:
+    """The `width` + 1 whole-nanosecond edges of the columns."""
+    return np.array([start_ns + (end_ns - start_ns) * place // width for place in range(width + 1)], dtype=np.int64)
+
+
+def _slices(track: Track, first: int, last: int, origin_ns: int, start: int, end: int) -> list[list[int]]:
+    starts = np.clip(track.edges_ns[first:last], start, end) - origin_ns
+    ends = np.clip(track.edges_ns[first + 1 : last + 1], start, end) - origin_ns
+    rows = zip(starts.tolist(), ends.tolist(), track.codes[first:last].tolist(), strict=True)
+    return [[begin, finish, code] for begin, finish, code in rows if finish > begin]
+
+
+def _shares(track: Track, first: int, last: int, start: int, end: int, width: int) -> dict[int, list[int]]:
+    edges = column_edges(start, end, width)
+    times = _column_times(track, first, last, edges)
+    widths = np.maximum(np.diff(edges), 1)
+    shares = _round_to_whole(times * (SHARE_UNIT / widths)[:, None])
+    present = np.flatnonzero(times.any(axis=0))
+    return {int(code): shares[:, code].tolist() for code in present}
+
+
+def _column_times(track: Track, first: int, last: int, edges: _Int64) -> _Int64:
+    """Cut the slices at the columns' edges; each piece then lies in one column and under one heading."""
+    num_columns = len(edges) - 1
+    inner = track.edges_ns[first : last + 1]
+    cuts = np.unique(np.concatenate([inner, edges]))
+    cuts = cuts[(cuts >= max(inner[0], edges[0])) & (cuts <= min(inner[-1], edges[-1]))]
+    if len(cuts) < 2:
+        return np.zeros((num_columns, _NUM_HEADINGS), dtype=np.int64)
+    pieces, begins = np.diff(cuts), cuts[:-1]
+    columns = np.searchsorted(edges, begins, side="right") - 1
+    codes = track.codes[first:last][np.searchsorted(inner, begins, side="right") - 1]
+    # float64 weights are exact here: a sum of ns stays under 2**53 for views shorter than 104 days
+    totals = np.bincount(columns * _NUM_HEADINGS + codes, weights=pieces, minlength=num_columns * _NUM_HEADINGS)
+    return totals.astype(np.int64).reshape(num_columns, _NUM_HEADINGS)
+
+
+def _round_to_whole(shares: NDArray[np.float64]) -> _Int64:
+    """Round along the columns with the remainder carried over, so that a heading rare in every column is not lost."""
+    sums = np.rint(np.cumsum(shares, axis=0)).astype(np.int64)
+    return np.diff(sums, axis=0, prepend=0)

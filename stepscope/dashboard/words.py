@@ -1,0 +1,194 @@
+"""How does a number or a name read to a person?"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from stepscope.core.analysis import Evidence, MeshSizes
+from stepscope.core.causes import Cause, Reason
+from stepscope.core.headings import Heading
+
+UNKNOWN = "–"
+_NARROW_SPACE = "\u202f"
+
+_CAUSE_WORDS = {
+    Cause.COMPUTE_BOUND: "Compute bound",
+    Cause.MEMORY_BOUND: "Memory-bandwidth bound",
+    Cause.LATENCY_BOUND: "Small kernels",
+    Cause.HOST_BOUND: "Host bound",
+    Cause.PROFILER: "Profiler overhead",
+    Cause.BEFORE_WINDOW: "Began before the trace",
+    Cause.INSUFFICIENT_EVIDENCE: "Not enough evidence",
+    Cause.IDLE: "No job on the GPU",
+    Cause.COPY: "Memory copies",
+    Cause.DEVICE_GAP: "Gaps between kernels",
+}
+
+_HEADING_WORDS = {
+    Heading.COMPUTE_BOUND: "Compute bound",
+    Heading.MEMORY_BOUND: "Memory bound",
+    Heading.LATENCY_BOUND: "Small kernels",
+    Heading.COMPUTE_OTHER: "Other compute",
+    Heading.COMMUNICATION: "Communication",
+    Heading.WAIT: "Waiting for a rank",
+    Heading.BUBBLE: "Pipeline bubble",
+    Heading.COMMUNICATION_UNSPLIT: "Communication or waiting",
+    Heading.COPY: "Memory copies",
+    Heading.DATA_LOADING: "Data loading",
+    Heading.CHECKPOINT: "Checkpoint",
+    Heading.SYNCHRONIZATION: "Synchronization",
+    Heading.HOST_BOUND: "Host bound",
+    Heading.DEVICE_GAP: "Gaps between kernels",
+    Heading.PROFILER: "Profiler overhead",
+    Heading.IDLE_OTHER: "Idle, unexplained",
+}
+
+HEADING_MEANINGS = {
+    Heading.COMPUTE_BOUND: "a kernel runs whose arithmetic is its larger floor",
+    Heading.MEMORY_BOUND: "a kernel runs whose memory traffic is its larger floor",
+    Heading.LATENCY_BOUND: "a kernel runs that is too small to fill the GPU",
+    Heading.COMPUTE_OTHER: "a kernel runs, what limits it is not known",
+    Heading.COMMUNICATION: "only communication runs and everyone has arrived: the transfer itself",
+    Heading.WAIT: "only communication runs and a participant has not arrived yet",
+    Heading.BUBBLE: "waiting that the pipeline's own schedule explains",
+    Heading.COMMUNICATION_UNSPLIT: "only communication runs, arrivals are unknown",
+    Heading.COPY: "only copies run",
+    Heading.DATA_LOADING: "nothing runs: the host is in the data loader",
+    Heading.CHECKPOINT: "nothing runs: the host writes a checkpoint",
+    Heading.SYNCHRONIZATION: "nothing runs: the host had waited for the GPU",
+    Heading.HOST_BOUND: "nothing runs: the host has not launched the next kernel yet",
+    Heading.DEVICE_GAP: "nothing runs although the next kernel is queued",
+    Heading.PROFILER: "nothing runs: the profiler is at work",
+    Heading.IDLE_OTHER: "nothing runs and the trace does not say why",
+}
+"""What each heading books, after 'at this instant'."""
+
+
+def cause_words(cause: Cause) -> str:
+    """A cause as a title: 'Pipeline bubble'."""
+    return _CAUSE_WORDS.get(cause) or _sentence(cause.value)
+
+
+def heading_words(heading: Heading) -> str:
+    """A heading as a title: 'Waiting for a rank'."""
+    return _HEADING_WORDS.get(heading) or _sentence(heading.value)
+
+
+def reason_words(reason: Reason) -> str:
+    """A reason as words: 'few micro batches'."""
+    return reason.value.replace("_", " ")
+
+
+def metric_words(metric: str) -> str:
+    """A metric's name as words."""
+    return _sentence(metric.replace(".", " "))
+
+
+def percent(fraction: float | None) -> str:
+    """0.314 -> '31.4 %'; what is there but rounds to nothing is '<0.1 %'."""
+    if fraction is None:
+        return UNKNOWN
+    if 0 < fraction < 0.0005:
+        return f"<0.1{_NARROW_SPACE}%"
+    return f"{_no_minus_zero(f'{fraction * 100:.1f}')}{_NARROW_SPACE}%"
+
+
+def milliseconds(value: float | None) -> str:
+    """Three significant digits with the unit that fits: '34.6 ms', '1.24 s', '870 µs'."""
+    if value is None:
+        return UNKNOWN
+    size = abs(value)
+    if size == 0:
+        return f"0{_NARROW_SPACE}ms"
+    if size >= 999.5:
+        return f"{_digits(value / 1000)}{_NARROW_SPACE}s"
+    if size < 0.9995:
+        return f"{_digits(value * 1000)}{_NARROW_SPACE}µs"
+    return f"{_digits(value)}{_NARROW_SPACE}ms"
+
+
+def size(num_bytes: int | None) -> str:
+    """Bytes in binary units: '64.0 MiB'."""
+    if num_bytes is None:
+        return UNKNOWN
+    amount = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(amount) < 1023.95:
+            return f"{num_bytes}{_NARROW_SPACE}B" if unit == "B" else f"{amount:.1f}{_NARROW_SPACE}{unit}"
+        amount /= 1024
+    return f"{amount:.1f}{_NARROW_SPACE}TiB"
+
+
+def bandwidth(value_gbs: float | None) -> str:
+    """GB/s with three significant digits."""
+    return UNKNOWN if value_gbs is None else f"{_digits(value_gbs)}{_NARROW_SPACE}GB/s"
+
+
+def count(number: int | None) -> str:
+    """A whole number with thousands apart: '12 345'."""
+    return UNKNOWN if number is None else f"{number:,}".replace(",", _NARROW_SPACE)
+
+
+def ranks_words(ranks: list[int], *, world_size: int | None = None) -> str:
+    """[0, 1, 2, 5] -> 'ranks 0–2, 5'; all of several ranks -> 'all 8 ranks'."""
+    if not ranks:
+        return "no rank in particular"
+    ordered = sorted(set(ranks))
+    if world_size is not None and len(ordered) == world_size > 1:
+        return f"all {world_size} ranks"
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    parts = [f"{first}" if first == last else f"{first}–{last}" for first, last in runs]
+    return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts)}"
+
+
+def mesh_words(mesh: MeshSizes) -> str:
+    """The parallel layout: 'TP 2 × PP 2 × DP 2'; dimensions that are not known are left out."""
+    sizes = {name: getattr(mesh, name) for name in ("tp", "pp", "dp", "ep", "cp")}
+    return " × ".join(f"{name.upper()} {number}" for name, number in sizes.items() if number is not None)
+
+
+def moment(time_ns: int | None) -> str:
+    """ns since the epoch as '2026-08-05 14:03 UTC'."""
+    if time_ns is None:
+        return UNKNOWN
+    return datetime.fromtimestamp(time_ns // 1_000_000_000, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def evidence_value(value: float | None, unit: str) -> str:
+    """An evidence's number with its unit in words."""
+    if value is None:
+        return UNKNOWN
+    if unit in ("fraction", "ratio", "share"):
+        return percent(value)
+    if unit in ("ms", "us", "ns", "s"):
+        return milliseconds(value * {"ms": 1.0, "us": 1e-3, "ns": 1e-6, "s": 1e3}[unit])
+    if unit == "bytes":
+        return size(round(value))
+    if unit in ("", "count"):
+        return _digits(value) if value != int(value) else count(int(value))
+    return f"{_digits(value)}{_NARROW_SPACE}{unit}"
+
+
+def evidence_span(evidence: Evidence) -> str:
+    """How long the evidence's span is, or nothing."""
+    return milliseconds((evidence.span[1] - evidence.span[0]) / 1e6) if evidence.span else ""
+
+
+def _digits(value: float) -> str:
+    size_ = abs(value)
+    decimals = 0 if size_ >= 99.95 else 1 if size_ >= 9.995 else 2
+    return _no_minus_zero(f"{value:.{decimals}f}")
+
+
+def _no_minus_zero(text: str) -> str:
+    return text[1:] if text.startswith("-") and not text.strip("-0.") else text
+
+
+def _sentence(name: str) -> str:
+    words = name.replace("_", " ").strip()
+    return words[:1].upper() + words[1:]

@@ -1,0 +1,54 @@
+"""What does the model learn? A seeded language whose next token is mostly a fixed function of the last."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from stepscope.reference_workloads.plan import ParallelPlan, Preset
+
+_SURPRISE = 0.1  # share of tokens that follow no rule, so that the loss has a floor above zero
+
+
+class SyntheticText(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Sequences of token ids. Item i depends on the seed and i alone, so every layout trains on the same batches."""
+
+    def __init__(self, preset: Preset, *, num_sequences: int, seed: int) -> None:
+        self._preset = preset
+        self._num_sequences = num_sequences
+        self._seed = seed
+        generator = torch.Generator().manual_seed(seed)
+        self._follower = torch.randperm(preset.vocab_size, generator=generator)
+
+    def __len__(self) -> int:
+        return self._num_sequences
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(inputs, targets), each (sequence_length,) of int64; targets are the inputs one token later."""
+        length = self._preset.sequence_length + 1
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + index)
+        surprises = torch.randint(self._preset.vocab_size, (length,), generator=generator).tolist()
+        surprised = (torch.rand(length, generator=generator) < _SURPRISE).tolist()
+        follower = self._follower.tolist()
+        tokens = [surprises[0]]
+        for place in range(1, length):
+            tokens.append(surprises[place] if surprised[place] else follower[tokens[-1]])
+        sequence = torch.tensor(tokens)
+        return sequence[:-1], sequence[1:]
+
+
+def make_loader(
+    preset: Preset, plan: ParallelPlan, *, dp_rank: int, num_steps: int, seed: int
+) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
+    """A DataLoader of `num_steps` batches of this data-parallel rank; together the ranks see each sequence once."""
+    dataset = SyntheticText(preset, num_sequences=preset.batch_size * num_steps, seed=seed)
+    sampler: DistributedSampler[tuple[torch.Tensor, torch.Tensor]] = DistributedSampler(
+        dataset, num_replicas=plan.dp, rank=dp_rank, shuffle=False
+    )
+    return DataLoader(
+        dataset,
+        batch_size=preset.batch_size // plan.dp,
+        sampler=sampler,
+        num_workers=preset.num_loader_workers,
+        pin_memory=torch.cuda.is_available(),
+    )

@@ -1,0 +1,77 @@
+"""How is a stage sharded by tensor and data parallelism, and what optimizes it?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from stepscope.reference_workloads.model_gpt import Stage
+from stepscope.reference_workloads.plan import ParallelPlan, Preset
+
+
+def shard_stage(stage: Stage, plan: ParallelPlan, preset: Preset, mesh: DeviceMesh) -> nn.Module:
+    """The stage with its weights sharded over tp, then over dp as the plan's zero level says.
+
+    All ranks hold the same weights before, so nothing is sent.
+    """
+    if plan.tp > 1:
+        for block in stage.blocks.values():
+            _shard_block(block, mesh["tp"])
+    if plan.dp == 1:
+        return stage
+    if plan.zero in {0, 1}:
+        # device_mesh, not process_group: only so does DDP accept tensor-parallel parameters.
+        return DistributedDataParallel(stage, device_mesh=mesh["dp"])
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if preset.dtype == "bfloat16" else None, reduce_dtype=torch.float32
+    )
+    options: dict[str, Any] = {
+        "mesh": mesh["dp"],
+        "reshard_after_forward": plan.zero == 3,
+        "mp_policy": policy,
+    }
+    for block in stage.blocks.values():
+        fully_shard(block, **options)
+    fully_shard(stage, **options)
+    return stage
+
+
+def _shard_block(block: nn.Module, mesh: DeviceMesh) -> None:
+    """Megatron's cut: two all-reduces forwards and two backwards a block."""
+    cut = {
+        "attention.qkv": ColwiseParallel(),
+        "attention.out": RowwiseParallel(),
+        "up": ColwiseParallel(),
+        "down": RowwiseParallel(),
+    }
+    parallelize_module(block, mesh, cut, src_data_rank=None)
+
+
+def make_optimizer(
+    modules: Iterable[nn.Module], plan: ParallelPlan, preset: Preset, mesh: DeviceMesh
+) -> torch.optim.Optimizer:
+    """AdamW over all parameters of this rank's stages."""
+    groups = _parameters_by_mesh(parameter for module in modules for parameter in module.parameters())
+    if plan.zero == 1:
+        return ZeroRedundancyOptimizer(
+            groups, optimizer_class=torch.optim.AdamW, process_group=mesh.get_group("dp"), lr=preset.learning_rate
+        )
+    return torch.optim.AdamW(groups, lr=preset.learning_rate, fused=True)
+
+
+def _parameters_by_mesh(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """One parameter group a mesh: fused and foreach kernels refuse tensors of different meshes together."""
+    groups: dict[str, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        key = str(parameter.device_mesh) if isinstance(parameter, DTensor) else "plain"
+        groups.setdefault(key, []).append(parameter)
+    return [{"params": members} for members in groups.values()]

@@ -1,0 +1,155 @@
+"""How does one optimizer step's forward and backward run, with a pipeline or without one?"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
+
+from stepscope.reference_workloads.model_gpt import next_token_loss, seeded_stage
+from stepscope.reference_workloads.parallelize import shard_stage
+from stepscope.reference_workloads.plan import ParallelPlan, Preset
+
+_SCHEDULE_CLASSES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero-bubble": ScheduleInterleavedZeroBubble,
+}
+
+
+class Executor(Protocol):
+    """Runs forward and backward over one batch."""
+
+    modules: list[nn.Module]
+    """what this rank trains"""
+
+    def run(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+        """Leaves gradients in the modules; returns the mean loss of this rank's batch where it is known."""
+
+
+class AnnotatedStage(PipelineStage):
+    """Writes `PP:<stage>F<micro-batch>` and `PP:<stage>B<micro-batch>`, as torch does for multi-stage schedules."""
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with record_function(f"PP:{self.stage_index}F{fwd_chunk_id}"):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with record_function(f"PP:{self.stage_index}B{bwd_chunk_id}"):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+
+class PipelineExecutor:
+    """torch.distributed.pipelining over the pp dimension."""
+
+    def __init__(
+        self,
+        plan: ParallelPlan,
+        preset: Preset,
+        mesh: DeviceMesh,
+        *,
+        device: torch.device,
+        seed: int,
+        simulate_milliseconds: float,
+    ) -> None:
+        pp_rank = mesh.get_local_rank("pp")
+        self.modules: list[nn.Module] = []
+        stages = []
+        for index in range(pp_rank, plan.num_stages, plan.pp):
+            stage = seeded_stage(
+                preset, _layers(plan, preset, index), seed=seed, simulate_milliseconds=simulate_milliseconds
+            ).to(device)
+            module = shard_stage(stage, plan, preset, mesh)
+            self.modules.append(module)
+            stage_class = PipelineStage if plan.is_multi_stage else AnnotatedStage
+            stages.append(stage_class(module, index, plan.num_stages, device, group=mesh.get_group("pp")))
+        self._is_first = stages[0].is_first
+        self._is_last = stages[-1].is_last
+        self._schedule = _SCHEDULE_CLASSES[plan.schedule](
+            stages if plan.is_multi_stage else stages[0],
+            n_microbatches=plan.num_micro_batches,
+            loss_fn=next_token_loss,
+        )
+
+    def run(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+        """The loss is known on the ranks of the last stage."""
+        losses: list[torch.Tensor] = []
+        self._schedule.step(
+            *((inputs,) if self._is_first else ()),
+            target=targets if self._is_last else None,
+            losses=losses if self._is_last else None,
+            return_outputs=False,
+        )
+        return torch.stack([loss.detach() for loss in losses]).mean() if self._is_last else None
+
+
+class WholeModelExecutor:
+    """Micro-batches one after another on a rank that holds all layers; gradients are reduced with the last one."""
+
+    def __init__(
+        self,
+        plan: ParallelPlan,
+        preset: Preset,
+        mesh: DeviceMesh,
+        *,
+        device: torch.device,
+        seed: int,
+        simulate_milliseconds: float,
+    ) -> None:
+        stage = seeded_stage(
+            preset, range(preset.num_layers), seed=seed, simulate_milliseconds=simulate_milliseconds
+        ).to(device)
+        self._model = shard_stage(stage, plan, preset, mesh)
+        self._num_micro_batches = plan.num_micro_batches
+        self.modules: list[nn.Module] = [self._model]
+
+    def run(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+        """The loss is known on every rank."""
+        losses = []
+        pairs = zip(inputs.chunk(self._num_micro_batches), targets.chunk(self._num_micro_batches), strict=True)
+        for ordinal, (part, part_targets) in enumerate(pairs):
+            with self._gradients_reduced(is_last=ordinal == self._num_micro_batches - 1):
+                loss = next_token_loss(self._model(part), part_targets)
+                torch.autograd.backward(loss / self._num_micro_batches)
+            losses.append(loss.detach())
+        return torch.stack(losses).mean()
+
+    def _gradients_reduced(self, *, is_last: bool) -> AbstractContextManager[Any]:
+        if isinstance(self._model, FSDPModule):
+            self._model.set_requires_gradient_sync(is_last)
+        elif isinstance(self._model, DistributedDataParallel) and not is_last:
+            return self._model.no_sync()
+        return nullcontext()
+
+
+def make_executor(
+    plan: ParallelPlan,
+    preset: Preset,
+    mesh: DeviceMesh,
+    *,
+    device: torch.device,
+    seed: int,
+    simulate_milliseconds: float,
+) -> Executor:
+    """The executor that the plan's pipeline size asks for."""
+    executor_class = PipelineExecutor if plan.pp > 1 else WholeModelExecutor
+    return executor_class(plan, preset, mesh, device=device, seed=seed, simulate_milliseconds=simulate_milliseconds)
+
+
+def _layers(plan: ParallelPlan, preset: Preset, stage_index: int) -> range:
+    num_layers = preset.num_layers // plan.num_stages
+    return range(stage_index * num_layers, (stage_index + 1) * num_layers)

@@ -1,0 +1,185 @@
+"""How do local ranks start, and how do they all end when one fails or the user interrupts?
+
+On CPU the ranks are forked from this process, which has imported torch once: eight imports on two processors take
+longer than the training. CUDA does not survive a fork, so there they are spawned.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing import connection, get_context
+from pathlib import Path
+from typing import Any
+
+from stepscope.core.errors import UnreachableError
+from stepscope.reference_workloads.job import Progress, TrainingJob
+
+_GRACE_SECONDS = 3.0  # a terminated rank has this long before it is killed
+_GATHER_SECONDS = 0.5  # after the first failure, for the rank that caused it to be heard among its victims
+_PR_SET_PDEATHSIG = 1
+
+
+class RankFailedError(UnreachableError):
+    """A rank of the workload died or raised; the others were ended. Exit code 4: the rank is out of reach."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    """A started rank as its parent sees it."""
+
+    number: int
+    process: Any
+    messages: connection.Connection
+    losses: list[float] | None = None
+    error: str | None = None
+    trace: str = ""
+    ended: bool = field(default=False)
+
+
+def run_ranks(job: TrainingJob, on_progress: Callable[[Progress], None]) -> list[float]:
+    """Start the plan's ranks on this machine, wait for all; returns the loss of each step.
+
+    Raises:
+        RankFailedError: a rank died or raised; all have ended.
+    """
+    with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
+        ranks: list[_Rank] = []
+        try:
+            _start(ranks, job, f"file://{folder}/rendezvous")
+            _listen(ranks, on_progress)
+        finally:
+            _end_all(ranks)
+    for rank in ranks:
+        if rank.losses is not None:
+            return rank.losses
+    raise RankFailedError("no rank reported a result")
+
+
+def _start(ranks: list[_Rank], job: TrainingJob, init_method: str) -> None:
+    if job.device_type == "cpu":
+        # Imported here, once, so that the forked ranks share it.
+        import stepscope.reference_workloads.train  # noqa: F401
+    sys.stdout.flush()
+    sys.stderr.flush()
+    context: Any = get_context("fork" if job.device_type == "cpu" else "spawn")
+    for number in range(job.plan.world_size):
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_be_rank, args=(job, number, init_method, theirs, os.getpid()), name=f"rank{number}", daemon=True
+        )
+        process.start()
+        theirs.close()
+        ranks.append(_Rank(number, process, ours))
+
+
+def _listen(ranks: list[_Rank], on_progress: Callable[[Progress], None]) -> None:
+    """Until every rank has ended, or one has failed."""
+    deadline: float | None = None
+    while open_ranks := {rank.messages: rank for rank in ranks if not rank.ended}:
+        patience = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = connection.wait(list(open_ranks), patience)
+        for messages in ready:
+            _hear(open_ranks[messages], on_progress)  # type: ignore[index]  # we only wait for our own connections
+        failed = [rank for rank in ranks if rank.ended and rank.losses is None]
+        if failed and deadline is None:
+            deadline = time.monotonic() + _GATHER_SECONDS
+        if deadline is not None and (not ready or time.monotonic() >= deadline):
+            break
+    failed = [rank for rank in ranks if rank.ended and rank.losses is None]
+    if failed:
+        _raise_for(failed, len(ranks))
+
+
+def _hear(rank: _Rank, on_progress: Callable[[Progress], None]) -> None:
+    try:
+        kind, content = rank.messages.recv()
+    except (EOFError, OSError):
+        rank.ended = True
+        return
+    if kind == "progress":
+        on_progress(content)
+    elif kind == "losses":
+        rank.losses = content
+    else:
+        rank.error, rank.trace = content
+
+
+def _raise_for(failed: list[_Rank], num_ranks: int) -> None:
+    """Name the rank that failed by itself, not one that only lost its peer."""
+    for rank in failed:
+        rank.process.join(_GRACE_SECONDS)
+
+    def is_victim(rank: _Rank) -> tuple[bool, bool]:
+        text = rank.error or ""
+        return bool(rank.error), "onnection" in text or "peer" in text
+
+    culprit = min(failed, key=is_victim)
+    code = culprit.process.exitcode
+    if culprit.error is not None:
+        what = f"rank {culprit.number} failed: {culprit.error}"
+    elif code is not None and code < 0:
+        what = f"rank {culprit.number} was killed by {signal.Signals(-code).name}"
+    else:
+        what = f"rank {culprit.number} ended with exit code {code} before the training was over"
+    error = RankFailedError(f"{what}; all {num_ranks} ranks were ended")
+    if culprit.trace:
+        error.add_note(culprit.trace)
+    raise error
+
+
+def _end_all(ranks: list[_Rank]) -> None:
+    """No rank outlives this call."""
+    finished = all(rank.losses is not None for rank in ranks)
+    deadline = time.monotonic() + _GRACE_SECONDS
+    if not finished:
+        for rank in ranks:
+            rank.process.terminate()
+    for rank in ranks:
+        rank.process.join(max(0.0, deadline - time.monotonic()))
+        if rank.process.is_alive():
+            rank.process.kill()
+            rank.process.join()
+        rank.messages.close()
+        rank.process.close()
+
+
+def _be_rank(job: TrainingJob, number: int, init_method: str, messages: Any, parent: int) -> None:
+    """The life of a rank's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole group; the parent ends its ranks
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _die_with(parent)
+    os.environ.update(
+        RANK=str(number),
+        LOCAL_RANK=str(number),
+        WORLD_SIZE=str(job.plan.world_size),
+        LOCAL_WORLD_SIZE=str(job.plan.world_size),
+    )
+    if Path("/sys/class/net/lo").exists():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here; a host name may not resolve
+    try:
+        from stepscope.reference_workloads.train import train_rank
+
+        losses = train_rank(job, lambda progress: messages.send(("progress", progress)), init_method=init_method)
+        messages.send(("losses", losses))
+    except BaseException as error:  # whatever ends a rank is the parent's to report
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        messages.send(("error", (text, traceback.format_exc())))
+        sys.exit(1)
+    finally:
+        messages.close()
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process when its parent is gone, so that a killed parent leaves no orphans."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

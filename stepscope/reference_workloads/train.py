@@ -1,0 +1,108 @@
+"""What does one rank do from the process group's birth to the last step?"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from stepscope.reference_workloads.data import make_loader
+from stepscope.reference_workloads.job import Progress, TrainingJob
+from stepscope.reference_workloads.parallelize import make_optimizer
+from stepscope.reference_workloads.pipeline import make_executor
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.training import Profile, profile
+
+logger = logging.getLogger(__name__)
+
+_TIMEOUT = timedelta(seconds=120)
+"""A rank that waits longer for another gives up; the slowest honest wait is for traces to be written."""
+
+
+def train_rank(
+    job: TrainingJob, on_progress: Callable[[Progress], None], *, init_method: str = "env://"
+) -> list[float]:
+    """Train on this rank (RANK, WORLD_SIZE and LOCAL_RANK are set); returns each step's loss over the whole batch."""
+    if job.device_type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    else:
+        torch.set_num_threads(1)  # ranks share the processors; threads of one would steal from another
+    dist.init_process_group(
+        "nccl" if job.device_type == "cuda" else "gloo",
+        init_method=init_method,
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=_TIMEOUT,
+        device_id=_own_device(job) if job.device_type == "cuda" else None,
+    )
+    try:
+        plan = job.plan
+        mesh = init_device_mesh(job.device_type, (plan.pp, plan.dp, plan.tp), mesh_dim_names=("pp", "dp", "tp"))
+        return _mean_over_batch(_train(job, mesh, on_progress), job)
+    finally:
+        dist.destroy_process_group()
+
+
+def _own_device(job: TrainingJob) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if job.device_type == "cuda" else torch.device("cpu")
+
+
+def _train(job: TrainingJob, mesh: DeviceMesh, on_progress: Callable[[Progress], None]) -> list[torch.Tensor | None]:
+    plan, preset = job.plan, job.preset
+    device = _own_device(job)
+    executor = make_executor(plan, preset, mesh, device=device, seed=job.seed, simulate_milliseconds=job.simulate_ms)
+    optimizer = make_optimizer(executor.modules, plan, preset, mesh)
+    loader = make_loader(preset, plan, dp_rank=mesh.get_local_rank("dp"), num_steps=job.num_steps, seed=job.seed)
+    reports = _reports_progress(mesh, plan)
+    losses: list[torch.Tensor | None] = []
+    with _profile(job, mesh) as prof:
+        started = time.monotonic()
+        for step, (inputs, targets) in enumerate(prof.data(loader)):
+            optimizer.zero_grad()
+            loss = executor.run(inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True))
+            optimizer.step()
+            losses.append(loss)
+            # On a GPU reading the loss would make the host wait for the device, so the run tells it at its end.
+            if reports and loss is not None and job.device_type == "cpu":
+                on_progress(Progress(step, loss.item(), (time.monotonic() - started) * 1e3))
+            prof.step()
+            started = time.monotonic()
+    return losses
+
+
+def _profile(job: TrainingJob, mesh: DeviceMesh) -> Profile:
+    return profile(
+        run=job.run,
+        out=job.out,
+        schedule=job.schedule,
+        mesh=mesh,
+        enabled=job.profiled,
+        labels={"workload": "gpt", "preset": job.preset.name, "schedule": job.plan.schedule},
+        simulated_compute=job.simulate_ms > 0,
+    )
+
+
+def _reports_progress(mesh: DeviceMesh, plan: ParallelPlan) -> bool:
+    """One rank of the last stage, where the loss is known."""
+    return (
+        mesh.get_local_rank("pp") == plan.pp - 1 and mesh.get_local_rank("dp") == 0 and mesh.get_local_rank("tp") == 0
+    )
+
+
+def _mean_over_batch(losses: list[torch.Tensor | None], job: TrainingJob) -> list[float]:
+    """Mean over all data-parallel ranks, on every rank. Runs after training, so that no step is touched."""
+    device = torch.device(job.device_type)
+    sums = torch.zeros(2, len(losses), dtype=torch.float64, device=device)
+    for step, loss in enumerate(losses):
+        if loss is not None:
+            sums[0, step] = loss.double()
+            sums[1, step] = 1.0
+    dist.all_reduce(sums)
+    means: list[float] = (sums[0] / sums[1]).tolist()
+    return means

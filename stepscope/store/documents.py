@@ -1,0 +1,155 @@
+"""How do an analysis, its time lines and a run's manifest read as JSON, and back?
+
+The analysis document is the contract's `stepscope.analysis/1`: the JSON of `analyze --json` and of analysis.json.
+A time line is kept as durations, not start times, so that a segment costs about 8 bytes:
+
+    {"schema": "stepscope.timeline/1", "headings": [names, a segment's code is a place in this list],
+     "ranks": [{"rank", "start_ns", "durations_ns": [...], "headings": [codes], "step_starts_ns", "step_indices"}]}
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import msgspec
+
+from stepscope.core.analysis import ANALYSIS_SCHEMA, Analysis
+from stepscope.core.errors import DataError
+from stepscope.core.headings import Heading
+from stepscope.core.run_layout import RUN_SCHEMA, RunManifest
+from stepscope.core.timeline import HEADING_ORDER, RankTimeline
+
+TIMELINE_SCHEMA = "stepscope.timeline/1"
+
+_Document = TypeVar("_Document")
+
+
+class _SchemaOnly(msgspec.Struct):
+    schema: str
+
+
+class _RankRow(msgspec.Struct):
+    rank: int
+    start_ns: int
+    durations_ns: list[int]
+    headings: list[int]
+    step_starts_ns: list[int]
+    step_indices: list[int]
+
+
+class _TimelineDocument(msgspec.Struct):
+    schema: str
+    headings: list[str]
+    ranks: list[_RankRow]
+
+
+def encode_analysis(analysis: Analysis) -> bytes:
+    """The `stepscope.analysis/1` document, `schema` first."""
+    document = msgspec.to_builtins(analysis)
+    return msgspec.json.encode({"schema": document.pop("schema"), **document})
+
+
+def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:
+    """The analysis in a `stepscope.analysis/1` document; `where` names its origin in errors.
+
+    Raises:
+        DataError: not JSON, another schema, or a field is missing or wrong.
+    """
+    return decode_document(content, kind=Analysis, schema=ANALYSIS_SCHEMA, where=where)
+
+
+def encode_manifest(manifest: RunManifest) -> bytes:
+    """The content of run.json, `schema` first."""
+    document = msgspec.to_builtins(manifest)
+    return msgspec.json.encode({"schema": document.pop("schema"), **document})
+
+
+def decode_manifest(content: bytes, *, where: str = "run.json") -> RunManifest:
+    """The manifest in run.json.
+
+    Raises:
+        DataError: not JSON, another schema, or a field is missing or wrong.
+    """
+    return decode_document(content, kind=RunManifest, schema=RUN_SCHEMA, where=where)
+
+
+def encode_timelines(timelines: list[RankTimeline]) -> bytes:
+    """The `stepscope.timeline/1` document of these ranks."""
+    document = _TimelineDocument(
+        schema=TIMELINE_SCHEMA,
+        headings=[heading.value for heading in HEADING_ORDER],
+        ranks=[_encode_rank(timeline) for timeline in timelines],
+    )
+    return msgspec.json.encode(document)
+
+
+def decode_timelines(content: bytes, *, where: str = "timeline.json") -> list[RankTimeline]:
+    """The ranks' time lines in a `stepscope.timeline/1` document.
+
+    Raises:
+        DataError: not JSON, another schema, unknown headings, or lists that do not fit together.
+    """
+    document = decode_document(content, kind=_TimelineDocument, schema=TIMELINE_SCHEMA, where=where)
+    codes = _codes_here(document.headings, where=where)
+    return [_decode_rank(row, codes, where=where) for row in document.ranks]
+
+
+def decode_document(content: bytes, *, kind: type[_Document], schema: str, where: str) -> _Document:
+    """Decode JSON into `kind`, after looking whether its `schema` is the one this version reads.
+
+    Raises:
+        DataError: not JSON, another schema, or a field is missing or wrong.
+    """
+    try:
+        found = msgspec.json.decode(content, type=_SchemaOnly).schema
+        if found == schema:
+            return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"is damaged or no {schema} document ({error})", where=where, what_next="make it again"
+        ) from error
+    raise DataError(
+        f"has schema {found!r}, this version reads {schema!r}", where=where, what_next="analyse the run again"
+    )
+
+
+def _encode_rank(timeline: RankTimeline) -> _RankRow:
+    edges = [*timeline.start_ns, timeline.end_ns]
+    return _RankRow(
+        rank=timeline.rank,
+        start_ns=edges[0],
+        durations_ns=[end - start for start, end in zip(edges, edges[1:], strict=False)],
+        headings=timeline.headings,
+        step_starts_ns=timeline.step_starts_ns,
+        step_indices=timeline.step_indices,
+    )
+
+
+def _decode_rank(row: _RankRow, codes: list[int], *, where: str) -> RankTimeline:
+    fits = len(row.durations_ns) == len(row.headings) and len(row.step_starts_ns) == len(row.step_indices)
+    known = all(0 <= code < len(codes) for code in row.headings)
+    if not fits or not known or min(row.durations_ns, default=0) < 0:
+        raise DataError(f"rank {row.rank}'s lists do not fit together", where=where, what_next="analyse the run again")
+    edges = list(accumulate(row.durations_ns, initial=row.start_ns))
+    return RankTimeline(
+        rank=row.rank,
+        start_ns=edges[:-1],
+        end_ns=edges[-1],
+        headings=[codes[code] for code in row.headings],
+        step_starts_ns=row.step_starts_ns,
+        step_indices=row.step_indices,
+    )
+
+
+def _codes_here(names: list[str], *, where: str) -> list[int]:
+    """A document's codes follow its own list of names, so a heading added later does not shift old files."""
+    places: dict[Any, int] = {heading.value: place for place, heading in enumerate(HEADING_ORDER)}
+    unknown = sorted(set(names) - set(places))
+    if unknown:
+        raise DataError(
+            f"has headings this version does not know: {', '.join(unknown)}",
+            where=where,
+            what_next="analyse the run again",
+        )
+    return [places[Heading(name)] for name in names]

@@ -1,0 +1,51 @@
+"""How does a file appear under its name only when it is whole?"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from stepscope.core.errors import DataError
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write `content` to a temporary neighbour and rename it to `path`, replacing what was there.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        try:
+            with temporary.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise DataError(
+            f"cannot be written ({error.strerror or error})",
+            where=str(path),
+            what_next="check the folder's permissions and free space",
+        ) from error
+
+
+def read_whole(path: Path) -> bytes:
+    """Content of `path`.
+
+    Raises:
+        DataError: it is not there or cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError("is not there", where=str(path)) from error
+    except OSError as error:
+        raise DataError(
+            f"cannot be read ({error.strerror or error})", where=str(path), what_next="check its permissions"
+        ) from error
+

@@ -1,0 +1,306 @@
+"""Which runs lie in this directory, and what is known about each?"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from stepscope.core.analysis import ANALYSIS_SCHEMA, Analysis, Job, MeshSizes, RootCause, Verdict
+from stepscope.core.causes import Cause
+from stepscope.core.errors import DataError, UsageError
+from stepscope.core.run_layout import ANALYSIS_FILE, RUN_FILE, TIMELINE_FILE, TRACES_FOLDER, RunManifest
+from stepscope.core.timeline import RankTimeline
+from stepscope.store.documents import (
+    decode_analysis,
+    decode_document,
+    decode_manifest,
+    decode_timelines,
+    encode_analysis,
+    encode_timelines,
+)
+from stepscope.store.files import read_whole, write_whole
+
+__all__ = [
+    "NotAnalysedError",
+    "RunStatus",
+    "RunStore",
+    "RunSummary",
+    "UnknownRunError",
+    "decode_analysis",
+    "encode_analysis",
+    "load_analysis",
+    "load_manifest",
+    "load_timeline",
+    "save_analysis",
+    "save_timelines",
+]
+
+
+class UnknownRunError(UsageError):
+    """No run of that name lies in the directory."""
+
+
+class NotAnalysedError(DataError):
+    """The run has no analysis yet."""
+
+
+class RunStatus(StrEnum):
+    """How far a run has come."""
+
+    ANALYSED = "analysed"
+    NOT_ANALYSED = "not_analysed"
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One row of the list of runs.
+
+    Attributes:
+        id: the directory's name; safe in a URL once quoted.
+        path: the run directory.
+        started_ns: start of the first attempt, ns since the epoch; None without run.json.
+        world_size: number of ranks; None when neither file tells.
+        mesh: sizes of the parallel dimensions.
+        gpu: the driver's device name.
+        step_ms: median device step.
+        cause, summary: the verdict; None when not analysed.
+        cause_fraction, cause_ms_per_step: what that cause costs; None when its row is not in the root-cause table.
+        status: how far the run has come.
+        problem: one line on a file that cannot be read; None when all can.
+    """
+
+    id: str
+    path: str
+    started_ns: int | None
+    world_size: int | None
+    mesh: MeshSizes
+    gpu: str | None
+    step_ms: float | None
+    cause: Cause | None
+    summary: str | None
+    cause_fraction: float | None
+    cause_ms_per_step: float | None
+    status: RunStatus
+    problem: str | None
+
+
+class _AnalysisHead(msgspec.Struct):
+    """The part of analysis.json that a list of runs needs; the rest is skipped, not built."""
+
+    schema: str
+    job: Job
+    verdict: Verdict
+    root_causes: list[RootCause]
+
+
+class RunStore:
+    """The runs under one directory: each child that is a run, or the directory itself if it is one."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+        self._known: dict[str, tuple[tuple[object, ...], RunSummary]] = {}
+
+    def list_runs(self) -> list[RunSummary]:
+        """All runs, the latest first, those without a start time last by name.
+
+        Raises:
+            DataError: the root is no directory or cannot be read.
+        """
+        summaries = [self._summary(run_id, path) for run_id, path in sorted(self._directories().items())]
+        return sorted(summaries, key=lambda run: -(run.started_ns or 0))
+
+    def get(self, run_id: str) -> RunSummary:
+        """Summary of one run.
+
+        Raises:
+            UnknownRunError: there is no such run.
+        """
+        return self._summary(run_id, self.path_of(run_id))
+
+    def path_of(self, run_id: str) -> Path:
+        """Directory of the run `run_id`, a plain name: nothing outside the root can be reached.
+
+        Raises:
+            UnknownRunError: there is no such run.
+        """
+        if is_run(self.root):
+            if run_id == _name_of(self.root):
+                return self.root
+        elif _is_plain_name(run_id) and is_run(self.root / run_id):
+            return self.root / run_id
+        raise UnknownRunError(f"no run {run_id!r} here", where=str(self.root), what_next="choose one from the list of runs")
+
+    def load_analysis(self, run_id: str) -> Analysis:
+        """The run's analysis.
+
+        Raises:
+            UnknownRunError: there is no such run.
+            NotAnalysedError: it is not analysed.
+            DataError: its analysis.json is damaged.
+        """
+        return load_analysis(self.path_of(run_id))
+
+    def load_timeline(self, run_id: str) -> list[RankTimeline]:
+        """The run's time lines, one a rank; raises as `load_analysis` does."""
+        return load_timeline(self.path_of(run_id))
+
+    def load_manifest(self, run_id: str) -> RunManifest:
+        """The run's run.json; raises as `load_analysis` does."""
+        return load_manifest(self.path_of(run_id))
+
+    def _directories(self) -> dict[str, Path]:
+        try:
+            if is_run(self.root):
+                return {_name_of(self.root): self.root}
+            with os.scandir(self.root) as entries:
+                names = [entry.name for entry in entries if _is_plain_name(entry.name)]
+        except OSError as error:
+            raise DataError(
+                f"cannot be listed ({error.strerror or error})",
+                where=str(self.root),
+                what_next="name a directory of runs with --runs",
+            ) from error
+        return {name: self.root / name for name in names if is_run(self.root / name)}
+
+    def _summary(self, run_id: str, path: Path) -> RunSummary:
+        """Read again only when a file has changed, so that a long list costs little the second time."""
+        state = tuple(_signature(path / name) for name in (RUN_FILE, ANALYSIS_FILE))
+        known = self._known.get(run_id)
+        if known is None or known[0] != state:
+            known = (state, _summarise(run_id, path))
+            self._known[run_id] = known
+        return known[1]
+
+
+def is_run(path: Path) -> bool:
+    """Whether the directory has a run.json, an analysis.json or a traces folder."""
+    return (path / RUN_FILE).is_file() or (path / ANALYSIS_FILE).is_file() or (path / TRACES_FOLDER).is_dir()
+
+
+def load_analysis(run_directory: Path) -> Analysis:
+    """The analysis kept in a run directory.
+
+    Raises:
+        NotAnalysedError: it is not analysed.
+        DataError: its analysis.json is damaged.
+    """
+    path = run_directory / ANALYSIS_FILE
+    return decode_analysis(_read_result(path), where=str(path))
+
+
+def load_timeline(run_directory: Path) -> list[RankTimeline]:
+    """The time lines kept in a run directory, one a rank.
+
+    Raises:
+        NotAnalysedError: it is not analysed.
+        DataError: its timeline.json is damaged.
+    """
+    path = run_directory / TIMELINE_FILE
+    return decode_timelines(_read_result(path), where=str(path))
+
+
+def load_manifest(run_directory: Path) -> RunManifest:
+    """The run.json of a run directory.
+
+    Raises:
+        DataError: it is not there or damaged.
+    """
+    path = run_directory / RUN_FILE
+    return decode_manifest(read_whole(path), where=str(path))
+
+
+def save_analysis(run_directory: Path, analysis: Analysis) -> Path:
+    """Keep an analysis in a run directory; the path of the file.
+
+    Raises:
+        DataError: the directory cannot be written.
+    """
+    path = run_directory / ANALYSIS_FILE
+    write_whole(path, encode_analysis(analysis))
+    return path
+
+
+def save_timelines(run_directory: Path, timelines: list[RankTimeline]) -> Path:
+    """Keep the ranks' time lines in a run directory; the path of the file.
+
+    Raises:
+        DataError: the directory cannot be written.
+    """
+    path = run_directory / TIMELINE_FILE
+    write_whole(path, encode_timelines(timelines))
+    return path
+
+
+def _read_result(path: Path) -> bytes:
+    if not path.is_file():
+        run = path.parent
+        raise NotAnalysedError("is not analysed yet", where=str(run), what_next=f"run: stepscope analyze {run}")
+    return read_whole(path)
+
+
+def _summarise(run_id: str, path: Path) -> RunSummary:
+    problems: list[str] = []
+    manifest = head = None
+    if (path / RUN_FILE).is_file():
+        try:
+            manifest = load_manifest(path)
+        except DataError as error:
+            problems.append(str(error))
+    if (path / ANALYSIS_FILE).is_file():
+        try:
+            head = _load_head(path / ANALYSIS_FILE)
+        except DataError as error:
+            problems.append(str(error))
+    job = head.job if head else None
+    row = _row_of_verdict(head) if head else None
+    unanalysed = RunStatus.UNREADABLE if problems else RunStatus.NOT_ANALYSED
+    return RunSummary(
+        id=run_id,
+        path=str(path),
+        started_ns=manifest.attempts[0].start_ns if manifest and manifest.attempts else None,
+        world_size=job.world_size if job else manifest.world_size if manifest else None,
+        mesh=job.mesh if job else _mesh_of(manifest),
+        gpu=job.gpu if job else None,
+        step_ms=job.step_ms if job else None,
+        cause=head.verdict.cause if head else None,
+        summary=head.verdict.summary if head else None,
+        cause_fraction=row.fraction if row else None,
+        cause_ms_per_step=row.ms_per_step if row else None,
+        status=RunStatus.ANALYSED if head else unanalysed,
+        problem=" ".join(problems) or None,
+    )
+
+
+def _load_head(path: Path) -> _AnalysisHead:
+    return decode_document(read_whole(path), kind=_AnalysisHead, schema=ANALYSIS_SCHEMA, where=str(path))
+
+
+def _row_of_verdict(head: _AnalysisHead) -> RootCause | None:
+    return next((row for row in head.root_causes if row.cause == head.verdict.cause), None)
+
+
+def _mesh_of(manifest: RunManifest | None) -> MeshSizes:
+    sizes = manifest.mesh if manifest else {}
+    return MeshSizes(**{name: sizes.get(name) for name in MeshSizes.__slots__})
+
+
+def _signature(path: Path) -> tuple[int, int] | None:
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_mtime_ns, state.st_size
+
+
+def _name_of(root: Path) -> str:
+    return root.resolve().name or "run"
+
+
+def _is_plain_name(name: str) -> bool:
+    """One path component that a URL and JSON can carry; printable leaves out NUL, newlines and undecodable bytes."""
+    return bool(name) and not name.startswith(".") and name.isprintable() and not set(name) & {"/", "\\"}

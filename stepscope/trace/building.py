@@ -1,0 +1,220 @@
+"""How do decoded events become columns? Chunk by chunk into narrow arrays, joined once at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.trace.categories import (
+    LEGACY_ANNOTATIONS,
+    LEGACY_NAMES,
+    LEGACY_OPERATOR,
+    PYTHON_FUNCTION,
+    TRACE_SPAN,
+    category_of,
+)
+from stepscope.trace.clipping import clip_overruns
+from stepscope.trace.columns import (
+    DEVICE_CATEGORIES,
+    NONE,
+    Category,
+    IntColumn,
+    ReadQuality,
+    Shapes,
+    TraceColumns,
+    TraceHeader,
+)
+from stepscope.trace.communication import CommunicationBuilder
+from stepscope.trace.events import NO_ARGUMENTS, Arguments, Event, ExactEvent
+from stepscope.trace.interning import GrowingColumn, Numbered, integers, narrow
+from stepscope.trace.lanes import Track, lanes_of
+from stepscope.trace.splitting import Batch
+from stepscope.trace.times import UNKNOWN_NS, durations_ns, exact_starts_ns, starts_ns
+
+_TRACK = attrgetter("cat", "pid", "tid")
+_NAME = attrgetter("name")
+_START = attrgetter("ts")
+_DURATION = attrgetter("dur")
+_CORRELATION = attrgetter("correlation")
+_EXTERNAL_ID = attrgetter("external_id")
+_LEGACY_EXTERNAL_ID = attrgetter("legacy_external_id")
+
+_NO_SHAPES = (b"", b"", b"")
+_COLUMNS = (
+    "track",
+    "name",
+    "start_ns",
+    "duration_ns",
+    "correlation",
+    "external_id",
+    "shapes",
+    "num_blocks",
+    "num_bytes",
+)
+
+
+class ColumnsBuilder:
+    """Takes complete events in the file's order.
+
+    Attributes:
+        num_rows: rows so far.
+        dropped: complete events that are impossible: no times, negative or overflowed ones, device work at time 0.
+        saw_stacks: a python_function was among them.
+        communication: the rows that name a collective.
+    """
+
+    def __init__(self, *, keep_python_functions: bool) -> None:
+        self.num_rows = 0
+        self.dropped = 0
+        self.saw_stacks = False
+        self.communication = CommunicationBuilder()
+        self.tracks: Numbered[Track] = Numbered()
+        self.names: Numbered[str | None] = Numbered()
+        self.shapes: Numbered[tuple[bytes, bytes, bytes]] = Numbered()
+        self.shapes[_NO_SHAPES]
+        self.columns = {name: GrowingColumn() for name in _COLUMNS}
+        self._ignored = {TRACE_SPAN} if keep_python_functions else {TRACE_SPAN, PYTHON_FUNCTION}
+        self._categories: list[Category] = []
+        self._is_legacy = False
+        self._is_exact = False
+
+    def add(self, batch: Batch | Sequence[ExactEvent]) -> None:
+        """Append a batch's complete events; other phases are skipped."""
+        events: Sequence[Event | ExactEvent]
+        start = None
+        if isinstance(batch, Batch) and not self._is_exact:
+            events = self._complete(batch.events)
+            start = starts_ns(list(map(_START, events)))
+            self._is_exact = start is None and bool(events)
+        if start is None:
+            events = self._complete(batch.exact() if isinstance(batch, Batch) else batch)
+            start = exact_starts_ns(list(map(_START, events)))
+        if events:
+            self._append(events, start)
+
+    def build(self, header: TraceHeader, quality: ReadQuality, *, may_clip: bool) -> TraceColumns:
+        """All rows as one trace; the parts are freed while they are joined, so this is called once.
+
+        Args:
+            header: its base time is added to all timestamps, its groups complete the rows' groups.
+            quality: the counts so far.
+            may_clip: whether overruns on a stream are cut (`clipping`).
+        """
+        start = self.columns.pop("start_ns").join()
+        start += header.base_time_ns
+        end = start + self.columns.pop("duration_ns").join()
+        track = self.columns.pop("track").join()
+        places, lanes = lanes_of(list(self.tracks), self._categories)
+        lane = narrow(np.array(places, np.int64))[track]
+        name = self.columns.pop("name").join()
+        category = self._final_categories(track, name)
+        del track
+        if may_clip:
+            num_clipped = clip_overruns(category=category, lane=lane, start_ns=start, end_ns=end)
+            quality = replace(quality, clipped=num_clipped)
+        calls, groups = self.communication.build(header.groups)
+        return TraceColumns(
+            header=header,
+            quality=quality,
+            category=category,
+            name=name,
+            lane=lane,
+            start_ns=start,
+            end_ns=end,
+            **{column: grown.join() for column, grown in self.columns.items()},
+            names=tuple(name or "" for name in self.names),
+            lanes=lanes,
+            shape_table=tuple(_shapes(*texts) for texts in list(self.shapes)[1:]),
+            groups=groups,
+            communication=calls,
+        )
+
+    def _final_categories(self, track: IntColumn, name: IntColumn) -> IntColumn:
+        """Category codes; annotations of 2021, which were operators then, become annotations."""
+        category = np.array(self._categories, np.int8)[track]
+        if self._is_legacy:
+            is_operator = np.array([track_name == LEGACY_OPERATOR for track_name, _, _ in self.tracks])
+            is_annotation = np.array([(text or "").startswith(LEGACY_ANNOTATIONS) for text in self.names])
+            category[is_operator[track] & is_annotation[name]] = Category.USER_ANNOTATION
+        return category
+
+    def _complete(self, events: Sequence[Any]) -> list[Any]:
+        self.dropped += len([None for event in events if not event.ph])
+        return [event for event in events if event.ph == "X" and event.cat not in self._ignored]
+
+    def _append(self, events: list[Event | ExactEvent], start: npt.NDArray[np.int64]) -> None:
+        duration = durations_ns(list(map(_DURATION, events)))
+        track = np.fromiter(map(self.tracks.__getitem__, map(_TRACK, events)), np.int64, len(events))
+        category = self._categories_of(track)
+        impossible = (start == UNKNOWN_NS) | (duration == UNKNOWN_NS)
+        impossible |= (start == 0) & (duration == 0) & np.isin(category, DEVICE_CATEGORIES)
+        if impossible.any():
+            self.dropped += int(impossible.sum())
+            stay = ~impossible
+            events = [event for event, stays in zip(events, stay, strict=True) if stays]
+            start, duration, track, category = start[stay], duration[stay], track[stay], category[stay]
+        if not events:
+            return
+        names = map(self.names.__getitem__, map(_NAME, events))
+        self.columns["start_ns"].add(start)
+        self.columns["duration_ns"].add(narrow(duration))
+        self.columns["track"].add(narrow(track))
+        self.columns["name"].add(integers(names, len(events)))
+        self._append_arguments([event.args or NO_ARGUMENTS for event in events], category)
+        self.num_rows += len(events)
+
+    def _append_arguments(self, arguments: list[Arguments], category: IntColumn) -> None:
+        count = len(arguments)
+        external_id = integers(map(_EXTERNAL_ID, arguments), count)
+        if self._is_legacy:
+            legacy = integers(map(_LEGACY_EXTERNAL_ID, arguments), count)
+            external_id = np.where(external_id == NONE, legacy, external_id)
+        self.columns["correlation"].add(integers(map(_CORRELATION, arguments), count))
+        self.columns["external_id"].add(external_id)
+
+        operators = np.flatnonzero(category == Category.CPU_OP).tolist()
+        texts = [(bytes(a.input_dims), bytes(a.input_types), bytes(a.concrete_inputs)) for a in _pick(arguments, operators)]
+        shapes = np.full(count, NONE, np.int64)
+        shapes[operators] = list(map(self.shapes.__getitem__, texts))
+        shapes[operators] -= 1  # number 0 is "nothing recorded"
+        self.columns["shapes"].add(narrow(shapes))
+
+        kernels = np.flatnonzero(category == Category.KERNEL).tolist()
+        num_blocks = np.full(count, NONE, np.int64)
+        num_blocks[kernels] = [_num_blocks(a.grid) for a in _pick(arguments, kernels)]
+        self.columns["num_blocks"].add(narrow(num_blocks))
+
+        copies = np.flatnonzero((category == Category.MEMCPY) | (category == Category.MEMSET)).tolist()
+        num_bytes = np.full(count, NONE, np.int64)
+        num_bytes[copies] = integers([a.num_bytes for a in _pick(arguments, copies)], len(copies))
+        self.columns["num_bytes"].add(narrow(num_bytes))
+
+        calls = [row for row in (*operators, *kernels) if arguments[row].collective is not None]
+        calls.sort()
+        self.communication.add([self.num_rows + row for row in calls], _pick(arguments, calls))
+
+    def _categories_of(self, track: IntColumn) -> IntColumn:
+        for name, _, _ in list(self.tracks)[len(self._categories) :]:
+            self._categories.append(category_of(name))
+            self._is_legacy = self._is_legacy or name in LEGACY_NAMES
+            self.saw_stacks = self.saw_stacks or name == PYTHON_FUNCTION
+        return np.array(self._categories, np.int8)[track]
+
+
+def _pick(arguments: list[Arguments], rows: list[int]) -> list[Arguments]:
+    return [arguments[row] for row in rows]
+
+
+def _num_blocks(grid: tuple[int, ...]) -> int:
+    blocks = prod(grid) if grid else NONE
+    return blocks if 0 <= blocks < 2**63 else NONE
+
+
+def _shapes(*texts: bytes) -> Shapes:
+    return Shapes(*(text.decode("utf-8", errors="replace") for text in texts))

@@ -1,0 +1,137 @@
+"""What do we read of one event? Typed forms that let the decoder skip everything else."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from math import nan
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct, field
+
+from stepscope.trace.columns import NONE
+
+NO_TEXT = Raw(b"")
+"""Stands for a text that the trace does not record."""
+
+
+class Arguments(Struct, gc=False):
+    """The arguments that end up in columns. Raw ones are interned or parsed later, and only for the rows that matter."""
+
+    external_id: int = field(default=NONE, name="External id")
+    correlation: int = NONE
+    grid: tuple[int, ...] = ()
+    num_bytes: int = field(default=NONE, name="bytes")
+    input_dims: Raw = field(default=NO_TEXT, name="Input Dims")
+    input_types: Raw = field(default=NO_TEXT, name="Input type")
+    concrete_inputs: Raw = field(default=NO_TEXT, name="Concrete Inputs")
+    collective: str | None = field(default=None, name="Collective name")
+    in_elements: Raw = field(default=NO_TEXT, name="In msg nelems")
+    out_elements: Raw = field(default=NO_TEXT, name="Out msg nelems")
+    dtype: Raw = field(default=NO_TEXT, name="dtype")
+    group_name: Raw = field(default=NO_TEXT, name="Process Group Name")
+    group_description: Raw = field(default=NO_TEXT, name="Process Group Description")
+    group_ranks: Raw = field(default=NO_TEXT, name="Process Group Ranks")
+    source_rank: Raw = field(default=NO_TEXT, name="Src Rank")
+    destination_rank: Raw = field(default=NO_TEXT, name="Dst Rank")
+    sequence: Raw = field(default=NO_TEXT, name="Seq")
+    legacy_external_id: int = field(default=NONE, name="external id")
+
+
+class Event(Struct, gc=False):
+    """One entry of traceEvents. `ts` and `dur` are microseconds; NaN stands for a number that is not there."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: int | float = nan
+    dur: float = nan
+    args: Arguments | None = None
+
+
+class ExactEvent(Struct, gc=False):
+    """The same with every decimal of `ts`, for timestamps that float64 would round."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: Decimal = Decimal("NaN")
+    dur: float = nan
+    args: Arguments | None = None
+
+
+AnyEvent = Event | ExactEvent
+
+NO_ARGUMENTS = Arguments()
+
+_DECODE_FAST = msgspec.json.Decoder(list[Event]).decode
+_DECODE_EXACT = msgspec.json.Decoder(list[ExactEvent], strict=False).decode
+_DECODE_ANYTHING = msgspec.json.Decoder(float_hook=Decimal).decode
+_ENCODE = msgspec.json.Encoder(decimal_format="number").encode
+_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+
+def decode_fast(array_text: bytes) -> list[Event] | None:
+    """All events of a JSON array, or None when the text or a type in it is not as expected."""
+    try:
+        return _DECODE_FAST(array_text)
+    except _UNREADABLE:
+        return None
+
+
+def decode_exact(array_text: bytes) -> list[ExactEvent] | None:
+    """The same, slower: every decimal of the timestamps, and numbers may stand in quotes."""
+    try:
+        return _DECODE_EXACT(array_text)
+    except _UNREADABLE:
+        return None
+
+
+def decode_leniently(array_text: bytes) -> tuple[list[ExactEvent], int] | None:
+    """Events of a well-formed array whatever types it holds, and how many of its items are no events.
+
+    A field of an unexpected type counts as not recorded. None when the text is not a JSON array.
+    """
+    try:
+        items = _DECODE_ANYTHING(array_text)
+    except _UNREADABLE:
+        return None
+    if not isinstance(items, list):
+        return None
+    events = [_from_mapping(item) for item in items if isinstance(item, dict)]
+    return events, len(items) - len(events)
+
+
+def is_usable(event: ExactEvent) -> bool:
+    """Whether a complete event has its times; other phases need none."""
+    return event.ph != "X" or (event.ts.is_finite() and event.dur >= 0)
+
+
+def _from_mapping(item: dict[str, Any]) -> ExactEvent:
+    arguments = item.get("args")
+    event = _convert_fields(item, ExactEvent)
+    if isinstance(arguments, dict):
+        event.args = _convert_fields(arguments, Arguments)
+    return event
+
+
+def _convert_fields(item: dict[str, Any], target: type[Any]) -> Any:
+    """Fill what converts, leave the rest at "not recorded"."""
+    values: dict[str, Any] = {}
+    for spec in msgspec.structs.fields(target):
+        if item.get(spec.encode_name) is None or spec.name == "args":
+            continue
+        value = item[spec.encode_name]
+        if spec.type is Raw:
+            values[spec.name] = Raw(_ENCODE(value))
+            continue
+        try:
+            values[spec.name] = msgspec.convert(value, spec.type, strict=False)
+        except (msgspec.ValidationError, RecursionError):
+            if spec.type == (str | None):
+                values[spec.name] = str(value)
+    return target(**values)

@@ -1,0 +1,152 @@
+"""What does a trace say of itself? The keys beside traceEvents, wherever the file keeps them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from stepscope.trace.columns import Device, ProcessGroup, TraceHeader
+from stepscope.trace.mending import mended
+
+_LOG = logging.getLogger(__name__)
+
+_RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.IGNORECASE)
+_SHORT_RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])r(\d+)(?:t\d+)?(?=[^a-z0-9]|$)", re.IGNORECASE)
+_SINGLE_NUMBERS = re.compile(rb'"(baseTimeNanoseconds|rank|world_size)"\s*:\s*(\d+)')
+_LARGEST_BASE_NS = 2**62
+
+
+def parse_metadata(before: bytes, after: bytes) -> dict[str, Any]:
+    """Top-level keys of a trace from the text before and after its event array, mended where needed.
+
+    Args:
+        before: from the opening brace to the key traceEvents; empty for a bare list.
+        after: from behind the array's closing bracket; may end early.
+    """
+    metadata: dict[str, Any] = {}
+    if before.strip():
+        metadata |= _parse_object(before.rstrip().rstrip(b",") + b"}")
+    if after.strip(b" \t\r\n,}]\x00"):
+        metadata |= _parse_object(b"{" + after.lstrip().lstrip(b","))
+    return metadata
+
+
+def _parse_object(text: bytes) -> dict[str, Any]:
+    for candidate in (text, *mended(text)):
+        try:
+            found = json.loads(candidate, strict=False)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            return found
+    _LOG.warning("the trace's metadata cannot be read; only its plain numbers are used")
+    numbers: dict[str, Any] = {}
+    for name, value in _SINGLE_NUMBERS.findall(text):
+        if name == b"baseTimeNanoseconds":
+            numbers["baseTimeNanoseconds"] = int(value)
+        else:
+            numbers.setdefault("distributedInfo", {})[name.decode()] = int(value)
+    return numbers
+
+
+def build_header(
+    metadata: Mapping[str, Any], *, path: str, file_bytes: int, text_bytes: int, saw_shapes: bool, saw_stacks: bool
+) -> TraceHeader:
+    """The typed header; `saw_shapes` and `saw_stacks` answer for traces that do not say how they were recorded."""
+    distributed = _mapping(metadata.get("distributedInfo"))
+    rank = _count(distributed.get("rank"))
+    base = _count(metadata.get("baseTimeNanoseconds")) or 0
+    return TraceHeader(
+        path=path,
+        rank=rank_in_name(path) if rank is None else rank,
+        world_size=_count(distributed.get("world_size")) or None,
+        backend=_text(distributed.get("backend")),
+        host_name=_text(metadata.get("host_name")),
+        base_time_ns=base if base < _LARGEST_BASE_NS else 0,
+        devices=_devices(metadata),
+        groups=_groups(distributed),
+        versions=_versions(metadata, distributed),
+        with_shapes=bool(metadata.get("record_shapes", saw_shapes)),
+        with_stacks=bool(metadata.get("with_stack", saw_stacks)),
+        file_bytes=file_bytes,
+        text_bytes=text_bytes,
+    )
+
+
+def rank_in_name(path: str) -> int | None:
+    """The rank that a file's name tells (rank3, worker_0, r1t03), or None."""
+    name = PurePath(path).name
+    found = _RANK_IN_NAME.findall(name) or _SHORT_RANK_IN_NAME.findall(name)
+    return int(found[-1]) if found else None
+
+
+def parse_ranks(value: Any) -> tuple[int, ...] | None:
+    """Members of a group from a list or its text; None when it is cut short ("[0, 1, ...]") or no list at all."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(value, list) or not value:
+        return None
+    if not all(isinstance(rank, int) and rank >= 0 for rank in value):
+        return None
+    return tuple(value)
+
+
+def _devices(metadata: Mapping[str, Any]) -> tuple[Device, ...]:
+    entries = metadata.get("deviceProperties")
+    if not isinstance(entries, list):
+        return ()
+    return tuple(
+        Device(
+            index=_count(entry.get("id")) or 0,
+            name=_text(entry.get("name")) or "",
+            num_sms=_count(entry.get("numSms")),
+            memory_bytes=_count(entry.get("totalGlobalMem")),
+        )
+        for entry in entries
+        if isinstance(entry, dict)
+    )
+
+
+def _groups(distributed: Mapping[str, Any]) -> tuple[ProcessGroup, ...]:
+    entries = distributed.get("pg_config")
+    if not isinstance(entries, list):
+        return ()
+    return tuple(
+        ProcessGroup(
+            name=str(entry.get("pg_name", "")),
+            description=str(entry.get("pg_desc", "")),
+            ranks=parse_ranks(entry.get("ranks")),
+        )
+        for entry in entries
+        if isinstance(entry, dict)
+    )
+
+
+def _versions(metadata: Mapping[str, Any], distributed: Mapping[str, Any]) -> dict[str, str]:
+    named = {**metadata, **distributed}
+    return {
+        name: str(value)
+        for name, value in named.items()
+        if name.endswith("_version") and isinstance(value, (str, int, float))
+    }
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: Any) -> int | None:
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None

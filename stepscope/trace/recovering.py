@@ -1,0 +1,147 @@
+"""Which events survive in damaged text? Reads runs where it can, single events where it must, and counts the lost.
+
+Boundaries between events are guessed (`}` and `{` with nothing but commas between them) and proved by decoding.
+"""
+
+from __future__ import annotations
+
+import re
+
+from stepscope.trace.events import ExactEvent, decode_exact, decode_leniently, is_usable
+from stepscope.trace.mending import mended
+
+_BETWEEN_EVENTS = re.compile(rb"\}[\s,\x00]*\{")
+_END_OF_ARRAY = re.compile(rb"\}[\s,]*\]")
+_CLOSES_AT_ONCE = re.compile(rb"[\s,]*\]")
+_EVENT_MARK = re.compile(rb'"ph"\s*:')
+_EVENT_START = re.compile(rb'\{\s*"(?:ph|name|cat|pid|args)"\s*:')
+_QUOTE = re.compile(rb'(?<!\\)"')
+
+_MOST_PIECES_JOINED = 8
+"""An event may hold lists of objects: so many false boundaries are looked across."""
+_MOST_ENDS_TRIED = 32
+_MOST_BYTES_MENDED = 1024 * 1024
+_MOST_BYTES_HELD = 16 * 1024 * 1024
+"""No event is larger; text without a boundary is given up in such portions."""
+
+
+class Recovery:
+    """One pass over a buffer that begins where an event begins.
+
+    Attributes:
+        events: what could be read.
+        consumed: bytes of the buffer that are dealt with.
+        repaired, dropped: events mended, and events lost.
+        array_closed: the array's closing bracket was met; what follows `consumed` comes after the array.
+    """
+
+    def __init__(self, buffer: bytes, *, is_last: bool) -> None:
+        self.events: list[ExactEvent] = []
+        self.consumed = 0
+        self.repaired = 0
+        self.dropped = 0
+        self.array_closed = False
+        self._buffer = buffer
+        self._is_last = is_last
+        self._run_through()
+
+    def _run_through(self) -> None:
+        """Decode runs of events: shorter ones after a failure, longer ones after a success."""
+        bounds = [(match.start() + 1, match.end() - 1) for match in _BETWEEN_EVENTS.finditer(self._buffer)]
+        if self._is_last or len(self._buffer) > _MOST_BYTES_HELD:
+            bounds.append((len(self._buffer), len(self._buffer)))
+        index, run = 0, len(bounds)
+        while index < len(bounds) and not self.array_closed:
+            stop = min(index + run, len(bounds))
+            decoded = decode_exact(b"[" + self._buffer[self.consumed : bounds[stop - 1][0]] + b"]")
+            if decoded is not None:
+                self.events += decoded
+                run *= 2
+            elif stop - index > 1:
+                run = (stop - index) // 2
+                continue
+            else:
+                num_covered = self._take_one(bounds[index : index + _MOST_PIECES_JOINED])
+                if num_covered == 0:
+                    return
+                stop, run = index + num_covered, 1
+            index = stop
+            if not self.array_closed:
+                self.consumed = bounds[index - 1][1]
+
+    def _take_one(self, bounds: list[tuple[int, int]]) -> int:
+        """Read one event by all means; how many boundaries it covers, 0 when only more text can tell."""
+        pieces = [self._buffer[self.consumed : end] for end, _ in bounds]
+        first = pieces[0]
+        if self._close_array(first) or self._accept(first) or self._accept_mended(first):
+            return 1
+        if _seems_cut(first):
+            for num_covered, piece in enumerate(pieces[1:], start=2):
+                if self._accept(piece) or self._close_array(piece):
+                    return num_covered
+            is_held = len(self._buffer) - self.consumed <= _MOST_BYTES_HELD
+            if len(bounds) < _MOST_PIECES_JOINED and not self._is_last and is_held:
+                return 0
+            for num_covered, piece in enumerate(pieces[1:], start=2):
+                if self._accept_mended(piece):
+                    return num_covered
+        self._salvage(first)
+        return 1
+
+    def _close_array(self, piece: bytes) -> bool:
+        """Whether the array ends within the piece, with or without a last event before its bracket."""
+        if closing := _CLOSES_AT_ONCE.match(piece):
+            return self._end_after(closing.end())
+        for ending in list(_END_OF_ARRAY.finditer(piece))[:_MOST_ENDS_TRIED]:
+            last = piece[: ending.start() + 1]
+            if self._accept(last) or self._accept_mended(last):
+                return self._end_after(ending.end())
+        return not piece.strip(b" \t\r\n,\x00")
+
+    def _end_after(self, num_bytes: int) -> bool:
+        self.array_closed = True
+        self.consumed += num_bytes
+        return True
+
+    def _accept(self, piece: bytes) -> bool:
+        array_text = b"[" + piece + b"]"
+        decoded = decode_exact(array_text)
+        if decoded is not None:
+            self.events += decoded
+            return True
+        lenient = decode_leniently(array_text)
+        if lenient is None:
+            return False
+        self.events += lenient[0]
+        self.dropped += lenient[1]
+        return True
+
+    def _accept_mended(self, piece: bytes) -> bool:
+        if len(piece) > _MOST_BYTES_MENDED or b"{" not in piece:
+            return False
+        num_before = len(self.events)
+        if not any(self._accept(text) for text in mended(piece)):
+            return False
+        self.repaired += sum(1 for event in self.events[num_before:] if event.ph and is_usable(event))
+        return True
+
+    def _salvage(self, piece: bytes) -> None:
+        """Keep whole events that stand amid unreadable text; count those of which only parts are left."""
+        starts = [0, *(match.start() for match in _EVENT_START.finditer(piece, 1))]
+        num_lost = 0
+        has_remains = False
+        for start, stop in zip(starts, [*starts[1:], len(piece)], strict=True):
+            part = piece[start:stop]
+            end = part.rfind(b"}") + 1
+            decoded = decode_exact(b"[" + part[:end] + b"]") if end else None
+            if decoded and decoded[0].ph:
+                self.events += decoded
+                part = part[end:]
+            num_lost += len(_EVENT_MARK.findall(part))
+            has_remains = has_remains or bool(part.strip(b" \t\r\n,"))
+        self.dropped += max(num_lost, int(has_remains))
+
+
+def _seems_cut(piece: bytes) -> bool:
+    """Whether something is still open at the end: more text may make an event of it."""
+    return piece.count(b"{") > piece.count(b"}") or len(_QUOTE.findall(piece)) % 2 == 1

@@ -1,0 +1,106 @@
+"""Where does one event end and the next begin? Cuts the text of any layout into batches of decoded events.
+
+A cut between `}` `,` and `{` is right exactly when the text before it parses as an array, because a cut inside a
+string or a nested value leaves something open. So the last such place in the buffer is tried and the decoder judges.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from stepscope.trace.events import Event, ExactEvent, decode_exact, decode_fast
+from stepscope.trace.recovering import Recovery
+from stepscope.trace.text import TraceText
+
+_BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*\{")
+_TAIL_WINDOW_BYTES = 64 * 1024
+_MOST_CUTS_TRIED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Some entries of traceEvents, in the file's order, and the array they were decoded from."""
+
+    events: Sequence[Event]
+    array_text: bytes
+
+    def exact(self) -> Sequence[ExactEvent]:
+        """The same events with every decimal of their timestamps."""
+        events = decode_exact(self.array_text)
+        if events is None:
+            raise AssertionError("text that decodes fast also decodes exactly")
+        return events
+
+
+class EventSplitter:
+    """Cuts the elements of the array that `beginning` is the start of.
+
+    Attributes:
+        num_events: entries of all phases seen so far, lost ones included.
+        repaired, dropped: entries mended, and entries lost to damage.
+        num_bytes: text of the entries.
+        array_closed: the closing bracket was met.
+        tail: text after it that was read along.
+    """
+
+    def __init__(self, source: TraceText, beginning: bytes) -> None:
+        self.num_events = 0
+        self.repaired = 0
+        self.dropped = 0
+        self.num_bytes = 0
+        self.array_closed = False
+        self.tail = b""
+        self._source = source
+        self._buffer = beginning
+        self._separator = b""
+
+    def batches(self) -> Iterator[Batch | Sequence[ExactEvent]]:
+        """Decoded events until the array or the text ends; exact ones where the text had to be searched."""
+        while not self.array_closed:
+            block = self._source.read()
+            self._buffer += block
+            batch = self._take_fast() if block else None
+            if batch is not None:
+                self.num_events += len(batch.events)
+                yield batch
+                continue
+            recovered = self._take_carefully(is_last=not block)
+            if recovered:
+                yield recovered
+            if not block:
+                return
+
+    def _take_fast(self) -> Batch | None:
+        for end, start in self._cuts():
+            array_text = b"[" + self._buffer[:end] + b"]"
+            events = decode_fast(array_text)
+            if events is not None:
+                self._separator = self._buffer[end - 1 : start + 1]
+                self._buffer = self._buffer[start:]
+                self.num_bytes += len(array_text)
+                return Batch(events, array_text)
+        return None
+
+    def _cuts(self) -> Iterator[tuple[int, int]]:
+        """(end of one event, start of the next), the last first; the layout of the previous cut before all others."""
+        known = self._buffer.rfind(self._separator) if self._separator else -1
+        if known >= 0:
+            yield known + 1, known + len(self._separator) - 1
+        window_start = max(0, len(self._buffer) - _TAIL_WINDOW_BYTES)
+        found = list(_BETWEEN_EVENTS.finditer(self._buffer, window_start))
+        for match in reversed(found[-_MOST_CUTS_TRIED:]):
+            yield match.start() + 1, match.end() - 1
+
+    def _take_carefully(self, *, is_last: bool) -> Sequence[ExactEvent]:
+        recovery = Recovery(self._buffer, is_last=is_last)
+        self.num_events += len(recovery.events) + recovery.dropped
+        self.repaired += recovery.repaired
+        self.dropped += recovery.dropped
+        self.num_bytes += recovery.consumed
+        self.array_closed = recovery.array_closed
+        self._buffer = self._buffer[recovery.consumed :]
+        if self.array_closed:
+            self.tail, self._buffer = self._buffer, b""
+        return recovery.events

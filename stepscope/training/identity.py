@@ -1,0 +1,157 @@
+"""Who is this process: its rank, its job's mesh, its host and versions?"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope import __version__
+
+_ENVIRONMENT_PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "OMP_")
+_SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|API_?KEY", re.IGNORECASE)
+_MAX_RANKS_CAPTURED = 64  # 64 traces of some 10 MB are what people open; larger jobs name their ranks
+
+_DIMENSION_OF_NAME = {
+    "tp": "tp",
+    "tensor": "tp",
+    "tensor_parallel": "tp",
+    "pp": "pp",
+    "pipe": "pp",
+    "pipeline": "pp",
+    "pipeline_parallel": "pp",
+    "dp": "dp",
+    "ddp": "dp",
+    "fsdp": "dp",
+    "data": "dp",
+    "data_parallel": "dp",
+    "dp_replicate": "dp",
+    "dp_shard": "dp",
+    "replicate": "dp",
+    "shard": "dp",
+    "ep": "ep",
+    "expert": "ep",
+    "cp": "cp",
+    "context": "cp",
+}
+"""Names that frameworks give to mesh dimensions -> the dimension; several of one kind multiply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """This process among the processes of its job."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    host: str
+
+
+def identify() -> Identity:
+    """From torch.distributed when it is initialised, else from RANK, LOCAL_RANK and WORLD_SIZE, else a job of one."""
+    rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    torch = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank, world_size = distributed.get_rank(), distributed.get_world_size()
+    return Identity(
+        rank=rank, local_rank=_number("LOCAL_RANK", 0), world_size=max(world_size, rank + 1), host=socket.gethostname()
+    )
+
+
+def mesh_sizes(mesh: Any, world_size: int) -> dict[str, int]:
+    """Sizes by dimension (tp, pp, dp, ep, cp) of a torch DeviceMesh or a mapping of sizes by name.
+
+    Without a mesh, only a job of one process has a known shape. Dimensions of unknown name are left out.
+    """
+    if mesh is None:
+        return {"tp": 1, "pp": 1, "dp": 1} if world_size == 1 else {}
+    sizes: dict[str, int] = {}
+    for name, size in _named_sizes(mesh):
+        dimension = _DIMENSION_OF_NAME.get(name.lower())
+        if dimension is not None:
+            sizes[dimension] = sizes.get(dimension, 1) * int(size)
+    return sizes
+
+
+def captures_here(ranks: str | Iterable[int], identity: Identity) -> bool:
+    """Whether this rank writes traces. "all", "auto" (the first 64 ranks: whole neighbourhoods) or rank numbers."""
+    if ranks == "all":
+        return True
+    if ranks == "auto":
+        return identity.rank < _MAX_RANKS_CAPTURED
+    if isinstance(ranks, str):
+        raise ValueError(f'ranks is "all", "auto" or rank numbers, not {ranks!r}')
+    return identity.rank in set(ranks)
+
+
+def run_name(run: str | None, identity: Identity) -> str:
+    """The run's name, the same on all ranks without asking them.
+
+    Raises:
+        ValueError: the name given cannot be a folder's name.
+    """
+    if run is not None:
+        if not run.strip() or run in {".", ".."} or set(run) & {"/", "\\", "\0"}:
+            raise ValueError(f"a run's name is a folder's name, not {run!r}")
+        return run
+    environment = os.environ
+    if environment.get("STEPSCOPE_RUN"):
+        return run_name(environment["STEPSCOPE_RUN"], identity)
+    if environment.get("SLURM_JOB_ID"):
+        return f"slurm-{environment['SLURM_JOB_ID']}"
+    if environment.get("TORCHELASTIC_RUN_ID", "none") != "none":
+        return f"run-{environment['TORCHELASTIC_RUN_ID']}"
+    if identity.world_size == 1:
+        return time.strftime("run-%Y%m%d-%H%M%S")
+    return time.strftime(f"run-%Y%m%d-port{environment.get('MASTER_PORT', '0')}")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides how a step runs."""
+    found = {"stepscope": __version__, "python": platform.python_version(), "kernel": platform.release()}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = str(torch.__version__)
+        for name in ("cuda", "hip"):
+            if getattr(torch.version, name, None):
+                found[name] = str(getattr(torch.version, name))
+        if torch.cuda.is_available() and hasattr(torch.cuda, "nccl"):
+            found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return found
+
+
+def environment_of_interest() -> dict[str, str]:
+    """Variables that change how a step runs; none that could hold a secret."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_ENVIRONMENT_PREFIXES) and not _SECRET.search(name)
+    }
+
+
+def num_usable_cpus() -> int:
+    """Processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _named_sizes(mesh: Any) -> list[tuple[str, int]]:
+    if isinstance(mesh, Mapping):
+        return [(str(name), int(size)) for name, size in mesh.items()]
+    names = mesh.mesh_dim_names or ()
+    return [(str(name), int(mesh.size(place))) for place, name in enumerate(names)]
+
+
+def _number(variable: str, default: int) -> int:
+    try:
+        return int(os.environ.get(variable, ""))
+    except ValueError:
+        return default

@@ -1,0 +1,57 @@
+"""What does run.json say, and when does it change? Rank 0 writes it at the start, at each capture and at the end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stepscope.core.run_layout import Attempt, RunManifest
+from stepscope.training.identity import Identity, environment_of_interest, mesh_sizes, num_usable_cpus, versions
+from stepscope.training.run_directory import read_attempts, write_manifest
+
+
+class ManifestKeeper:
+    """Keeps run.json true while the run goes on.
+
+    Raises:
+        OSError: from `write` and `end`, when the run directory cannot be written.
+    """
+
+    def __init__(
+        self, run_directory: Path, identity: Identity, *, mesh: Any, labels: dict[str, str], simulated_compute: bool
+    ) -> None:
+        self._run_directory = run_directory
+        this_attempt = Attempt(start_ns=time.time_ns(), end_ns=None, ended=None, world_size=identity.world_size)
+        self._manifest = RunManifest(
+            run=run_directory.name,
+            host=identity.host,
+            world_size=identity.world_size,
+            mesh=mesh_sizes(mesh, identity.world_size),
+            num_cpus=num_usable_cpus(),
+            versions=versions(),
+            environment=environment_of_interest(),
+            attempts=[*read_attempts(run_directory), this_attempt],
+            simulated_compute=simulated_compute,
+            labels=labels,
+        )
+
+    def write(self, unprofiled_step_ms: float | None) -> None:
+        """Write the file; an unknown step time leaves the one known before."""
+        if unprofiled_step_ms is not None:
+            self._manifest = replace(self._manifest, unprofiled_step_ms=unprofiled_step_ms)
+        write_manifest(self._run_directory, self._manifest)
+
+    def end(self, kind: type[BaseException] | None, unprofiled_step_ms: float | None) -> None:
+        """Write how the attempt ended; `kind` is the exception that left the training loop."""
+        *earlier, attempt = self._manifest.attempts
+        attempt = replace(attempt, end_ns=time.time_ns(), ended=_ending(kind))
+        self._manifest = replace(self._manifest, attempts=[*earlier, attempt])
+        self.write(unprofiled_step_ms)
+
+
+def _ending(kind: type[BaseException] | None) -> str:
+    if kind is None or issubclass(kind, SystemExit):
+        return "finished"
+    return "signal" if issubclass(kind, KeyboardInterrupt) else "exception"

@@ -1,0 +1,275 @@
+"""How does a training loop ask for its steps to be measured and captured?
+
+Nothing here may hurt training: every public method swallows its own errors, logs one warning and turns itself off.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from stepscope.core.run_layout import steps_path, trace_path
+from stepscope.training.capture import Capture
+from stepscope.training.identity import Identity, captures_here, identify, run_name
+from stepscope.training.manifest import ManifestKeeper
+from stepscope.training.schedule import DEFAULT_SCHEDULE, Schedule, State
+from stepscope.training.spans import DataSpans, PhaseSpan
+from stepscope.training.telemetry import StepRecord, StepTimes, StepWriter
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _harmless(method: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
+    """Runs the method only while profiling is on, in the process that began it; an error turns profiling off."""
+
+    @functools.wraps(method)
+    def guarded(self: Profile, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if not self._on or os.getpid() != self._pid:
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # training must never be hurt
+            self._give_up(error)
+
+    return guarded
+
+
+class Profile:
+    """Measures every step of a training loop and captures some. Made by `stepscope.profile`.
+
+    Attributes:
+        run_directory: where this run's files are; None while nothing is written.
+    """
+
+    def __init__(self, settings: dict[str, Any], *, enabled: bool) -> None:
+        self.run_directory: Path | None = None
+        self._settings = settings
+        self._on = enabled
+        self._pid = os.getpid()
+        self._schedule: Schedule = DEFAULT_SCHEDULE
+        self._identity: Identity | None = None
+        self._manifest: ManifestKeeper | None = None
+        self._writer: StepWriter | None = None
+        self._times = StepTimes()
+        self._capture: Capture | None = None
+        self._captures_here = False
+        self._record_function: Callable[[str], Any] | None = None
+        self._annotation: Any = None
+        self._step: StepRecord | None = None
+
+    def __enter__(self) -> Profile:
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end(kind)
+
+    @_harmless
+    def step(self, /, **figures: object) -> None:
+        """End the current step and begin the next; call it once after each optimizer step.
+
+        Args:
+            figures: plain numbers to keep with the step (tokens, loss, grad_norm, ...). Tensors are left out, as
+                reading one would make the host wait for the GPU.
+        """
+        if self._step is None:
+            raise RuntimeError("profile() measures inside its with block: `with stepscope.profile(...) as prof:`")
+        record = self._step
+        self._close_annotation()
+        record.end_ns = time.time_ns()
+        record.figures = {name: value for name, value in figures.items() if isinstance(value, (int, float))}
+        if self._capture is not None and record.captured:
+            self._capture.num_whole_steps += 1
+        self._times.add(record)
+        try:
+            self._move_to(record.index + 1)
+        finally:
+            if self._writer is not None:
+                self._writer.add(record)
+        self._open_step(record.index + 1)
+
+    def data(self, loader: Iterable[T]) -> Iterable[T]:
+        """The same batches; each wait for one is timed and visible in the trace as `prof.data`."""
+        return DataSpans(loader, self._open_span, self._count_data_wait) if self._on else loader
+
+    def phase(self, name: str) -> PhaseSpan:
+        """A with block whose time is counted under `name` and visible in the trace as `prof.phase: name`."""
+        return PhaseSpan(name, self._open_span, self._count_phase)
+
+    @_harmless
+    def _begin(self) -> None:
+        import torch.profiler
+
+        settings = self._settings
+        self._record_function = torch.profiler.record_function
+        self._schedule = settings["schedule"] or DEFAULT_SCHEDULE
+        if not isinstance(self._schedule, Schedule):
+            raise TypeError(f"schedule is made by stepscope.every or stepscope.training.once, not {self._schedule!r}")
+        self._identity = identify()
+        self._captures_here = captures_here(settings["ranks"], self._identity)
+        self.run_directory = Path(settings["out"]) / run_name(settings["run"], self._identity)
+        self._writer = StepWriter(self.run_directory / steps_path(self._identity.rank))
+        if self._identity.rank == 0:
+            self._manifest = ManifestKeeper(
+                self.run_directory,
+                self._identity,
+                mesh=settings["mesh"],
+                labels=settings["labels"],
+                simulated_compute=settings["simulated_compute"],
+            )
+            self._manifest.write(None)
+        self._move_to(0)
+        self._open_step(0)
+
+    @_harmless
+    def _end(self, kind: type[BaseException] | None) -> None:
+        self._close_annotation()
+        record, self._step = self._step, None
+        if self._capture is not None and record is not None:
+            self._leave_capture(record, keep=kind is None and self._capture.num_whole_steps > 0)
+        if self._writer is not None:
+            self._writer.close()
+        if self._manifest is not None:
+            self._manifest.end(kind, self._times.unprofiled_step_ms())
+        self._on = False
+
+    def _move_to(self, index: int) -> None:
+        """Between two steps: end the capture that is over, prepare or start the one that `index` belongs to."""
+        capture_start = self._schedule.capture_at(index)
+        if self._capture is not None and self._step is not None and self._step.captured:
+            if capture_start == self._capture.first_step:
+                return
+            self._leave_capture(self._step, keep=True)
+        if not self._captures_here:
+            return
+        state = self._schedule.state(index)
+        if state is State.WARMUP and self._capture is None:
+            self._capture = self._new_capture(self._schedule.next_capture(index))
+            self._capture.prepare()
+        elif state is State.ACTIVE and capture_start is not None:
+            if self._capture is None:
+                self._capture = self._new_capture(capture_start)
+            if self._manifest is not None:
+                self._manifest.write(self._times.unprofiled_step_ms())
+            self._capture.start()
+
+    def _leave_capture(self, last_step: StepRecord, *, keep: bool) -> None:
+        capture, self._capture = self._capture, None
+        assert capture is not None
+        assert self._identity is not None
+        assert self.run_directory is not None
+        started_ns = time.monotonic_ns()
+        if keep:
+            capture.finish(self.run_directory / trace_path(capture.first_step, self._identity.rank))
+        else:
+            capture.discard()
+        last_step.export_ns = time.monotonic_ns() - started_ns
+
+    def _new_capture(self, first_step: int) -> Capture:
+        names = ("record_shapes", "with_stack", "profile_memory")
+        return Capture(first_step, **{name: bool(self._settings[name]) for name in names})
+
+    def _open_step(self, index: int) -> None:
+        state = self._schedule.state(index)
+        captured = state is State.ACTIVE and self._captures_here
+        # Also outside captures: other recorders (a daemon's on-demand trace, NVTX) then know the step's number.
+        self._annotation = self._open_span(f"ProfilerStep#{index}")
+        self._step = StepRecord(index, time.time_ns(), captured=captured, state=state.value)
+
+    def _close_annotation(self) -> None:
+        annotation, self._annotation = self._annotation, None
+        if annotation is not None:
+            annotation.__exit__(None, None, None)
+
+    def _open_span(self, name: str) -> Any:
+        """An entered record_function, or None when profiling is off or torch refuses."""
+        if not self._on or self._record_function is None:
+            return None
+        try:
+            span = self._record_function(name)
+            span.__enter__()
+        except Exception as error:  # training must never be hurt
+            self._give_up(error)
+            return None
+        return span
+
+    def _count_data_wait(self, duration_ns: int) -> None:
+        if self._step is not None:
+            self._step.data_wait_ns += duration_ns
+
+    def _count_phase(self, name: str, duration_ns: int) -> None:
+        if self._step is not None:
+            self._step.phases[name] = self._step.phases.get(name, 0) + duration_ns
+
+    def _give_up(self, error: Exception) -> None:
+        """Say once why, stop what runs, and be a no-op from now on."""
+        self._on = False
+        logger.warning("stepscope stops measuring this run, training goes on: %s: %s", type(error).__name__, error)
+        capture, self._capture = self._capture, None
+        cleanups = [self._close_annotation]
+        cleanups += [capture.discard] if capture is not None else []
+        cleanups += [self._writer.close] if self._writer is not None else []
+        for cleanup in cleanups:
+            try:
+                cleanup()
+            except Exception:  # said once already
+                logger.debug("clean-up failed", exc_info=True)
+
+
+def profile(
+    run: str | None = None,
+    out: str | os.PathLike[str] = "runs",
+    schedule: Schedule | None = None,
+    ranks: str | Iterable[int] = "auto",
+    mesh: Any = None,
+    *,
+    enabled: bool = True,
+    record_shapes: bool = True,
+    with_stack: bool = False,
+    profile_memory: bool = False,
+    labels: dict[str, str] | None = None,
+    simulated_compute: bool = False,
+) -> Profile:
+    """Measure a training loop: `with stepscope.profile(...) as prof:` and `prof.step()` after each optimizer step.
+
+    Every rank calls it with the same arguments. It never raises into training: what goes wrong is logged once, and
+    measuring stops. Off (enabled=False, or STEPSCOPE_DISABLE=1) it is the same object and does nothing.
+
+    Args:
+        run: the run's name, a folder inside `out`; by default from STEPSCOPE_RUN, Slurm, torchrun or the time.
+        out: folder of all runs, reachable by all ranks.
+        schedule: which steps to capture (`stepscope.every`); by default steps 4 to 6.
+        ranks: which ranks write traces: "auto" (the first 64), "all", or rank numbers. All write step telemetry.
+        mesh: torch DeviceMesh with named dimensions, or sizes by name ({"tp": 2, "pp": 2, "dp": 2}).
+        enabled: False turns everything off.
+        record_shapes: record operator shapes, which say what limits a kernel.
+        with_stack: record Python stacks; costs far more than the rest.
+        profile_memory: record allocations.
+        labels: free words to find the run by.
+        simulated_compute: the run's layers sleep instead of computing; said in every report.
+    """
+    settings = {
+        "run": run,
+        "out": out,
+        "schedule": schedule,
+        "ranks": ranks,
+        "mesh": mesh,
+        "record_shapes": record_shapes,
+        "with_stack": with_stack,
+        "profile_memory": profile_memory,
+        "labels": dict(labels or {}),
+        "simulated_compute": simulated_compute,
+    }
+    disabled = os.environ.get("STEPSCOPE_DISABLE", "").lower() not in {"", "0", "false", "no"}
+    return Profile(settings, enabled=enabled and not disabled)

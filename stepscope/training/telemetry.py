@@ -1,0 +1,127 @@
+"""What is written of every step? One JSON object a line in steps/rank{r}.jsonl."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+_FLUSH_AFTER_NS = 1_000_000_000  # a killed job loses at most its last second of lines
+_MAX_REMEMBERED_STEPS = 10_000
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One step of this rank. Times are ns, start and end since the epoch.
+
+    Attributes:
+        data_wait_ns: time the training loop waited for `prof.data`.
+        phases: time by name of `prof.phase`.
+        captured: whether the profiler recorded the step.
+        state: wait | warmup | active.
+        export_ns: time spent after the step to write the trace; never part of a step.
+        figures: what the caller gave to `prof.step` (tokens, loss, ...).
+    """
+
+    index: int
+    start_ns: int
+    end_ns: int = 0
+    data_wait_ns: int = 0
+    phases: dict[str, int] = field(default_factory=dict)
+    captured: bool = False
+    state: str = "wait"
+    export_ns: int = 0
+    figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def duration_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+    def as_line(self) -> bytes:
+        """The record as one line of JSON."""
+        document: dict[str, Any] = {
+            "index": self.index,
+            "start_ns": self.start_ns,
+            "end_ns": self.end_ns,
+            "data_wait_ns": self.data_wait_ns,
+            "phases": self.phases,
+            "captured": self.captured,
+            "state": self.state,
+        }
+        if self.export_ns:
+            document["export_ns"] = self.export_ns
+        document.update({name: value for name, value in self.figures.items() if name not in document})
+        return (json.dumps(document, separators=(",", ":")) + "\n").encode()
+
+
+class StepWriter:
+    """Appends step records to a file, whole lines only, at most once a second.
+
+    Raises:
+        OSError: from every method, when the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: FileIO | None = path.open("ab", buffering=0)
+        self._pending: list[bytes] = []
+        self._flushed_ns = time.monotonic_ns()
+
+    def add(self, record: StepRecord) -> None:
+        """Keep a finished step, and write what is kept when a second has passed."""
+        self._pending.append(record.as_line())
+        if time.monotonic_ns() - self._flushed_ns >= _FLUSH_AFTER_NS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is kept."""
+        self._flushed_ns = time.monotonic_ns()
+        if self._file is None or not self._pending:
+            return
+        lines, self._pending = b"".join(self._pending), []
+        self._file.write(lines)
+
+    def close(self) -> None:
+        """Write what is kept and close the file."""
+        try:
+            self.flush()
+        finally:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+
+class StepTimes:
+    """Remembers how long steps took, to tell the step time without the profiler."""
+
+    def __init__(self) -> None:
+        self._before: list[int] = []
+        self._after: list[int] = []
+        self._seen_capture = False
+        self._previous_state = "wait"
+
+    def add(self, record: StepRecord) -> None:
+        """Count a finished step."""
+        settled = record.index > 0 and record.state == "wait" and self._previous_state == "wait"
+        self._previous_state = record.state
+        self._seen_capture |= record.state == "active"
+        kept = self._after if self._seen_capture else self._before
+        if settled and len(kept) < _MAX_REMEMBERED_STEPS:
+            kept.append(record.duration_ns)
+
+    def unprofiled_step_ms(self) -> float | None:
+        """Median of the steps before the first capture without the very first one, in ms.
+
+        When there are none: of the steps after it, without the one that still waits for other ranks' export.
+        """
+        return _median_ms(self._before) or _median_ms(self._after)
+
+
+def _median_ms(durations_ns: Iterable[int]) -> float | None:
+    durations = list(durations_ns)
+    return statistics.median(durations) / 1e6 if durations else None

@@ -1,0 +1,299 @@
+"""What does a realistic run look like? Eight ranks, TP 2 x PP 2 x DP 2, that lose most of their time to the bubble.
+
+A 1F1B schedule of few micro-batches is laid out slice by slice; ledger, causes and verdict are then computed from the
+slices, so that every number on a page can be checked against another.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from stepscope.core.analysis import (
+    Analysis,
+    Collective,
+    Evidence,
+    Job,
+    KernelTime,
+    Ledger,
+    MeshSizes,
+    Notice,
+    Pipeline,
+    RankLedger,
+    RootCause,
+    Roofline,
+    RooflineCoverage,
+    SecondaryCause,
+    StepLedger,
+    TraceQuality,
+    Verdict,
+    WhatIf,
+)
+from stepscope.core.causes import Cause, Reason
+from stepscope.core.headings import Heading
+from stepscope.core.run_layout import Attempt, RunManifest, RUN_FILE
+from stepscope.core.timeline import HEADING_ORDER, RankTimeline
+from stepscope.store.runs import save_analysis, save_timelines
+
+ORIGIN_NS = 1_785_938_592_123_456_789
+NUM_RANKS = 8
+NUM_STEPS = 5
+NUM_MICRO_BATCHES = 4
+FORWARD_US = 7_000
+BACKWARD_US = 13_500
+
+Slice = tuple[Heading, int]
+"""Heading and duration in ns."""
+
+
+def make_timelines(*, seed: int = 7) -> list[RankTimeline]:
+    """Every rank's slices over NUM_STEPS steps, deterministic for a seed."""
+    return [_make_timeline(rank, random.Random(seed * 100 + rank)) for rank in range(NUM_RANKS)]
+
+
+def make_analysis(timelines: list[RankTimeline]) -> Analysis:
+    """The analysis that belongs to these time lines."""
+    ranks = [_rank_ledger(timeline) for timeline in timelines]
+    windows = sum(rank.window_ms for rank in ranks)
+    ledger: Ledger = {
+        heading: sum(rank.ledger[heading] * rank.window_ms for rank in ranks) / windows for heading in HEADING_ORDER
+    }
+    step_ms = sorted(rank.step_ms or 0.0 for rank in ranks)[len(ranks) // 2]
+    rows = _root_causes(ledger, step_ms)
+    job = Job(
+        world_size=NUM_RANKS,
+        ranks=list(range(NUM_RANKS)),
+        missing_ranks=[],
+        mesh=MeshSizes(tp=2, pp=2, dp=2),
+        gpu="NVIDIA H100 80GB HBM3",
+        num_steps=NUM_STEPS,
+        step_ms=step_ms,
+        unprofiled_step_ms=step_ms * 0.962,
+        mfu=0.271,
+        hfu=0.271,
+    )
+    return Analysis(
+        job=job,
+        trace_quality=TraceQuality(
+            collective_args=1.0,
+            unmatched_collectives=0.0,
+            steps_complete=NUM_STEPS,
+            clock_residual_us=11.8,
+            profiler_distortion=0.0395,
+        ),
+        ledger=ledger,
+        ranks=ranks,
+        root_causes=rows,
+        verdict=_verdict(rows, step_ms),
+        what_if=_what_if(step_ms),
+        collectives=_collectives(),
+        pipeline=Pipeline("1f1b", 2, NUM_MICRO_BATCHES, 1, step_ms, 0.292, 0.201, 0.063, 0.028, 0.2),
+        roofline=_roofline(ranks),
+        warnings=[Notice("no_unprofiled_baseline_rank", "rank 6 recorded no step before the capture; the others' is used.")],
+    )
+
+
+def write_run(root: Path, name: str = "h100-2x2x2-pp-few", *, started_ns: int = ORIGIN_NS) -> Analysis:
+    """Write run.json, analysis.json and timeline.json of the example into root/name; the analysis written."""
+    directory = root / name
+    directory.mkdir(parents=True)
+    write_manifest(directory, name, started_ns=started_ns)
+    timelines = make_timelines()
+    analysis = make_analysis(timelines)
+    save_analysis(directory, analysis)
+    save_timelines(directory, timelines)
+    return analysis
+
+
+def write_manifest(directory: Path, name: str, *, started_ns: int = ORIGIN_NS) -> None:
+    """Write run.json of a 2x2x2 run into the directory."""
+    manifest = RunManifest(
+        run=name,
+        host="node-a17",
+        world_size=NUM_RANKS,
+        mesh={"tp": 2, "pp": 2, "dp": 2},
+        num_cpus=96,
+        versions={"torch": "2.13.0", "stepscope": "0.1.0"},
+        environment={},
+        attempts=[Attempt(started_ns, started_ns + 90_000_000_000, "finished", NUM_RANKS)],
+    )
+    (directory / RUN_FILE).write_bytes(msgspec.json.encode(manifest))
+
+
+def _make_timeline(rank: int, chance: random.Random) -> RankTimeline:
+    start = ORIGIN_NS + rank * 37_000
+    slices: list[Slice] = []
+    step_starts = []
+    for _ in range(NUM_STEPS):
+        step_starts.append(start + sum(duration for _, duration in slices))
+        slices += _step(stage=rank // 4, chance=chance)
+    starts, clock = [], start
+    for _, duration in slices:
+        starts.append(clock)
+        clock += duration
+    codes = [HEADING_ORDER.index(heading) for heading, _ in slices]
+    return RankTimeline(rank, starts, clock, codes, step_starts, list(range(20, 20 + NUM_STEPS)))
+
+
+def _step(*, stage: int, chance: random.Random) -> list[Slice]:
+    """One step of 1F1B: stage 0 waits for the first backward, stage 1 for the first forward and at the end."""
+    slices: list[Slice] = []
+    whole = (FORWARD_US + BACKWARD_US) * 1000
+    if stage == 0:
+        slices += _work(FORWARD_US, chance) + _work(FORWARD_US, chance)
+        slices.append((Heading.BUBBLE, whole + chance.randint(0, 400_000)))
+    else:
+        slices.append((Heading.BUBBLE, FORWARD_US * 1000 + chance.randint(0, 300_000)))
+    for micro_batch in range(NUM_MICRO_BATCHES):
+        slices += _work(FORWARD_US, chance) if stage == 1 or micro_batch < 2 else []
+        slices.append((Heading.COMMUNICATION, chance.randint(180_000, 320_000)))
+        slices += _work(BACKWARD_US, chance)
+        if micro_batch < NUM_MICRO_BATCHES - 1 and stage == 0:
+            slices.append((Heading.BUBBLE, chance.randint(3_000_000, 5_000_000)))
+    if stage == 1:
+        slices.append((Heading.BUBBLE, BACKWARD_US * 1000 + chance.randint(0, 400_000)))
+    slices.append((Heading.WAIT, chance.randint(300_000, 2_400_000)))
+    slices.append((Heading.COMMUNICATION, chance.randint(2_500_000, 2_900_000)))
+    slices.append((Heading.MEMORY_BOUND, chance.randint(3_100_000, 3_300_000)))
+    slices.append((Heading.HOST_BOUND, chance.randint(700_000, 1_500_000)))
+    return slices
+
+
+def _work(duration_us: int, chance: random.Random) -> list[Slice]:
+    """Kernels of one forward or backward, with a tensor-parallel all-reduce after each block."""
+    slices: list[Slice] = []
+    for _ in range(6):
+        block = duration_us * 1000 // 6
+        parts = [
+            (Heading.COMPUTE_BOUND, 0.56),
+            (Heading.DEVICE_GAP, 0.004),
+            (Heading.MEMORY_BOUND, 0.21),
+            (Heading.LATENCY_BOUND, 0.02),
+            (Heading.COMMUNICATION, 0.12),
+            (Heading.COMPUTE_OTHER, 0.05),
+            (Heading.HOST_BOUND, 0.036),
+        ]
+        slices += [(heading, int(block * share * chance.uniform(0.93, 1.07))) for heading, share in parts]
+    return slices
+
+
+def _rank_ledger(timeline: RankTimeline) -> RankLedger:
+    ends = [*timeline.step_starts_ns[1:], timeline.end_ns]
+    steps = [
+        StepLedger(index, (end - start) / 1e6, _ledger_between(timeline, start, end))
+        for index, start, end in zip(timeline.step_indices, timeline.step_starts_ns, ends, strict=True)
+    ]
+    window = timeline.end_ns - timeline.start_ns[0]
+    return RankLedger(
+        rank=timeline.rank,
+        window_ms=window / 1e6,
+        step_ms=sorted(step.ms for step in steps)[len(steps) // 2],
+        ledger=_ledger_between(timeline, timeline.start_ns[0], timeline.end_ns),
+        hidden_communication=0.071 + timeline.rank / 1000,
+        steps=steps,
+    )
+
+
+def _ledger_between(timeline: RankTimeline, start: int, end: int) -> Ledger:
+    times: Counter[Heading] = Counter()
+    edges = [*timeline.start_ns, timeline.end_ns]
+    for first, last, code in zip(edges, edges[1:], timeline.headings, strict=False):
+        times[HEADING_ORDER[code]] += max(0, min(last, end) - max(first, start))
+    return {heading: times[heading] / (end - start) for heading in HEADING_ORDER}
+
+
+def _root_causes(ledger: Ledger, step_ms: float) -> list[RootCause]:
+    straggler = ledger[Heading.WAIT] * 0.7
+    fractions = {
+        Cause.PIPELINE_BUBBLE: ledger[Heading.BUBBLE] * 0.78,
+        Cause.IMBALANCE: ledger[Heading.BUBBLE] * 0.22,
+        Cause.COMPUTE_BOUND: ledger[Heading.COMPUTE_BOUND],
+        Cause.MEMORY_BOUND: ledger[Heading.MEMORY_BOUND],
+        Cause.LATENCY_BOUND: ledger[Heading.LATENCY_BOUND],
+        Cause.COMMUNICATION: ledger[Heading.COMMUNICATION],
+        Cause.HOST_BOUND: ledger[Heading.HOST_BOUND],
+        Cause.DEVICE_GAP: ledger[Heading.DEVICE_GAP],
+        Cause.STRAGGLER: straggler,
+        Cause.UNEXPLAINED: ledger[Heading.WAIT] - straggler + ledger[Heading.COMPUTE_OTHER],
+    }
+    everyone = list(range(NUM_RANKS))
+    rows = [
+        RootCause(
+            cause=cause,
+            reasons=[Reason.FEW_MICRO_BATCHES] if cause is Cause.PIPELINE_BUBBLE else [],
+            fraction=fraction,
+            ms_per_step=fraction * step_ms,
+            interval=(fraction * 0.94, fraction * 1.05),
+            ranks=[5] if cause is Cause.STRAGGLER else everyone,
+            evidence=[],
+        )
+        for cause, fraction in fractions.items()
+    ]
+    return sorted(rows, key=lambda row: -row.fraction)
+
+
+def _verdict(rows: list[RootCause], step_ms: float) -> Verdict:
+    row = next(row for row in rows if row.cause is Cause.PIPELINE_BUBBLE)
+    return Verdict(
+        cause=Cause.PIPELINE_BUBBLE,
+        reasons=[Reason.FEW_MICRO_BATCHES],
+        confidence=0.97,
+        summary=(
+            f"The pipeline's schedule leaves every GPU idle for {row.fraction * 100:.1f} % of the step: 2 stages share "
+            f"only {NUM_MICRO_BATCHES} micro-batches."
+        ),
+        ranks=list(range(NUM_RANKS)),
+        evidence=[
+            Evidence("structural_bubble", 0.201, "fraction", 0.1, list(range(NUM_RANKS))),
+            Evidence("micro_batches", NUM_MICRO_BATCHES, "count", 8, []),
+            Evidence("bubble_ms_per_step", row.fraction * step_ms, "ms", None, list(range(NUM_RANKS))),
+            Evidence("textbook_bubble", 0.2, "fraction", None, []),
+        ],
+        actions=[
+            "Raise the number of micro-batches from 4 to 8 or more at the same global batch size.",
+            "If memory does not allow it, use an interleaved schedule with 2 chunks a stage.",
+            "Move one transformer layer from stage 1 to stage 0: its backward is the slower one.",
+        ],
+        secondary=[
+            SecondaryCause(Cause.COMMUNICATION, rows[3].fraction, "tensor-parallel all-reduces run alone after each block"),
+            SecondaryCause(Cause.IMBALANCE, 0.063, "stage 1 carries the output head and is 9 % slower than stage 0"),
+        ],
+    )
+
+
+def _what_if(step_ms: float) -> list[WhatIf]:
+    return [
+        WhatIf(Cause.PIPELINE_BUBBLE, step_ms * 0.868, 1 / 0.868, step_ms * 0.833, Cause.COMPUTE_BOUND, 0.011),
+        WhatIf(Cause.COMMUNICATION, step_ms * 0.921, 1 / 0.921, None, Cause.PIPELINE_BUBBLE, 0.011),
+        WhatIf(Cause.IMBALANCE, step_ms * 0.957, 1 / 0.957, None, Cause.PIPELINE_BUBBLE, 0.011),
+        WhatIf(Cause.HOST_BOUND, step_ms * 0.982, 1 / 0.982, None, None, 0.011),
+    ]
+
+
+def _collectives() -> list[Collective]:
+    return [
+        Collective("tp:0-1", "tp", "all_reduce", 33_554_432, 480, 142.0, 142.0, 210.0, 0.236, 0.021, 0.0, 0.011, 1),
+        Collective("dp:0-2", "dp", "reduce_scatter", 268_435_456, 20, 96.4, 48.2, 180.0, 2.78, 1.31, 0.62, 0.94, 5),
+        Collective("dp:0-2", "dp", "all_gather", 268_435_456, 20, 103.0, 51.5, 180.0, 2.61, 0.08, 0.71, 0.05, None),
+        Collective("pp:0-4", "pp", "send_recv", 16_777_216, 40, 61.9, 61.9, None, 0.271, 20.1, 0.0, 20.0, 4),
+        Collective("world", None, "all_reduce", 4, 5, None, None, None, 0.012, 0.34, 0.0, 0.33, 5),
+    ]
+
+
+def _roofline(ranks: list[RankLedger]) -> Roofline:
+    total = sum(rank.window_ms for rank in ranks)
+    kernels = [
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x256x64_warpgroupsize2x1x1", 5760, 0.19, "compute_bound", "model"),
+        ("flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, 64, 128>>", 960, 0.08, "compute_bound", "model"),
+        ("void at::native::vectorized_layer_norm_kernel<c10::BFloat16, float>", 1920, 0.05, "memory_bound", "model"),
+        ("void at::native::vectorized_elementwise_kernel<8, GeluCUDAKernelImpl>", 960, 0.04, "memory_bound", "model"),
+        ("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 40, 0.02, "memory_bound", "by_name"),
+        ("void at::native::reduce_kernel<512, 1, ReduceOp<float>>", 2400, 0.01, "latency_bound", "by_name"),
+    ]
+    return Roofline(
+        RooflineCoverage(0.83, 0.11, 0.06),
+        [KernelTime(name, count, share * total, Heading(limit), by) for name, count, share, limit, by in kernels],
+    )

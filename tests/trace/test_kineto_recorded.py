@@ -1,0 +1,45 @@
+"""Does the reader agree with the oracle on recorded traces of every age and vendor?"""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from stepscope.core.errors import NotATraceError
+from stepscope.trace.columns import Category
+from stepscope.trace.kineto import read_trace
+
+pytestmark = pytest.mark.shared
+
+_SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "traces"
+_NO_TRACES = ("_et", "et_", "fr_", "truth.json", "pt2_et", "flight")
+
+
+def _recorded(*, traces: bool) -> list[Path]:
+    found = sorted(path for folder in ("h100x2", "public") for path in (_SHARED / folder).rglob("*.json*"))
+    return [path for path in found if any(mark in path.name for mark in _NO_TRACES) != traces]
+
+
+def _text(path: Path) -> str:
+    content = path.read_bytes()
+    return (gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content).decode()
+
+
+@pytest.mark.parametrize("path", _recorded(traces=True), ids=lambda path: path.name)
+def test_columns_equal_the_oracle(path: Path, rows) -> None:
+    expected = rows.expected(_text(path))
+    if not expected:
+        pytest.skip("holds no complete event")
+    trace = read_trace(path)
+    actual = rows.actual(trace)
+    assert len(actual) == len(expected)
+    assert next(((i, a, e) for i, (a, e) in enumerate(zip(actual, expected, strict=True)) if a != e), None) is None
+    assert (trace.quality.repaired, trace.quality.dropped, trace.quality.truncated) == (0, 0, False)
+
+
+@pytest.mark.parametrize("path", _recorded(traces=False), ids=lambda path: path.name)
+def test_other_json_is_refused_by_name(path: Path) -> None:
+    with pytest.raises(NotATraceError, match=path.name):
+        read_trace(path)
