@@ -108,7 +108,7 @@ def is_communication(name: str) -> bool:
     return _COMMUNICATION.search(name) is not None
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=4096)
 def family_of(name: str) -> Family:
     """The kind of work of a kernel that is not communication; Family.OTHER when the name does not tell."""
     function = _function(name)

@@ -35,6 +35,7 @@ def split_communication(
     """Replace `communication_unsplit` by communication and wait where arrivals are known.
 
     Several calls at once: `wait` only while every running one lacks a participant; a transfer wins over an unknown.
+    Waiting in which the host was late anyway keeps the host's charge, a transfer does not.
     """
     transfer, unknown = _by_state(rank, calls, arrivals)
     alone = segments.heading == CODE[Heading.COMMUNICATION_UNSPLIT]
@@ -50,6 +51,8 @@ def split_communication(
     ):
         index, start, end = pieces(time.start, time.end, cover)
         late = charge[index] != CHARGE[Cause.COMMUNICATION]
+        if heading is Heading.COMMUNICATION:
+            late[:] = False  # bytes on the wire: see docs/how-numbers-are-made.md, "Exposed is not blocking"
         own = TO_BLAME if heading is Heading.WAIT else CHARGE[Cause.COMMUNICATION]
         codes = np.where(late, charge[index], own).astype(np.int8)
         paints.append(Paint(Intervals(start, end), heading, codes))

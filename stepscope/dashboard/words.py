@@ -13,7 +13,6 @@ _NARROW_SPACE = "\u202f"
 
 _CAUSE_WORDS = {
     Cause.COMPUTE_BOUND: "Compute bound",
-    Cause.MEMORY_BOUND: "Memory-bandwidth bound",
     Cause.LATENCY_BOUND: "Small kernels",
     Cause.HOST_BOUND: "Host bound",
     Cause.PROFILER: "Profiler overhead",

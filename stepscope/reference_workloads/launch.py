@@ -119,7 +119,7 @@ def _default_run(plan: ParallelPlan, preset: Preset, *, is_rank: bool) -> str:
 def _device_type(device: str, plan: ParallelPlan, simulate_compute_ms: float, *, is_rank: bool) -> str:
     if device not in {"auto", "cpu", "cuda"}:
         raise UsageError(f'a device is "auto", "cpu" or "cuda", not {device!r}')
-    # From 2.13 on torch's profiler writes two lines a capture and rank to stderr; which would cut the progress to pieces.
+    # From 2.13 on torch's profiler writes two lines a capture and rank into the progress on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", _KINETO_SILENT)
     import torch
 

@@ -76,7 +76,8 @@ class PipelineExecutor:
             module = shard_stage(stage, plan, preset, mesh)
             self.modules.append(module)
             stage_class = PipelineStage if plan.is_multi_stage else AnnotatedStage
-            stages.append(stage_class(module, index, plan.num_stages, device, group=mesh.get_group("pp")))
+            examples = _example_tensors(plan, preset, index)
+            stages.append(stage_class(module, index, plan.num_stages, device, *examples, group=mesh.get_group("pp")))
         self._is_first = stages[0].is_first
         self._is_last = stages[-1].is_last
         self._schedule = _SCHEDULE_CLASSES[plan.schedule](
@@ -95,6 +96,28 @@ class PipelineExecutor:
             return_outputs=False,
         )
         return torch.stack([loss.detach() for loss in losses]).mean() if self._is_last else None
+
+
+def _example_tensors(plan: ParallelPlan, preset: Preset, stage_index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a stage takes and gives for one micro-batch, without storage.
+
+    Torch could find out by itself, but does so with a backward pass that DDP mistakes for the first step.
+    """
+    shape = (preset.batch_size // plan.dp // plan.num_micro_batches, preset.sequence_length)
+    is_low_precision = preset.dtype == "bfloat16"
+    # fully_shard casts what flows between blocks; autocast leaves the residual stream in float32.
+    flowing = torch.bfloat16 if is_low_precision and plan.zero in {2, 3} else torch.float32
+    hidden = torch.empty(*shape, preset.hidden_size, dtype=flowing, device="meta", requires_grad=True)
+    tokens = torch.empty(*shape, dtype=torch.int64, device="meta")
+    logits = torch.empty(
+        *shape,
+        preset.vocab_size,
+        dtype=torch.bfloat16 if is_low_precision else torch.float32,
+        device="meta",
+        requires_grad=True,
+    )
+    is_last = stage_index == plan.num_stages - 1
+    return (hidden if stage_index else tokens), (logits if is_last else hidden)
 
 
 class WholeModelExecutor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -50,8 +51,17 @@ Slice = tuple[Heading, int]
 
 
 def make_timelines(*, seed: int = 7) -> list[RankTimeline]:
-    """Every rank's slices over NUM_STEPS steps, deterministic for a seed."""
-    return [_make_timeline(rank, random.Random(seed * 100 + rank)) for rank in range(NUM_RANKS)]
+    """Every rank's slices over NUM_STEPS steps, deterministic for a seed; steps end together, as ranks wait there."""
+    chances = [random.Random(seed * 100 + rank) for rank in range(NUM_RANKS)]
+    slices: list[list[Slice]] = [[] for _ in range(NUM_RANKS)]
+    step_starts: list[list[int]] = [[] for _ in range(NUM_RANKS)]
+    for _ in range(NUM_STEPS):
+        steps = [_step(stage=rank // 4, chance=chances[rank]) for rank in range(NUM_RANKS)]
+        longest = max(_length_ns(step) for step in steps)
+        for rank, step in enumerate(steps):
+            step_starts[rank].append(_start_ns(rank) + _length_ns(slices[rank]))
+            slices[rank] += _padded(step, longest)
+    return [_make_timeline(rank, slices[rank], step_starts[rank]) for rank in range(NUM_RANKS)]
 
 
 def make_analysis(timelines: list[RankTimeline]) -> Analysis:
@@ -123,19 +133,24 @@ def write_manifest(directory: Path, name: str, *, started_ns: int = ORIGIN_NS) -
     (directory / RUN_FILE).write_bytes(msgspec.json.encode(manifest))
 
 
-def _make_timeline(rank: int, chance: random.Random) -> RankTimeline:
-    start = ORIGIN_NS + rank * 37_000
-    slices: list[Slice] = []
-    step_starts = []
-    for _ in range(NUM_STEPS):
-        step_starts.append(start + sum(duration for _, duration in slices))
-        slices += _step(stage=rank // 4, chance=chance)
-    starts, clock = [], start
-    for _, duration in slices:
-        starts.append(clock)
-        clock += duration
+def _make_timeline(rank: int, slices: list[Slice], step_starts_ns: list[int]) -> RankTimeline:
+    edges = list(accumulate((duration for _, duration in slices), initial=_start_ns(rank)))
     codes = [HEADING_ORDER.index(heading) for heading, _ in slices]
-    return RankTimeline(rank, starts, clock, codes, step_starts, list(range(20, 20 + NUM_STEPS)))
+    return RankTimeline(rank, edges[:-1], edges[-1], codes, step_starts_ns, list(range(20, 20 + NUM_STEPS)))
+
+
+def _start_ns(rank: int) -> int:
+    return ORIGIN_NS + rank * 37_000
+
+
+def _length_ns(slices: list[Slice]) -> int:
+    return sum(duration for _, duration in slices)
+
+
+def _padded(step: list[Slice], length_ns: int) -> list[Slice]:
+    """The step with its wait for the last rank made longer."""
+    missing = length_ns - _length_ns(step)
+    return [(heading, duration + missing if heading is Heading.WAIT else duration) for heading, duration in step]
 
 
 def _step(*, stage: int, chance: random.Random) -> list[Slice]:
@@ -148,11 +163,11 @@ def _step(*, stage: int, chance: random.Random) -> list[Slice]:
     else:
         slices.append((Heading.BUBBLE, FORWARD_US * 1000 + chance.randint(0, 300_000)))
     for micro_batch in range(NUM_MICRO_BATCHES):
-        slices += _work(FORWARD_US, chance) if stage == 1 or micro_batch < 2 else []
+        slices += _work(FORWARD_US, chance) if stage == 1 or micro_batch < NUM_MICRO_BATCHES - 2 else []
         slices.append((Heading.COMMUNICATION, chance.randint(180_000, 320_000)))
         slices += _work(BACKWARD_US, chance)
         if micro_batch < NUM_MICRO_BATCHES - 1 and stage == 0:
-            slices.append((Heading.BUBBLE, chance.randint(3_000_000, 5_000_000)))
+            slices.append((Heading.BUBBLE, chance.randint(300_000, 900_000)))
     if stage == 1:
         slices.append((Heading.BUBBLE, BACKWARD_US * 1000 + chance.randint(0, 400_000)))
     slices.append((Heading.WAIT, chance.randint(300_000, 2_400_000)))

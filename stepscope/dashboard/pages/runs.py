@@ -71,10 +71,16 @@ def _table(runs: list[RunSummary]) -> Component:
     caption = html.Caption("Runs, the latest first; the buttons in the head sort", className="ss-sr")
     return html.Div(
         [
-            html.Table([caption, html.Thead(html.Tr(head)), body], className="ss-table ss-runs", id="runs-table"),
+            html.Div(
+                html.Table([caption, html.Thead(html.Tr(head)), body], className="ss-table ss-runs", id="runs-table"),
+                className="ss-scroll",
+                tabIndex=0,
+                role="region",
+                **{"aria-label": "Runs"},
+            ),
             html.P("No run matches.", id="runs-none", className="ss-note ss-none", hidden=True),
         ],
-        className="ss-panel ss-scroll",
+        className="ss-panel ss-panel-table",
     )
 
 

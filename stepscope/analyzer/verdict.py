@@ -1,0 +1,252 @@
+"""What does a tired engineer need to read? One line with its evidence, confidence and first remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analyzer.root_causes import INTERVAL, CauseTable, resample
+from stepscope.analyzer.segments import CAUSE_ORDER
+from stepscope.core.analysis import Evidence, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
+from stepscope.core.causes import HEALTHY_CAUSES, Cause, Reason
+
+NAMED_FROM = 0.10
+"""A loss is named as the cause from this share of the step on; below it the job is healthy (ledger, Verdict)."""
+SECONDARY_FROM = 0.05
+OVERSUBSCRIBED_CONFIDENCE = 0.5
+UNTRUSTED_UNLINKED = 0.2
+"""Share of device activities without launch above which idle time cannot be told apart."""
+
+_NEVER_NAMED = HEALTHY_CAUSES | {Cause.UNEXPLAINED, Cause.BEFORE_WINDOW}
+
+_ACTIONS: dict[Cause, tuple[str, ...]] = {
+    Cause.PIPELINE_BUBBLE: (
+        "raise the number of micro-batches (the bubble shrinks as (P-1)/(M+P-1))",
+        "or interleave: give each rank several smaller stages",
+    ),
+    Cause.IMBALANCE: ("re-cut the stages (or the batch) so that every rank computes for the same time",),
+    Cause.STRAGGLER: (
+        "compare clocks, temperature and running processes of the named ranks with their peers'",
+        "take the node out of the job if it stays slower",
+    ),
+    Cause.COMMUNICATION: (
+        "check that traffic takes the fastest link (NCCL_DEBUG=INFO: P2P over NVLink, IB with GDRDMA)",
+        "overlap it with compute: larger buckets, prefetch, fewer small messages",
+    ),
+    Cause.DATA_LOADING: (
+        "raise num_workers and prefetch_factor, pin memory",
+        "move decoding or slow storage out of the step (cache, shard, local disk)",
+    ),
+    Cause.HOST_BOUND: (
+        "launch less from Python: torch.compile or CUDA graphs, fused optimizer, larger batches",
+        "check that the training processes own enough CPU cores",
+    ),
+    Cause.SYNCHRONIZATION: ("remove .item(), print(loss), nonzero and blocking copies from the step",),
+    Cause.CHECKPOINT: ("save asynchronously (torch.distributed.checkpoint.async_save) or less often",),
+    Cause.COPY: ("pin host memory, copy with non_blocking=True on a side stream",),
+    Cause.DEVICE_GAP: ("look for cross-stream waits; CUDA graphs remove launch latency",),
+    Cause.LATENCY_BOUND: ("fuse small kernels (torch.compile) or raise the batch size",),
+    Cause.MEMORY_BOUND: ("fuse pointwise chains (torch.compile, fused norm and optimizer), use a smaller dtype",),
+    Cause.COMPUTE_BOUND: ("healthy: the GPU computes; faster only through lower precision or less work",),
+    Cause.PROFILER: ("capture fewer steps or without shapes and stacks; the profiler itself costs this much",),
+    Cause.INSUFFICIENT_EVIDENCE: ("profile every rank for at least two whole steps, with CPU and GPU activities",),
+}
+
+_WORDS: dict[Cause, str] = {
+    Cause.PIPELINE_BUBBLE: "the pipeline's bubble costs",
+    Cause.IMBALANCE: "uneven work costs",
+    Cause.STRAGGLER: "a straggler costs",
+    Cause.COMMUNICATION: "exposed communication costs",
+    Cause.DATA_LOADING: "waiting for data costs",
+    Cause.HOST_BOUND: "the host launches too slowly, which costs",
+    Cause.SYNCHRONIZATION: "host synchronisation costs",
+    Cause.CHECKPOINT: "saving checkpoints costs",
+    Cause.COPY: "exposed copies cost",
+    Cause.DEVICE_GAP: "gaps between queued kernels cost",
+    Cause.LATENCY_BOUND: "kernels too small to fill the GPU take",
+    Cause.PROFILER: "the profiler itself costs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What else bears on a verdict.
+
+    Attributes:
+        step_ms: the job's step, or None.
+        mfu: model FLOPs utilisation, or None.
+        missing_ranks: ranks of the job without a usable trace.
+        world_size: ranks of the job.
+        oversubscribed: more runnable ranks than cores on the host.
+    """
+
+    step_ms: float | None
+    mfu: float | None
+    num_ranks: int
+    world_size: int
+    num_steps: int
+    oversubscribed: bool
+    quality: TraceQuality
+    pipeline: Pipeline | None
+
+
+def root_causes(
+    table: CauseTable, step_ms: float | None, pipeline: Pipeline | None, *, arrivals_unknown: float
+) -> list[RootCause]:
+    """The root-cause table, largest first; causes without time are left out."""
+    fractions = table.fractions()
+    resampled = resample(table)
+    low, high = np.quantile(resampled, INTERVAL, axis=0)
+    rows = []
+    for code, cause in enumerate(CAUSE_ORDER):
+        if fractions[cause] <= 0:
+            continue
+        rows.append(
+            RootCause(
+                cause=cause,
+                reasons=_reasons(cause, pipeline, arrivals_unknown),
+                fraction=fractions[cause],
+                ms_per_step=None if step_ms is None else fractions[cause] * step_ms,
+                interval=(float(low[code]), float(high[code])),
+                ranks=table.ranks_of(cause),
+                evidence=_evidence(cause, fractions[cause], table, pipeline),
+            )
+        )
+    return sorted(rows, key=lambda row: -row.fraction)
+
+
+def judge(rows: Sequence[RootCause], table: CauseTable, about: Circumstances) -> Verdict:
+    """Name the largest loss if it is at least a tenth of the step, else what bounds the compute."""
+    by_cause = {row.cause: row for row in rows}
+    losses = [row for row in rows if row.cause not in _NEVER_NAMED]
+    unexplained = by_cause[Cause.UNEXPLAINED].fraction if Cause.UNEXPLAINED in by_cause else 0.0
+    named = losses[0] if losses and losses[0].fraction >= NAMED_FROM else None
+    if unexplained > 0.5 and (named is None or named.fraction < unexplained):
+        return _insufficient(unexplained, about)
+    if named is None:
+        healthy = [row for row in rows if row.cause in HEALTHY_CAUSES]
+        if not healthy:
+            return _insufficient(unexplained, about)
+        return _healthy(healthy[0], losses, table, about)
+    return Verdict(
+        cause=named.cause,
+        reasons=named.reasons,
+        confidence=_confidence(named.cause, table, about),
+        summary=_summary(named, about),
+        ranks=named.ranks,
+        evidence=named.evidence,
+        actions=list(_ACTIONS.get(named.cause, ())),
+        secondary=_secondary(losses[1:], about),
+    )
+
+
+def _healthy(row: RootCause, losses: Sequence[RootCause], table: CauseTable, about: Circumstances) -> Verdict:
+    bound = "arithmetic" if row.cause is Cause.COMPUTE_BOUND else "memory bandwidth"
+    mfu = "" if about.mfu is None else f" at {about.mfu:.0%} MFU"
+    largest = f"; the largest loss is {losses[0].fraction:.1%} ({losses[0].cause})" if losses else ""
+    evidence = list(row.evidence)
+    if about.mfu is not None:
+        evidence.append(Evidence("mfu", about.mfu, "ratio"))
+    return Verdict(
+        cause=row.cause,
+        reasons=[],
+        confidence=_confidence(row.cause, table, about),
+        summary=f"healthy: {row.fraction:.1%} of the time is bound by {bound}{mfu}{largest}",
+        ranks=[],
+        evidence=evidence,
+        actions=list(_ACTIONS[row.cause]),
+        secondary=_secondary(losses, about),
+    )
+
+
+def _insufficient(unexplained: float, about: Circumstances) -> Verdict:
+    return Verdict(
+        cause=Cause.INSUFFICIENT_EVIDENCE,
+        reasons=[],
+        confidence=1.0 - about.num_ranks / max(about.world_size, 1) if about.num_ranks < about.world_size else 0.5,
+        summary=f"{unexplained:.0%} of the time cannot be explained from these traces",
+        ranks=[],
+        evidence=[Evidence("unexplained", unexplained, "ratio", 0.5)],
+        actions=list(_ACTIONS[Cause.INSUFFICIENT_EVIDENCE]),
+        secondary=[],
+    )
+
+
+def _summary(row: RootCause, about: Circumstances) -> str:
+    cost = f"{row.fraction:.1%} of the time"
+    if row.ms_per_step is not None and about.step_ms is not None:
+        cost += f", {row.ms_per_step:.3g} ms of each {about.step_ms:.4g} ms step"
+    where = ""
+    if row.ranks and len(row.ranks) < about.num_ranks:
+        where = f"; look at rank{'s' if len(row.ranks) > 1 else ''} {_enumerate(row.ranks)}"
+    pipeline = ""
+    if row.cause is Cause.PIPELINE_BUBBLE and about.pipeline is not None:
+        p = about.pipeline
+        pipeline = f" ({p.stages} stages, {p.micro_batches} micro-batches, {p.schedule})"
+    return f"{_WORDS.get(row.cause, row.cause + ' costs')} {cost}{pipeline}{where}"
+
+
+def _enumerate(ranks: Sequence[int], most: int = 8) -> str:
+    shown = ", ".join(map(str, sorted(ranks)[:most]))
+    return shown if len(ranks) <= most else f"{shown} and {len(ranks) - most} more"
+
+
+def _secondary(losses: Sequence[RootCause], about: Circumstances) -> list[SecondaryCause]:
+    return [
+        SecondaryCause(row.cause, row.fraction, _summary(row, about))
+        for row in losses
+        if row.fraction > SECONDARY_FROM
+    ][:3]
+
+
+def _confidence(cause: Cause, table: CauseTable, about: Circumstances) -> float:
+    """Share of resamples in which the cause ranks first among its kind, lowered by what the traces lack."""
+    resampled = resample(table)
+    rivals = [
+        code
+        for code, other in enumerate(CAUSE_ORDER)
+        if (other in HEALTHY_CAUSES if cause in HEALTHY_CAUSES else other not in _NEVER_NAMED)
+    ]
+    first = resampled[:, rivals].argmax(axis=1)
+    confidence = float(np.mean(np.array(rivals)[first] == CAUSE_ORDER.index(cause)))
+    confidence *= about.num_ranks / max(about.world_size, about.num_ranks)
+    confidence *= 1.0 - min(about.quality.unlinked, UNTRUSTED_UNLINKED)
+    if about.num_steps < 2:
+        confidence *= 0.7  # one step: no spread between steps to resample
+    if about.oversubscribed:
+        confidence = min(confidence, OVERSUBSCRIBED_CONFIDENCE)
+    return round(confidence, 3)
+
+
+def _reasons(cause: Cause, pipeline: Pipeline | None, arrivals_unknown: float) -> list[Reason]:
+    if cause is Cause.PIPELINE_BUBBLE:
+        return [Reason.FEW_MICRO_BATCHES]
+    if cause is Cause.IMBALANCE and pipeline is not None and pipeline.imbalance > 0:
+        return [Reason.UNEVEN_STAGES]
+    if cause is Cause.COMMUNICATION and arrivals_unknown > 0:
+        return [Reason.ARRIVALS_UNKNOWN]
+    if cause is Cause.DATA_LOADING:
+        return [Reason.STARVED]
+    if cause is Cause.HOST_BOUND:
+        return [Reason.DISPATCH]
+    if cause is Cause.STRAGGLER:
+        return [Reason.EXTRA_WORK]
+    return []
+
+
+def _evidence(cause: Cause, fraction: float, table: CauseTable, pipeline: Pipeline | None) -> list[Evidence]:
+    evidence = [Evidence("fraction_of_step", fraction, "ratio", NAMED_FROM)]
+    culprits = table.culprits.get(cause, {})
+    total = sum(culprits.values())
+    ranks = table.ranks_of(cause)
+    if total > 0 and 0 < len(ranks) < len(culprits):
+        share = sum(culprits[rank] for rank in ranks) / total
+        evidence.append(Evidence("share_caused_by_these_ranks", share, "ratio", ranks=ranks))
+    if cause in (Cause.PIPELINE_BUBBLE, Cause.IMBALANCE) and pipeline is not None:
+        evidence.append(Evidence("pipeline_structural", pipeline.structural, "ratio"))
+        evidence.append(Evidence("pipeline_imbalance", pipeline.imbalance, "ratio"))
+        evidence.append(Evidence("pipeline_textbook", pipeline.textbook, "ratio"))
+    return evidence
+
