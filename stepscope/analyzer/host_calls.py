@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.communication import BEFORE_STEPS, Call, PeerCall
+from stepscope.analyzer.matching import Matches
 from stepscope.analyzer.steps import HostSteps
 from stepscope.trace.columns import NONE, Category, ProcessGroup, TraceColumns
 
@@ -167,3 +169,18 @@ def _peer(
     source, destination = (rank, peer) if operator.kind == "send" else (peer, rank)
     ordinal = ordinals[step, source, destination] = ordinals.get((step, source, destination), -1) + 1
     return (PeerCall(source, destination, ordinal),)
+
+
+def complete_together(calls_of_rank: Mapping[int, list[Call]], matches: Matches) -> dict[int, list[Call]]:
+    """End each point-to-point call no later than its counterparts do.
+
+    gloo closes the span of an asynchronous send when the sender asks for it, long after the bytes have gone.
+    Call with all ranks on one clock.
+    """
+    completed = {rank: list(calls) for rank, calls in calls_of_rank.items()}
+    for call, others in matches.peers.items():
+        own = calls_of_rank[call.rank][call.place]
+        end = max(calls_of_rank[other.rank][other.place].end_ns for other in others)
+        if own.start_ns < end < own.end_ns:
+            completed[call.rank][call.place] = replace(own, end_ns=end)
+    return completed

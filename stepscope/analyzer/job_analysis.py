@@ -13,6 +13,7 @@ from stepscope.analyzer.blame import blame_waits
 from stepscope.analyzer.clocks import Clocks, estimate_clocks
 from stepscope.analyzer.collective_table import collective_table
 from stepscope.analyzer.communication import Call
+from stepscope.analyzer.host_calls import complete_together
 from stepscope.analyzer.ledger import fractions
 from stepscope.analyzer.matching import CallId, Matches, match_calls
 from stepscope.analyzer.pipeline import PipelineParts, explain, find_chains
@@ -129,6 +130,9 @@ def _align(
     clocks = estimate_clocks(calls, matches, {rank: view.header.host_name for rank, view in views.items()})
     views = {rank: _shifted(view, clocks.offset_ns[rank]) for rank, view in views.items()}
     calls = {rank: view.calls for rank, view in views.items()}
+    if not any(view.on_device for view in views.values()):
+        calls = complete_together(calls, matches)
+        views = {rank: replace(view, calls=calls[rank]) for rank, view in views.items()}
     return views, matches, clocks, needed_arrivals(calls, matches, clocks.unrelated)
 
 

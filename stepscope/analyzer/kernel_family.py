@@ -2,7 +2,7 @@
 
 Names come from torch, cuBLAS, cuDNN, CUTLASS, Tensile/hipBLASLt, Composable Kernel, MIOpen, Triton and the inference
 engines. To teach a new kernel, add a pattern to `_RULES`: the first that matches wins, so the particular stands above
-the general.
+the general. Patterns meet the lower-cased name.
 """
 
 from __future__ import annotations
@@ -38,15 +38,24 @@ class Family(IntEnum):
     RECURRENT = 13
 
 
-_COMMUNICATION = re.compile(
-    r"nccl|msccl"  # every NVIDIA and AMD generation: ncclKernel_, ncclDevKernel_, nccldevkernel_, mscclKernel_
-    r"|cross_device_reduce|reduce_scatter_cross_device"  # vLLM, SGLang, AITER custom all-reduce
-    r"|(one_?shot|two_?shot)\w*all_?reduce|all_?reduce\w*(one_?shot|two_?shot)"  # torch, TensorRT-LLM, QuickReduce
-    r"|multimem_|symmetric_memory::|all_?reduce_fusion"  # torch symmetric memory, FlashInfer
-    r"|nvshmem|alltoallv|deep_ep::(?!layout)"
-    r"|userbuffers",  # Transformer Engine
-    re.IGNORECASE,
+_COMMUNICATION = (
+    "nccl",  # every NVIDIA and AMD generation: ncclKernel_, ncclDevKernel_, nccldevkernel_
+    "msccl",
+    "cross_device_reduce",  # vLLM, SGLang, AITER
+    "reduce_scatter_cross_device",
+    "multimem_",  # torch symmetric memory
+    "symmetric_memory::",
+    "allreduce_fusion",  # FlashInfer, TensorRT-LLM
+    "nvshmem",
+    "alltoallv",
+    "deep_ep::",
+    "userbuffers",  # Transformer Engine
 )
+_ALL_REDUCE = ("all_reduce", "allreduce")
+_SHOTS = ("one_shot", "oneshot", "two_shot", "twoshot")
+"""torch, TensorRT-LLM and QuickReduce say in how many passes their all-reduce works."""
+_PLANS_COMMUNICATION = "deep_ep::layout"
+"""Computes who gets what; moves nothing between GPUs."""
 
 _RULES: tuple[tuple[str, Family], ...] = (
     # side kernels of the big operators first: they only move data
@@ -81,19 +90,21 @@ _RULES: tuple[tuple[str, Family], ...] = (
     (r"catarray|(^|[_:])cat_|transpose|copy|memset|memcpy|fill|permute|pad_kernel|split_with", Family.COPY_LIKE),
     (r"reduce|pool|lpnorm|norm_kernel|(^|[^a-z])(sum|mean|max|min|argmax)_", Family.REDUCTION),
 )
-_COMPILED = tuple((re.compile(pattern, re.IGNORECASE), family) for pattern, family in _RULES)
+_COMPILED = tuple((re.compile(pattern), family) for pattern, family in _RULES)
 
 _RETURN_TYPE = re.compile(r"^(void |std::enable_if<.*>::type |static )+")
-_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|_GLOBAL__N_\d*")
-_WRAPPER = re.compile(r"cutlass|device_kernel$|kentry$|cudnn.*::kernel$|internal::gemvx", re.IGNORECASE)
+_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|_global__n_\d*")
+_WRAPPER = re.compile(r"cutlass|device_kernel$|kentry$|cudnn.*::kernel$|internal::gemvx")
 """Functions that only run their template argument: the argument says what the work is."""
-_FILL_OR_COPY = re.compile(r"fillfunctor|_copy_kernel|::copy_|flip_kernel|roll_", re.IGNORECASE)
-_ELEMENTWISE = re.compile(r"(^|[:_])elementwise_kernel", re.IGNORECASE)
-_BY_INDEX = re.compile(r"index_elementwise|scatter_gather", re.IGNORECASE)
+_LIST_NORM = re.compile(r"lpnorm|maxops")
+_LIST_COPY = re.compile(r"\bcopy")
+_FILL_OR_COPY = re.compile(r"fillfunctor|_copy_kernel|::copy_|flip_kernel|roll_")
+_ELEMENTWISE = re.compile(r"(^|[:_])elementwise_kernel")
+_BY_INDEX = re.compile(r"index_elementwise|scatter_gather")
 
 
 def _function(name: str) -> str:
-    """The function's own name: its template and call arguments name types of others (a softmax may add)."""
+    """The function's own part of a lower-cased name: template and call arguments may name the work of others."""
     bare = _RETURN_TYPE.sub("", _ANONYMOUS.sub("", name))
     cut = min((at for at in (bare.find("<"), bare.find("(")) if at > 0), default=len(bare))
     return bare if _WRAPPER.search(bare[:cut]) else bare[:cut]
@@ -105,12 +116,16 @@ def is_communication(name: str) -> bool:
     NCCL and RCCL under all their names, symmetric-memory and custom all-reduces, NVSHMEM, DeepEP. Prefer the trace's
     own arguments where it has them: this is for kernels without.
     """
-    return _COMMUNICATION.search(name) is not None
+    name = name.lower()
+    if any(word in name for word in _COMMUNICATION):
+        return _PLANS_COMMUNICATION not in name
+    return any(word in name for word in _ALL_REDUCE) and any(word in name for word in _SHOTS)
 
 
 @lru_cache(maxsize=4096)
 def family_of(name: str) -> Family:
     """The kind of work of a kernel that is not communication; Family.OTHER when the name does not tell."""
+    name = name.lower()
     function = _function(name)
     if _ELEMENTWISE.search(function) and not _BY_INDEX.search(function):
         return Family.COPY_LIKE if _FILL_OR_COPY.search(name) else Family.POINTWISE
@@ -122,6 +137,6 @@ def family_of(name: str) -> Family:
 
 def _of_list_pass(name: str) -> Family:
     """A pass over a list of tensors: the functor in its template says what it does."""
-    if re.search(r"lpnorm|maxops", name, re.IGNORECASE):
+    if _LIST_NORM.search(name):
         return Family.REDUCTION
-    return Family.COPY_LIKE if re.search(r"\bcopy|::copy", name, re.IGNORECASE) else Family.OPTIMIZER
+    return Family.COPY_LIKE if _LIST_COPY.search(name) else Family.OPTIMIZER

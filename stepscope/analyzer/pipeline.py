@@ -80,12 +80,16 @@ def find_chains(calls_of_rank: Mapping[int, list[Call]]) -> list[Chain]:
             continue
         ranks = [rank]
         while (following := first_sent_to.get(ranks[-1])) is not None and following not in ranks:
-            if following not in calls_of_rank:
-                break
+            if following not in calls_of_rank or not _sends(calls_of_rank[following], following, ranks[-1]):
+                break  # no gradient comes back: not a pipeline
             ranks.append(following)
         if len(ranks) > 1:
             chains.append(Chain(tuple(ranks)))
     return chains
+
+
+def _sends(calls: list[Call], rank: int, destination: int) -> bool:
+    return any(peer.source == rank and peer.destination == destination for call in calls for peer in call.peers)
 
 
 def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None:
