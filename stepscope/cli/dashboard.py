@@ -10,10 +10,16 @@ import click
 
 @click.command("dashboard")
 @click.option(
-    "--runs", "root", type=click.Path(path_type=Path), default=Path("."), help="Directory of runs, or one run. [default: .]"
+    "--runs",
+    "root",
+    type=click.Path(path_type=Path),
+    default=Path("."),
+    help="Directory of runs, or one run. [default: .]",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8050, show_default=True, help="Port; 0 takes a free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8050, show_default=True, help="Port; 0 takes a free one."
+)
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
 @click.option("--insecure", is_flag=True, help="Allow an address other machines can reach; there is no login.")
 @click.option("--allow-host", "allowed_hosts", multiple=True, metavar="NAME", help="Host name a proxy asks under.")

@@ -67,7 +67,9 @@ def make_api(store: RunStore) -> APIRouter:
         run_id: str,
         rank: Annotated[list[int] | None, Query(description="ranks, in this order; all when absent")] = None,
         start_ns: Annotated[int, Query(ge=0, description="ns after the window's start")] = 0,
-        end_ns: Annotated[int | None, Query(gt=0, description="ns after the window's start; its end when absent")] = None,
+        end_ns: Annotated[
+            int | None, Query(gt=0, description="ns after the window's start; its end when absent")
+        ] = None,
         width: Annotated[int, Query(ge=1, le=MAX_COLUMNS, description="columns, one a pixel")] = 1000,
     ) -> Response:
         return _answer(lambda: _encode(_tile_document(tracks, run_id, rank, start_ns, end_ns, width)))

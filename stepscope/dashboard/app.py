@@ -74,7 +74,10 @@ def _make_dash(server: FastAPI, store: RunStore) -> dash.Dash:
         return page.body, page.breadcrumb, page.title
 
     app.callback(
-        Output("page", "children"), Output("breadcrumb", "children"), Output("page-title", "data"), Input("url", "pathname")
+        Output("page", "children"),
+        Output("breadcrumb", "children"),
+        Output("page-title", "data"),
+        Input("url", "pathname"),
     )(show)
     app.clientside_callback(
         ClientsideFunction(namespace="stepscope", function_name="setTitle"),

@@ -67,7 +67,9 @@ class SecurityMiddleware:
             await self._app(scope, receive, send_with_headers)
             return
         refusal = PlainTextResponse(
-            f"host name {host!r} is not allowed; start with --allow-host {host}\n" if host.isprintable() else "bad host\n",
+            f"host name {host!r} is not allowed; start with --allow-host {host}\n"
+            if host.isprintable()
+            else "bad host\n",
             status_code=421,
         )
         await refusal(scope, receive, send_with_headers)

@@ -48,4 +48,3 @@ def read_whole(path: Path) -> bytes:
         raise DataError(
             f"cannot be read ({error.strerror or error})", where=str(path), what_next="check its permissions"
         ) from error
-

@@ -133,7 +133,9 @@ class RunStore:
                 return self.root
         elif _is_plain_name(run_id) and is_run(self.root / run_id):
             return self.root / run_id
-        raise UnknownRunError(f"no run {run_id!r} here", where=str(self.root), what_next="choose one from the list of runs")
+        raise UnknownRunError(
+            f"no run {run_id!r} here", where=str(self.root), what_next="choose one from the list of runs"
+        )
 
     def load_analysis(self, run_id: str) -> Analysis:
         """The run's analysis.

@@ -90,10 +90,11 @@ def read_trace_stream(
         saw_shapes=len(builder.shapes) > 1,
         saw_stacks=builder.saw_stacks,
     )
+    num_in_holes = _events_in_holes(source, splitter)
     quality = ReadQuality(
-        num_events=splitter.num_events,
+        num_events=splitter.num_events + num_in_holes,
         repaired=splitter.repaired,
-        dropped=splitter.dropped + builder.dropped,
+        dropped=splitter.dropped + builder.dropped + num_in_holes,
         clipped=0,
         truncated=source.truncated or not splitter.array_closed or not _is_complete(before, after),
     )
@@ -143,6 +144,11 @@ def _read_tail(source: TraceText, splitter: EventSplitter) -> bytes:
         if len(tail) < _MOST_METADATA_BYTES:
             tail += block
     return tail
+
+
+def _events_in_holes(source: TraceText, splitter: EventSplitter) -> int:
+    """How many events the holes have swallowed whole, by the mean size of those that are left."""
+    return round(source.hole_bytes * splitter.num_events / max(splitter.num_bytes, 1))
 
 
 def _is_complete(before: bytes, after: bytes) -> bool:

@@ -117,7 +117,8 @@ class Recovery:
         return True
 
     def _accept_mended(self, piece: bytes) -> bool:
-        if len(piece) > _MOST_BYTES_MENDED or b"{" not in piece:
+        """Accept what mending makes of one event; two that run into each other would be mended into one."""
+        if len(piece) > _MOST_BYTES_MENDED or len(_EVENT_MARK.findall(piece)) > 1:
             return False
         num_before = len(self.events)
         if not any(self._accept(text) for text in mended(piece)):
@@ -133,9 +134,7 @@ class Recovery:
         for start, stop in zip(starts, [*starts[1:], len(piece)], strict=True):
             part = piece[start:stop]
             end = part.rfind(b"}") + 1
-            decoded = decode_exact(b"[" + part[:end] + b"]") if end else None
-            if decoded and decoded[0].ph:
-                self.events += decoded
+            if end and _EVENT_MARK.search(part) and (self._accept(part[:end]) or self._accept_mended(part[:end])):
                 part = part[end:]
             num_lost += len(_EVENT_MARK.findall(part))
             has_remains = has_remains or bool(part.strip(b" \t\r\n,"))

@@ -102,7 +102,9 @@ def make_analysis(timelines: list[RankTimeline]) -> Analysis:
         collectives=_collectives(),
         pipeline=Pipeline("1f1b", 2, NUM_MICRO_BATCHES, 1, step_ms, 0.292, 0.201, 0.063, 0.028, 0.2),
         roofline=_roofline(ranks),
-        warnings=[Notice("no_unprofiled_baseline_rank", "rank 6 recorded no step before the capture; the others' is used.")],
+        warnings=[
+            Notice("no_unprofiled_baseline_rank", "rank 6 recorded no step before the capture; the others' is used.")
+        ],
     )
 
 
@@ -273,7 +275,9 @@ def _verdict(rows: list[RootCause], step_ms: float) -> Verdict:
             "Move one transformer layer from stage 1 to stage 0: its backward is the slower one.",
         ],
         secondary=[
-            SecondaryCause(Cause.COMMUNICATION, rows[3].fraction, "tensor-parallel all-reduces run alone after each block"),
+            SecondaryCause(
+                Cause.COMMUNICATION, rows[3].fraction, "tensor-parallel all-reduces run alone after each block"
+            ),
             SecondaryCause(Cause.IMBALANCE, 0.063, "stage 1 carries the output head and is 9 % slower than stage 0"),
         ],
     )
@@ -301,8 +305,20 @@ def _collectives() -> list[Collective]:
 def _roofline(ranks: list[RankLedger]) -> Roofline:
     total = sum(rank.window_ms for rank in ranks)
     kernels = [
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x256x64_warpgroupsize2x1x1", 5760, 0.19, "compute_bound", "model"),
-        ("flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, 64, 128>>", 960, 0.08, "compute_bound", "model"),
+        (
+            "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x256x64_warpgroupsize2x1x1",
+            5760,
+            0.19,
+            "compute_bound",
+            "model",
+        ),
+        (
+            "flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, 64, 128>>",
+            960,
+            0.08,
+            "compute_bound",
+            "model",
+        ),
         ("void at::native::vectorized_layer_norm_kernel<c10::BFloat16, float>", 1920, 0.05, "memory_bound", "model"),
         ("void at::native::vectorized_elementwise_kernel<8, GeluCUDAKernelImpl>", 960, 0.04, "memory_bound", "model"),
         ("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 40, 0.02, "memory_bound", "by_name"),

@@ -62,9 +62,7 @@ def swatch(heading: Heading) -> Component:
 def _box(heading: Heading, share: float) -> Component:
     text = f"{heading_words(heading)} {percent(share)}"
     number = html.Span(f"{share * 100:.0f}", className="ss-box-number") if share >= LABELLED_SHARE else None
-    return html.Div(
-        number, className=f"ss-box {_classes(heading)}", style={"width": f"{share * 100:.4f}%"}, title=text
-    )
+    return html.Div(number, className=f"ss-box {_classes(heading)}", style={"width": f"{share * 100:.4f}%"}, title=text)
 
 
 def _classes(heading: Heading) -> str:

@@ -34,7 +34,7 @@ def communication_panel(analysis: Analysis) -> list[Component]:
     return [
         panel(
             "How fast is the communication, and who arrives last?",
-            [table(_COLUMNS, rows, caption="Collectives by kind, size and group")],
+            [table(_COLUMNS, rows, caption="Collectives by kind, size and group", class_name="ss-wide")],
             name="communication",
             note="the most expensive first",
             source=(
@@ -51,7 +51,9 @@ def _total_ms(row: Collective) -> float:
 
 def _row(row: Collective) -> list[object]:
     group = f"{row.dimension.upper()} · {row.group}" if row.dimension else row.group
-    slow = row.busbw_gbs is not None and row.expected_busbw_gbs is not None and row.busbw_gbs < row.expected_busbw_gbs / 2
+    slow = (
+        row.busbw_gbs is not None and row.expected_busbw_gbs is not None and row.busbw_gbs < row.expected_busbw_gbs / 2
+    )
     speed: object = bandwidth(row.busbw_gbs)
     if slow:
         speed = html.Span([bandwidth(row.busbw_gbs), html.Span("slow", className="ss-flag")])

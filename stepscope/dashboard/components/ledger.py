@@ -42,7 +42,9 @@ def _chart(analysis: Analysis, shown: list[Heading]) -> Component:
     rows = [_bar_row("all", analysis.ledger, milliseconds(analysis.job.step_ms), "All ranks")] if len(ranks) > 1 else []
     rows += [_bar_row(str(rank.rank), rank.ledger, milliseconds(rank.step_ms), f"Rank {rank.rank}") for rank in ranks]
     head = html.Div(
-        [html.Span("rank"), html.Span(), html.Span("step")], className="ss-bar-row ss-bar-head", **{"aria-hidden": "true"}
+        [html.Span("rank"), html.Span(), html.Span("step")],
+        className="ss-bar-row ss-bar-head",
+        **{"aria-hidden": "true"},
     )
     return html.Div([legend(shown), html.Div([head, *rows], className="ss-bar-rows"), *left_out])
 

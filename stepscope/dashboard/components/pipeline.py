@@ -18,7 +18,12 @@ def pipeline_panel(analysis: Analysis) -> list[Component]:
     if pipeline is None:
         return []
     parts = [
-        ("Measured", pipeline.measured, Heading.BUBBLE, "share of the pipelined span in which a stage does not compute"),
+        (
+            "Measured",
+            pipeline.measured,
+            Heading.BUBBLE,
+            "share of the pipelined span in which a stage does not compute",
+        ),
         ("Structural", pipeline.structural, Heading.BUBBLE, "the schedule alone, all stages equally fast"),
         ("Imbalance", pipeline.imbalance, Heading.WAIT, "what uneven stages add"),
         ("Variance", pipeline.variance, Heading.DEVICE_GAP, "what differences from step to step add"),

@@ -17,7 +17,7 @@ from stepscope.dashboard.words import UNKNOWN, cause_words, milliseconds, percen
 def root_causes_panel(analysis: Analysis) -> Component:
     """A bar a cause, the largest first; losses and useful work are told apart."""
     rows = sorted(analysis.root_causes, key=lambda row: -row.fraction)
-    largest = max((row.fraction for row in rows), default=0.0)
+    largest = max((max(row.fraction, *(row.interval or ())) for row in rows), default=0.0)
     items = [_item(row, largest, analysis.job.world_size) for row in rows if row.fraction > 0]
     body = html.Ul(items, className="ss-causes") if items else html.P("No cause is recorded.", className="ss-note")
     return panel(
@@ -70,7 +70,9 @@ def _item(row: RootCause, largest: float, world_size: int) -> Component:
             html.Span([swatch(heading), html.Span(cause_words(row.cause))], className="ss-cause-name"),
             share_bar(row.fraction, heading=heading, largest=largest, interval=row.interval),
             html.Span(percent(row.fraction), className="ss-num ss-cause-share"),
-            html.Span(f"{milliseconds(row.ms_per_step)} a step" if row.ms_per_step is not None else "", className="ss-num"),
+            html.Span(
+                f"{milliseconds(row.ms_per_step)} a step" if row.ms_per_step is not None else "", className="ss-num"
+            ),
             html.Span(" · ".join(details), className="ss-note ss-cause-details"),
         ],
         className=f"ss-cause{healthy}",

@@ -19,16 +19,18 @@ class Column:
     hint: str | None = None
 
 
-def table(
-    columns: Sequence[Column], rows: Sequence[Sequence[Any]], *, caption: str, class_name: str = ""
-) -> Component:
+def table(columns: Sequence[Column], rows: Sequence[Sequence[Any]], *, caption: str, class_name: str = "") -> Component:
     """An HTML table that scrolls sideways on a narrow page; the first cell of a row is its head."""
     head = html.Tr(
         [html.Th(column.title, scope="col", className=_class(column), title=column.hint) for column in columns]
     )
     return html.Div(
         html.Table(
-            [html.Caption(caption, className="ss-sr"), html.Thead(head), html.Tbody([_row(columns, row) for row in rows])],
+            [
+                html.Caption(caption, className="ss-sr"),
+                html.Thead(head),
+                html.Tbody([_row(columns, row) for row in rows]),
+            ],
             className=f"ss-table {class_name}".strip(),
         ),
         className="ss-scroll",

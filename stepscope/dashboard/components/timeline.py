@@ -56,7 +56,11 @@ def _table(run_id: str, analysis: Analysis, present: list[Heading]) -> Component
         _row(rank, step, present) for rank in analysis.ranks for step in sorted(rank.steps, key=lambda step: step.index)
     ]
     more = len(rows) - MAX_TABLE_ROWS
-    note = [html.P(f"{more} more rows: the API has them at /api/v1/runs/{run_id}.", className="ss-note")] if more > 0 else []
+    note = (
+        [html.P(f"{more} more rows: the API has them at /api/v1/runs/{run_id}.", className="ss-note")]
+        if more > 0
+        else []
+    )
     body = table(columns, rows[:MAX_TABLE_ROWS], caption="Every whole step of every rank", class_name="ss-wide")
     return html.Div([body, *note])
 

@@ -37,7 +37,8 @@ def verdict_card(analysis: Analysis) -> Component:
     return html.Section(
         [
             html.Div(
-                [html.Span(kind, className="ss-overline"), info(_SOURCE, about="The verdict.")], className="ss-panel-head"
+                [html.Span(kind, className="ss-overline"), info(_SOURCE, about="The verdict.")],
+                className="ss-panel-head",
             ),
             html.H2(cause_words(verdict.cause), id="verdict-title", className="ss-verdict-cause"),
             _figures(verdict, row, analysis.job.world_size),
@@ -57,7 +58,8 @@ def _figures(verdict: Verdict, row: RootCause | None, world_size: int) -> Compon
         figures.append(_figure(percent(row.fraction), "of all GPU time"))
         if row.ms_per_step is not None:
             figures.append(_figure(milliseconds(row.ms_per_step), "of each step"))
-    figures.append(_figure(ranks_words(verdict.ranks, world_size=world_size), "concerned"))
+    if verdict.ranks:
+        figures.append(_figure(ranks_words(verdict.ranks, world_size=world_size), "concerned"))
     doubt = " ss-doubt" if verdict.confidence < LOW_CONFIDENCE else ""
     figures.append(_figure(f"{verdict.confidence * 100:.0f}\u202f%", "confidence", class_name=doubt))
     reasons = [dmc.Badge(reason_words(reason), variant="default", tt="none", size="lg") for reason in verdict.reasons]
@@ -66,7 +68,10 @@ def _figures(verdict: Verdict, row: RootCause | None, world_size: int) -> Compon
 
 def _figure(number: str, meaning: str, *, class_name: str = "") -> Component:
     return html.Div(
-        [html.Span(number, className=f"ss-figure-number{class_name}"), html.Span(meaning, className="ss-figure-meaning")],
+        [
+            html.Span(number, className=f"ss-figure-number{class_name}"),
+            html.Span(meaning, className="ss-figure-meaning"),
+        ],
         className="ss-figure",
     )
 

@@ -27,21 +27,23 @@ def make_page(store: RunStore, run_id: str) -> Component:
     try:
         summary = store.get(run_id)
         if summary.status is RunStatus.UNREADABLE and summary.problem:
-            return unreadable(run_id, summary.problem)
+            return unreadable(run_id, summary.problem, path=summary.path)
         analysis = store.load_analysis(run_id)
     except UnknownRunError:
         return not_found(f"There is no run {run_id} in {store.root.resolve()}.")
     except NotAnalysedError:
         return not_analysed(run_id, summary.path)
     except DataError as error:
-        return unreadable(run_id, str(error))
+        return unreadable(run_id, str(error), path=summary.path)
     return _page(summary, analysis)
 
 
 def _page(summary: RunSummary, analysis: Analysis) -> Component:
     problem = []
     if summary.problem:
-        problem = [dmc.Alert(summary.problem, title="A file of this run cannot be read", color="yellow", variant="light")]
+        problem = [
+            dmc.Alert(summary.problem, title="A file of this run cannot be read", color="yellow", variant="light")
+        ]
     return html.Div(
         [
             _head(summary, analysis.job),

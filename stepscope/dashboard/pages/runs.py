@@ -17,9 +17,9 @@ from stepscope.dashboard.words import UNKNOWN, cause_words, count, mesh_words, m
 from stepscope.store.runs import RunStatus, RunStore, RunSummary
 
 _STATUS = {
-    RunStatus.ANALYSED: ("Analysed", "teal"),
-    RunStatus.NOT_ANALYSED: ("Not analysed", "gray"),
-    RunStatus.UNREADABLE: ("Unreadable", "red"),
+    RunStatus.ANALYSED: ("Analysed", "✓"),
+    RunStatus.NOT_ANALYSED: ("Not analysed", "○"),
+    RunStatus.UNREADABLE: ("Unreadable", "!"),
 }
 
 _COLUMNS: list[tuple[str, bool]] = [
@@ -64,7 +64,9 @@ def _head(runs: list[RunSummary]) -> Component:
 def _table(runs: list[RunSummary]) -> Component:
     """Sorting and searching are assets/30-runs.js's: it reads `data-value` of the cells."""
     head = [
-        html.Th(html.Button(title, type="button", className="ss-sort"), scope="col", className="ss-num" if number else "")
+        html.Th(
+            html.Button(title, type="button", className="ss-sort"), scope="col", className="ss-num" if number else ""
+        )
         for title, number in _COLUMNS
     ]
     body = html.Tbody([_row(run) for run in runs])
@@ -124,6 +126,9 @@ def _cost(run: RunSummary) -> Any:
 
 
 def _status(run: RunSummary) -> Any:
-    words, colour = _STATUS[run.status]
-    badge = dmc.Badge(words, color=colour, variant="light", tt="none")
-    return [badge, html.Div(run.problem, className="ss-note ss-problem", title=run.problem) if run.problem else None]
+    words, sign = _STATUS[run.status]
+    chip = [html.Span(sign, className="ss-status-sign", **{"aria-hidden": "true"}), words]
+    return [
+        html.Span(chip, className=f"ss-status ss-status-{run.status.value}"),
+        html.Div(run.problem, className="ss-note ss-problem", title=run.problem) if run.problem else None,
+    ]

@@ -51,7 +51,10 @@ def _header() -> Component:
                 className="ss-brand",
             ),
             html.Nav(
-                [dmc.Anchor("Runs", href="/", className="ss-crumb"), html.Span(id="breadcrumb", className="ss-crumb-here")],
+                [
+                    dmc.Anchor("Runs", href="/", className="ss-crumb"),
+                    html.Span(id="breadcrumb", className="ss-crumb-here"),
+                ],
                 className="ss-crumbs",
                 **{"aria-label": "Breadcrumb"},
             ),

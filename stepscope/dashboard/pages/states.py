@@ -29,19 +29,24 @@ def not_found(what: str) -> Component:
 def not_analysed(run_id: str, path: str) -> Component:
     """The run is there, its analysis is not."""
     return _state(
-        "…",
+        None,
         f"{run_id} is not analysed yet",
         [html.P("The traces are here. Run this, then reload the page:"), command(f"stepscope analyze {quoted(path)}")],
         link=("Show all runs", "/"),
     )
 
 
-def unreadable(run_id: str, problem: str) -> Component:
-    """A file of the run cannot be read."""
+def unreadable(name: str, problem: str, *, path: str | None = None) -> Component:
+    """A file of the run, or the directory of runs, cannot be read; `path` is the run that can be analysed again."""
+    again = (
+        [html.P("If its traces are there, analyse it again:"), command(f"stepscope analyze {quoted(path)}")]
+        if path
+        else []
+    )
     return _state(
         "!",
-        f"{run_id} cannot be read",
-        [html.P(problem, className="ss-error", role="alert")],
+        f"{name} cannot be read",
+        [html.P(problem, className="ss-error", role="alert"), *again],
         link=("Show all runs", "/"),
     )
 
@@ -78,9 +83,7 @@ def quoted(path: str) -> str:
     return path if plain and path else "'" + path.replace("'", "'\\''") + "'"
 
 
-def _state(sign: str, title: str, body: list[Component], link: tuple[str, str] | None = None) -> Component:
+def _state(sign: str | None, title: str, body: list[Component], link: tuple[str, str] | None = None) -> Component:
     after = [dmc.Anchor(link[0], href=link[1])] if link else []
-    return html.Div(
-        [html.Div(sign, className="ss-state-sign", **{"aria-hidden": "true"}), html.H1(title), *body, *after],
-        className="ss-state",
-    )
+    before = [html.Div(sign, className="ss-state-sign", **{"aria-hidden": "true"})] if sign else []
+    return html.Div([*before, html.H1(title), *body, *after], className="ss-state")

@@ -1,0 +1,38 @@
+"""`stepscope analyze`: where did the time of these traces go, and why?"""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("analyze")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--json", "as_json", is_flag=True, help="Print the analysis as one JSON document.")
+@click.option(
+    "--window",
+    type=click.Choice(["steps", "file"]),
+    default="steps",
+    show_default=True,
+    help="Book the profiled steps, or first to last device activity of each file.",
+)
+@click.option("--keep/--no-keep", default=True, show_default=True, help="Keep the result in a run directory.")
+def command(paths: tuple[str, ...], as_json: bool, window: str, keep: bool) -> None:
+    """Book every instant of every step, follow waits to their cause, give a verdict.
+
+    PATH is a run directory, a folder of traces, trace files, or any fsspec URL (s3://...).
+    """
+    from stepscope.cli.progress import file_progress
+    from stepscope.cli.report import print_analysis
+    from stepscope.store.documents import encode_analysis
+    from stepscope.workflow.analyze import analyze
+
+    with file_progress("reading") as on_progress:
+        result = analyze(paths, whole_file=window == "file", keep=keep, on_progress=on_progress)
+    if as_json:
+        click.echo(encode_analysis(result.analysis).decode())
+        return
+    print_analysis(result.analysis)
+    for notice in result.analysis.warnings:
+        click.echo(f"warning: {notice.message}", err=True)
+    if result.kept_in is not None:
+        click.echo(f"kept in {result.kept_in}; see it with: stepscope dashboard --runs {result.kept_in}", err=True)

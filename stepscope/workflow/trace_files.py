@@ -1,0 +1,150 @@
+"""Which trace files does a path mean, and how is each opened? A file, a folder, a run directory or any fsspec URL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepscope.core.analysis import Notice
+from stepscope.core.errors import DataError, UnreachableError
+from stepscope.core.run_layout import RUN_FILE, TRACES_FOLDER
+from stepscope.trace.columns import TraceColumns
+from stepscope.trace.kineto import read_trace, read_trace_stream
+
+_TRACE_NAME = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
+_NOT_TRACES = frozenset({"run.json", "analysis.json", "timeline.json", "truth.json"})
+_CAPTURE = re.compile(r"step(\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFiles:
+    """What was found.
+
+    Attributes:
+        paths: files or URLs, sorted.
+        run_directory: the run they belong to, when they were given as one local run directory.
+        notices: what was passed over.
+    """
+
+    paths: list[str]
+    run_directory: Path | None
+    notices: list[Notice]
+
+
+def find_trace_files(paths: Iterable[str]) -> TraceFiles:
+    """Expand the paths of a command line.
+
+    Raises:
+        DataError: a path does not exist or holds no trace.
+        UnreachableError: a URL's store does not answer.
+    """
+    found: list[str] = []
+    notices: list[Notice] = []
+    run_directory = None
+    given = list(paths)
+    for text in given:
+        if "://" in text:
+            found += _in_store(text)
+            continue
+        path = Path(text)
+        if path.is_file():
+            found.append(str(path))
+        elif path.is_dir():
+            if (path / RUN_FILE).is_file() or (path / TRACES_FOLDER).is_dir():
+                run_directory = path if len(given) == 1 else None
+                found += _in_run(path, notices)
+            else:
+                found += _in_folder(path)
+        else:
+            raise DataError("does not exist", where=text, what_next="check the path")
+    return TraceFiles(sorted(set(found)), run_directory, notices)
+
+
+def open_trace(path: str) -> TraceColumns:
+    """Read one trace from a file or URL.
+
+    Raises:
+        DataError: it cannot be used.
+        UnreachableError: its store does not answer.
+    """
+    if "://" not in path:
+        return read_trace(path)
+    import fsspec
+
+    try:
+        with fsspec.open(path, "rb") as stream:
+            return read_trace_stream(stream, path=path, file_bytes=getattr(stream, "size", None) or 0)
+    except FileNotFoundError as error:
+        raise DataError("does not exist", where=path, what_next="check the URL") from error
+    except (OSError, ImportError, ValueError) as error:
+        raise _unreachable(path, error) from error
+
+
+def _in_run(run: Path, notices: list[Notice]) -> list[str]:
+    """The latest capture of a run."""
+    captures = [folder for folder in (run / TRACES_FOLDER).glob("step*") if _CAPTURE.search(folder.name)]
+    captures = [folder for folder in captures if _traces_in(folder)]
+    if not captures:
+        raise DataError(
+            "has no captured traces yet",
+            where=str(run),
+            what_next=f"profile some steps; they appear in {run / TRACES_FOLDER}/step<k>/",
+        )
+    captures.sort(key=_first_step)
+    if len(captures) > 1:
+        older = ", ".join(folder.name for folder in captures[:-1])
+        notices.append(Notice("older_captures", f"analysed {captures[-1].name}; the run also has {older}"))
+    return _traces_in(captures[-1])
+
+
+def _first_step(capture: Path) -> int:
+    match = _CAPTURE.search(capture.name)
+    return int(match.group(1)) if match else -1
+
+
+def _in_folder(folder: Path) -> list[str]:
+    files = _traces_in(folder)
+    if files:
+        return files
+    inner = sorted(inner.name for inner in folder.iterdir() if inner.is_dir() and _traces_in(inner))
+    if inner:
+        shown = ", ".join(inner[:4]) + (", ..." if len(inner) > 4 else "")
+        raise DataError(
+            f"holds folders of traces ({shown}), not traces",
+            where=str(folder),
+            what_next="give one of them: a folder is one job",
+        )
+    raise DataError("holds no trace (*.json, *.json.gz)", where=str(folder), what_next="check the path")
+
+
+def _traces_in(folder: Path) -> list[str]:
+    return sorted(
+        str(path)
+        for path in folder.iterdir()
+        if path.is_file() and _TRACE_NAME.search(path.name) and path.name not in _NOT_TRACES
+    )
+
+
+def _in_store(url: str) -> list[str]:
+    """A URL itself, or the traces directly under it."""
+    import fsspec
+
+    try:
+        store, path = fsspec.core.url_to_fs(url)
+        if not store.isdir(path):
+            return [url]
+        inside = [store.unstrip_protocol(entry) for entry in store.ls(path, detail=False)]
+    except (OSError, ImportError, ValueError) as error:
+        raise _unreachable(url, error) from error
+    files = [entry for entry in inside if _TRACE_NAME.search(entry) and entry.rsplit("/", 1)[-1] not in _NOT_TRACES]
+    if not files:
+        raise DataError("holds no trace (*.json, *.json.gz)", where=url, what_next="check the URL")
+    return files
+
+
+def _unreachable(url: str, error: Exception) -> UnreachableError:
+    return UnreachableError(
+        f"cannot be opened ({error})", where=url, what_next="check the URL, the credentials and the fsspec driver"
+    )

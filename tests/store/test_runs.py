@@ -1,0 +1,251 @@
+"""Does the store find runs, tell their state, and keep what was found in them?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.core.causes import Cause
+from stepscope.core.errors import DataError
+from stepscope.core.timeline import HEADING_ORDER, RankTimeline
+from stepscope.store.documents import decode_timelines, encode_timelines
+from stepscope.store.runs import (
+    NotAnalysedError,
+    RunStatus,
+    RunStore,
+    UnknownRunError,
+    decode_analysis,
+    encode_analysis,
+    save_analysis,
+)
+from tests.dashboard import example_run as example
+
+
+def test_an_analysis_survives_the_way_to_disk_and_back(tmp_path: Path) -> None:
+    written = example.write_run(tmp_path)
+
+    assert RunStore(tmp_path).load_analysis("h100-2x2x2-pp-few") == written
+
+
+def test_time_lines_survive_the_way_to_disk_and_back(tmp_path: Path) -> None:
+    example.write_run(tmp_path)
+
+    assert RunStore(tmp_path).load_timeline("h100-2x2x2-pp-few") == example.make_timelines()
+
+
+def test_the_document_names_its_schema_first() -> None:
+    analysis = example.make_analysis(example.make_timelines())
+    content = encode_analysis(analysis)
+
+    assert content.startswith(b'{"schema":"stepscope.analysis/1","job":{"world_size":8')
+    assert decode_analysis(content) == analysis
+
+
+def test_a_summary_says_what_the_verdict_costs(tmp_path: Path) -> None:
+    analysis = example.write_run(tmp_path)
+    row = next(row for row in analysis.root_causes if row.cause is Cause.PIPELINE_BUBBLE)
+
+    (summary,) = RunStore(tmp_path).list_runs()
+
+    assert summary.status is RunStatus.ANALYSED
+    assert (summary.cause, summary.cause_fraction, summary.cause_ms_per_step) == (
+        row.cause,
+        row.fraction,
+        row.ms_per_step,
+    )
+    assert (summary.world_size, summary.mesh.pp, summary.started_ns) == (8, 2, example.ORIGIN_NS)
+    assert summary.problem is None
+
+
+def test_runs_are_found_by_any_of_three_signs_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "only-traces" / "traces").mkdir(parents=True)
+    (tmp_path / "only-analysis").mkdir()
+    save_analysis(tmp_path / "only-analysis", example.make_analysis(example.make_timelines()))
+    (tmp_path / "only-manifest").mkdir()
+    example.write_manifest(tmp_path / "only-manifest", "only-manifest")
+    (tmp_path / "something-else").mkdir()
+    (tmp_path / ".hidden" / "traces").mkdir(parents=True)
+    (tmp_path / "a-file").write_text("x")
+
+    found = {run.id: run.status for run in RunStore(tmp_path).list_runs()}
+
+    assert found == {
+        "only-traces": RunStatus.NOT_ANALYSED,
+        "only-analysis": RunStatus.ANALYSED,
+        "only-manifest": RunStatus.NOT_ANALYSED,
+    }
+
+
+def test_the_latest_run_comes_first(tmp_path: Path) -> None:
+    for name, started in (("old", 10), ("new", 30), ("middle", 20)):
+        (tmp_path / name).mkdir()
+        example.write_manifest(tmp_path / name, name, started_ns=started)
+    (tmp_path / "undated" / "traces").mkdir(parents=True)
+
+    assert [run.id for run in RunStore(tmp_path).list_runs()] == ["new", "middle", "old", "undated"]
+
+
+def test_the_root_itself_may_be_the_run(tmp_path: Path) -> None:
+    written = example.write_run(tmp_path, "alone")
+    store = RunStore(tmp_path / "alone")
+
+    assert [run.id for run in store.list_runs()] == ["alone"]
+    assert store.load_analysis("alone") == written
+    with pytest.raises(UnknownRunError):
+        store.load_analysis("other")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[]",
+        b'{"schema": "stepscope.analysis/1"}',
+        b'{"schema": "stepscope.analysis/2"}',
+        b"null",
+    ],
+)
+def test_a_damaged_analysis_is_one_line_that_names_the_file(tmp_path: Path, content: bytes) -> None:
+    directory = tmp_path / "broken"
+    directory.mkdir()
+    (directory / "analysis.json").write_bytes(content)
+    store = RunStore(tmp_path)
+
+    (summary,) = store.list_runs()
+    with pytest.raises(DataError) as caught:
+        store.load_analysis("broken")
+
+    assert summary.status is RunStatus.UNREADABLE
+    assert summary.problem == str(caught.value)
+    assert "broken/analysis.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_analysed_run_with_a_damaged_manifest_stays_readable_and_says_so(tmp_path: Path) -> None:
+    example.write_run(tmp_path, "half")
+    (tmp_path / "half" / "run.json").write_text("{")
+
+    (summary,) = RunStore(tmp_path).list_runs()
+
+    assert summary.status is RunStatus.ANALYSED
+    assert summary.problem is not None
+    assert "run.json" in summary.problem
+
+
+def test_a_run_without_analysis_says_which_command_makes_one(tmp_path: Path) -> None:
+    (tmp_path / "fresh" / "traces").mkdir(parents=True)
+
+    with pytest.raises(NotAnalysedError, match=r"stepscope analyze .*fresh"):
+        RunStore(tmp_path).load_analysis("fresh")
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../secret", "/etc", "a/b", "a\\b", ".hidden", "a\0b", "a\nb", "missing"]
+)
+def test_no_name_leads_out_of_the_root(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "runs"
+    (root / ".hidden" / "traces").mkdir(parents=True)
+    (root / "a" / "b" / "traces").mkdir(parents=True)
+    (tmp_path / "secret" / "traces").mkdir(parents=True)
+
+    with pytest.raises(UnknownRunError):
+        RunStore(root).path_of(name)
+
+
+def test_a_missing_root_is_a_data_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="--runs"):
+        RunStore(tmp_path / "nowhere").list_runs()
+
+
+def test_a_changed_file_is_seen_the_next_time(tmp_path: Path) -> None:
+    (tmp_path / "run" / "traces").mkdir(parents=True)
+    store = RunStore(tmp_path)
+    before = store.get("run").status
+    save_analysis(tmp_path / "run", example.make_analysis(example.make_timelines()))
+
+    assert (before, store.get("run").status) == (RunStatus.NOT_ANALYSED, RunStatus.ANALYSED)
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example.write_run(tmp_path, "run")
+    before = (tmp_path / "run" / "analysis.json").read_bytes()
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", refuse)
+    with pytest.raises(DataError, match="No space left"):
+        save_analysis(tmp_path / "run", example.make_analysis(example.make_timelines(seed=8)))
+
+    assert (tmp_path / "run" / "analysis.json").read_bytes() == before
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["analysis.json", "run.json", "timeline.json"]
+
+
+@given(
+    start=st.integers(0, 2**62),
+    slices=st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, len(HEADING_ORDER) - 1)), max_size=40),
+)
+def test_any_time_line_survives_its_document(start: int, slices: list[tuple[int, int]]) -> None:
+    starts, clock = [], start
+    for duration, _ in slices:
+        starts.append(clock)
+        clock += duration
+    line = RankTimeline(3, starts, clock, [code for _, code in slices], [start], [7])
+
+    decoded = decode_timelines(encode_timelines([line]))
+
+    assert [line] == decoded
+
+
+def test_codes_follow_the_documents_own_list_of_headings() -> None:
+    document = {
+        "schema": "stepscope.timeline/1",
+        "headings": ["host_bound", "compute_bound"],
+        "ranks": [
+            {
+                "rank": 0,
+                "start_ns": 5,
+                "durations_ns": [2, 3],
+                "headings": [1, 0],
+                "step_starts_ns": [],
+                "step_indices": [],
+            }
+        ],
+    }
+
+    (line,) = decode_timelines(msgspec.json.encode(document))
+
+    assert [HEADING_ORDER[code].value for code in line.headings] == ["compute_bound", "host_bound"]
+    assert (line.start_ns, line.end_ns) == ([5, 7], 10)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"headings": [0]}, {"headings": [0, 9]}, {"headings": [0, -1]}, {"durations_ns": [2, -3]}, {"step_indices": [1]}],
+)
+def test_lists_that_do_not_fit_together_are_refused(change: dict[str, list[int]]) -> None:
+    row = {
+        "rank": 0,
+        "start_ns": 5,
+        "durations_ns": [2, 3],
+        "headings": [0, 0],
+        "step_starts_ns": [],
+        "step_indices": [],
+    }
+    document = {"schema": "stepscope.timeline/1", "headings": ["host_bound"], "ranks": [{**row, **change}]}
+
+    with pytest.raises(DataError, match="rank 0"):
+        decode_timelines(msgspec.json.encode(document))
+
+
+def test_an_unknown_heading_is_refused_by_name() -> None:
+    document = {"schema": "stepscope.timeline/1", "headings": ["daydreaming"], "ranks": []}
+
+    with pytest.raises(DataError, match="daydreaming"):
+        decode_timelines(msgspec.json.encode(document))
