@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.communication import Call
-from stepscope.analyzer.segments import CHARGE, Segments, TimeTable
-from stepscope.analyzer.steps import Window
+from stepscope.analyzer.alignment.device_calls import Call
+from stepscope.analyzer.ledger.segments import CHARGE, Segments, TimeTable
+from stepscope.analyzer.ledger.steps import Window
 from stepscope.core.analysis import KernelTime, Notice, RooflineCoverage
 from stepscope.core.headings import COMPUTE_HEADINGS
 from stepscope.core.timeline import HEADING_ORDER

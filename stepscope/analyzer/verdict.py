@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyzer.root_causes import INTERVAL, CauseTable, resample
-from stepscope.analyzer.segments import CAUSE_ORDER
+from stepscope.analyzer.blame.remedies import ACTIONS, COSTS
+from stepscope.analyzer.blame.root_causes import INTERVAL, CauseTable, resample
+from stepscope.analyzer.ledger.segments import CAUSE_ORDER
 from stepscope.core.analysis import Evidence, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
 from stepscope.core.causes import HEALTHY_CAUSES, Cause, Reason
 
@@ -20,54 +21,6 @@ UNTRUSTED_UNLINKED = 0.2
 """Share of device activities without launch above which idle time cannot be told apart."""
 
 _NEVER_NAMED = HEALTHY_CAUSES | {Cause.UNEXPLAINED, Cause.BEFORE_WINDOW}
-
-_ACTIONS: dict[Cause, tuple[str, ...]] = {
-    Cause.PIPELINE_BUBBLE: (
-        "raise the number of micro-batches (the bubble shrinks as (P-1)/(M+P-1))",
-        "or interleave: give each rank several smaller stages",
-    ),
-    Cause.IMBALANCE: ("re-cut the stages (or the batch) so that every rank computes for the same time",),
-    Cause.STRAGGLER: (
-        "compare clocks, temperature and running processes of the named ranks with their peers'",
-        "take the node out of the job if it stays slower",
-    ),
-    Cause.COMMUNICATION: (
-        "check that traffic takes the fastest link (NCCL_DEBUG=INFO: P2P over NVLink, IB with GDRDMA)",
-        "overlap it with compute: larger buckets, prefetch, fewer small messages",
-    ),
-    Cause.DATA_LOADING: (
-        "raise num_workers and prefetch_factor, pin memory",
-        "move decoding or slow storage out of the step (cache, shard, local disk)",
-    ),
-    Cause.HOST_BOUND: (
-        "launch less from Python: torch.compile or CUDA graphs, fused optimizer, larger batches",
-        "check that the training processes own enough CPU cores",
-    ),
-    Cause.SYNCHRONIZATION: ("remove .item(), print(loss), nonzero and blocking copies from the step",),
-    Cause.CHECKPOINT: ("save asynchronously (torch.distributed.checkpoint.async_save) or less often",),
-    Cause.COPY: ("pin host memory, copy with non_blocking=True on a side stream",),
-    Cause.DEVICE_GAP: ("look for cross-stream waits; CUDA graphs remove launch latency",),
-    Cause.LATENCY_BOUND: ("fuse small kernels (torch.compile) or raise the batch size",),
-    Cause.MEMORY_BOUND: ("fuse pointwise chains (torch.compile, fused norm and optimizer), use a smaller dtype",),
-    Cause.COMPUTE_BOUND: ("healthy: the GPU computes; faster only through lower precision or less work",),
-    Cause.PROFILER: ("capture fewer steps or without shapes and stacks; the profiler itself costs this much",),
-    Cause.INSUFFICIENT_EVIDENCE: ("profile every rank for at least two whole steps, with CPU and GPU activities",),
-}
-
-_WORDS: dict[Cause, str] = {
-    Cause.PIPELINE_BUBBLE: "the pipeline's bubble costs",
-    Cause.IMBALANCE: "uneven work costs",
-    Cause.STRAGGLER: "a straggler costs",
-    Cause.COMMUNICATION: "exposed communication costs",
-    Cause.DATA_LOADING: "waiting for data costs",
-    Cause.HOST_BOUND: "the host launches too slowly, which costs",
-    Cause.SYNCHRONIZATION: "host synchronisation costs",
-    Cause.CHECKPOINT: "saving checkpoints costs",
-    Cause.COPY: "exposed copies cost",
-    Cause.DEVICE_GAP: "gaps between queued kernels cost",
-    Cause.LATENCY_BOUND: "kernels too small to fill the GPU take",
-    Cause.PROFILER: "the profiler itself costs",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +90,7 @@ def judge(rows: Sequence[RootCause], table: CauseTable, about: Circumstances) ->
         summary=_summary(named, about),
         ranks=named.ranks,
         evidence=named.evidence,
-        actions=list(_ACTIONS.get(named.cause, ())),
+        actions=list(ACTIONS.get(named.cause, ())),
         secondary=_secondary(losses[1:], about),
     )
 
@@ -156,7 +109,7 @@ def _healthy(row: RootCause, losses: Sequence[RootCause], table: CauseTable, abo
         summary=f"healthy: {row.fraction:.1%} of the time is bound by {bound}{mfu}{largest}",
         ranks=[],
         evidence=evidence,
-        actions=list(_ACTIONS[row.cause]),
+        actions=list(ACTIONS[row.cause]),
         secondary=_secondary(losses, about),
     )
 
@@ -169,7 +122,7 @@ def _insufficient(unexplained: float, about: Circumstances) -> Verdict:
         summary=f"{unexplained:.0%} of the time cannot be explained from these traces",
         ranks=[],
         evidence=[Evidence("unexplained", unexplained, "ratio", 0.5)],
-        actions=list(_ACTIONS[Cause.INSUFFICIENT_EVIDENCE]),
+        actions=list(ACTIONS[Cause.INSUFFICIENT_EVIDENCE]),
         secondary=[],
     )
 
@@ -185,7 +138,7 @@ def _summary(row: RootCause, about: Circumstances) -> str:
     if row.cause is Cause.PIPELINE_BUBBLE and about.pipeline is not None:
         p = about.pipeline
         pipeline = f" ({p.stages} stages, {p.micro_batches} micro-batches, {p.schedule})"
-    return f"{_WORDS.get(row.cause, row.cause + ' costs')} {cost}{pipeline}{where}"
+    return f"{COSTS.get(row.cause, row.cause + ' costs')} {cost}{pipeline}{where}"
 
 
 def _enumerate(ranks: Sequence[int], most: int = 8) -> str:
@@ -195,9 +148,7 @@ def _enumerate(ranks: Sequence[int], most: int = 8) -> str:
 
 def _secondary(losses: Sequence[RootCause], about: Circumstances) -> list[SecondaryCause]:
     return [
-        SecondaryCause(row.cause, row.fraction, _summary(row, about))
-        for row in losses
-        if row.fraction > SECONDARY_FROM
+        SecondaryCause(row.cause, row.fraction, _summary(row, about)) for row in losses if row.fraction > SECONDARY_FROM
     ][:3]
 
 
@@ -249,4 +200,3 @@ def _evidence(cause: Cause, fraction: float, table: CauseTable, pipeline: Pipeli
         evidence.append(Evidence("pipeline_imbalance", pipeline.imbalance, "ratio"))
         evidence.append(Evidence("pipeline_textbook", pipeline.textbook, "ratio"))
     return evidence
-

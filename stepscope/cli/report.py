@@ -93,12 +93,16 @@ def _quality(quality: TraceQuality) -> str:
 def _print_verdict(console: Console, analysis: Analysis) -> None:
     verdict = analysis.verdict
     style = "bold green" if verdict.cause in HEALTHY_CAUSES else "bold yellow"
-    console.print(Text(f"VERDICT  {verdict.cause.replace('_', ' ')}  (confidence {verdict.confidence:.0%})", style=style))
+    console.print(
+        Text(f"VERDICT  {verdict.cause.replace('_', ' ')}  (confidence {verdict.confidence:.0%})", style=style)
+    )
     console.print(f"  {verdict.summary}")
     for evidence in verdict.evidence:
         threshold = "" if evidence.threshold is None else f" (named from {evidence.threshold:g})"
         ranks = f" on rank {', '.join(map(str, evidence.ranks))}" if evidence.ranks else ""
-        console.print(f"  - {evidence.metric.replace('_', ' ')}: {evidence.value:.3g} {evidence.unit}{threshold}{ranks}")
+        console.print(
+            f"  - {evidence.metric.replace('_', ' ')}: {evidence.value:.3g} {evidence.unit}{threshold}{ranks}"
+        )
     for action in verdict.actions:
         console.print(f"  > {action}")
     for other in verdict.secondary:

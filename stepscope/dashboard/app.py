@@ -15,8 +15,8 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from stepscope import __version__
 from stepscope.dashboard.api import make_api
-from stepscope.dashboard.palette import style_sheet
 from stepscope.dashboard.pages.shell import make_shell
+from stepscope.dashboard.palette import style_sheet
 from stepscope.dashboard.routes import Page, PageMiddleware, render
 from stepscope.dashboard.security import SecurityMiddleware, content_security_policy
 from stepscope.store.runs import RunStore
@@ -55,17 +55,18 @@ def create_app(store: RunStore, *, allowed_hosts: Sequence[str] | None = None) -
 
 
 def _make_dash(server: FastAPI, store: RunStore) -> dash.Dash:
-    app = dash.Dash(
+    # Dash's signature knows neither a FastAPI server nor a title that stays as it is, though both are documented.
+    loose: dict[str, Any] = {"server": server, "update_title": None}
+    app: Any = dash.Dash(
         "stepscope.dashboard",
-        server=server,
         assets_folder=str(_ASSETS),
         use_pages=False,
         serve_locally=True,
         enable_mcp=False,
         title="stepscope",
-        update_title=None,
         add_log_handler=False,
         index_string=_index_string(),
+        **loose,
     )
     app.layout = make_shell(store.root)
 
@@ -85,7 +86,8 @@ def _make_dash(server: FastAPI, store: RunStore) -> dash.Dash:
         Input("page-title", "data"),
         prevent_initial_call=True,
     )
-    return app
+    made: dash.Dash = app
+    return made
 
 
 def _index_string() -> str:

@@ -88,7 +88,7 @@ def heading_of_cause(cause: Cause) -> Heading:
 
 
 def pattern(heading: Heading) -> str:
-    """The texture that tells the families apart without colour: 'solid' computes, 'hatch' communicates, 'dots' idles."""
+    """The texture that tells families apart without colour: 'solid' computes, 'hatch' communicates, 'dots' idles."""
     if heading in COMPUTE_HEADINGS:
         return "solid"
     return "hatch" if heading in EXPOSED_COMMUNICATION_HEADINGS else "dots"

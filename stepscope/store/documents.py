@@ -9,7 +9,7 @@ A time line is kept as durations, not start times, so that a segment costs about
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import msgspec
@@ -119,7 +119,7 @@ def _encode_rank(timeline: RankTimeline) -> _RankRow:
     return _RankRow(
         rank=timeline.rank,
         start_ns=edges[0],
-        durations_ns=[end - start for start, end in zip(edges, edges[1:], strict=False)],
+        durations_ns=[end - start for start, end in pairwise(edges)],
         headings=timeline.headings,
         step_starts_ns=timeline.step_starts_ns,
         step_indices=timeline.step_indices,

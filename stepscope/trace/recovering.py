@@ -6,6 +6,7 @@ Boundaries between events are guessed (`}` and `{` with nothing but commas betwe
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from stepscope.trace.events import ExactEvent, decode_exact, decode_leniently, is_usable
 from stepscope.trace.mending import mended
@@ -15,7 +16,7 @@ _END_OF_ARRAY = re.compile(rb"\}[\s,]*\]")
 _CLOSES_AT_ONCE = re.compile(rb"[\s,]*\]")
 _EVENT_MARK = re.compile(rb'"ph"\s*:')
 _EVENT_START = re.compile(rb'\{\s*"(?:ph|name|cat|pid|args)"\s*:')
-_QUOTE = re.compile(rb'(?<!\\)"')
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 _MOST_PIECES_JOINED = 8
 """An event may hold lists of objects: so many false boundaries are looked across."""
@@ -72,29 +73,27 @@ class Recovery:
     def _take_one(self, bounds: list[tuple[int, int]]) -> int:
         """Read one event by all means; how many boundaries it covers, 0 when only more text can tell."""
         pieces = [self._buffer[self.consumed : end] for end, _ in bounds]
-        first = pieces[0]
-        if self._close_array(first) or self._accept(first) or self._accept_mended(first):
-            return 1
-        if _seems_cut(first):
-            for num_covered, piece in enumerate(pieces[1:], start=2):
-                if self._accept(piece) or self._close_array(piece):
-                    return num_covered
-            is_held = len(self._buffer) - self.consumed <= _MOST_BYTES_HELD
-            if len(bounds) < _MOST_PIECES_JOINED and not self._is_last and is_held:
-                return 0
-            for num_covered, piece in enumerate(pieces[1:], start=2):
-                if self._accept_mended(piece):
-                    return num_covered
-        self._salvage(first)
+        if not _seems_cut(pieces[0]):
+            del pieces[1:]
+        for num_covered, piece in enumerate(pieces, start=1):
+            if self._close_array(piece, self._accept) or self._accept(piece):
+                return num_covered
+        # Only text that no reading fits is mended: mending the first half of a name that holds `},{` would spoil it.
+        is_held = len(self._buffer) - self.consumed <= _MOST_BYTES_HELD
+        if len(bounds) < _MOST_PIECES_JOINED and _seems_cut(pieces[0]) and not self._is_last and is_held:
+            return 0
+        for num_covered, piece in enumerate(pieces, start=1):
+            if self._close_array(piece, self._accept_mended) or self._accept_mended(piece):
+                return num_covered
+        self._salvage(pieces[0])
         return 1
 
-    def _close_array(self, piece: bytes) -> bool:
+    def _close_array(self, piece: bytes, accept: Callable[[bytes], bool]) -> bool:
         """Whether the array ends within the piece, with or without a last event before its bracket."""
         if closing := _CLOSES_AT_ONCE.match(piece):
             return self._end_after(closing.end())
         for ending in list(_END_OF_ARRAY.finditer(piece))[:_MOST_ENDS_TRIED]:
-            last = piece[: ending.start() + 1]
-            if self._accept(last) or self._accept_mended(last):
+            if accept(piece[: ending.start() + 1]):
                 return self._end_after(ending.end())
         return not piece.strip(b" \t\r\n,\x00")
 
@@ -143,4 +142,5 @@ class Recovery:
 
 def _seems_cut(piece: bytes) -> bool:
     """Whether something is still open at the end: more text may make an event of it."""
-    return piece.count(b"{") > piece.count(b"}") or len(_QUOTE.findall(piece)) % 2 == 1
+    bare = _STRING.sub(b"", piece)
+    return b'"' in bare or bare.count(b"{") > bare.count(b"}")

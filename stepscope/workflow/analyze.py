@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.analyzer.job_analysis import JobContext, analyse_job
-from stepscope.analyzer.rank_analysis import view_rank
+from stepscope.analyzer.job import analyse_job
+from stepscope.analyzer.rank import view_rank
 from stepscope.analyzer.rank_view import RankView
+from stepscope.analyzer.summaries import JobContext
 from stepscope.core.analysis import Analysis, MeshSizes, Notice
 from stepscope.core.errors import DataError
 from stepscope.core.run_layout import RUN_FILE, RunManifest

@@ -24,9 +24,9 @@ from stepscope.core.analysis import (
     Notice,
     Pipeline,
     RankLedger,
-    RootCause,
     Roofline,
     RooflineCoverage,
+    RootCause,
     SecondaryCause,
     StepLedger,
     TraceQuality,
@@ -35,7 +35,7 @@ from stepscope.core.analysis import (
 )
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.headings import Heading
-from stepscope.core.run_layout import Attempt, RunManifest, RUN_FILE
+from stepscope.core.run_layout import RUN_FILE, Attempt, RunManifest
 from stepscope.core.timeline import HEADING_ORDER, RankTimeline
 from stepscope.store.runs import save_analysis, save_timelines
 

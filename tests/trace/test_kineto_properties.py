@@ -23,7 +23,7 @@ _JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
-_MICROSECONDS = st.integers(0, 2**61 // 1000 * 1000).map(lambda ns: f"{ns // 1000}.{ns % 1000:03}")
+_MICROSECONDS = st.integers(1, 2**61).map(lambda ns: f"{ns // 1000}.{ns % 1000:03}")
 _COUNTS = st.integers(-1, 2**63 - 1)
 
 
@@ -113,7 +113,7 @@ def _read(content: bytes, block_bytes: int) -> TraceColumns:
 
 
 @given(data=st.data(), block_bytes=st.sampled_from([1, 17, 200, 3000, 1 << 20]), packed=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_events_in_any_layout_equal_the_oracle(data: st.DataObject, block_bytes: int, packed: bool, rows) -> None:
     events = data.draw(st.lists(_events(), min_size=1, max_size=12))
     text = data.draw(_layouts(events))
@@ -161,7 +161,7 @@ _PATCHES = st.lists(
 
 
 @given(patches=_PATCHES, block_bytes=st.sampled_from([50, 700, 1 << 20]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_mutated_trace_is_read_or_refused_and_all_events_are_accounted_for(
     patches: list[tuple[int, int, bytes]], block_bytes: int
 ) -> None:
@@ -180,7 +180,7 @@ def test_mutated_trace_is_read_or_refused_and_all_events_are_accounted_for(
 
 
 @given(content=st.binary(max_size=300) | st.binary(max_size=60).map(b'{"traceEvents": [{'.__add__), packed=st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_bytes_are_refused_calmly(content: bytes, packed: bool) -> None:
     try:
         _read(gzip.compress(content) if packed else content, 64)
@@ -189,7 +189,7 @@ def test_any_bytes_are_refused_calmly(content: bytes, packed: bool) -> None:
 
 
 @given(cut=st.integers(0, 400), flip=st.integers(0, 400), value=st.integers(0, 255))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_damaged_gzip_is_read_or_refused(cut: int, flip: int, value: int) -> None:
     packed = bytearray(gzip.compress(_SEED))
     packed[flip % len(packed)] = value

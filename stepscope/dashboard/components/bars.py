@@ -10,6 +10,7 @@ from dash.development.base_component import Component
 from stepscope.core.analysis import Ledger
 from stepscope.core.headings import Heading
 from stepscope.core.timeline import HEADING_ORDER
+from stepscope.dashboard.components.attributes import attributes
 from stepscope.dashboard.palette import pattern
 from stepscope.dashboard.words import HEADING_MEANINGS, heading_words, percent
 
@@ -25,7 +26,7 @@ def stacked_bar(ledger: Ledger, *, label: str) -> Component:
         for heading, share in sorted(ledger.items(), key=lambda item: -item[1])[:5]
         if share > 0
     )
-    return html.Div(boxes, className="ss-stacked", role="img", **{"aria-label": f"{label}: {spoken}"})
+    return html.Div(boxes, className="ss-stacked", role="img", **attributes({"aria-label": f"{label}: {spoken}"}))
 
 
 def share_bar(
@@ -37,7 +38,7 @@ def share_bar(
     if interval:
         low, high = (min(max(edge * scale, 0.0), 100.0) for edge in interval)
         marks.append(html.Div(className="ss-whisker", style={"left": f"{low:.3f}%", "width": f"{high - low:.3f}%"}))
-    return html.Div(marks, className="ss-bar-track", **{"aria-hidden": "true"})
+    return html.Div(marks, className="ss-bar-track", **attributes({"aria-hidden": "true"}))
 
 
 def legend(headings: Iterable[Heading]) -> Component:
@@ -56,7 +57,7 @@ def legend(headings: Iterable[Heading]) -> Component:
 
 def swatch(heading: Heading) -> Component:
     """A small box in the heading's colour and texture."""
-    return html.Span(className=f"ss-swatch {_classes(heading)}", **{"aria-hidden": "true"})
+    return html.Span(className=f"ss-swatch {_classes(heading)}", **attributes({"aria-hidden": "true"}))
 
 
 def _box(heading: Heading, share: float) -> Component:

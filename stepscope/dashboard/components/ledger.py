@@ -8,6 +8,7 @@ from dash.development.base_component import Component
 from stepscope.core.analysis import Analysis, RankLedger
 from stepscope.core.headings import Heading
 from stepscope.core.timeline import HEADING_ORDER
+from stepscope.dashboard.components.attributes import attributes
 from stepscope.dashboard.components.bars import legend, stacked_bar
 from stepscope.dashboard.components.panel import figure_or_table, panel
 from stepscope.dashboard.components.table import Column, table
@@ -44,7 +45,7 @@ def _chart(analysis: Analysis, shown: list[Heading]) -> Component:
     head = html.Div(
         [html.Span("rank"), html.Span(), html.Span("step")],
         className="ss-bar-row ss-bar-head",
-        **{"aria-hidden": "true"},
+        **attributes({"aria-hidden": "true"}),
     )
     return html.Div([legend(shown), html.Div([head, *rows], className="ss-bar-rows"), *left_out])
 

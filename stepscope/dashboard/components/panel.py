@@ -9,6 +9,8 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
+from stepscope.dashboard.components.attributes import attributes
+
 
 def panel(question: str, body: Sequence[Any], *, name: str, source: str, note: str | None = None) -> Component:
     """A titled section.
@@ -26,25 +28,26 @@ def panel(question: str, body: Sequence[Any], *, name: str, source: str, note: s
         [html.Div([title, info(source, about=question), *beside], className="ss-panel-head"), *body],
         id=name,
         className="ss-panel",
-        **{"aria-labelledby": f"{name}-title"},
+        **attributes({"aria-labelledby": f"{name}-title"}),
     )
 
 
 def info(text: str, *, about: str) -> Component:
     """An (i) that explains on hover and on keyboard focus."""
-    return dmc.Tooltip(
-        html.Button("i", type="button", className="ss-info", **{"aria-label": f"{about} {text}"}),
+    tooltip: Component = dmc.Tooltip(
+        html.Button("i", type="button", className="ss-info", **attributes({"aria-label": f"{about} {text}"})),
         label=text,
         multiline=True,
         w=340,
         withArrow=True,
         events={"hover": True, "focus": True, "touch": True},
     )
+    return tooltip
 
 
 def figure_or_table(figure: Any, table: Any, *, name: str) -> Component:
     """Two tabs: the picture, and the same numbers as a table."""
-    return dmc.Tabs(
+    tabs: Component = dmc.Tabs(
         [
             dmc.TabsList([dmc.TabsTab("Chart", value="chart"), dmc.TabsTab("Table", value="table")]),
             dmc.TabsPanel(figure, value="chart", pt="md"),
@@ -56,3 +59,4 @@ def figure_or_table(figure: Any, table: Any, *, name: str) -> Component:
         className="ss-tabs",
         keepMounted=True,
     )
+    return tabs

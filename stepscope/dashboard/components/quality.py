@@ -7,6 +7,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from stepscope.core.analysis import Analysis, Job, TraceQuality
+from stepscope.dashboard.components.attributes import attributes
 from stepscope.dashboard.words import count, milliseconds, percent, ranks_words
 
 NOTABLE_SHARE = 0.01
@@ -22,13 +23,13 @@ def quality_block(analysis: Analysis) -> Component:
     if not problems:
         return html.Section(
             [
-                html.Span("✓", className="ss-tick", **{"aria-hidden": "true"}),
+                html.Span("✓", className="ss-tick", **attributes({"aria-hidden": "true"})),
                 html.Strong("Trace quality: clean."),
                 html.Span(clean_words(analysis.trace_quality)),
             ],
             id="quality",
             className="ss-quality-clean",
-            **{"aria-label": "Trace quality"},
+            **attributes({"aria-label": "Trace quality"}),
         )
     return html.Section(
         dmc.Alert(
@@ -38,7 +39,7 @@ def quality_block(analysis: Analysis) -> Component:
             variant="light",
         ),
         id="quality",
-        **{"aria-label": "Trace quality"},
+        **attributes({"aria-label": "Trace quality"}),
     )
 
 
@@ -90,7 +91,8 @@ def _doubtful_data(job: Job, quality: TraceQuality) -> list[str]:
         problems.append(f"{share} of the communication kernels do not record what they do (torch older than 2.4?).")
     if quality.profiler_distortion is not None and quality.profiler_distortion > NOTABLE_DISTORTION:
         problems.append(
-            f"Capturing slowed the step by {percent(quality.profiler_distortion)}: take host-side shares as upper bounds."
+            f"Capturing slowed the step by {percent(quality.profiler_distortion)}: "
+            "take host-side shares as upper bounds."
         )
     if job.simulated_compute:
         problems.append("Simulated compute: the layers sleep instead of computing, so only the pattern is real.")

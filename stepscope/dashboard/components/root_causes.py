@@ -51,7 +51,7 @@ def what_if_panel(analysis: Analysis) -> list[Component]:
             [table(columns, rows, caption="Predicted step time with one cause removed")],
             name="what-if",
             source=(
-                "The job is rebuilt as a graph of launches, streams and collectives and replayed with one cause removed. "
+                "The job is rebuilt as a graph of launches, streams and collectives and replayed without one cause. "
                 "Gain = 1 − predicted / measured step."
             ),
         )

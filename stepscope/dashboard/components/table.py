@@ -9,6 +9,8 @@ from typing import Any
 from dash import html
 from dash.development.base_component import Component
 
+from stepscope.dashboard.components.attributes import attributes
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -36,7 +38,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Any]], *, caption: 
         className="ss-scroll",
         tabIndex=0,
         role="region",
-        **{"aria-label": caption},
+        **attributes({"aria-label": caption}),
     )
 
 

@@ -11,6 +11,7 @@ from dash.development.base_component import Component
 from stepscope.core.analysis import Analysis, RankLedger, StepLedger
 from stepscope.core.headings import Heading
 from stepscope.core.timeline import HEADING_ORDER
+from stepscope.dashboard.components.attributes import attributes
 from stepscope.dashboard.components.bars import legend
 from stepscope.dashboard.components.panel import figure_or_table, panel
 from stepscope.dashboard.components.table import Column, table
@@ -25,23 +26,27 @@ def timeline_panel(run_id: str, analysis: Analysis) -> Component:
     ranks = [rank.rank for rank in analysis.ranks]
     present = [heading for heading in HEADING_ORDER if any(rank.ledger.get(heading, 0) > 0 for rank in analysis.ranks)]
     words = {heading.value: [heading_words(heading), pattern(heading)] for heading in HEADING_ORDER}
+    label = f"Time line of {len(ranks)} ranks over {analysis.job.num_steps} steps; the tab Table says the same"
     canvas = html.Div(
         id="timeline-canvas",
         className="ss-timeline",
-        **{
-            "data-timeline": f"/api/v1/runs/{quote(run_id, safe='')}/timeline",
-            "data-ranks": json.dumps(ranks),
-            "data-words": json.dumps(words),
-            "data-label": f"Time line of {len(ranks)} ranks over {analysis.job.num_steps} steps; the tab Table tells the same.",
-        },
+        **attributes(
+            {
+                "data-timeline": f"/api/v1/runs/{quote(run_id, safe='')}/timeline",
+                "data-ranks": json.dumps(ranks),
+                "data-words": json.dumps(words),
+                "data-label": label,
+            }
+        ),
     )
     return panel(
         "What did each rank do, step by step?",
         [figure_or_table(html.Div([legend(present), canvas]), _table(run_id, analysis, present), name="timeline")],
         name="timeline",
         source=(
-            "timeline.json: the ledger's slices on the job's clock. Zoomed out, a column is split by each heading's share "
-            "of its time, so the area of a colour is its time; zoomed in, slices are exact. Lines mark step boundaries."
+            "timeline.json: the ledger's slices on the job's clock. Zoomed out, a column is split by each heading's "
+            "share of its time, so the area of a colour is its time; zoomed in, slices are exact. "
+            "Lines mark step boundaries."
         ),
     )
 

@@ -10,6 +10,7 @@ from dash.development.base_component import Component
 
 from stepscope.core.analysis import Analysis, Evidence, RootCause, SecondaryCause, Verdict
 from stepscope.core.causes import HEALTHY_CAUSES
+from stepscope.dashboard.components.attributes import attributes
 from stepscope.dashboard.components.bars import swatch
 from stepscope.dashboard.components.panel import info
 from stepscope.dashboard.components.table import Column, table
@@ -48,7 +49,7 @@ def verdict_card(analysis: Analysis) -> Component:
         ],
         id="verdict",
         className=f"ss-panel ss-verdict ss-edge-{heading_of_cause(verdict.cause).value}",
-        **{"aria-labelledby": "verdict-title"},
+        **attributes({"aria-labelledby": "verdict-title"}),
     )
 
 

@@ -10,9 +10,10 @@ from dash import html
 from dash.development.base_component import Component
 
 from stepscope.core.errors import DataError
+from stepscope.dashboard.components.attributes import attributes
 from stepscope.dashboard.components.bars import swatch
-from stepscope.dashboard.palette import heading_of_cause
 from stepscope.dashboard.pages.states import no_runs, unreadable
+from stepscope.dashboard.palette import heading_of_cause
 from stepscope.dashboard.words import UNKNOWN, cause_words, count, mesh_words, milliseconds, moment, percent
 from stepscope.store.runs import RunStatus, RunStore, RunSummary
 
@@ -54,7 +55,7 @@ def _head(runs: list[RunSummary]) -> Component:
                 id="runs-search",
                 placeholder="Search run, GPU, verdict…",
                 className="ss-search",
-                **{"aria-label": "Search the runs"},
+                **attributes({"aria-label": "Search the runs"}),
             ),
         ],
         className="ss-page-head",
@@ -78,7 +79,7 @@ def _table(runs: list[RunSummary]) -> Component:
                 className="ss-scroll",
                 tabIndex=0,
                 role="region",
-                **{"aria-label": "Runs"},
+                **attributes({"aria-label": "Runs"}),
             ),
             html.P("No run matches.", id="runs-none", className="ss-note ss-none", hidden=True),
         ],
@@ -102,7 +103,9 @@ def _row(run: RunSummary) -> Component:
 
 
 def _cell(content: Any, value: object, *, number: bool = False) -> Component:
-    return html.Td(content, className="ss-num" if number else "", **{"data-value": "" if value is None else str(value)})
+    return html.Td(
+        content, className="ss-num" if number else "", **attributes({"data-value": "" if value is None else str(value)})
+    )
 
 
 def _ranks(run: RunSummary) -> Any:
@@ -127,7 +130,7 @@ def _cost(run: RunSummary) -> Any:
 
 def _status(run: RunSummary) -> Any:
     words, sign = _STATUS[run.status]
-    chip = [html.Span(sign, className="ss-status-sign", **{"aria-hidden": "true"}), words]
+    chip: list[Any] = [html.Span(sign, className="ss-status-sign", **attributes({"aria-hidden": "true"})), words]
     return [
         html.Span(chip, className=f"ss-status ss-status-{run.status.value}"),
         html.Div(run.problem, className="ss-note ss-problem", title=run.problem) if run.problem else None,

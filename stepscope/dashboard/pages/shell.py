@@ -9,6 +9,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from stepscope import __version__
+from stepscope.dashboard.components.attributes import attributes
 from stepscope.dashboard.pages.states import skeleton
 
 THEME = {
@@ -22,7 +23,7 @@ THEME = {
 
 def make_shell(root: Path) -> Component:
     """The frame; the callback on the URL fills `page` and `breadcrumb`."""
-    return dmc.MantineProvider(
+    shell: Component = dmc.MantineProvider(
         theme=THEME,
         defaultColorScheme="auto",
         children=[
@@ -39,13 +40,14 @@ def make_shell(root: Path) -> Component:
             ),
         ],
     )
+    return shell
 
 
 def _header() -> Component:
     return html.Div(
         [
             dmc.Anchor(
-                [html.Span(className="ss-mark", **{"aria-hidden": "true"}), "stepscope"],
+                [html.Span(className="ss-mark", **attributes({"aria-hidden": "true"})), "stepscope"],
                 href="/",
                 underline="never",
                 className="ss-brand",
@@ -56,7 +58,7 @@ def _header() -> Component:
                     html.Span(id="breadcrumb", className="ss-crumb-here"),
                 ],
                 className="ss-crumbs",
-                **{"aria-label": "Breadcrumb"},
+                **attributes({"aria-label": "Breadcrumb"}),
             ),
             dmc.ColorSchemeToggle(
                 lightIcon=html.Span(className="ss-icon ss-icon-sun"),
@@ -64,7 +66,7 @@ def _header() -> Component:
                 variant="default",
                 size="lg",
                 id="theme-toggle",
-                **{"aria-label": "Switch between light and dark"},
+                **attributes({"aria-label": "Switch between light and dark"}),
             ),
         ],
         className="ss-header",

@@ -6,6 +6,8 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
+from stepscope.dashboard.components.attributes import attributes
+
 
 def skeleton() -> Component:
     """Grey blocks of the size of a page, until the page is there."""
@@ -85,5 +87,5 @@ def quoted(path: str) -> str:
 
 def _state(sign: str | None, title: str, body: list[Component], link: tuple[str, str] | None = None) -> Component:
     after = [dmc.Anchor(link[0], href=link[1])] if link else []
-    before = [html.Div(sign, className="ss-state-sign", **{"aria-hidden": "true"})] if sign else []
+    before = [html.Div(sign, className="ss-state-sign", **attributes({"aria-hidden": "true"}))] if sign else []
     return html.Div([*before, html.H1(title), *body, *after], className="ss-state")

@@ -1,0 +1,54 @@
+"""Of each communication call: who came last, how long was it waited for, and how long did the transfer take?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stepscope.analyzer.alignment.device_calls import SYNCHRONIZING_KINDS, Call
+from stepscope.analyzer.alignment.matching import CallId, Matches
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The last arrival that a call needs. Times on the job's clock.
+
+    Attributes:
+        rank: the last needed arriver.
+        call: its call.
+        at_ns: when it arrived.
+        match: number of the collective (calls of one collective share it), or None for point-to-point.
+    """
+
+    rank: int
+    call: CallId
+    at_ns: int
+    match: int | None
+
+
+def needed_arrivals(
+    calls_of_rank: Mapping[int, list[Call]], matches: Matches, unrelated: frozenset[int]
+) -> dict[CallId, Arrival]:
+    """The last needed arrival of every call for which it is known; calls on the job's clock.
+
+    All members are needed for the kinds that synchronise. A receive needs the start of its send; a send needs its
+    receive. Rooted kinds need their root, which traces do not name reliably: they stay unknown.
+    """
+    arrivals: dict[CallId, Arrival] = {}
+    for number, match in enumerate(matches.collectives):
+        calls = {rank: calls_of_rank[rank][call.place] for rank, call in match.items()}
+        if unrelated & calls.keys() or any(call.kind not in SYNCHRONIZING_KINDS for call in calls.values()):
+            continue
+        last = max(calls, key=lambda rank: (calls[rank].start_ns, rank))
+        for call in match.values():
+            arrivals[call] = Arrival(last, match[last], calls[last].start_ns, number)
+    for call, needed in matches.peers.items():
+        if unrelated & {call.rank, *(other.rank for other in needed)}:
+            continue
+        last_call = max(needed, key=lambda other: calls_of_rank[other.rank][other.place].start_ns)
+        at = calls_of_rank[last_call.rank][last_call.place].start_ns
+        own = calls_of_rank[call.rank][call.place].start_ns
+        if own >= at:
+            last_call, at = call, own
+        arrivals[call] = Arrival(last_call.rank, last_call, at, None)
+    return arrivals

@@ -1,0 +1,94 @@
+"""Of the time in which only communication ran: what was waiting for others, and what the transfer itself?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analyzer.alignment.arrivals import Arrival
+from stepscope.analyzer.alignment.device_calls import Call
+from stepscope.analyzer.alignment.matching import CallId
+from stepscope.analyzer.intervals import Intervals, Nanoseconds, owned, pieces, subtract, union
+from stepscope.analyzer.ledger.segments import CHARGE, CODE, TO_BLAME, Paint, Segments, assemble
+from stepscope.core.causes import Cause
+from stepscope.core.headings import Heading
+from stepscope.trace.columns import IntColumn
+
+
+@dataclass(frozen=True, slots=True)
+class WaitPieces:
+    """Exposed waiting, cut by the call that waits. `call` is the call's place in the rank's list."""
+
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    call: IntColumn
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+def split_communication(
+    segments: Segments, rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]
+) -> Segments:
+    """Replace `communication_unsplit` by communication and wait where arrivals are known.
+
+    Several calls at once: `wait` only while every running one lacks a participant; a transfer wins over an unknown.
+    Waiting in which the host was late anyway keeps the host's charge, a transfer does not.
+    """
+    transfer, unknown = _by_state(rank, calls, arrivals)
+    alone = segments.heading == CODE[Heading.COMMUNICATION_UNSPLIT]
+    kept = Segments(*(column[~alone] for column in _columns(segments)))
+    time = segments.intervals_of(Heading.COMMUNICATION_UNSPLIT)
+    charge = segments.charge[alone]
+    paints = [Paint(Intervals(kept.start_ns, kept.end_ns), kept.heading, kept.charge)]
+    undecided = subtract(unknown, transfer)
+    for cover, heading in (
+        (transfer, Heading.COMMUNICATION),
+        (undecided, Heading.COMMUNICATION_UNSPLIT),
+        (subtract(time, union(*_joined(transfer, undecided))), Heading.WAIT),
+    ):
+        index, start, end = pieces(time.start, time.end, cover)
+        late = charge[index] != CHARGE[Cause.COMMUNICATION]
+        if heading is Heading.COMMUNICATION:
+            late[:] = False  # bytes on the wire: see docs/how-numbers-are-made.md, "Exposed is not blocking"
+        own = TO_BLAME if heading is Heading.WAIT else CHARGE[Cause.COMMUNICATION]
+        codes = np.where(late, charge[index], own).astype(np.int8)
+        paints.append(Paint(Intervals(start, end), heading, codes))
+    return assemble(paints)
+
+
+def waits_to_blame(segments: Segments, rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]) -> WaitPieces:
+    """The waiting that still has to be charged to someone; overlapping waits belong to the call that began first."""
+    places = [place for place in range(len(calls)) if CallId(rank, place) in arrivals]
+    start = np.array([calls[place].start_ns for place in places], np.int64)
+    end = np.array([min(calls[place].end_ns, arrivals[CallId(rank, place)].at_ns) for place in places], np.int64)
+    start, end = owned(start, np.maximum(start, end), tie=np.arange(len(start)))
+    open_ = segments.charge == TO_BLAME
+    cover = union(segments.start_ns[open_], segments.end_ns[open_])
+    index, piece_start, piece_end = pieces(start, end, cover)
+    order = np.argsort(piece_start, kind="stable")
+    return WaitPieces(piece_start[order], piece_end[order], np.array(places, np.int64)[index][order])
+
+
+def _by_state(rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]) -> tuple[Intervals, Intervals]:
+    """When some call transferred, and when one ran whose arrivals are unknown."""
+    spans: tuple[list[tuple[int, int]], ...] = ([], [])
+    for place, call in enumerate(calls):
+        arrival = arrivals.get(CallId(rank, place))
+        if arrival is None:
+            spans[1].append((call.start_ns, call.end_ns))
+            continue
+        arrived = min(max(call.start_ns, arrival.at_ns), call.end_ns)
+        spans[0].append((arrived, call.end_ns))
+    transfer, unknown = (union([s for s, _ in part], [e for _, e in part]) for part in spans)
+    return transfer, unknown
+
+
+def _joined(a: Intervals, b: Intervals) -> tuple[Nanoseconds, Nanoseconds]:
+    return np.concatenate((a.start, b.start)), np.concatenate((a.end, b.end))
+
+
+def _columns(segments: Segments) -> tuple[Nanoseconds, Nanoseconds, IntColumn, IntColumn]:
+    return segments.start_ns, segments.end_ns, segments.heading, segments.charge

@@ -1,0 +1,1 @@
+"""Whose fault is the waiting, and what did each cause cost?"""

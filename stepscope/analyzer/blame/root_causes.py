@@ -1,0 +1,80 @@
+"""What cost how much, once every wait is charged to whoever was late? The table adds up to 1."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.blame.waits import BlamedWait
+from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_BLAME, TimeTable
+from stepscope.analyzer.rank_view import RankView
+from stepscope.core.causes import Cause
+
+NUM_RESAMPLES = 1000
+INTERVAL = (0.05, 0.95)
+"""Quantiles of the bootstrap that the intervals give."""
+
+CULPRIT_SHARE = 0.25
+"""A rank is named for a cause from this share of the worst rank's contribution on."""
+
+
+@dataclass(frozen=True, slots=True)
+class CauseTable:
+    """Time by cause and step over all ranks.
+
+    Attributes:
+        time_ns: shape (steps, causes), nanoseconds; steps by their place in the window.
+        step_ns: shape (steps,), the ranks' step lengths added up.
+        culprits: by cause, nanoseconds by the rank that is to blame.
+    """
+
+    time_ns: npt.NDArray[np.float64]
+    step_ns: npt.NDArray[np.float64]
+    culprits: dict[Cause, dict[int, float]]
+
+    def fractions(self) -> dict[Cause, float]:
+        """Share of the summed windows by cause."""
+        return dict(zip(CAUSE_ORDER, (self.time_ns.sum(axis=0) / self.step_ns.sum()).tolist(), strict=True))
+
+    def ranks_of(self, cause: Cause) -> list[int]:
+        """Ranks to blame for a cause, worst first."""
+        shares = self.culprits.get(cause, {})
+        worst = max(shares.values(), default=0.0)
+        named = [rank for rank, time in shares.items() if time > 0 and time >= CULPRIT_SHARE * worst]
+        return sorted(named, key=lambda rank: (-shares[rank], rank))
+
+
+def cause_table(views: Mapping[int, RankView], blamed: Sequence[BlamedWait]) -> CauseTable:
+    """Add up own charges and blamed waits, step by step."""
+    num_steps = max(len(view.window.boundary_ns) for view in views.values())
+    time = np.zeros((num_steps, len(CAUSE_ORDER)))
+    length = np.zeros(num_steps)
+    culprits: dict[Cause, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for rank, view in views.items():
+        bounds = view.step_bounds_ns
+        table = TimeTable(view.segments, view.segments.charge, TO_BLAME + 1).between(bounds[:-1], bounds[1:])
+        own = table[:, :TO_BLAME]
+        time[: len(own)] += own
+        length[: len(own)] += np.diff(bounds)
+        for code, nanoseconds in enumerate(own.sum(axis=0).tolist()):
+            culprits[CAUSE_ORDER[code]][rank] += nanoseconds
+    for wait in blamed:
+        bounds = views[wait.rank].step_bounds_ns
+        step = int(np.clip(np.searchsorted(bounds, wait.start_ns, side="right") - 1, 0, len(bounds) - 2))
+        for (cause, culprit), nanoseconds in wait.shares.items():
+            time[step, CAUSE_ORDER.index(cause)] += nanoseconds
+            culprits[cause][culprit] += nanoseconds
+    return CauseTable(time, length, culprits)
+
+
+def resample(table: CauseTable, seed: int = 0) -> npt.NDArray[np.float64]:
+    """Bootstrap over steps: fractions by cause, shape (resamples, causes). The same input gives the same answer."""
+    generator = np.random.default_rng(seed)
+    steps = len(table.step_ns)
+    chosen = generator.integers(0, steps, size=(NUM_RESAMPLES, steps))
+    fractions: npt.NDArray[np.float64] = table.time_ns[chosen].sum(axis=1) / table.step_ns[chosen].sum(axis=1)[:, None]
+    return fractions

@@ -1,0 +1,158 @@
+"""Where did the job's time go, and why? The cross-rank half: views of all ranks in, the whole answer out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from stepscope.analyzer.alignment.arrivals import Arrival, needed_arrivals
+from stepscope.analyzer.alignment.clocks import Clocks, estimate_clocks
+from stepscope.analyzer.alignment.device_calls import Call
+from stepscope.analyzer.alignment.host_calls import complete_together
+from stepscope.analyzer.alignment.matching import CallId, Matches, match_calls
+from stepscope.analyzer.alignment.split import WaitPieces, split_communication, waits_to_blame
+from stepscope.analyzer.blame.root_causes import cause_table
+from stepscope.analyzer.blame.stragglers import ComputeComparison
+from stepscope.analyzer.blame.waits import blame_waits
+from stepscope.analyzer.collectives import collective_table
+from stepscope.analyzer.ledger.segments import Segments
+from stepscope.analyzer.pipeline.bubble import PipelineParts, explain, find_chains
+from stepscope.analyzer.pipeline.schedule_waits import charge_schedule
+from stepscope.analyzer.rank_view import RankView, compute_by_step
+from stepscope.analyzer.summaries import (
+    JobContext,
+    describe_job,
+    is_oversubscribed,
+    job_ledger,
+    job_roofline,
+    rank_ledger,
+    timeline,
+    trace_quality,
+    warnings,
+)
+from stepscope.analyzer.verdict import Circumstances, judge, root_causes
+from stepscope.core.analysis import Analysis
+from stepscope.core.headings import Heading
+from stepscope.core.timeline import RankTimeline
+
+
+def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysis, list[RankTimeline]]:
+    """Join the ranks: align, split waiting from transfer, charge it, and judge.
+
+    Args:
+        views: one a rank, each rank once.
+        context: what is known beside the traces.
+
+    Returns:
+        The analysis, and each rank's time line on the job's clock.
+    """
+    by_rank = {view.rank: view for view in sorted(views, key=lambda view: view.rank)}
+    by_rank, matches, clocks, arrivals = _align(by_rank)
+    by_rank = {
+        rank: replace(view, segments=split_communication(view.segments, rank, view.calls, arrivals))
+        for rank, view in by_rank.items()
+    }
+    chains = find_chains({rank: view.calls for rank, view in by_rank.items()})
+    pipelines = [parts for chain in chains if (parts := explain(chain, by_rank)) is not None]
+    by_rank = _charge_pipelines(by_rank, pipelines, arrivals)
+    role = dict.fromkeys(by_rank, 0) | {rank: stage for chain in chains for stage, rank in enumerate(chain.ranks)}
+    comparison = ComputeComparison({rank: compute_by_step(view) for rank, view in by_rank.items()}, role)
+    waits = {rank: _waits(view, arrivals) for rank, view in by_rank.items()}
+    blamed = blame_waits(by_rank, waits, arrivals, matches, comparison.cause)
+
+    job = describe_job(by_rank, context)
+    quality = trace_quality(by_rank, matches, clocks, job)
+    table = cause_table(by_rank, blamed)
+    ledger = job_ledger(by_rank)
+    pipeline = max((p.figures for p in pipelines), key=lambda f: f.measured, default=None)
+    rows = root_causes(table, job.step_ms, pipeline, arrivals_unknown=ledger[Heading.COMMUNICATION_UNSPLIT])
+    oversubscribed = is_oversubscribed(by_rank, context)
+    about = Circumstances(
+        step_ms=job.step_ms,
+        mfu=job.mfu,
+        num_ranks=len(by_rank),
+        world_size=job.world_size,
+        num_steps=job.num_steps,
+        oversubscribed=oversubscribed,
+        quality=quality,
+        pipeline=pipeline,
+    )
+    analysis = Analysis(
+        job=job,
+        trace_quality=quality,
+        ledger=ledger,
+        ranks=[rank_ledger(view) for view in by_rank.values()],
+        root_causes=rows,
+        verdict=judge(rows, table, about),
+        what_if=[],
+        collectives=collective_table(by_rank, matches, arrivals),
+        pipeline=pipeline,
+        roofline=job_roofline(by_rank),
+        warnings=warnings(by_rank, job, quality, context, oversubscribed=oversubscribed),
+    )
+    return analysis, [timeline(view) for view in by_rank.values()]
+
+
+def _align(
+    views: dict[int, RankView],
+) -> tuple[dict[int, RankView], Matches, Clocks, dict[CallId, Arrival]]:
+    """Match calls, put all ranks on one clock, find the arrivals."""
+    calls = {rank: view.calls for rank, view in views.items()}
+    matches = match_calls(calls)
+    clocks = estimate_clocks(calls, matches, {rank: view.header.host_name for rank, view in views.items()})
+    views = {rank: _shifted(view, clocks.offset_ns[rank]) for rank, view in views.items()}
+    calls = {rank: view.calls for rank, view in views.items()}
+    if not any(view.on_device for view in views.values()):
+        calls = complete_together(calls, matches)
+        views = {rank: replace(view, calls=calls[rank]) for rank, view in views.items()}
+    return views, matches, clocks, needed_arrivals(calls, matches, clocks.unrelated)
+
+
+def _shifted(view: RankView, offset_ns: int) -> RankView:
+    """The view on the job's clock."""
+    if not offset_ns:
+        return view
+    segments, window = view.segments, view.window
+    return replace(
+        view,
+        window=replace(
+            window,
+            start_ns=window.start_ns - offset_ns,
+            end_ns=window.end_ns - offset_ns,
+            boundary_ns=window.boundary_ns - offset_ns,
+        ),
+        segments=Segments(
+            segments.start_ns - offset_ns, segments.end_ns - offset_ns, segments.heading, segments.charge
+        ),
+        calls=[_shifted_call(call, offset_ns) for call in view.calls],
+        micro_batches=[
+            replace(m, start_ns=m.start_ns - offset_ns, end_ns=m.end_ns - offset_ns) for m in view.micro_batches
+        ],
+    )
+
+
+def _shifted_call(call: Call, offset_ns: int) -> Call:
+    return replace(call, start_ns=call.start_ns - offset_ns, end_ns=call.end_ns - offset_ns)
+
+
+def _waits(view: RankView, arrivals: Mapping[CallId, Arrival]) -> WaitPieces:
+    return waits_to_blame(view.segments, view.rank, view.calls, arrivals)
+
+
+def _charge_pipelines(
+    views: dict[int, RankView], pipelines: Sequence[PipelineParts], arrivals: Mapping[CallId, Arrival]
+) -> dict[int, RankView]:
+    charged = dict(views)
+    for parts in pipelines:
+        for rank in parts.chain.ranks:
+            view = views[rank]
+            segments = charge_schedule(
+                view.segments,
+                _waits(view, arrivals),
+                view.calls,
+                step_bounds_ns=view.step_bounds_ns,
+                structural_ns=parts.structural_ns,
+                imbalance_ns=parts.imbalance_ns[rank],
+            )
+            charged[rank] = replace(view, segments=segments)
+    return charged

@@ -1,0 +1,1 @@
+"""Under which heading does each instant of one rank fall, as far as that rank alone can tell?"""

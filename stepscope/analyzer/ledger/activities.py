@@ -1,0 +1,95 @@
+"""What occupied the device, and which host thread asked for it, when?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.intervals import Nanoseconds
+from stepscope.analyzer.roofline.kernel_family import is_communication
+from stepscope.trace.columns import DEVICE_CATEGORIES, NONE, Category, IntColumn, TraceColumns
+
+
+class Work(IntEnum):
+    """What a device activity does."""
+
+    COMPUTE = 0
+    COMMUNICATION = 1
+    COPY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Activities:
+    """A rank's device activities, by start (ties: lower stream id first).
+
+    Attributes:
+        row: index into the trace's columns.
+        start_ns, end_ns: on the device.
+        stream: stream id.
+        work: Work codes.
+        launch_ns: start of the host call that asked for it, or NONE when the trace lacks that call.
+        launch_lane: index of that call's thread in the trace's lanes, or NONE.
+        launch_end_ns: when that call returned, or NONE.
+    """
+
+    row: IntColumn
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    stream: IntColumn
+    work: IntColumn
+    launch_ns: Nanoseconds
+    launch_lane: IntColumn
+    launch_end_ns: Nanoseconds
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def of(self, *work: Work) -> npt.NDArray[np.intp]:
+        """Positions of the activities that do this work."""
+        return np.flatnonzero(np.isin(self.work, work))
+
+
+def device_activities(trace: TraceColumns) -> Activities:
+    """Collect kernels, copies and memsets, and tie each to its launch by correlation id."""
+    rows = trace.rows_of(*DEVICE_CATEGORIES)
+    streams = np.array([lane.thread for lane in trace.lanes] or [0], np.int64)[trace.lane[rows]]
+    order = np.lexsort((streams, trace.start_ns[rows]))
+    rows, streams = rows[order], streams[order]
+    launch = _launch_rows(trace, rows)
+    linked = launch != NONE
+    return Activities(
+        row=rows,
+        start_ns=trace.start_ns[rows],
+        end_ns=trace.end_ns[rows],
+        stream=streams,
+        work=_work_of(trace, rows),
+        launch_ns=np.where(linked, trace.start_ns[launch], NONE),
+        launch_lane=np.where(linked, trace.lane[launch], NONE),
+        launch_end_ns=np.where(linked, trace.end_ns[launch], NONE),
+    )
+
+
+def _work_of(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> IntColumn:
+    """Communication by what the row says of itself, else by its name; peer copies of a collective count too."""
+    communicates = np.array([is_communication(name) for name in trace.names] or [False])[trace.name[rows]]
+    communicates |= np.isin(rows, trace.communication.row)
+    is_kernel = trace.category[rows] == Category.KERNEL
+    work = np.where(is_kernel, Work.COMPUTE, Work.COPY).astype(np.int8)
+    work[communicates & is_kernel] = Work.COMMUNICATION
+    return work
+
+
+def _launch_rows(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """Row of the runtime or driver call with the same correlation id, or NONE."""
+    calls = trace.rows_of(Category.RUNTIME)
+    calls = calls[trace.correlation[calls] > 0]
+    if not len(calls):
+        return np.full(len(rows), NONE, np.intp)
+    calls = calls[np.argsort(trace.correlation[calls], kind="stable")]
+    known = trace.correlation[calls]
+    wanted = trace.correlation[rows]
+    place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    return np.where((known[place] == wanted) & (wanted > 0), calls[place], NONE)

@@ -1,0 +1,82 @@
+"""A run without a device (CPU and gloo): under which heading does each instant of the main thread fall?
+
+A checkpoint or the loader claims everything inside it; then operators and simulated compute; then communication in
+flight with no operator open; the rest is the host's own. Nested spans need no stack: each class is a union.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.intervals import Intervals, intersect, single, subtract, union
+from stepscope.analyzer.ledger.host_spans import host_annotations
+from stepscope.analyzer.ledger.segments import Paint, Segments, assemble
+from stepscope.analyzer.ledger.steps import HostSteps, Window
+from stepscope.core.causes import Cause
+from stepscope.core.headings import Heading
+from stepscope.trace.columns import NONE, Category, TraceColumns
+
+_COMMUNICATION_OPERATOR = re.compile(r"^(c10d::|_c10d_functional::|gloo:|mpi:|record_param_comms)|wait_tensor")
+_BACKEND_SPAN = re.compile(r"^(gloo|mpi|ucc):")
+_SIMULATED_COMPUTE = re.compile(r"^simulated_compute")
+
+
+def main_lane(trace: TraceColumns, steps: HostSteps) -> int:
+    """The thread that runs the training loop: the steps' own, else the one with the most operators."""
+    if steps.main_lane != NONE:
+        return steps.main_lane
+    operators = trace.rows_of(Category.CPU_OP)
+    if not len(operators):
+        return NONE
+    return int(np.bincount(trace.lane[operators]).argmax())
+
+
+def host_window(trace: TraceColumns, steps: HostSteps) -> Window:
+    """The steps as they are on the host; without steps, first to last event of the main thread."""
+    if len(steps):
+        return Window(int(steps.start_ns[0]), int(steps.end_ns[-1]), steps.index, steps.start_ns, 0)
+    rows = np.flatnonzero(trace.lane == main_lane(trace, steps))
+    start, end = int(trace.start_ns[rows].min()), int(trace.end_ns[rows].max())
+    return Window(start, end, np.array([0]), np.array([start], np.int64), 0)
+
+
+def book_host(trace: TraceColumns, steps: HostSteps, window: Window) -> Segments:
+    """Book the main thread's window."""
+    lane = main_lane(trace, steps)
+    annotations = host_annotations(trace, [lane])
+    rows = trace.rows_of(Category.CPU_OP, Category.USER_ANNOTATION)
+    operators, communicating = _classes(trace, rows, lane)
+    left = single(window.start_ns, window.end_ns)
+    paints = []
+    for cover, heading, charge in (
+        (annotations.checkpoint, Heading.CHECKPOINT, None),
+        (annotations.data_loading, Heading.DATA_LOADING, None),
+        (operators, Heading.COMPUTE_OTHER, Cause.COMPUTE_BOUND),
+        (communicating, Heading.COMMUNICATION_UNSPLIT, None),
+        (annotations.profiler, Heading.PROFILER, None),
+    ):
+        paints.append(Paint(intersect(left, cover), heading, charge))
+        left = subtract(left, cover)
+    return assemble([*paints, Paint(left, Heading.HOST_BOUND)])
+
+
+def _classes(trace: TraceColumns, rows: npt.NDArray[np.intp], lane: int) -> tuple[Intervals, Intervals]:
+    """Time in operators outside communication, and time in which communication was in flight on any thread."""
+    is_communication = _names_matching(trace, _COMMUNICATION_OPERATOR)[trace.name[rows]]
+    is_backend = _names_matching(trace, _BACKEND_SPAN)[trace.name[rows]]
+    is_simulated = _names_matching(trace, _SIMULATED_COMPUTE)[trace.name[rows]]
+    on_main = trace.lane[rows] == lane
+    is_operator = trace.category[rows] == Category.CPU_OP
+    operator_rows = rows[on_main & (is_operator | is_simulated) & ~is_communication]
+    own_communication = rows[on_main & is_communication]
+    in_flight = rows[(on_main & is_communication) | is_backend]
+    operators = union(trace.start_ns[operator_rows], trace.end_ns[operator_rows])
+    calling = union(trace.start_ns[own_communication], trace.end_ns[own_communication])
+    return subtract(operators, calling), union(trace.start_ns[in_flight], trace.end_ns[in_flight])
+
+
+def _names_matching(trace: TraceColumns, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    return np.array([bool(pattern.search(name)) for name in trace.names] or [False])

@@ -1,0 +1,104 @@
+"""What was a host thread busy with: profiling, a checkpoint, loading data, or blocked on the device?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.intervals import Intervals, empty, union
+from stepscope.analyzer.ledger.activities import Activities, Work
+from stepscope.analyzer.ledger.steps import HostSteps
+from stepscope.trace.columns import Category, TraceColumns
+
+AFTER_BLOCKING_CALL_NS = 20_000
+"""A gap that opens this soon after a blocking call returned is still that call's doing (the return itself costs)."""
+
+_PROFILER = re.compile(r"profiler (start|stop|export)|(start|stop|export)[_ ]profil|export_chrome_trace", re.IGNORECASE)
+_CHECKPOINT = re.compile(
+    r"^(prof\.phase: )?(save[_ ])?checkpoint(ing)?$|^torch\.save|checkpoint[_ ]?(save|saving)|save[_ ]checkpoint"
+    r"|distributed[_.]checkpoint|^dcp[.:_ ]",
+    re.IGNORECASE,
+)
+_DATA_LOADING = re.compile(
+    r"^enumerate\(DataLoader\)#|^prof\.data$|^(prof\.phase: )?data[_ ]?load(er|ing)$|^(next|get)[_ ]batch$",
+    re.IGNORECASE,
+)
+_BLOCKING_CALL = re.compile(r"^(cuda|hip|cu)(Device|Stream|Event|Ctx|Thread)Synchronize")
+_BUFFER_FULL = "Command Buffer Full"
+"""Back-pressure of the launch queue, recorded as profiler overhead though it is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Annotated:
+    """Spans by what their names say."""
+
+    profiler: Intervals
+    checkpoint: Intervals
+    data_loading: Intervals
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpans:
+    """One launching thread's spans; `blocked` are calls that lasted until device work ended."""
+
+    annotated: Annotated
+    blocked: Intervals
+
+
+def host_spans(trace: TraceColumns, steps: HostSteps, activities: Activities, lane: int) -> HostSpans:
+    """The spans of one thread, together with the training loop's own thread.
+
+    Backward kernels are launched by a thread that autograd keeps for it; what the loop did before it called
+    backward (load data, save a checkpoint, wait for the device) stands on the loop's thread.
+    """
+    lanes = [lane, steps.main_lane]
+    return HostSpans(host_annotations(trace, lanes), _blocked(trace, lanes, activities))
+
+
+def host_annotations(trace: TraceColumns, lanes: list[int]) -> Annotated:
+    """Profiler, checkpoint and loader spans on these threads (the profiler's own overhead on any)."""
+    rows = trace.rows_of(Category.USER_ANNOTATION, Category.CPU_OP, Category.PYTHON_FUNCTION)
+    rows = rows[np.isin(trace.lane[rows], lanes)]
+    overhead = trace.rows_of(Category.OVERHEAD)
+    return Annotated(
+        profiler=_spans(trace, np.concatenate((rows, overhead)), lambda name, row: _is_profiler(trace, name, row)),
+        checkpoint=_spans(trace, rows, lambda name, _: bool(_CHECKPOINT.search(name))),
+        data_loading=_spans(trace, rows, lambda name, _: bool(_DATA_LOADING.search(name))),
+    )
+
+
+def _is_profiler(trace: TraceColumns, name: str, row: int) -> bool:
+    if trace.category[row] == Category.OVERHEAD:
+        return name != _BUFFER_FULL
+    return bool(_PROFILER.search(name))
+
+
+def _spans(trace: TraceColumns, rows: npt.NDArray[np.intp], wanted: Callable[[str, int], bool]) -> Intervals:
+    """Union of the rows whose name is wanted; each distinct name is asked once."""
+    if not len(rows):
+        return empty()
+    distinct, first, inverse = np.unique(trace.name[rows], return_index=True, return_inverse=True)
+    answers = np.array(
+        [wanted(trace.names[name], int(rows[place])) for name, place in zip(distinct, first, strict=True)]
+    )
+    rows = rows[answers[inverse]]
+    return union(trace.start_ns[rows], trace.end_ns[rows])
+
+
+def _blocked(trace: TraceColumns, lanes: list[int], activities: Activities) -> Intervals:
+    """Calls that synchronize, and copies whose call returned only when the copy had ended."""
+    calls = trace.rows_of(Category.RUNTIME)
+    calls = calls[np.isin(trace.lane[calls], lanes)]
+    synchronizes = np.array([bool(_BLOCKING_CALL.match(name)) for name in trace.names] or [False])
+    calls = calls[synchronizes[trace.name[calls]]]
+    copies = activities.of(Work.COPY)
+    copies = copies[np.isin(activities.launch_lane[copies], lanes)]
+    copies = copies[activities.launch_end_ns[copies] >= activities.end_ns[copies]]
+    return union(
+        np.concatenate((trace.start_ns[calls], activities.launch_ns[copies])),
+        np.concatenate((trace.end_ns[calls], activities.launch_end_ns[copies])),
+    )

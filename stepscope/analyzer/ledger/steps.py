@@ -1,0 +1,118 @@
+"""Where does each training step begin and end, on the host and on the device?"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.intervals import Nanoseconds
+from stepscope.analyzer.ledger.activities import Activities, Work
+from stepscope.core.analysis import Notice
+from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+
+_PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)$")
+_OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
+
+
+@dataclass(frozen=True, slots=True)
+class HostSteps:
+    """The steps as the host sees them, in order. `main_lane` is the thread that runs the training loop, or NONE."""
+
+    index: IntColumn
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    main_lane: int
+    notices: tuple[Notice, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def position_of(self, time_ns: Nanoseconds) -> npt.NDArray[np.intp]:
+        """Which step (0-based place) each host time falls in; NONE outside all of them."""
+        if not len(self):
+            return np.full(len(time_ns), NONE, np.intp)
+        place = np.searchsorted(self.start_ns, time_ns, side="right") - 1
+        inside = (place >= 0) & (time_ns < self.end_ns[np.maximum(place, 0)])
+        return np.where(inside, place, NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What of a rank is booked. `boundary_ns[i]` is where step `index[i]` begins; the window starts at the first."""
+
+    start_ns: int
+    end_ns: int
+    index: IntColumn
+    boundary_ns: Nanoseconds
+    num_merged: int
+
+    @property
+    def whole_step_ns(self) -> Nanoseconds:
+        """Lengths of the whole steps, boundary to boundary; with a single boundary, the window."""
+        if len(self.boundary_ns) > 1:
+            return np.diff(self.boundary_ns)
+        return np.array([self.end_ns - self.start_ns], np.int64)
+
+
+def host_steps(trace: TraceColumns) -> HostSteps:
+    """Find the steps: `ProfilerStep#` marks, else the optimizer's cycle, else none."""
+    rows = trace.rows_of(Category.USER_ANNOTATION)
+    marks = [(match, row) for row in rows if (match := _PROFILER_STEP.match(trace.names[trace.name[row]]))]
+    if marks:
+        marks.sort(key=lambda mark: int(trace.start_ns[mark[1]]))
+        chosen = np.array([row for _, row in marks])
+        index = np.array([int(match.group(1)) for match, _ in marks])
+        return HostSteps(index, trace.start_ns[chosen], trace.end_ns[chosen], int(trace.lane[chosen[0]]))
+    return _optimizer_cycles(trace, rows)
+
+
+def _optimizer_cycles(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> HostSteps:
+    rows = rows[[bool(_OPTIMIZER_STEP.match(trace.names[name])) for name in trace.name[rows]]] if len(rows) else rows
+    if not len(rows):
+        notice = Notice("no_steps", "no ProfilerStep# and no optimizer annotation: the whole trace is one window")
+        none = np.empty(0, np.int64)
+        return HostSteps(none, none, none, NONE, (notice,))
+    rows = rows[np.argsort(trace.end_ns[rows], kind="stable")]
+    last_of_cycle = rows[trace.name[rows] == trace.name[rows[-1]]]
+    end = trace.end_ns[last_of_cycle]
+    lane = int(trace.lane[last_of_cycle[0]])
+    first = int(trace.start_ns[trace.lane == lane].min())
+    notice = Notice("steps_from_optimizer", "no ProfilerStep# marks: a step ends where the optimizer's annotation ends")
+    return HostSteps(np.arange(len(end)), np.concatenate(([first], end[:-1])), end, lane, (notice,))
+
+
+def device_window(activities: Activities, steps: HostSteps) -> Window | None:
+    """Boundaries and window on the device; None when no kernel was launched inside a step.
+
+    A boundary is the start of the first kernel launched inside the host step, never of a copy: a prefetch
+    stream follows the host's clock.
+    """
+    launched_in = np.where(activities.launch_ns == NONE, NONE, steps.position_of(activities.launch_ns))
+    is_kernel = activities.work != Work.COPY
+    boundaries: list[int] = []
+    kept: list[int] = []
+    merged = 0
+    for place in range(len(steps)):
+        first = np.flatnonzero((launched_in == place) & is_kernel)
+        if not len(first):
+            continue
+        boundary = int(activities.start_ns[first[0]])
+        if boundaries and boundary <= boundaries[-1]:
+            merged += 1
+            continue
+        boundaries.append(boundary)
+        kept.append(place)
+    if not boundaries:
+        return None
+    inside = launched_in >= kept[0]
+    end = int(activities.end_ns[inside].max())
+    return Window(boundaries[0], end, steps.index[kept], np.array(boundaries, np.int64), merged)
+
+
+def file_window(activities: Activities) -> Window:
+    """First to last device activity of the file, as other tools count."""
+    start, end = int(activities.start_ns.min()), int(activities.end_ns.max())
+    return Window(start, end, np.array([0]), np.array([start], np.int64), 0)

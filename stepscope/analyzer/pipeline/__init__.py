@@ -1,0 +1,1 @@
+"""How large is the pipeline's bubble, and which part of it is whose?"""

@@ -1,0 +1,230 @@
+"""What does one rank's trace say on its own? The per-rank half of an analysis: a pure map, one trace in, a view out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.alignment.device_calls import device_calls
+from stepscope.analyzer.alignment.host_calls import host_calls
+from stepscope.analyzer.intervals import covered_time, union
+from stepscope.analyzer.ledger.activities import Activities, Work, device_activities
+from stepscope.analyzer.ledger.device_ledger import OwnLedger, book
+from stepscope.analyzer.ledger.host_ledger import book_host, host_window, main_lane
+from stepscope.analyzer.ledger.idle_rule import observe_host
+from stepscope.analyzer.ledger.steps import HostSteps, Window, device_window, file_window, host_steps
+from stepscope.analyzer.pipeline.micro_batches import marked_micro_batches
+from stepscope.analyzer.rank_view import RankView, ReadFacts
+from stepscope.analyzer.roofline.kernel_limits import (
+    DecidedBy,
+    KernelLimits,
+    coverage,
+    dominant_dtype,
+    kernel_limits,
+    peak_flops,
+    step_flops,
+)
+from stepscope.core.analysis import KernelTime, Notice, RooflineCoverage
+from stepscope.core.errors import DataError
+from stepscope.core.hardware import GpuModel, find_gpu
+from stepscope.core.timeline import HEADING_ORDER
+from stepscope.trace.columns import NONE, Category, TraceColumns
+
+NUM_KERNELS_KEPT = 50
+"""Kernel names a rank passes on, by time."""
+
+_OPTIMIZER = re.compile(r"^Optimizer\.step#|^optimizer$")
+_GRAPH_LAUNCH = re.compile(r"GraphLaunch")
+
+
+def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False) -> RankView:
+    """Book one rank's window as far as it can tell alone.
+
+    Args:
+        trace: its events.
+        rank: its number in the job.
+        whole_file: book first to last device activity instead of the steps, as other tools do.
+
+    Raises:
+        DataError: nothing in the trace can be booked.
+    """
+    steps = host_steps(trace)
+    activities = device_activities(trace)
+    if len(activities):
+        return _view_device(trace, rank, steps, activities, whole_file=whole_file)
+    if main_lane(trace, steps) == NONE:
+        raise DataError(
+            "holds neither device activities nor host operators",
+            where=trace.header.path,
+            what_next="profile with activities=[CPU, CUDA]",
+        )
+    return _view_host(trace, rank, steps)
+
+
+def _view_device(
+    trace: TraceColumns, rank: int, steps: HostSteps, activities: Activities, *, whole_file: bool
+) -> RankView:
+    window = None if whole_file else device_window(activities, steps)
+    notices = list(steps.notices)
+    if window is None:
+        if len(steps) and not whole_file:
+            notices.append(Notice("no_kernels_in_steps", f"rank {rank}: no kernel was launched inside a step"))
+        window = file_window(activities)
+        steps = HostSteps(steps.index[:0], steps.start_ns[:0], steps.end_ns[:0], steps.main_lane)
+    gpu = find_gpu(next((device.name for device in trace.header.devices), None))
+    kernels = activities.of(Work.COMPUTE)
+    limits = kernel_limits(trace, activities.row[kernels], gpu=gpu)
+    host = observe_host(trace, steps, activities)
+    own = book(activities, window, host, limits.heading.astype(np.int8))
+    backward, optimizer = _by_launcher(trace, activities, own, window, steps, kernels)
+    return RankView(
+        rank=rank,
+        header=trace.header,
+        window=window,
+        segments=own.segments,
+        calls=device_calls(trace, rank, activities, steps),
+        hidden_communication_ns=own.hidden_communication_ns,
+        micro_batches=[],
+        optimizer_ns=optimizer,
+        backward_ns=backward,
+        kernels=_kernel_times(trace, activities, own, limits, kernels),
+        coverage=coverage(limits),
+        step_flops=_flops_a_step(activities, kernels, limits, steps, window),
+        peak_flops=_peak(gpu, limits),
+        facts=_facts(trace, activities),
+        on_device=True,
+        notices=notices,
+    )
+
+
+def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
+    window = host_window(trace, steps)
+    lane = main_lane(trace, steps)
+    rows = _annotations(trace, lane)
+    optimizer = union(trace.start_ns[rows], trace.end_ns[rows])
+    bounds = np.concatenate((window.boundary_ns, [window.end_ns]))
+    zeros = np.zeros(len(window.boundary_ns), np.int64)
+    return RankView(
+        rank=rank,
+        header=trace.header,
+        window=window,
+        segments=book_host(trace, steps, window),
+        calls=host_calls(trace, rank, steps, lane),
+        hidden_communication_ns=0,
+        micro_batches=marked_micro_batches(trace, lane, window),
+        optimizer_ns=covered_time(bounds[:-1], bounds[1:], optimizer),
+        backward_ns=zeros,
+        kernels=[],
+        coverage=RooflineCoverage(0.0, 0.0, 0.0),
+        step_flops=None,
+        peak_flops=None,
+        facts=_facts(trace, None),
+        on_device=False,
+        notices=list(steps.notices),
+    )
+
+
+def _annotations(trace: TraceColumns, lane: int) -> npt.NDArray[np.intp]:
+    """Rows of the optimizer's annotations on a thread."""
+    rows = trace.rows_of(Category.USER_ANNOTATION, Category.CPU_OP)
+    is_optimizer = np.array([bool(_OPTIMIZER.match(name)) for name in trace.names] or [False])
+    chosen: npt.NDArray[np.intp] = rows[(trace.lane[rows] == lane) & is_optimizer[trace.name[rows]]]
+    return chosen
+
+
+def _by_launcher(
+    trace: TraceColumns,
+    activities: Activities,
+    own: OwnLedger,
+    window: Window,
+    steps: HostSteps,
+    kernels: npt.NDArray[np.intp],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Booked time by step of the kernels that autograd's thread launched, and of those launched by the optimizer."""
+    launch, lane = activities.launch_ns[kernels], activities.launch_lane[kernels]
+    num_steps = len(window.boundary_ns)
+    place = np.clip(np.searchsorted(window.boundary_ns, activities.start_ns[kernels], side="right") - 1, 0, None)
+    rows = _annotations(trace, steps.main_lane)
+    optimizer = union(trace.start_ns[rows], trace.end_ns[rows])
+    moment = np.maximum(launch, 0)
+    in_optimizer = (launch != NONE) & (covered_time(moment, moment + 1, optimizer) > 0)
+    in_backward = (launch != NONE) & (lane != steps.main_lane) & ~in_optimizer
+    weights = own.kernel_owned_ns
+    return (
+        np.bincount(place, weights=weights * in_backward, minlength=num_steps).astype(np.int64),
+        np.bincount(place, weights=weights * in_optimizer, minlength=num_steps).astype(np.int64),
+    )
+
+
+def _kernel_times(
+    trace: TraceColumns, activities: Activities, own: OwnLedger, limits: KernelLimits, kernels: npt.NDArray[np.intp]
+) -> list[KernelTime]:
+    """The kernels that own most of the window, by name; a name's limit is the one most of its time has."""
+    names, which = np.unique(trace.name[activities.row[kernels]], return_inverse=True)
+    time = np.bincount(which, weights=own.kernel_owned_ns, minlength=len(names))
+    counts = np.bincount(which, weights=own.kernel_owned_ns > 0, minlength=len(names))
+    kept = np.argsort(-time, kind="stable")[:NUM_KERNELS_KEPT]
+    result = []
+    for place in kept[time[kept] > 0].tolist():
+        mine = which == place
+        weight = own.kernel_owned_ns[mine]
+        heading = int(np.bincount(limits.heading[mine], weights=weight).argmax())
+        decided = int(np.bincount(limits.decided_by[mine], weights=weight).argmax())
+        result.append(
+            KernelTime(
+                name=trace.names[names[place]],
+                count=int(counts[place]),
+                ms=float(time[place]) / 1e6,
+                limit=HEADING_ORDER[heading],
+                decided_by=DecidedBy(decided).name.lower(),
+            )
+        )
+    return result
+
+
+def _flops_a_step(
+    activities: Activities, kernels: npt.NDArray[np.intp], limits: KernelLimits, steps: HostSteps, window: Window
+) -> float | None:
+    """Model FLOPs of one step, mean over the window's steps; None without steps or without a modelled matmul."""
+    if not len(steps):
+        return None
+    inside = np.isin(steps.position_of(activities.launch_ns[kernels]), np.arange(len(steps)))
+    flops = step_flops(limits, inside).model / len(window.boundary_ns)
+    return flops or None
+
+
+def _peak(gpu: GpuModel | None, limits: KernelLimits) -> float | None:
+    dtype = dominant_dtype(limits)
+    return peak_flops(gpu, dtype) if gpu is not None and dtype is not None else None
+
+
+def _facts(trace: TraceColumns, activities: Activities | None) -> ReadFacts:
+    quality = trace.quality
+    num_kernels = num_graph = num_unlinked = num_activities = 0
+    if activities is not None:
+        num_activities = len(activities)
+        num_unlinked = int(np.count_nonzero(activities.launch_ns == NONE))
+        kernels = activities.of(Work.COMPUTE, Work.COMMUNICATION)
+        num_kernels = len(kernels)
+        num_graph = _count_graph_kernels(trace, activities.row[kernels])
+    return ReadFacts(
+        repaired=quality.repaired,
+        dropped=quality.dropped,
+        clipped=quality.clipped,
+        truncated=quality.truncated,
+        num_activities=num_activities,
+        num_unlinked=num_unlinked,
+        num_kernels=num_kernels,
+        num_graph_kernels=num_graph,
+    )
+
+
+def _count_graph_kernels(trace: TraceColumns, kernel_rows: Sequence[int] | npt.NDArray[np.signedinteger]) -> int:
+    """Kernels whose launch is a graph's launch."""
+    calls = trace.rows_of(Category.RUNTIME)
+    graph_launch = np.array([bool(_GRAPH_LAUNCH.search(name)) for name in trace.names] or [False])
+    launches = trace.correlation[calls[graph_launch[trace.name[calls]]]]
+    return int(np.count_nonzero(np.isin(trace.correlation[np.asarray(kernel_rows)], launches)))

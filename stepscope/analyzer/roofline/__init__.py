@@ -1,0 +1,1 @@
+"""What limits each kernel: arithmetic, memory bandwidth, or its own latency?"""

@@ -1,0 +1,148 @@
+"""What was an operator called with, and in which words is its cost told?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from stepscope.analyzer.roofline.kernel_family import Family
+from stepscope.trace.columns import Shapes
+
+Dims = tuple[int, ...]
+
+ELEMENT_BYTES = {
+    "c10::BFloat16": 2,
+    "c10::Half": 2,
+    "float": 4,
+    "double": 8,
+    "c10::Float8_e4m3fn": 1,
+    "c10::Float8_e5m2": 1,
+    "c10::Float8_e4m3fnuz": 1,
+    "c10::Float8_e5m2fnuz": 1,
+    "bool": 1,
+    "unsigned char": 1,
+    "signed char": 1,
+    "short": 2,
+    "short int": 2,
+    "int": 4,
+    "long": 8,
+    "long int": 8,
+    "c10::complex<float>": 8,
+    "c10::complex<double>": 16,
+}
+"""By the profiler's word for the element type."""
+
+_COMPUTE_DTYPES = {
+    "c10::BFloat16": "bfloat16",
+    "c10::Half": "float16",
+    "float": "float32",
+    "double": "float64",
+    "c10::Float8_e4m3fn": "float8",
+    "c10::Float8_e5m2": "float8",
+    "c10::Float8_e4m3fnuz": "float8",
+    "c10::Float8_e5m2fnuz": "float8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCall:
+    """One call. Entry i of each tuple belongs to argument i.
+
+    Attributes:
+        dims: an argument's dimensions; None for what is no tensor with dimensions (scalars, lists, zero-dim tensors).
+        types: the profiler's word for its element type, or "Scalar", "ScalarList", "TensorList", "".
+        values: text of scalars and lists, "" for tensors; empty where the profiler (before torch 2.1) kept none.
+    """
+
+    dims: tuple[Dims | None, ...]
+    types: tuple[str, ...]
+    values: tuple[str, ...]
+
+    def tensor(self, argument: int) -> Dims | None:
+        """Dimensions of an argument, or None when it is no tensor or not recorded."""
+        return self.dims[argument] if argument < len(self.dims) else None
+
+    def element_bytes(self, argument: int) -> int | None:
+        """Bytes of one element of an argument, or None for types we don't know."""
+        return ELEMENT_BYTES.get(self.types[argument]) if argument < len(self.types) else None
+
+    def num_bytes(self, argument: int) -> int | None:
+        """Size of a tensor argument in bytes, or None when it is no tensor or its type is unknown."""
+        dims, width = self.tensor(argument), self.element_bytes(argument)
+        return prod(dims) * width if dims is not None and width is not None else None
+
+    def compute_dtype(self, argument: int) -> str | None:
+        """The word core.hardware has for an argument's element type, or None."""
+        return _COMPUTE_DTYPES.get(self.types[argument]) if argument < len(self.types) else None
+
+    def flag(self, argument: int) -> bool | None:
+        """A boolean argument's value, or None when not recorded."""
+        text = self.values[argument] if argument < len(self.values) else ""
+        return {"True": True, "False": False, "1": True, "0": False}.get(text)
+
+    def integers(self, argument: int) -> Dims | None:
+        """A list-of-integers argument's value, or None when not recorded."""
+        text = self.values[argument] if argument < len(self.values) else ""
+        return _as_dims(_parse(text)) if text.startswith("[") else None
+
+    def integer(self, argument: int) -> int | None:
+        """An integer argument's value, or None when not recorded."""
+        text = self.values[argument] if argument < len(self.values) else ""
+        return int(text) if text.lstrip("-").isdecimal() else None
+
+    def flags(self, argument: int) -> tuple[bool, ...] | None:
+        """A list-of-booleans argument's value, or None when not recorded."""
+        text = self.values[argument] if argument < len(self.values) else ""
+        return tuple(word.strip() == "True" for word in text[1:-1].split(",")) if text.startswith("[") else None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCost:
+    """The least an operator needs, over all the kernels it launches.
+
+    Attributes:
+        flops: FLOPs its kernels execute on the matrix units (a multiply-add is 2); 0 where those are not used.
+        recomputed_flops: the part of them that repeats forward work (attention's backward), so no model FLOPs.
+        num_bytes: fewest bytes to and from memory: each input read once, each output written once.
+        dtype: element type of the matrix operands in core.hardware's words ("float32" leaves TF32 open); None where
+            flops is 0 or the type is not in its catalogue.
+        families: the kernels that do the work; others of the same operator are side kernels.
+    """
+
+    flops: float
+    recomputed_flops: float
+    num_bytes: float
+    dtype: str | None
+    families: frozenset[Family]
+
+
+CostModel = Callable[[OperatorCall], OperatorCost | None]
+
+
+def parse_call(shapes: Shapes) -> OperatorCall | None:
+    """Parse what the trace recorded, or None when it recorded no shapes or they make no sense."""
+    dims, types, values = (
+        _parse(text) for text in (shapes.input_dims, shapes.input_types, shapes.concrete_inputs or "[]")
+    )
+    if not isinstance(dims, list) or not isinstance(types, list) or not isinstance(values, list):
+        return None
+    return OperatorCall(
+        dims=tuple(_as_dims(entry) or None for entry in dims),
+        types=tuple(str(entry) for entry in types),
+        values=tuple(str(entry) for entry in values),
+    )
+
+
+def _parse(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _as_dims(entry: object) -> Dims | None:
+    if not isinstance(entry, list) or not all(isinstance(size, int) for size in entry):
+        return None
+    return tuple(entry)

@@ -1,0 +1,220 @@
+"""How few bytes do operators move that only stream through memory: pointwise, norms, reductions, copies, lookups?
+
+To teach a new operator, add a row to `_STREAMS`, a word to `_POINTWISE` or `_REDUCTIONS`, or a function to `_LOOKUPS`.
+Argument numbers are those of the operator's schema. FLOPs are 0: these run far below the vector units' rate.
+"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from math import prod
+from typing import NamedTuple
+
+from stepscope.analyzer.roofline.kernel_family import Family
+from stepscope.analyzer.roofline.operator_call import CostModel, Dims, OperatorCall, OperatorCost
+
+_POINTWISE_KERNELS = frozenset({Family.POINTWISE, Family.COPY_LIKE})
+
+
+def _traffic(num_bytes: int, families: frozenset[Family]) -> OperatorCost:
+    return OperatorCost(0.0, 0.0, float(num_bytes), None, families)
+
+
+# Fixed arguments in, outputs as large as some arguments -------------------------------------------------------------
+
+
+class _Stream(NamedTuple):
+    """The first of each must be there; the others (weights, biases) may be absent."""
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    families: frozenset[Family]
+
+
+_NORM = frozenset({Family.NORMALIZATION})
+_SOFTMAX = frozenset({Family.SOFTMAX})
+_POOL = frozenset({Family.REDUCTION})
+
+_STREAMS = {
+    "aten::native_layer_norm": _Stream((0, 2, 3), (0,), _NORM),
+    "aten::native_layer_norm_backward": _Stream((0, 1, 5), (0, 5), _NORM),
+    "aten::_fused_rms_norm": _Stream((0, 2), (0,), _NORM),
+    "aten::_fused_rms_norm_backward": _Stream((0, 1, 4), (0, 4), _NORM),
+    "aten::native_batch_norm": _Stream((0,), (0,), _NORM),
+    "aten::native_batch_norm_backward": _Stream((0, 1), (0,), _NORM),
+    "aten::cudnn_batch_norm": _Stream((0,), (0,), _NORM),
+    "aten::cudnn_batch_norm_backward": _Stream((0, 1), (0,), _NORM),
+    "aten::miopen_batch_norm": _Stream((0,), (0,), _NORM),
+    "aten::miopen_batch_norm_backward": _Stream((0, 1), (0,), _NORM),
+    "aten::native_group_norm": _Stream((0,), (0,), _NORM),
+    "aten::native_group_norm_backward": _Stream((0, 1), (0,), _NORM),
+    "_C::rms_norm": _Stream((1, 2), (0,), _NORM),
+    "_C::fused_add_rms_norm": _Stream((0, 1, 2), (0, 1), _NORM),
+    "_C::silu_and_mul": _Stream((1,), (0,), _POINTWISE_KERNELS),
+    "aten::_softmax": _Stream((0,), (0,), _SOFTMAX),
+    "aten::_log_softmax": _Stream((0,), (0,), _SOFTMAX),
+    "aten::_softmax_backward_data": _Stream((0, 1), (0,), _SOFTMAX),
+    "aten::_log_softmax_backward_data": _Stream((0, 1), (0,), _SOFTMAX),
+    "aten::native_dropout": _Stream((0,), (0,), _POINTWISE_KERNELS),
+    "aten::copy_": _Stream((1,), (0,), _POINTWISE_KERNELS),
+    "aten::fill_": _Stream((), (0,), _POINTWISE_KERNELS),
+    "aten::zero_": _Stream((), (0,), _POINTWISE_KERNELS),
+    "aten::split_with_sizes_copy": _Stream((0,), (0,), _POINTWISE_KERNELS),
+    "aten::cumsum": _Stream((0,), (0,), frozenset({Family.SORT})),
+    "aten::max_pool2d_with_indices": _Stream((0,), (), _POOL),
+    "aten::max_pool2d_with_indices_backward": _Stream((0, 7), (1,), _POOL),
+    "aten::avg_pool2d_backward": _Stream((0,), (1,), _POOL),
+}
+
+
+def _stream_model(row: _Stream) -> CostModel:
+    def model(call: OperatorCall) -> OperatorCost | None:
+        read = [call.num_bytes(at) for at in row.reads]
+        written = [call.num_bytes(at) for at in row.writes]
+        if None in (*read[:1], *written[:1]):
+            return None
+        return _traffic(sum(size or 0 for size in read + written), row.families)
+
+    return model
+
+
+# Pointwise -----------------------------------------------------------------------------------------------------------
+
+_COMPARISONS = frozenset(
+    ("eq", "ne", "lt", "gt", "le", "ge", "logical_and", "logical_or", "logical_not", "isnan", "isfinite", "isinf")
+)
+"""Their results are one byte an element."""
+
+_POINTWISE = {
+    1: "abs neg exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal sin cos tanh sigmoid relu gelu silu mish elu "
+    "hardtanh hardswish hardsigmoid leaky_relu softplus erf floor ceil round trunc sign square logit nan_to_num "
+    "threshold bitwise_not logical_not isnan isfinite isinf",
+    2: "add sub rsub mul div pow fmod remainder floor_divide atan2 maximum minimum fmax fmin clamp_min clamp_max "
+    "bitwise_and bitwise_or bitwise_xor eq ne lt gt le ge logical_and logical_or masked_fill mse_loss "
+    "gelu_backward silu_backward tanh_backward sigmoid_backward threshold_backward leaky_relu_backward "
+    "hardtanh_backward hardswish_backward elu_backward softplus_backward mish_backward native_dropout_backward",
+    3: "addcmul addcdiv lerp where clamp mse_loss_backward",
+}
+"""By the number of arguments that may be tensors."""
+
+
+def _broadcast(shapes: list[Dims]) -> Dims:
+    """The common shape of tensors that torch has already found to fit."""
+    reverse = zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
+    return tuple(max(sizes) for sizes in reverse)[::-1]
+
+
+def _pointwise_model(num_inputs: int, *, in_place: bool, comparison: bool) -> CostModel:
+    def model(call: OperatorCall) -> OperatorCost | None:
+        tensors = [at for at in range(num_inputs) if call.tensor(at) is not None]
+        sizes, widths = [call.num_bytes(at) for at in tensors], [call.element_bytes(at) for at in tensors]
+        if not tensors or None in sizes or (in_place and tensors[0] != 0):
+            return None
+        given = [call.num_bytes(at) for at in range(num_inputs, len(call.dims)) if call.tensor(at) is not None]
+        if in_place:
+            written = sizes[0]
+        elif given:
+            written = given[-1]  # the out= argument stands last
+        else:
+            width = 1 if comparison else max(width or 0 for width in widths)
+            written = prod(_broadcast([call.dims[at] or () for at in tensors])) * width
+        if written is None:
+            return None
+        return _traffic(sum(size or 0 for size in sizes) + written, _POINTWISE_KERNELS)
+
+    return model
+
+
+# Reductions ----------------------------------------------------------------------------------------------------------
+
+_REDUCTIONS = "sum nansum mean prod amax amin max min argmax argmin any all std var var_mean norm linalg_vector_norm"
+
+
+def _reduction(call: OperatorCall) -> OperatorCost | None:
+    size, dims = call.num_bytes(0), call.tensor(0)
+    if size is None or dims is None:
+        return None
+    reduced = call.integers(1)  # empty or absent: over everything, or not recorded, where the output counts as nothing
+    num_reduced = prod(dims[at] for at in reduced) if reduced and max(map(abs, reduced)) <= len(dims) else 0
+    return _traffic(size + (size // num_reduced if num_reduced else 0), frozenset({Family.REDUCTION}))
+
+
+# Lookups by index ----------------------------------------------------------------------------------------------------
+
+_LOOKUP = frozenset({Family.EMBEDDING})
+
+
+def _rows_moved(call: OperatorCall, *, table: int, index: int, row_elements: int) -> OperatorCost | None:
+    dims, width = call.tensor(index), call.element_bytes(table)
+    if dims is None or width is None:
+        return None
+    # the index is often expanded without being stored: only the rows count, read once and written once
+    return _traffic(2 * prod(dims) * row_elements * width, _LOOKUP)
+
+
+def _embedding(call: OperatorCall) -> OperatorCost | None:
+    table = call.tensor(0)
+    return _rows_moved(call, table=0, index=1, row_elements=table[-1]) if table is not None else None
+
+
+def _index_select(call: OperatorCall) -> OperatorCost | None:
+    table, axis = call.tensor(0), call.integer(1)
+    if table is None or axis is None or not -len(table) <= axis < len(table):
+        return None
+    return _rows_moved(call, table=0, index=2, row_elements=prod(table) // max(table[axis], 1))
+
+
+def _gather(call: OperatorCall) -> OperatorCost | None:
+    return _rows_moved(call, table=0, index=2, row_elements=1)
+
+
+def _embedding_backward(call: OperatorCall) -> OperatorCost | None:
+    gradient, size, num_rows, width = call.tensor(0), call.num_bytes(0), call.integer(2), call.element_bytes(0)
+    if gradient is None or size is None or num_rows is None or width is None:
+        return None
+    return _traffic(size + num_rows * gradient[-1] * width, _LOOKUP)
+
+
+def _nll_loss(*, table: int) -> CostModel:
+    def model(call: OperatorCall) -> OperatorCost | None:
+        width, targets = call.element_bytes(table), call.num_bytes(table + 1)
+        dims = call.tensor(table + 1)
+        if width is None or targets is None or dims is None:
+            return None
+        return _traffic(prod(dims) * width + targets, _SOFTMAX)
+
+    return model
+
+
+_LOOKUPS: dict[str, CostModel] = {
+    "aten::embedding": _embedding,
+    "aten::index_select": _index_select,
+    "aten::gather": _gather,
+    "aten::embedding_dense_backward": _embedding_backward,
+    "aten::nll_loss_forward": _nll_loss(table=0),
+    "aten::nll_loss_backward": _nll_loss(table=1),
+}
+
+
+def generated_kernel(call: OperatorCall) -> OperatorCost | None:
+    """A kernel that Inductor generated: every tensor it was given is read or written at least once."""
+    sizes = [call.num_bytes(at) for at in range(len(call.dims)) if call.tensor(at) is not None]
+    if not sizes or None in sizes:
+        return None
+    return _traffic(sum(size or 0 for size in sizes), frozenset({Family.POINTWISE, Family.REDUCTION}))
+
+
+TRAFFIC_MODELS: dict[str, CostModel] = {
+    **{
+        f"aten::{word}{'_' * in_place}": _pointwise_model(
+            num_inputs, in_place=in_place, comparison=word in _COMPARISONS
+        )
+        for num_inputs, words in _POINTWISE.items()
+        for word in words.split()
+        for in_place in (False, True)
+    },
+    **{f"aten::{word}": _reduction for word in _REDUCTIONS.split()},
+    **{name: _stream_model(row) for name, row in _STREAMS.items()},
+    **_LOOKUPS,
+}
+"""By the operator's name."""

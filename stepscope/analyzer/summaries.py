@@ -1,0 +1,211 @@
+"""How is each part of an analysis summed up: the job, its trace quality, the ledgers, the kernels, the warnings?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from stepscope.analyzer.alignment.clocks import Clocks
+from stepscope.analyzer.alignment.matching import Matches
+from stepscope.analyzer.ledger.device_ledger import fractions
+from stepscope.analyzer.ledger.segments import Segments
+from stepscope.analyzer.rank_view import RankView
+from stepscope.core.analysis import (
+    Job,
+    KernelTime,
+    Ledger,
+    MeshSizes,
+    Notice,
+    RankLedger,
+    Roofline,
+    RooflineCoverage,
+    StepLedger,
+    TraceQuality,
+)
+from stepscope.core.timeline import HEADING_ORDER, RankTimeline
+
+DISTORTION_WORTH_SAYING = 0.10
+"""When capturing slows the step by more, host-side headings are upper bounds (ledger, Profiler distortion)."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobContext:
+    """What is known of the job beside its traces; None and empty where it is not.
+
+    Attributes:
+        unprofiled_step_ms: the step before capturing.
+        mesh: sizes by dimension.
+        num_cpus: processors that the ranks of a host share.
+        simulated_compute: layers sleep instead of computing.
+    """
+
+    unprofiled_step_ms: float | None = None
+    mesh: MeshSizes = field(default_factory=MeshSizes)
+    num_cpus: int | None = None
+    simulated_compute: bool = False
+    notices: tuple[Notice, ...] = ()
+
+
+def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
+    told = max((view.header.world_size or 0 for view in views.values()), default=0)
+    world_size = max(told, len(views))
+    steps = [float(np.mean(view.window.whole_step_ns)) / 1e6 for view in views.values()]
+    step_ms = float(np.median(steps)) if steps else None
+    usable = [v for v in views.values() if v.step_flops and v.peak_flops]
+    mfu = None
+    if usable and step_ms:
+        shares = [v.step_flops / (step_ms / 1e3) / v.peak_flops for v in usable if v.step_flops and v.peak_flops]
+        mean = float(np.mean(shares))
+        mfu = mean if mean <= 1.0 else None
+    first = next(iter(views.values()))
+    return Job(
+        world_size=world_size,
+        ranks=list(views),
+        missing_ranks=[rank for rank in range(world_size) if rank not in views],
+        mesh=context.mesh,
+        gpu=next((device.name for device in first.header.devices), None) if first.on_device else None,
+        num_steps=min(len(view.window.boundary_ns) for view in views.values()),
+        step_ms=step_ms,
+        unprofiled_step_ms=context.unprofiled_step_ms,
+        mfu=mfu,
+        hfu=None,
+        simulated_compute=context.simulated_compute,
+    )
+
+
+def trace_quality(views: Mapping[int, RankView], matches: Matches, clocks: Clocks, job: Job) -> TraceQuality:
+    facts = [view.facts for view in views.values()]
+    calls = [call for view in views.values() for call in view.calls]
+    activities = sum(f.num_activities for f in facts)
+    kernels = sum(f.num_kernels for f in facts)
+    matchable = len(calls) - len(matches.incomplete)
+    distortion = None
+    if job.unprofiled_step_ms and job.step_ms:
+        distortion = job.step_ms / job.unprofiled_step_ms - 1.0
+    return TraceQuality(
+        repaired=sum(f.repaired for f in facts),
+        dropped=sum(f.dropped for f in facts),
+        clipped=sum(f.clipped for f in facts),
+        truncated_files=sum(f.truncated for f in facts),
+        unlinked=sum(f.num_unlinked for f in facts) / activities if activities else 0.0,
+        graph_share=sum(f.num_graph_kernels for f in facts) / kernels if kernels else 0.0,
+        collective_args=sum(call.described for call in calls) / len(calls) if calls else None,
+        unmatched_collectives=len(matches.unmatched) / matchable if matchable else None,
+        steps_complete=job.num_steps,
+        merged_boundaries=sum(view.window.num_merged for view in views.values()),
+        clock_residual_us=clocks.residual_us,
+        profiler_distortion=distortion,
+    )
+
+
+def job_ledger(views: Mapping[int, RankView]) -> Ledger:
+    """Sum of time over the sum of windows."""
+    total = sum(view.window_ns for view in views.values())
+    parts = [(fractions(view.segments, view.window_ns), view.window_ns / total) for view in views.values()]
+    return {heading: sum(ledger[heading] * weight for ledger, weight in parts) for heading in HEADING_ORDER}
+
+
+def rank_ledger(view: RankView) -> RankLedger:
+    bounds = view.step_bounds_ns
+    steps = []
+    for index, start, end in zip(view.window.index.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        part = _cut(view.segments, start, end)
+        steps.append(StepLedger(index, (end - start) / 1e6, fractions(part, end - start)))
+    return RankLedger(
+        rank=view.rank,
+        window_ms=view.window_ns / 1e6,
+        step_ms=float(np.mean(view.window.whole_step_ns)) / 1e6,
+        ledger=fractions(view.segments, view.window_ns),
+        hidden_communication=view.hidden_communication_ns / view.window_ns,
+        steps=steps,
+    )
+
+
+def _cut(segments: Segments, start: int, end: int) -> Segments:
+    first, last = np.searchsorted(segments.end_ns, start, side="right"), np.searchsorted(segments.start_ns, end)
+    inside = slice(first, last)
+    return Segments(
+        np.maximum(segments.start_ns[inside], start),
+        np.minimum(segments.end_ns[inside], end),
+        segments.heading[inside],
+        segments.charge[inside],
+    )
+
+
+def job_roofline(views: Mapping[int, RankView]) -> Roofline:
+    """Kernels of all ranks by name, and how their limits were decided."""
+    time, count = Counter[str](), Counter[str]()
+    sample: dict[str, KernelTime] = {}
+    for view in views.values():
+        for kernel in view.kernels:
+            time[kernel.name] += kernel.ms  # type: ignore[assignment] # Counter adds floats well
+            count[kernel.name] += kernel.count
+            sample.setdefault(kernel.name, kernel)
+    kernels = [replace(sample[name], ms=ms, count=count[name]) for name, ms in time.most_common()]
+    parts = [view.coverage for view in views.values()]
+    size = max(len(parts), 1)
+    return Roofline(
+        RooflineCoverage(
+            sum(p.model for p in parts) / size, sum(p.by_name for p in parts) / size, sum(p.none for p in parts) / size
+        ),
+        kernels,
+    )
+
+
+def is_oversubscribed(views: Mapping[int, RankView], context: JobContext) -> bool:
+    """More runnable ranks than cores; sleeping layers leave the cores to the others."""
+    if context.num_cpus is None or context.simulated_compute or any(view.on_device for view in views.values()):
+        return False
+    return Counter(view.header.host_name for view in views.values()).most_common(1)[0][1] > context.num_cpus
+
+
+def warnings(
+    views: Mapping[int, RankView], job: Job, quality: TraceQuality, context: JobContext, *, oversubscribed: bool
+) -> list[Notice]:
+    notices = [*context.notices]
+    for view in views.values():
+        notices += [notice for notice in view.notices if notice not in notices]
+    if job.missing_ranks:
+        shown = ", ".join(map(str, job.missing_ranks[:8])) + (", ..." if len(job.missing_ranks) > 8 else "")
+        notices.append(
+            Notice("missing_ranks", f"no trace of {len(job.missing_ranks)} of {job.world_size} ranks ({shown})")
+        )
+    if quality.profiler_distortion is not None and quality.profiler_distortion > DISTORTION_WORTH_SAYING:
+        notices.append(
+            Notice(
+                "profiler_distortion",
+                f"capturing slowed the step by {quality.profiler_distortion:.0%}: host-side headings are upper bounds",
+            )
+        )
+    if quality.truncated_files:
+        notices.append(
+            Notice("truncated", f"{quality.truncated_files} trace file(s) end too early; read as far as they go")
+        )
+    if quality.unmatched_collectives:
+        notices.append(
+            Notice(
+                "unmatched_collectives", f"{quality.unmatched_collectives:.1%} of the communication calls have no match"
+            )
+        )
+    if oversubscribed:
+        notices.append(
+            Notice(
+                "oversubscribed",
+                f"more ranks than the {context.num_cpus} cores: waits also measure the queue for a core",
+            )
+        )
+    return notices
+
+
+def timeline(view: RankView) -> RankTimeline:
+    return RankTimeline(
+        rank=view.rank,
+        start_ns=view.segments.start_ns.tolist(),
+        end_ns=view.window.end_ns,
+        headings=view.segments.heading.tolist(),
+        step_starts_ns=view.window.boundary_ns.tolist(),
+        step_indices=view.window.index.tolist(),
+    )
