@@ -86,7 +86,7 @@ class ColumnsBuilder:
 
     def add(self, batch: Batch | Sequence[ExactEvent]) -> None:
         """Append a batch's complete events; other phases are skipped."""
-        events: Sequence[Event | ExactEvent]
+        events: list[Event | ExactEvent]
         start = None
         if isinstance(batch, Batch) and not self._is_exact:
             events = self._complete(batch.events)
@@ -179,7 +179,9 @@ class ColumnsBuilder:
         self.columns["external_id"].add(external_id)
 
         operators = np.flatnonzero(category == Category.CPU_OP).tolist()
-        texts = [(bytes(a.input_dims), bytes(a.input_types), bytes(a.concrete_inputs)) for a in _pick(arguments, operators)]
+        texts = [
+            (bytes(a.input_dims), bytes(a.input_types), bytes(a.concrete_inputs)) for a in _pick(arguments, operators)
+        ]
         shapes = np.full(count, NONE, np.int64)
         shapes[operators] = list(map(self.shapes.__getitem__, texts))
         shapes[operators] -= 1  # number 0 is "nothing recorded"

@@ -16,7 +16,7 @@ NO_TEXT = Raw(b"")
 
 
 class Arguments(Struct, gc=False):
-    """The arguments that end up in columns. Raw ones are interned or parsed later, and only for the rows that matter."""
+    """The arguments that end up in columns; raw ones are interned or parsed later, only for rows that matter."""
 
     external_id: int = field(default=NONE, name="External id")
     correlation: int = NONE
@@ -113,7 +113,7 @@ def is_usable(event: ExactEvent) -> bool:
 
 def _from_mapping(item: dict[str, Any]) -> ExactEvent:
     arguments = item.get("args")
-    event = _convert_fields(item, ExactEvent)
+    event: ExactEvent = _convert_fields(item, ExactEvent)
     if isinstance(arguments, dict):
         event.args = _convert_fields(arguments, Arguments)
     return event

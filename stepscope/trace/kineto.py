@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from stepscope.core.errors import DataError, NotATraceError
 from stepscope.trace.building import ColumnsBuilder
-from stepscope.trace.clipping import clip_overruns, is_rocm
+from stepscope.trace.clipping import is_rocm
 from stepscope.trace.columns import ReadQuality, TraceColumns
 from stepscope.trace.header import build_header, parse_metadata
 from stepscope.trace.splitting import EventSplitter

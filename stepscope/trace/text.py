@@ -11,6 +11,8 @@ from isal import isal_zlib
 _LOG = logging.getLogger(__name__)
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_WINDOW = 31
+"""zlib's code for a gzip header and the largest window"""
 _UTF8_MARK = b"\xef\xbb\xbf"
 _RAW_BYTES = 256 * 1024
 _HOLE = re.compile(rb"\x00{32,}")
@@ -33,8 +35,8 @@ class TraceText:
         self._stream = stream
         self._block_bytes = block_bytes
         self._raw = stream.read(_RAW_BYTES)
-        self._is_gzip = self._raw.startswith(_GZIP_MAGIC)
-        self._inflater = isal_zlib.decompressobj(wbits=31) if self._is_gzip else None
+        is_gzip = self._raw.startswith(_GZIP_MAGIC)
+        self._inflater = isal_zlib.decompressobj(wbits=_GZIP_WINDOW) if is_gzip else None
         self._at_start = True
         self._ended = False
 
@@ -42,7 +44,7 @@ class TraceText:
         """About one block of text; empty at the end."""
         block = b""
         while len(block) < self._block_bytes and not self._ended:
-            block += self._inflate() if self._is_gzip else self._plain()
+            block += self._inflate(self._inflater) if self._inflater else self._plain()
         if self._at_start:
             self._at_start = False
             block = block.removeprefix(_UTF8_MARK)
@@ -55,30 +57,30 @@ class TraceText:
         self._ended = not block
         return block
 
-    def _inflate(self) -> bytes:
+    def _inflate(self, inflater: isal_zlib.Decompress) -> bytes:
         if not self._raw:
             self._raw = self._stream.read(_RAW_BYTES)
             if not self._raw:
                 self._ended = True
-                self.truncated = not self._inflater.eof
+                self.truncated = not inflater.eof
                 return b""
         try:
-            text: bytes = self._inflater.decompress(self._raw, self._block_bytes)
+            text: bytes = inflater.decompress(self._raw, self._block_bytes)
         except isal_zlib.error as error:
             _LOG.warning("the compressed stream breaks after %d bytes of text: %s", self.num_bytes, error)
             self._ended = self.truncated = True
             return b""
-        if self._inflater.eof:
-            self._next_member(self._inflater.unused_data)
+        if inflater.eof:
+            self._next_member(inflater.unused_data)
         else:
-            self._raw = self._inflater.unconsumed_tail
+            self._raw = inflater.unconsumed_tail
         return text
 
     def _next_member(self, rest: bytes) -> None:
         """Gzip files may be written one after another; padding after the last one is not a member."""
         self._raw = rest or self._stream.read(_RAW_BYTES)
         if self._raw.startswith(_GZIP_MAGIC):
-            self._inflater = isal_zlib.decompressobj(wbits=31)
+            self._inflater = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
         else:
             self._ended = True
 

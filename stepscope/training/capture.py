@@ -34,9 +34,16 @@ class Capture:
         self._recording = False
 
     def prepare(self) -> None:
-        """Set the profiler up, so that its start-up cost does not fall into a captured step."""
+        """Set the profiler up, so that its start-up cost does not fall into a captured step.
+
+        Raises:
+            RuntimeError: another torch profiler runs, whose recording ours would end.
+        """
+        import torch
         from torch.profiler.profiler import _KinetoProfile  # documented in spite of its name
 
+        if torch.autograd._profiler_enabled():
+            raise RuntimeError("another torch profiler is recording this process; only one can")
         self._profiler = _KinetoProfile(
             activities=_activities(), experimental_config=_experimental_config(), **self._options
         )

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from stepscope.trace.columns import NONE, Category, Lane, ProcessGroup, TraceCol
 from stepscope.trace.kineto import read_trace, read_trace_stream
 
 
-def _read(content: bytes | str, *, path: str = "trace.json", block_bytes: int = 1 << 20, **options: Any) -> TraceColumns:
+def _read(
+    content: bytes | str, *, path: str = "trace.json", block_bytes: int = 1 << 20, **options: Any
+) -> TraceColumns:
     content = content.encode() if isinstance(content, str) else content
     stream = io.BytesIO(content)
     return read_trace_stream(stream, path=path, file_bytes=len(content), block_bytes=block_bytes, **options)
@@ -42,7 +45,9 @@ def _kernel(number: int = 0, **changes: Any) -> dict[str, Any]:
 
 def _pretty(events: list[str]) -> str:
     """Kineto's own layout."""
-    return '{\n  "schemaVersion": 1,\n  "traceEvents": [\n  ' + ",\n  ".join(events) + '\n  ],\n  "traceName": "t.json"\n}'
+    return (
+        '{\n  "schemaVersion": 1,\n  "traceEvents": [\n  ' + ",\n  ".join(events) + '\n  ],\n  "traceName": "t.json"\n}'
+    )
 
 
 def _pretty_event(event: dict[str, Any]) -> str:
@@ -66,7 +71,9 @@ LAYOUTS: dict[str, Callable[[list[dict[str, Any]]], str]] = {
     "compact": lambda events: json.dumps({"traceEvents": events}, separators=(",", ":")),
     "dump": lambda events: json.dumps({"schemaVersion": 1, "traceEvents": events, "traceName": "x"}),
     "indented": lambda events: json.dumps({"traceEvents": events}, indent=1),
-    "sorted": lambda events: json.dumps({"traceEvents": events, "deviceProperties": [{}, {}]}, sort_keys=True, indent=4),
+    "sorted": lambda events: json.dumps(
+        {"traceEvents": events, "deviceProperties": [{}, {}]}, sort_keys=True, indent=4
+    ),
     "metadata_after": lambda events: json.dumps({"traceEvents": events, "zz": [{"a": 1}, {"b": [{"c": 1}]}]}),
     "list": lambda events: json.dumps(events),
     "windows_lines": lambda events: json.dumps({"traceEvents": events}, indent=2).replace("\n", "\r\n"),
@@ -75,7 +82,7 @@ LAYOUTS: dict[str, Callable[[list[dict[str, Any]]], str]] = {
 
 @pytest.mark.parametrize("block_bytes", [64, 1000, 1 << 20])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_layout_gives_the_same_rows(layout: str, block_bytes: int, rows) -> None:
+def test_any_layout_gives_the_same_rows(layout: str, block_bytes: int, rows: Any) -> None:
     nested = {"x": [{"a": 1}, {"b": [{"c": "},{"}]}], "text": '"}, {"ph": "X"}]', "deep": {"y": [[], {}]}}
     events = [_event(i, args=nested | {"External id": i}) if i % 3 else _kernel(i) for i in range(30)]
     text = LAYOUTS[layout](events)
@@ -119,23 +126,25 @@ BASE = 1751410836000000000
 @pytest.mark.parametrize("quoted", [False, True])
 def test_timestamps_are_exact_nanoseconds(ts: str, dur: str, start_ns: int, end_ns: int, quoted: bool) -> None:
     ts, dur = (f'"{ts}"', f'"{dur}"') if quoted else (ts, dur)
-    event = '{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":%s,"dur":%s}' % (ts, dur)
-    trace = _read('{"traceEvents":[%s]}' % event)
+    event = '{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":TS,"dur":DUR}'.replace("TS", ts).replace("DUR", dur)
+    trace = _read("[" + event + "]")
     assert (int(trace.start_ns[0]), int(trace.end_ns[0])) == (start_ns, end_ns)
 
 
 def test_base_time_after_the_events_is_added() -> None:
-    trace = _read('{"traceEvents":[%s],"baseTimeNanoseconds":%d}' % (json.dumps(_event()), BASE))
+    trace = _read(json.dumps({"traceEvents": [_event()], "baseTimeNanoseconds": BASE}))
     assert (int(trace.start_ns[0]), trace.header.base_time_ns) == (BASE + 100125, BASE)
 
 
-DAMAGE_THAT_CAN_BE_MENDED = {
+DAMAGE_THAT_CAN_BE_MENDED: dict[str, str | bytes] = {
     "invalid UTF-8": _pretty_event(_event(99)).encode().replace(b"aten::", b"\x92\xff"),
     "control character": _pretty_event(_event(99)).encode().replace(b"aten::", b"a\x01\n"),
     "Windows backslashes": _pretty_event(_event(99)).replace("aten::", r"torch\cuda\__init__.py(219): "),
     "backslash before the closing quote": _pretty_event(_event(99)).replace("aten::op99", "C:\\\\dir\\q\\"),
     "unescaped quotes": _pretty_event(_event(99)).replace("aten::op99", 'Library("x","IMPL") (1): <module>'),
-    "decimal comma": _pretty_event(_kernel(99)).replace('"stream": 7', '"blocks per SM": 7,757576,"warps per SM": 31,0303'),
+    "decimal comma": _pretty_event(_kernel(99)).replace(
+        '"stream": 7', '"blocks per SM": 7,757576,"warps per SM": 31,0303'
+    ),
     "decimal comma in dur": _pretty_event(_event(99)).replace('"dur": 2.5', '"dur": 2,500'),
     "NaN": _pretty_event(_kernel(99)).replace('"stream": 7', '"blocks per SM": NaN, "x": -Infinity, "y": -nan'),
     "empty value": _pretty_event(_kernel(99)).replace('"stream": 7', '"stream": , "y": '),
@@ -222,7 +231,9 @@ def test_byte_order_mark_is_no_damage() -> None:
 
 
 def test_duplicate_keys_keep_the_last_as_json_does() -> None:
-    trace = _read('{"traceEvents":[%s]}' % json.dumps(_event(1)).replace('"External id": 1', '"External id": 1, "External id": 2'))
+    trace = _read(
+        json.dumps([_event(1)]).replace('"External id": 1', '"External id": 1, "External id": 2')
+    )
     assert int(trace.external_id[0]) == 2
 
 
@@ -351,7 +362,11 @@ def test_header_tells_who_and_where() -> None:
     header = _read(json.dumps(metadata)).header
     assert (header.rank, header.world_size, header.backend, header.host_name) == (3, 8, "nccl", "node7")
     assert header.versions == {"nccl_version": "2.28.9", "cuda_driver_version": "13000"}
-    assert (header.devices[0].name, header.devices[0].num_sms, header.devices[0].memory_bytes) == ("NVIDIA H100", 132, 85)
+    assert (header.devices[0].name, header.devices[0].num_sms, header.devices[0].memory_bytes) == (
+        "NVIDIA H100",
+        132,
+        85,
+    )
     assert (header.with_shapes, header.with_stacks) == (True, False)
 
 
@@ -408,14 +423,19 @@ def test_trace_without_complete_events_is_refused(content: str) -> None:
     assert not isinstance(refused.value, NotATraceError)
 
 
-def test_missing_file_and_folder_are_refused(tmp_path) -> None:
+def test_missing_file_and_folder_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.json", tmp_path):
         with pytest.raises(DataError, match=path.name):
             read_trace(path)
 
 
-def test_file_is_read_from_its_path(tmp_path) -> None:
+def test_file_is_read_from_its_path(tmp_path: Path) -> None:
     path = tmp_path / "rank4.json"
     path.write_text(_document([_event()]))
     header = read_trace(path).header
-    assert (header.path, header.rank, header.file_bytes, header.text_bytes) == (str(path), 4, path.stat().st_size, path.stat().st_size)
+    assert (header.path, header.rank, header.file_bytes, header.text_bytes) == (
+        str(path),
+        4,
+        path.stat().st_size,
+        path.stat().st_size,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def _text(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", _recorded(traces=True), ids=lambda path: path.name)
-def test_columns_equal_the_oracle(path: Path, rows) -> None:
+def test_columns_equal_the_oracle(path: Path, rows: Any) -> None:
     expected = rows.expected(_text(path))
     if not expected:
         pytest.skip("holds no complete event")

@@ -86,6 +86,7 @@ def _operators(trace: TraceColumns, lane: int) -> list[_Operator]:
     for row in rows[np.isin(trace.name[rows], list(kind_of_name))].tolist():
         kind = kind_of_name[int(trace.name[row])]
         start = int(trace.start_ns[row])
+        dimension: str | None
         if kind in ("send", "recv"):
             dimension = "pp"
         elif _inside(within_dp, start):
