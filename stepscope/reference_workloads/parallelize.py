@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,7 +10,6 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -62,10 +62,18 @@ def make_optimizer(
     """AdamW over all parameters of this rank's stages."""
     groups = _parameters_by_mesh(parameter for module in modules for parameter in module.parameters())
     if plan.zero == 1:
-        return ZeroRedundancyOptimizer(
-            groups, optimizer_class=torch.optim.AdamW, process_group=mesh.get_group("dp"), lr=preset.learning_rate
-        )
+        return _zero_one(groups, preset, mesh)
     return torch.optim.AdamW(groups, lr=preset.learning_rate, fused=True)
+
+
+def _zero_one(groups: list[dict[str, Any]], preset: Preset, mesh: DeviceMesh) -> torch.optim.Optimizer:
+    with warnings.catch_warnings():
+        # torch 2.13 warns of torch.jit.script, which this package of its own still uses.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    return ZeroRedundancyOptimizer(
+        groups, optimizer_class=torch.optim.AdamW, process_group=mesh.get_group("dp"), lr=preset.learning_rate
+    )
 
 
 def _parameters_by_mesh(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:

@@ -106,7 +106,8 @@ def _find_events(source: TraceText, path: str) -> tuple[bytes, bytes]:
     text = source.read()
     opening = text.lstrip(_BLANK)[:1]
     if not opening:
-        raise NotATraceError("is empty", where=path, what_next=_WHAT_NEXT)
+        what = "cannot be inflated" if source.truncated else "is empty"
+        raise NotATraceError(what, where=path, what_next=_WHAT_NEXT)
     if opening == b"[":
         return b"", text.lstrip(_BLANK)[1:]
     searched = 0

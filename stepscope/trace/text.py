@@ -66,7 +66,7 @@ class TraceText:
                 return b""
         try:
             text: bytes = inflater.decompress(self._raw, self._block_bytes)
-        except isal_zlib.error as error:
+        except isal_zlib.error as error:  # type: ignore[misc]  # the stubs take the class for an instance
             _LOG.warning("the compressed stream breaks after %d bytes of text: %s", self.num_bytes, error)
             self._ended = self.truncated = True
             return b""

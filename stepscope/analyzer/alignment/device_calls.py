@@ -15,6 +15,9 @@ from stepscope.trace.columns import NONE, Category, CommunicationCalls, IntColum
 BEFORE_STEPS = -1
 """Step of a call that was launched before the first profiled step."""
 
+AFTER_STEPS = -2
+"""Step of a call that was launched after the last one, or in a trace without steps."""
+
 _KIND_OF_WORD = {
     "allreduce": "all_reduce",
     "all_reduce": "all_reduce",
@@ -87,7 +90,7 @@ class Call:
     Attributes:
         rank: who made it.
         start_ns, end_ns: on the rank's clock.
-        step: the step number it was launched in, or BEFORE_STEPS.
+        step: the step number it was launched in, or BEFORE_STEPS, or AFTER_STEPS.
         group: members, or None where the trace does not tell.
         kind: all_reduce, all_gather, ..., send, recv, p2p (several directions at once), unknown.
         num_bytes: the larger of input and output on this rank, or None.
@@ -124,10 +127,11 @@ def device_calls(trace: TraceColumns, rank: int, activities: Activities, steps: 
     calls = []
     for position, where in zip(chosen.tolist(), place.tolist(), strict=True):
         launch = int(activities.launch_ns[position])
-        after = where == NONE and launch != NONE and launch >= first
-        if after and len(steps):
-            continue  # launched after the last step: outside every window
-        calls.append(reader.read(position, int(steps.index[where]) if where != NONE else BEFORE_STEPS))
+        if where != NONE:
+            step = int(steps.index[where])
+        else:
+            step = AFTER_STEPS if launch != NONE and launch >= first else BEFORE_STEPS
+        calls.append(reader.read(position, step))
     return calls
 
 

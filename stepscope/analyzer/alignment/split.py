@@ -35,19 +35,21 @@ def split_communication(
     """Replace `communication_unsplit` by communication and wait where arrivals are known.
 
     Several calls at once: `wait` only while every running one lacks a participant; a transfer wins over an unknown.
-    Waiting in which the host was late anyway keeps the host's charge, a transfer does not.
+    What no call covers (a host entering or leaving a call, or not yet asking for a send that is long done) is the
+    host's. Waiting in which the host was late anyway keeps the host's charge, a transfer does not.
     """
-    transfer, unknown = _by_state(rank, calls, arrivals)
+    transfer, unknown, waiting = _by_state(rank, calls, arrivals)
     alone = segments.heading == CODE[Heading.COMMUNICATION_UNSPLIT]
     kept = Segments(*(column[~alone] for column in _columns(segments)))
     time = segments.intervals_of(Heading.COMMUNICATION_UNSPLIT)
     charge = segments.charge[alone]
     paints = [Paint(Intervals(kept.start_ns, kept.end_ns), kept.heading, kept.charge)]
     undecided = subtract(unknown, transfer)
+    waiting = subtract(subtract(waiting, transfer), undecided)
     for cover, heading in (
         (transfer, Heading.COMMUNICATION),
         (undecided, Heading.COMMUNICATION_UNSPLIT),
-        (subtract(time, union(*_joined(transfer, undecided))), Heading.WAIT),
+        (waiting, Heading.WAIT),
     ):
         index, start, end = pieces(time.start, time.end, cover)
         late = charge[index] != CHARGE[Cause.COMMUNICATION]
@@ -56,7 +58,9 @@ def split_communication(
         own = TO_BLAME if heading is Heading.WAIT else CHARGE[Cause.COMMUNICATION]
         codes = np.where(late, charge[index], own).astype(np.int8)
         paints.append(Paint(Intervals(start, end), heading, codes))
-    return assemble(paints)
+    for done in (transfer, undecided, waiting):
+        time = subtract(time, done)
+    return assemble([*paints, Paint(time, Heading.HOST_BOUND)])
 
 
 def waits_to_blame(segments: Segments, rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]) -> WaitPieces:
@@ -72,9 +76,11 @@ def waits_to_blame(segments: Segments, rank: int, calls: list[Call], arrivals: M
     return WaitPieces(piece_start[order], piece_end[order], np.array(places, np.int64)[index][order])
 
 
-def _by_state(rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]) -> tuple[Intervals, Intervals]:
-    """When some call transferred, and when one ran whose arrivals are unknown."""
-    spans: tuple[list[tuple[int, int]], ...] = ([], [])
+def _by_state(
+    rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]
+) -> tuple[Intervals, Intervals, Intervals]:
+    """When some call transferred, when one ran whose arrivals are unknown, and when one waited."""
+    spans: tuple[list[tuple[int, int]], ...] = ([], [], [])
     for place, call in enumerate(calls):
         arrival = arrivals.get(CallId(rank, place))
         if arrival is None:
@@ -82,12 +88,9 @@ def _by_state(rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]) 
             continue
         arrived = min(max(call.start_ns, arrival.at_ns), call.end_ns)
         spans[0].append((arrived, call.end_ns))
-    transfer, unknown = (union([s for s, _ in part], [e for _, e in part]) for part in spans)
-    return transfer, unknown
-
-
-def _joined(a: Intervals, b: Intervals) -> tuple[Nanoseconds, Nanoseconds]:
-    return np.concatenate((a.start, b.start)), np.concatenate((a.end, b.end))
+        spans[2].append((call.start_ns, arrived))
+    transfer, unknown, waiting = (union([s for s, _ in part], [e for _, e in part]) for part in spans)
+    return transfer, unknown, waiting
 
 
 def _columns(segments: Segments) -> tuple[Nanoseconds, Nanoseconds, IntColumn, IntColumn]:

@@ -19,8 +19,10 @@ from stepscope.core.causes import Cause
 from stepscope.core.headings import Heading
 from stepscope.trace.columns import NONE, Category, TraceColumns
 
-_COMMUNICATION_OPERATOR = re.compile(r"^(c10d::|_c10d_functional::|gloo:|mpi:|record_param_comms)|wait_tensor")
+_COMMUNICATION_OPERATOR = re.compile(r"^(c10d::|_c10d_functional::|record_param_comms)|wait_tensor")
 _BACKEND_SPAN = re.compile(r"^(gloo|mpi|ucc):")
+"""On worker threads, and on the main thread from an asynchronous send until somebody waits for it: whatever the main
+thread does inside is not part of it."""
 _SIMULATED_COMPUTE = re.compile(r"^simulated_compute")
 
 

@@ -1,0 +1,24 @@
+# Sourced by the other scripts: makes .venv once (and again when pyproject.toml changes) and puts it on PATH.
+# A torch that is already installed for this Python (a CUDA build on a GPU machine) is used as it is.
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+python=${PYTHON:-python3}
+stamp=.venv/.stepscope-installed
+wanted="$(cat pyproject.toml scripts/env.sh | sha256sum)"
+
+if [[ ! -f $stamp || "$(cat "$stamp")" != "$wanted" ]]; then
+  echo "setting up .venv (once)..." >&2
+  options=()
+  if "$python" -c 'import torch' 2>/dev/null; then
+    options+=(--system-site-packages)
+  fi
+  "$python" -m venv "${options[@]}" .venv
+  if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
+    .venv/bin/pip install --quiet "torch==2.13.0"
+  fi
+  .venv/bin/pip install --quiet --editable ".[all,dev]"
+  echo "$wanted" > "$stamp"
+fi
+export PATH="$PWD/.venv/bin:$PATH"

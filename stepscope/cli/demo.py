@@ -1,0 +1,139 @@
+"""`stepscope demo`: the main job end to end on this machine. Train, profile, analyse, print the verdict, check it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stepscope.core.causes import Cause
+from stepscope.core.errors import DataError
+
+if TYPE_CHECKING:
+    from stepscope.core.analysis import Analysis
+    from stepscope.reference_workloads.job import Progress
+
+SIMULATED_LAYER_MS = 40.0
+"""Long beside the real work of a layer on two busy cores, short enough for a demo."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What the demo trains and what its analysis must find (None: whatever this machine shows)."""
+
+    what: str
+    preset: str
+    tp: int
+    pp: int
+    dp: int
+    device: str
+    simulate_ms: float
+    expected: Cause | None
+
+
+@click.command("demo")
+@click.option("--out", default="runs", show_default=True, type=click.Path(file_okay=False), help="Folder of all runs.")
+@click.option("--open", "open_dashboard", is_flag=True, help="Then start the dashboard and open the run in a browser.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8050, show_default=True, help="Port for --open.")
+@click.option("--json", "as_json", is_flag=True, help="Print the analysis as one JSON document.")
+def command(out: str, open_dashboard: bool, port: int, as_json: bool) -> None:
+    """Train a small GPT in 3D parallel on this machine, profile it, and say where the time went.
+
+    Without GPUs: 8 processes (TP2 x PP2 x DP2) whose layers sleep instead of computing, with too few
+    micro-batches, so that the right verdict is known: a pipeline bubble. With GPUs: what fits.
+    """
+    from stepscope.cli.report import print_analysis
+    from stepscope.reference_workloads import ParallelPlan, run_gpt
+    from stepscope.store.documents import encode_analysis
+    from stepscope.workflow.analyze import analyze
+
+    case = _case()
+    click.echo(f"training: {case.what}", err=True)
+    plan = ParallelPlan(tp=case.tp, pp=case.pp, dp=case.dp, schedule="1f1b", micro_batches=2 if case.pp > 1 else None)
+    trained = run_gpt(
+        plan,
+        out=out,
+        preset=case.preset,
+        simulate_compute_ms=case.simulate_ms,
+        device=case.device,
+        on_progress=_show,
+    )
+    click.echo(f"loss {trained.first_loss:.3f} -> {trained.last_loss:.3f}; analysing {trained.run_dir}", err=True)
+    analysis = analyze([str(trained.run_dir)]).analysis
+    if as_json:
+        click.echo(encode_analysis(analysis).decode())
+    else:
+        print_analysis(analysis)
+    for notice in analysis.warnings:
+        click.echo(f"warning: {notice.message}", err=True)
+    _check(analysis, case, trained.run_dir)
+    if open_dashboard:
+        _open_dashboard(Path(out), trained.run_dir.name, port)
+    else:
+        click.echo(f"see it in the browser: {_program()} dashboard --runs {out} --open", err=True)
+
+
+def _case() -> _Case:
+    """What fits this machine."""
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpus >= 2:
+        what = "a GPT cut into 2 pipeline stages on 2 GPUs, 2 micro-batches a step"
+        return _Case(what, "two-gpu", 1, 2, 1, "cuda", 0.0, Cause.PIPELINE_BUBBLE)
+    if gpus == 1:
+        return _Case("a GPT on one GPU", "one-gpu", 1, 1, 1, "cuda", 0.0, None)
+    what = "a GPT on TP2 x PP2 x DP2 = 8 CPU processes, simulated compute, 2 micro-batches a step"
+    return _Case(what, "tiny", 2, 2, 2, "cpu", SIMULATED_LAYER_MS, Cause.PIPELINE_BUBBLE)
+
+
+def _show(progress: Progress) -> None:
+    click.echo(f"  step {progress.step:3d}  loss {progress.loss:.3f}  {progress.step_ms:7.0f} ms", err=True)
+
+
+def _check(analysis: Analysis, case: _Case, run: Path) -> None:
+    """Compare the verdict with what was built in.
+
+    Raises:
+        DataError: they differ.
+    """
+    found = analysis.verdict.cause
+    if case.expected is None:
+        return
+    if found is not case.expected:
+        raise DataError(
+            f"the demo built in {case.expected.replace('_', ' ')}, the verdict is {found.replace('_', ' ')}",
+            where=str(run),
+            what_next="run it again on a quieter machine, and report it if it stays",
+        )
+    click.echo(f"checked: {found.replace('_', ' ')} is what this run was built to have", err=True)
+
+
+def _open_dashboard(runs: Path, run_id: str, port: int) -> None:
+    import webbrowser
+
+    from stepscope.dashboard.serve import serve
+
+    def announce(url: str) -> None:
+        page = f"{url.rstrip('/')}/runs/{run_id}"
+        click.echo(f"stepscope dashboard: {page}; stop it with Ctrl-C", err=True)
+        webbrowser.open(page)
+
+    serve(runs, port=port, when_listening=announce)
+
+
+def _program() -> str:
+    """How to call stepscope again: the path, when it is not on the caller's PATH by its name."""
+    from shutil import which
+
+    own = Path(sys.prefix) / "bin" / "stepscope"
+    found = which("stepscope")
+    in_environment = found is not None and Path(found) == own and "VIRTUAL_ENV" in os.environ
+    if in_environment or not own.is_file():
+        return "stepscope"
+    here = Path.cwd()
+    return str(own.relative_to(here)) if own.is_relative_to(here) else str(own)

@@ -1,0 +1,126 @@
+"""`stepscope trace`: what is in these trace files?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from stepscope.workflow.trace_info import GroupInfo, Problems, TraceFileInfo, TraceInfo
+
+MOST_STEPS_SHOWN = 8
+MOST_GROUPS_SHOWN = 12
+
+
+@click.group("trace")
+def command() -> None:
+    """Look into trace files."""
+
+
+@command.command("info")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def info(files: tuple[str, ...], as_json: bool) -> None:
+    """Say what is in a trace: rank, steps, versions, GPU, events, problems found and repaired.
+
+    FILE is a trace file, a folder of traces, a run directory, or any fsspec URL (s3://...).
+    """
+    from stepscope.cli.progress import file_progress
+    from stepscope.workflow.trace_info import read_trace_info
+
+    with file_progress("reading") as on_progress:
+        found = read_trace_info(files, on_progress=on_progress)
+    if as_json:
+        click.echo(_json(found))
+    else:
+        _print(found)
+    for notice in found.warnings:
+        click.echo(f"warning: {notice.message}", err=True)
+
+
+def _json(found: TraceInfo) -> str:
+    import msgspec
+
+    document = msgspec.to_builtins(found)
+    return msgspec.json.encode({"schema": document.pop("schema"), **document}).decode()
+
+
+def _print(found: TraceInfo) -> None:
+    """A table for each file on a terminal, else `path: name: value` lines, which grep and awk can take apart."""
+    import sys
+
+    if not sys.stdout.isatty():
+        for file in found.files:
+            for name, value in _facts(file):
+                click.echo(f"{file.path}: {name}: {value}")
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)  # rich itself heeds NO_COLOR
+    for file in found.files:
+        table = Table("", "", box=box.SIMPLE, show_header=False, title=file.path, title_justify="left")
+        for name, value in _facts(file):
+            table.add_row(name, value)
+        console.print(table)
+
+
+def _facts(file: TraceFileInfo) -> list[tuple[str, str]]:
+    """Name and value of all that the file tells; what it does not tell is left out."""
+    counts = ", ".join(f"{name} {count:,}" for name, count in file.num_by_category.items())
+    recorded = [name for name, is_on in (("shapes", file.with_shapes), ("stacks", file.with_stacks)) if is_on]
+    facts = [
+        ("rank", _rank(file)),
+        ("host", file.host),
+        ("GPU", file.gpu),
+        ("versions", ", ".join(f"{name} {version}" for name, version in file.versions.items())),
+        ("span", f"{file.span_ms:,.3f} ms"),
+        ("steps", _steps(file.steps)),
+        ("entries", f"{file.num_events:,}"),
+        ("events", counts),
+        ("recorded with", ", ".join(recorded)),
+        *((f"group {group.name or '?'}", _group(group)) for group in file.groups[:MOST_GROUPS_SHOWN]),
+        ("further groups", f"{max(0, len(file.groups) - MOST_GROUPS_SHOWN) or ''}"),
+        ("size", f"{file.file_bytes:,} bytes, {file.text_bytes:,} of text"),
+        ("problems", _problems(file.problems)),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _rank(file: TraceFileInfo) -> str:
+    rank = "not told" if file.rank is None else str(file.rank)
+    return rank if file.world_size is None else f"{rank} of {file.world_size} ({file.backend or 'backend not told'})"
+
+
+def _group(group: GroupInfo) -> str:
+    members = "members not told" if group.ranks is None else f"ranks {_ranges(group.ranks)}"
+    return " ".join(part for part in (group.description, f"({members}), named by {group.num_calls:,} calls") if part)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """0-7, 16-23 rather than all sixteen."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def _steps(steps: list[int]) -> str:
+    shown = ", ".join(map(str, steps[:MOST_STEPS_SHOWN]))
+    return f"{shown}, ... {steps[-1]} ({len(steps)})" if len(steps) > MOST_STEPS_SHOWN else shown or "not marked"
+
+
+def _problems(problems: Problems) -> str:
+    counted = {
+        "repaired": problems.repaired,
+        "dropped": problems.dropped,
+        "clipped": problems.clipped,
+    }
+    parts = [f"{count:,} {name}" for name, count in counted.items() if count]
+    parts += ["the file ends early"] if problems.truncated else []
+    return ", ".join(parts) or "none"

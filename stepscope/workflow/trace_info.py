@@ -1,0 +1,188 @@
+"""What is in a trace file? Who recorded it, what it holds, and what had to be mended to read it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.core.analysis import Notice
+from stepscope.core.errors import DataError
+from stepscope.trace.columns import Category, ProcessGroup, TraceColumns
+from stepscope.workflow.trace_files import find_trace_files, open_trace
+
+TRACE_INFO_SCHEMA = "stepscope.trace_info/1"
+
+Progress = Callable[[int, int, str], None]
+"""Called as (files done, files in all, the file being read)."""
+
+_STEP = re.compile(r"ProfilerStep#(\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """A communicator that the trace names. `ranks` is None where the trace does not list its members."""
+
+    name: str
+    description: str
+    ranks: list[int] | None
+    num_calls: int
+    """rows (kernels and operators) that name it"""
+
+
+@dataclass(frozen=True, slots=True)
+class Problems:
+    """What had to be mended or left out to read the file, in events."""
+
+    repaired: int
+    dropped: int
+    clipped: int
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFileInfo:
+    """One file. None where the trace does not say.
+
+    Attributes:
+        versions: what the trace records: CUDA or HIP, CUPTI, NCCL, torch where a version writes it.
+        gpu: name of the devices that did work, else of the first device listed.
+        start_ns: first event's start, ns since the epoch.
+        span_ms: from the first event's start to the last one's end.
+        num_events: entries of all phases, lost ones included.
+        num_by_category: complete events by category.
+        steps: indices of the ProfilerStep annotations, ascending.
+        text_bytes: size of the JSON text.
+    """
+
+    path: str
+    rank: int | None
+    world_size: int | None
+    backend: str | None
+    host: str | None
+    gpu: str | None
+    versions: dict[str, str]
+    start_ns: int
+    span_ms: float
+    steps: list[int]
+    num_events: int
+    num_by_category: dict[str, int]
+    groups: list[GroupInfo]
+    with_shapes: bool
+    with_stacks: bool
+    problems: Problems
+    file_bytes: int
+    text_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceInfo:
+    """All files that could be read; the others are named in `warnings`."""
+
+    files: list[TraceFileInfo]
+    warnings: list[Notice]
+    schema: str = TRACE_INFO_SCHEMA
+
+
+def read_trace_info(paths: Sequence[str], *, on_progress: Progress | None = None) -> TraceInfo:
+    """Look into trace files, folders, a run directory or fsspec URLs.
+
+    Args:
+        paths: as on the command line.
+        on_progress: told before each file.
+
+    Raises:
+        DataError: none of them can be used.
+        UnreachableError: a URL's store does not answer.
+    """
+    files: list[TraceFileInfo] = []
+    errors: list[DataError] = []
+    found, notices = _find_all(paths, errors)
+    for done, path in enumerate(found):
+        if on_progress is not None:
+            on_progress(done, len(found), path)
+        try:
+            files.append(describe_trace(open_trace(path)))
+        except DataError as error:
+            errors.append(error)
+    if not files:
+        raise _none_usable(errors)
+    return TraceInfo(files, notices + [Notice("unusable_file", str(error)) for error in errors])
+
+
+def describe_trace(trace: TraceColumns) -> TraceFileInfo:
+    """What one trace holds."""
+    header, quality = trace.header, trace.quality
+    start_ns = int(trace.start_ns.min())
+    counts = np.bincount(trace.category, minlength=len(Category))
+    return TraceFileInfo(
+        path=header.path,
+        rank=header.rank,
+        world_size=header.world_size,
+        backend=header.backend,
+        host=header.host_name,
+        gpu=_gpu(trace),
+        versions=header.versions,
+        start_ns=start_ns,
+        span_ms=(int(trace.end_ns.max()) - start_ns) / 1e6,
+        steps=_steps(trace),
+        num_events=quality.num_events,
+        num_by_category={category.name.lower(): int(counts[category]) for category in Category if counts[category]},
+        groups=_groups(trace),
+        with_shapes=header.with_shapes,
+        with_stacks=header.with_stacks,
+        problems=Problems(quality.repaired, quality.dropped, quality.clipped, quality.truncated),
+        file_bytes=header.file_bytes,
+        text_bytes=header.text_bytes,
+    )
+
+
+def _find_all(paths: Sequence[str], errors: list[DataError]) -> tuple[list[str], list[Notice]]:
+    """Expand each path on its own, so that one that leads nowhere does not hide the others."""
+    found: list[str] = []
+    notices: list[Notice] = []
+    for path in paths:
+        try:
+            files = find_trace_files([path])
+        except DataError as error:
+            errors.append(error)
+            continue
+        found += [file for file in files.paths if file not in found]
+        notices += files.notices
+    return found, notices
+
+
+def _none_usable(errors: list[DataError]) -> DataError:
+    if len(errors) == 1:
+        return errors[0]
+    return DataError(
+        f"none of {len(errors)} paths can be used; the first: {errors[0]}",
+        what_next="give the traces of torch.profiler",
+    )
+
+
+def _gpu(trace: TraceColumns) -> str | None:
+    busy = {trace.lanes[lane].process for lane in np.unique(trace.lane) if trace.lanes[lane].on_device}
+    names = {device.name for device in trace.header.devices if device.index in busy and device.name}
+    if names:
+        return ", ".join(sorted(names))
+    return next((device.name for device in trace.header.devices if device.name), None)
+
+
+def _steps(trace: TraceColumns) -> list[int]:
+    rows = trace.rows_of(Category.USER_ANNOTATION)
+    matches = (_STEP.match(trace.names[name]) for name in np.unique(trace.name[rows]))
+    return sorted({int(match[1]) for match in matches if match})
+
+
+def _groups(trace: TraceColumns) -> list[GroupInfo]:
+    used = trace.communication.group
+    calls = np.bincount(used[used >= 0], minlength=len(trace.groups))
+    return [_group(group, int(num_calls)) for group, num_calls in zip(trace.groups, calls, strict=True)]
+
+
+def _group(group: ProcessGroup, num_calls: int) -> GroupInfo:
+    ranks = None if group.ranks is None else list(group.ranks)
+    return GroupInfo(group.name, group.description, ranks, num_calls)

@@ -1,0 +1,77 @@
+"""Does `stepscope workload run` print what the contract says, and refuse in one line?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope.cli import main
+
+
+@pytest.fixture(autouse=True)
+def _not_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def _exit_code(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as stop:
+        main(["workload", *arguments])
+    return stop.value.code or 0
+
+
+def test_json_document_and_nothing_else_on_stdout(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    options = ("--pp", "2", "--steps", "3", "--device", "cpu", "--out", str(tmp_path), "--run", "r", "--json")
+    assert _exit_code("run", "gpt", *options) == 0
+    output, progress = capfd.readouterr()
+    document = json.loads(output)
+    assert document["schema"] == "stepscope.workload/1"
+    assert document["warnings"] == []
+    assert document["plan"]["schedule"] == "1f1b"
+    assert document["run_dir"] == str(tmp_path / "r")
+    assert len(document["losses"]) == 3
+    assert document["last_loss"] < document["first_loss"]
+    assert [line.split()[1] for line in progress.splitlines() if line.startswith("step")] == ["0", "1", "2"]
+
+
+def test_plain_output_is_the_directory_and_the_losses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    assert _exit_code("run", "gpt", "--steps", "2", "--device", "cpu", "--out", str(tmp_path), "--run", "r") == 0
+    directory, loss = capfd.readouterr().out.splitlines()
+    assert directory == str(tmp_path / "r")
+    assert loss.startswith("loss 3.")
+    assert loss.endswith("in 2 steps")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("resnet",), "there is no workload 'resnet'"),
+        (("gpt", "--preset", "huge"), "there is no preset 'huge'"),
+        (("gpt", "--pp", "2", "--dp", "2", "--zero", "0", "--schedule", "interleaved"), "internal assertion"),
+        (("gpt", "--pp", "4", "--schedule", "interleaved"), "needs 8 layers"),
+    ],
+)
+def test_refusals_are_one_line_with_exit_code_two(
+    options: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _exit_code("run", *options) == 2
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors.count("\n") == 1
+    assert reason in errors
+
+
+def test_a_refusal_needs_no_torch() -> None:
+    code = (
+        "import sys; from stepscope.cli import main\n"
+        "try: main(['workload', 'run', 'gpt', '--pp', '3'])\n"
+        "except SystemExit as stop: print(stop.code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "2 False"

@@ -1,0 +1,133 @@
+"""Do all layouts learn the same, and do they leave a complete run directory?"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.core.errors import UsageError
+from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_gpt
+
+pytest.importorskip("torch")
+
+_NUM_STEPS = 4
+
+
+def _losses(plan: ParallelPlan) -> list[float]:
+    result: WorkloadResult = run_gpt(plan, profiled=False, num_steps=_NUM_STEPS, device="cpu")
+    return result.losses
+
+
+@cache
+def _reference() -> list[float]:
+    return _losses(ParallelPlan())
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ParallelPlan(tp=2),
+        ParallelPlan(pp=2),
+        ParallelPlan(dp=2),
+        ParallelPlan(dp=2, zero=0, micro_batches=2),
+        ParallelPlan(dp=2, zero=1),
+        ParallelPlan(dp=2, zero=3, micro_batches=2),
+        ParallelPlan(pp=2, schedule="gpipe", micro_batches=4),
+        ParallelPlan(pp=2, schedule="interleaved"),
+        ParallelPlan(pp=2, dp=2, schedule="zero-bubble"),
+        ParallelPlan(pp=2, dp=2, zero=0),
+    ],
+    ids=str,
+)
+def test_a_layout_learns_what_one_process_learns(plan: ParallelPlan) -> None:
+    # Different orders of addition differ in the last digits only; a wrong gradient shows in the second step.
+    assert _losses(plan) == pytest.approx(_reference(), abs=2e-3)
+
+
+def _events(result: WorkloadResult, rank: int) -> list[dict[str, Any]]:
+    (trace,) = (result.run_dir / "traces").glob(f"step*/rank{rank}.json.gz")
+    events: list[dict[str, Any]] = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    return [event for event in events if event.get("ph") == "X"]
+
+
+def test_three_dimensions_together_learn_the_same(run_2x2x2: WorkloadResult) -> None:
+    assert run_2x2x2.losses[:_NUM_STEPS] == pytest.approx(_reference(), abs=2e-3)
+    assert run_2x2x2.last_loss < run_2x2x2.first_loss
+
+
+def test_the_run_directory_is_complete(run_2x2x2: WorkloadResult) -> None:
+    run = run_2x2x2.run_dir
+    files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    ranks = range(8)
+    assert files == {
+        "run.json",
+        *(f"steps/rank{rank}.jsonl" for rank in ranks),
+        *(f"traces/step3/rank{rank}.json.gz" for rank in ranks),
+    }
+    manifest = json.loads((run / "run.json").read_text())
+    assert manifest["mesh"] == {"tp": 2, "pp": 2, "dp": 2}
+    assert manifest["world_size"] == 8
+    assert manifest["simulated_compute"] is True
+    assert manifest["unprofiled_step_ms"] > 3 * 2 * 3 * 10 * 0.9  # three slots of two layers, 10 + 20 ms each
+
+
+def test_step_numbers_are_the_same_on_all_ranks(run_2x2x2: WorkloadResult) -> None:
+    for rank in range(8):
+        steps = sorted(event["name"] for event in _events(run_2x2x2, rank) if event["name"].startswith("ProfilerStep"))
+        assert steps == ["ProfilerStep#3", "ProfilerStep#4"]
+
+
+def test_micro_batches_and_simulated_compute_are_annotated_once_each(run_2x2x2: WorkloadResult) -> None:
+    for rank in range(8):
+        names = [event["name"] for event in _events(run_2x2x2, rank)]
+        stage = rank // 4  # the pipeline is the mesh's first dimension
+        for micro_batch in (0, 1):
+            assert names.count(f"PP:{stage}F{micro_batch}") == 2
+            assert names.count(f"PP:{stage}B{micro_batch}") == 2
+        # two steps, two micro-batches, two layers, forwards and backwards
+        assert names.count("simulated_compute") == 2 * 2 * 2 * 2
+        assert "prof.data" in names
+
+
+def test_multi_stage_schedules_keep_torchs_own_annotations(tmp_path: Path) -> None:
+    from stepscope.training import once
+
+    result = run_gpt(
+        ParallelPlan(pp=2, schedule="interleaved"),
+        out=tmp_path,
+        num_steps=4,
+        schedule=once(wait=1, warmup=1, active=1),
+        device="cpu",
+    )
+    names = [event["name"] for event in _events(result, 0)]
+    assert sorted(name for name in names if name.startswith("PP:0F")) == ["PP:0F0", "PP:0F1"]
+
+
+def test_a_run_directory_in_use_is_refused(run_2x2x2: WorkloadResult) -> None:
+    with pytest.raises(UsageError, match="in use"):
+        run_gpt(ParallelPlan(), out=run_2x2x2.run_dir.parent, run=run_2x2x2.run_dir.name, device="cpu")
+
+
+def test_a_rank_of_a_job_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UsageError, match="the job has 4"):
+        run_gpt(ParallelPlan(tp=2))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"device": "tpu"}, "not 'tpu'"),
+        ({"num_steps": 0}, "at least one step"),
+        ({"simulate_compute_ms": -1}, "not negative"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        run_gpt(ParallelPlan(), **options)

@@ -1,0 +1,88 @@
+"""Does a plan refuse what torch cannot do, and say why?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.core.errors import UsageError
+from stepscope.reference_workloads.plan import SCHEDULES, ParallelPlan, find_preset, presets
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ({"pp": 2, "dp": 2, "zero": 0, "schedule": "interleaved"}, "reducer fails an internal assertion"),
+        ({"pp": 2, "dp": 2, "zero": 1, "schedule": "zero-bubble"}, "reducer fails an internal assertion"),
+        ({"pp": 2, "dp": 2, "zero": 3, "schedule": "zero-bubble"}, "wrong gradients"),
+        ({"zero": 2}, "dp is 1"),
+        ({"dp": 2, "zero": 4}, "0 to 3"),
+        ({"schedule": "interleaved"}, "pp is 1"),
+        ({"schedule": "fastest"}, "no schedule 'fastest'"),
+        ({"pp": 4, "micro_batches": 2}, "at least as many micro-batches as stages"),
+        ({"pp": 2, "micro_batches": 5, "schedule": "interleaved"}, "2 rounds"),
+        ({"tp": 0}, "tp must be at least 1"),
+    ],
+)
+def test_refused_with_its_reason(sizes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        ParallelPlan(**sizes)
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (ParallelPlan(pp=4, schedule="interleaved"), "needs 8 layers"),
+        (ParallelPlan(pp=3), "4 layers cannot be divided over 3"),
+        (ParallelPlan(tp=3), "4 heads cannot be divided over 3"),
+        (ParallelPlan(dp=2, micro_batches=8), "8 sequences in a batch cannot be divided over 16"),
+    ],
+)
+def test_model_that_cannot_be_cut_is_refused(plan: ParallelPlan, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        plan.check_preset(find_preset("tiny"))
+
+
+def test_job_of_another_size_is_refused() -> None:
+    ParallelPlan(tp=2, pp=2, dp=2).check_world(8)
+    with pytest.raises(UsageError, match="is 8 processes, but the job has 4"):
+        ParallelPlan(tp=2, pp=2, dp=2).check_world(4)
+
+
+def test_defaults_follow_the_sizes() -> None:
+    plan = ParallelPlan(pp=2, dp=2)
+    assert (plan.zero, plan.num_micro_batches, plan.num_stages) == (2, 2, 2)
+    assert ParallelPlan().zero == 0
+    assert ParallelPlan(pp=2, schedule="interleaved").num_stages == 4
+
+
+def test_unknown_preset_names_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="one-gpu, tiny, two-gpu"):
+        find_preset("huge")
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_preset_runs_on_one_process_and_splits_in_two(name: str) -> None:
+    for plan in (ParallelPlan(), ParallelPlan(tp=2), ParallelPlan(pp=2), ParallelPlan(dp=2)):
+        plan.check_preset(find_preset(name))
+
+
+@given(
+    tp=st.integers(1, 4),
+    pp=st.integers(1, 4),
+    dp=st.integers(1, 4),
+    zero=st.none() | st.integers(0, 3),
+    schedule=st.sampled_from(SCHEDULES),
+    micro_batches=st.none() | st.integers(1, 8),
+)
+def test_a_plan_is_sound_or_refused(**sizes: Any) -> None:
+    try:
+        plan = ParallelPlan(**sizes)
+    except UsageError:
+        return
+    assert plan.world_size == plan.tp * plan.pp * plan.dp
+    assert not (plan.is_multi_stage and plan.dp > 1 and plan.zero in {0, 1})
+    assert plan.zero == 0 or plan.dp > 1

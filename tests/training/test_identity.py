@@ -1,0 +1,81 @@
+"""Does a process know its rank, mesh and name without asking the others?"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.training import identity as subject
+from stepscope.training.identity import Identity
+
+_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "STEPSCOPE_RUN", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in _VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+
+
+def _rank(rank: int, world_size: int) -> Identity:
+    return Identity(rank=rank, local_rank=0, world_size=world_size, host="h")
+
+
+def test_rank_comes_from_the_environment_when_torch_is_not_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (subject.identify().rank, subject.identify().world_size) == (0, 1)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("LOCAL_RANK", "not a number")
+    found = subject.identify()
+    assert (found.rank, found.world_size, found.local_rank) == (3, 8, 0)
+
+
+class _FakeDeviceMesh:
+    mesh_dim_names = ("pp", "dp_replicate", "dp_shard", "tp", "odd")
+
+    def size(self, place: int) -> int:
+        return (2, 3, 4, 5, 6)[place]
+
+
+def test_mesh_of_a_device_mesh_multiplies_dimensions_of_one_kind() -> None:
+    assert subject.mesh_sizes(_FakeDeviceMesh(), 120) == {"pp": 2, "dp": 12, "tp": 5}
+
+
+def test_mesh_of_a_mapping_and_of_nothing() -> None:
+    assert subject.mesh_sizes({"tp": 2, "fsdp": 4}, 8) == {"tp": 2, "dp": 4}
+    assert subject.mesh_sizes(None, 8) == {}
+    assert subject.mesh_sizes(None, 1) == {"tp": 1, "pp": 1, "dp": 1}
+
+
+def test_which_ranks_write_traces() -> None:
+    assert subject.captures_here("auto", _rank(63, 1000))
+    assert not subject.captures_here("auto", _rank(64, 1000))
+    assert subject.captures_here("all", _rank(999, 1000))
+    assert not subject.captures_here([0, 5], _rank(4, 8))
+    with pytest.raises(ValueError, match="ranks is"):
+        subject.captures_here("some", _rank(0, 1))
+
+
+def test_the_name_is_the_same_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_PORT", "29501")
+    assert subject.run_name(None, _rank(0, 8)) == subject.run_name(None, _rank(7, 8))
+    assert subject.run_name(None, _rank(0, 8)).endswith("port29501")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    assert subject.run_name(None, _rank(0, 8)) == "slurm-77"
+    monkeypatch.setenv("STEPSCOPE_RUN", "mine")
+    assert subject.run_name(None, _rank(0, 8)) == "mine"
+    assert subject.run_name("given", _rank(0, 8)) == "given"
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", " "])
+def test_a_name_that_is_no_folder_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="folder's name"):
+        subject.run_name(name, _rank(0, 1))
+
+
+def test_secrets_stay_out_of_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("TORCH_HUB_TOKEN", "s3cret")
+    monkeypatch.setenv("HOME_SWEET", "x")
+    found = subject.environment_of_interest()
+    assert found["NCCL_DEBUG"] == "INFO"
+    assert not {"TORCH_HUB_TOKEN", "HOME_SWEET"} & set(found)

@@ -1,0 +1,251 @@
+"""Does profile() capture what it says, and never hurt the training it watches?"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope
+from stepscope.training import once
+from stepscope.training.profile import Profile
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def _single_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("RANK", "WORLD_SIZE", "STEPSCOPE_DISABLE", "STEPSCOPE_RUN"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def _train(prof: Profile, num_steps: int = 5) -> list[int]:
+    """A loop that uses every method; returns the batches it saw."""
+    seen = []
+    for batch in prof.data(range(num_steps)):
+        with prof.phase("checkpoint"):
+            torch.ones(8, 8) @ torch.ones(8, 8)
+        seen.append(batch)
+        prof.step(tokens=16, loss=torch.tensor(1.0))
+    return seen
+
+
+def _lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "steps" / "rank0.jsonl").read_text().splitlines()]
+
+
+def _names(trace: Path) -> set[str]:
+    return {event["name"] for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs")
+    with stepscope.profile("r", out, once(wait=2, warmup=1, active=2), labels={"team": "a"}) as prof:
+        assert _train(prof, 7) == list(range(7))
+    return out / "r"
+
+
+def test_each_step_has_one_line_with_its_times(finished_run: Path) -> None:
+    lines = _lines(finished_run)
+    assert [line["index"] for line in lines] == list(range(7))
+    assert [line["captured"] for line in lines] == [False] * 3 + [True] * 2 + [False] * 2
+    assert all(before["end_ns"] <= after["start_ns"] for before, after in itertools.pairwise(lines))
+    assert all(line["phases"]["checkpoint"] > 0 and line["data_wait_ns"] > 0 for line in lines)
+    assert all(line["tokens"] == 16 and "loss" not in line for line in lines)
+
+
+def test_export_time_is_recorded_and_outside_every_step(finished_run: Path) -> None:
+    lines = _lines(finished_run)
+    assert [line["index"] for line in lines if "export_ns" in line] == [4]
+    assert lines[5]["start_ns"] - lines[4]["end_ns"] >= lines[4]["export_ns"]
+
+
+def test_the_trace_holds_the_captured_steps_and_the_spans_the_ledger_looks_for(finished_run: Path) -> None:
+    names = _names(finished_run / "traces" / "step3" / "rank0.json.gz")
+    assert {name for name in names if name.startswith("ProfilerStep#")} == {"ProfilerStep#3", "ProfilerStep#4"}
+    assert {"prof.data", "prof.phase: checkpoint", "aten::mm"} <= names
+
+
+def test_the_manifest_says_who_and_how_it_ended(finished_run: Path) -> None:
+    manifest = json.loads((finished_run / "run.json").read_text())
+    assert manifest["schema"] == "stepscope.run/1"
+    assert manifest["mesh"] == {"tp": 1, "pp": 1, "dp": 1}
+    assert manifest["labels"] == {"team": "a"}
+    assert manifest["versions"]["torch"] == torch.__version__
+    assert manifest["unprofiled_step_ms"] > 0
+    assert [attempt["ended"] for attempt in manifest["attempts"]] == ["finished"]
+
+
+def test_no_temporary_file_is_left(finished_run: Path) -> None:
+    names = sorted(str(path.relative_to(finished_run)) for path in finished_run.rglob("*") if path.is_file())
+    assert names == ["run.json", "steps/rank0.jsonl", "traces/step3/rank0.json.gz"]
+
+
+def test_a_run_that_ends_inside_the_capture_keeps_its_whole_steps(tmp_path: Path) -> None:
+    with stepscope.profile("r", tmp_path, once(wait=0, warmup=1, active=10)) as prof:
+        _train(prof, 4)
+    names = _names(tmp_path / "r" / "traces" / "step1" / "rank0.json.gz")
+    assert {f"ProfilerStep#{step}" for step in (1, 2, 3)} <= names
+
+
+@pytest.mark.parametrize("error", [KeyError("mine"), KeyboardInterrupt(), SystemExit(7)])
+def test_the_users_exception_passes_unchanged_and_ends_the_attempt(tmp_path: Path, error: BaseException) -> None:
+    def fail_in_capture() -> None:
+        with stepscope.profile("r", tmp_path, once(wait=0, warmup=0, active=9)) as prof:
+            _train(prof, 2)
+            with prof.phase("checkpoint"):
+                raise error
+
+    with pytest.raises(type(error)) as caught:
+        fail_in_capture()
+    assert caught.value is error
+    ended = json.loads((tmp_path / "r" / "run.json").read_text())["attempts"][0]["ended"]
+    assert ended == {KeyError: "exception", KeyboardInterrupt: "signal", SystemExit: "finished"}[type(error)]
+    assert not (tmp_path / "r" / "traces").exists()
+    torch.profiler.profile().__enter__().__exit__(None, None, None)  # the profiler is free again
+
+
+def test_an_exception_of_the_loader_passes_unchanged(tmp_path: Path) -> None:
+    def batches() -> Iterator[int]:
+        yield 1
+        raise ConnectionError("storage")
+
+    def train() -> None:
+        with stepscope.profile("r", tmp_path) as prof:
+            for _ in prof.data(batches()):
+                prof.step()
+
+    with pytest.raises(ConnectionError, match="storage"):
+        train()
+
+
+def test_the_wrapped_loader_is_still_the_loader(tmp_path: Path) -> None:
+    class Loader(list[int]):
+        sampler = "mine"
+
+    with stepscope.profile("r", tmp_path) as prof:
+        wrapped: Any = prof.data(Loader([1, 2, 3]))
+        assert (len(wrapped), wrapped.sampler, list(wrapped), list(wrapped)) == (3, "mine", [1, 2, 3], [1, 2, 3])
+
+
+def test_a_directory_that_cannot_be_written_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with stepscope.profile("r", tmp_path / "file", once(wait=1)) as prof:
+        assert _train(prof, 6) == list(range(6))
+    assert len(_warnings(caplog)) == 1
+    assert "training goes on" in _warnings(caplog)[0]
+
+
+def test_a_trace_that_cannot_be_written_costs_one_warning_and_the_steps_before_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "traces").write_text("no folder")
+    with stepscope.profile("r", tmp_path, once(wait=1, active=1)) as prof:
+        assert _train(prof, 6) == list(range(6))
+    assert len(_warnings(caplog)) == 1
+    assert [line["index"] for line in _lines(tmp_path / "r")] == [0, 1, 2]
+    torch.profiler.profile().__enter__().__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"schedule": "often"}, {"ranks": "some"}, {"run": "a/b"}, {"mesh": 7}, {"out": None}]
+)
+def test_wrong_arguments_never_raise_into_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with stepscope.profile(**arguments) as prof:
+        assert _train(prof) == list(range(5))
+    assert len(_warnings(caplog)) == 1
+
+
+def test_another_running_profiler_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with torch.profiler.profile(), stepscope.profile("r", tmp_path, once(wait=1)) as prof:
+        assert _train(prof, 6) == list(range(6))
+    assert len(_warnings(caplog)) == 1
+
+
+def test_another_profiler_keeps_its_recording(tmp_path: Path) -> None:
+    with torch.profiler.profile() as theirs, stepscope.profile("r", tmp_path, once(wait=0, warmup=0)) as prof:
+        _train(prof, 6)
+    assert "aten::mm" in {event.name for event in theirs.events()}
+
+
+def test_off_is_the_same_object_and_touches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with stepscope.profile("r", tmp_path, enabled=False) as prof:
+        assert _train(prof) == list(range(5))
+    monkeypatch.setenv("STEPSCOPE_DISABLE", "1")
+    with stepscope.profile("r", tmp_path) as prof:
+        assert _train(prof) == list(range(5))
+    assert isinstance(prof, Profile)
+    assert list(tmp_path.iterdir()) == []
+    assert _warnings(caplog) == []
+
+
+def test_without_torch_it_is_a_no_op_with_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.profiler", None)
+    with stepscope.profile("r", tmp_path) as prof:
+        assert list(prof.data([1, 2])) == [1, 2]
+        prof.step()
+    assert len(_warnings(caplog)) == 1
+
+
+def test_steps_outside_the_with_block_cost_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    prof = stepscope.profile("r", tmp_path)
+    prof.step()
+    prof.step()
+    assert len(_warnings(caplog)) == 1
+    assert "with stepscope.profile" in _warnings(caplog)[0]
+
+
+def test_a_forked_child_writes_nothing_of_its_parents(tmp_path: Path) -> None:
+    with stepscope.profile("r", tmp_path) as prof:
+        prof.step()
+        child = os.fork()
+        if child == 0:
+            prof.step()
+            prof.__exit__(None, None, None)
+            os._exit(0)
+        os.waitpid(child, 0)
+        prof.step()
+    assert [line["index"] for line in _lines(tmp_path / "r")] == [0, 1]
+
+
+def test_a_second_start_of_the_same_run_is_a_second_attempt(tmp_path: Path) -> None:
+    for _ in range(2):
+        with stepscope.profile("r", tmp_path) as prof:
+            prof.step()
+    assert len(json.loads((tmp_path / "r" / "run.json").read_text())["attempts"]) == 2
+
+
+def test_other_ranks_write_steps_but_no_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with stepscope.profile("r", tmp_path, once(wait=1, active=1), ranks=[0]) as prof:
+        _train(prof, 5)
+    assert sorted(path.name for path in (tmp_path / "r").rglob("*") if path.is_file()) == ["rank5.jsonl"]
+
+
+def test_importing_stepscope_and_making_a_profile_loads_no_torch() -> None:
+    code = "import sys, stepscope; stepscope.profile(); stepscope.every(9); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
