@@ -121,7 +121,8 @@ def _measure(command: list[str]) -> Cost:
 def _print_table(costs: dict[str, Cost], size: int) -> None:
     first = next(iter(costs.values()))
     print(
-        f"{'way':10} {'CPU s':>8} {'wall s':>8} {'MB/s CPU':>9} {'peak MB':>8} {'% of file':>9} {'CPU x':>6} {'mem x':>6}"
+        f"{'way':10} {'CPU s':>8} {'wall s':>8} {'MB/s CPU':>9}"
+        f" {'peak MB':>8} {'% of file':>9} {'CPU x':>6} {'mem x':>6}"
     )
     for name, cost in costs.items():
         print(
@@ -201,7 +202,14 @@ def _synthetic() -> dict[str, Any]:
         ts = 4956637219772.625 + number * 20
         shapes = {"Input Dims": [[number % 50, 1024], [1024, 4096]], "Input type": ["float", "float"]}
         launch = {"cbid": 211, "correlation": number, "External id": number}
-        work = {"External id": number, "queued": 0, "device": 0, "context": 1, "stream": 7, "correlation": number}
+        work: dict[str, Any] = {
+            "External id": number,
+            "queued": 0,
+            "device": 0,
+            "context": 1,
+            "stream": 7,
+            "correlation": number,
+        }
         work |= {"registers per thread": 128, "shared memory": 49152, "blocks per SM": 1.5, "warps per SM": 6.0}
         work |= {"grid": [number % 100 + 1, 2, 1], "block": [128, 1, 1], "est. achieved occupancy %": 9}
         host, device = {"pid": 7, "tid": 7}, {"pid": 0, "tid": 7}

@@ -26,17 +26,15 @@ from stepscope.analyzer.summaries import (
     job_ledger,
     job_roofline,
     rank_ledger,
-    timeline,
     trace_quality,
     warnings,
 )
 from stepscope.analyzer.verdict import Circumstances, judge, root_causes
 from stepscope.core.analysis import Analysis
 from stepscope.core.headings import Heading
-from stepscope.core.timeline import RankTimeline
 
 
-def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysis, list[RankTimeline]]:
+def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysis, list[RankView]]:
     """Join the ranks: align, split waiting from transfer, charge it, and judge.
 
     Args:
@@ -44,7 +42,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         context: what is known beside the traces.
 
     Returns:
-        The analysis, and each rank's time line on the job's clock.
+        The analysis, and the views with their final segments, on the job's clock.
     """
     by_rank = {view.rank: view for view in sorted(views, key=lambda view: view.rank)}
     by_rank, matches, clocks, arrivals = _align(by_rank)
@@ -90,7 +88,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         roofline=job_roofline(by_rank),
         warnings=warnings(by_rank, job, quality, context, oversubscribed=oversubscribed),
     )
-    return analysis, [timeline(view) for view in by_rank.values()]
+    return analysis, list(by_rank.values())
 
 
 def _align(

@@ -25,7 +25,7 @@ LIGHT: dict[Heading, str] = {
     Heading.BUBBLE: "#c2579a",
     Heading.COMMUNICATION_UNSPLIT: "#94501f",
     Heading.COPY: "#2a95a5",
-    Heading.DATA_LOADING: "#8a7a00",
+    Heading.DATA_LOADING: "#857500",
     Heading.CHECKPOINT: "#6a51a3",
     Heading.SYNCHRONIZATION: "#b23a48",
     Heading.HOST_BOUND: "#4a4a55",

@@ -13,7 +13,7 @@ from stepscope.dashboard.pages import run, runs
 from stepscope.dashboard.pages.states import not_found
 from stepscope.store.runs import RunStore, UnknownRunError
 
-_NOT_PAGES = ("/_", "/assets/", "/api/", "/healthz", "/readyz", "/metrics")
+_NOT_PAGES = ("/_dash-", "/_favicon.ico", "/assets/", "/api/", "/healthz", "/readyz", "/metrics")
 """Paths that begin so are answered by Dash itself or by the API."""
 
 

@@ -99,20 +99,20 @@ class ColumnsBuilder:
             self._append(events, start)
 
     def build(self, header: TraceHeader, quality: ReadQuality, *, may_clip: bool) -> TraceColumns:
-        """All rows as one trace; the parts are freed while they are joined, so this is called once.
+        """All rows as one trace; called once.
 
         Args:
             header: its base time is added to all timestamps, its groups complete the rows' groups.
             quality: the counts so far.
             may_clip: whether overruns on a stream are cut (`clipping`).
         """
-        start = self.columns.pop("start_ns").join()
+        start = self.columns.pop("start_ns").finish()
         start += header.base_time_ns
-        end = start + self.columns.pop("duration_ns").join()
-        track = self.columns.pop("track").join()
+        end = start + self.columns.pop("duration_ns").finish()
+        track = self.columns.pop("track").finish()
         places, lanes = lanes_of(list(self.tracks), self._categories)
         lane = narrow(np.array(places, np.int64))[track]
-        name = self.columns.pop("name").join()
+        name = self.columns.pop("name").finish()
         category = self._final_categories(track, name)
         del track
         if may_clip:
@@ -127,7 +127,7 @@ class ColumnsBuilder:
             lane=lane,
             start_ns=start,
             end_ns=end,
-            **{column: grown.join() for column, grown in self.columns.items()},
+            **{column: grown.finish() for column, grown in self.columns.items()},
             names=tuple(name or "" for name in self.names),
             lanes=lanes,
             shape_table=tuple(_shapes(*texts) for texts in list(self.shapes)[1:]),

@@ -6,13 +6,15 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from stepscope.trace.columns import NONE, IntColumn
 
 Value = TypeVar("Value", bound=Hashable)
 
 _WIDTHS: tuple[type[np.signedinteger], ...] = (np.int8, np.int16, np.int32)
+
+_GROWTH_SHARE = 8
+"""A full column grows by this part of its length."""
 
 
 class Numbered(dict[Value, int]):
@@ -46,24 +48,24 @@ def integers(values: Iterable[int], count: int) -> IntColumn:
 
 
 class GrowingColumn:
-    """One column, grown in parts and joined once."""
+    """One column, grown in place: large arrays move by remapping pages, where joining parts would double the memory."""
 
     def __init__(self) -> None:
-        self._parts: list[npt.NDArray[np.signedinteger]] = []
+        self._array: IntColumn = np.empty(0, np.int8)
+        self._count = 0
 
     def add(self, part: IntColumn) -> None:
-        """Append a part; parts may differ in width."""
-        self._parts.append(part)
+        """Append a part; the column widens when a part is wider."""
+        width = np.result_type(self._array.dtype, part.dtype)
+        if width != self._array.dtype:
+            self._array = self._array[: self._count].astype(width)
+        count = self._count + len(part)
+        if count > len(self._array):
+            self._array.resize(count + count // _GROWTH_SHARE, refcheck=False)
+        self._array[self._count : count] = part
+        self._count = count
 
-    def join(self) -> IntColumn:
-        """The whole column, in its widest part's type; the parts are freed on the way."""
-        if not self._parts:
-            return np.empty(0, np.int8)
-        joined = np.empty(sum(map(len, self._parts)), np.result_type(*{part.dtype for part in self._parts}))
-        self._parts.reverse()
-        position = 0
-        while self._parts:
-            part = self._parts.pop()
-            joined[position : position + len(part)] = part
-            position += len(part)
-        return joined
+    def finish(self) -> IntColumn:
+        """The whole column; nothing can be added after it."""
+        self._array.resize(self._count, refcheck=False)
+        return self._array

@@ -16,7 +16,7 @@ from stepscope.trace.header import build_header, parse_metadata
 from stepscope.trace.splitting import EventSplitter
 from stepscope.trace.text import TraceText
 
-_BLOCK_BYTES = 1024 * 1024
+_BLOCK_BYTES = 512 * 1024
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LONGEST_KEY_BYTES = 4096
 _BLANK = b" \t\r\n\x00"
@@ -162,8 +162,7 @@ def _nothing_complete(splitter: EventSplitter, builder: ColumnsBuilder, path: st
         return NotATraceError(
             f"holds no readable event (all {lost} entries are broken or no events)", where=path, what_next=_WHAT_NEXT
         )
-    return DataError(
-        f'holds no complete event ("ph": "X") among {splitter.num_events} entries',
-        where=path,
-        what_next="check that the profiler recorded at least one step",
-    )
+    what = f'holds no complete event ("ph": "X") among {splitter.num_events} entries'
+    if builder.dropped:
+        what = f"holds no usable event: {builder.dropped} are without time, or their times overflow"
+    return DataError(what, where=path, what_next="check that the profiler recorded at least one step")

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from stepscope.trace.events import Event, ExactEvent, decode_exact, decode_fast
+from stepscope.trace.mending import mended_throughout
 from stepscope.trace.recovering import Recovery
 from stepscope.trace.text import TraceText
 
@@ -61,7 +63,7 @@ class EventSplitter:
         while not self.array_closed:
             block = self._source.read()
             self._buffer += block
-            batch = self._take_fast() if block else None
+            batch = (self._take_fast() or self._take_mended()) if block else None
             if batch is not None:
                 self.num_events += len(batch.events)
                 yield batch
@@ -77,11 +79,30 @@ class EventSplitter:
             array_text = b"[" + self._buffer[:end] + b"]"
             events = decode_fast(array_text)
             if events is not None:
-                self._separator = self._buffer[end - 1 : start + 1]
-                self._buffer = self._buffer[start:]
-                self.num_bytes += len(array_text)
-                return Batch(events, array_text)
+                return self._pass_on(events, array_text, end, start)
         return None
+
+    def _take_mended(self) -> Batch | None:
+        """Damage that runs through a whole file (decimal commas, raw control characters) is mended a block at a time.
+
+        Only when no event can be mistaken for another: as many events as the separator tells apart, before and after.
+        """
+        end, start = next(self._cuts(), (0, 0))
+        separator = self._buffer[end - 1 : start + 1]
+        text = mended_throughout(self._buffer[:end]) if end else b""
+        before, after = (self._buffer[:end].split(separator), text.split(separator)) if end else ([], [])
+        events = decode_fast(b"[" + text + b"]") if len(before) == len(after) else None
+        if not events or len(events) != len(after):
+            return None
+        changed = [old != new for old, new in zip(before, after, strict=True)]
+        self.repaired += sum(event.ph != "X" or event.dur >= 0 for event in compress(events, changed))
+        return self._pass_on(events, b"[" + text + b"]", end, start)
+
+    def _pass_on(self, events: Sequence[Event], array_text: bytes, end: int, start: int) -> Batch:
+        self._separator = self._buffer[end - 1 : start + 1]
+        self._buffer = self._buffer[start:]
+        self.num_bytes += len(array_text)
+        return Batch(events, array_text)
 
     def _cuts(self) -> Iterator[tuple[int, int]]:
         """(end of one event, start of the next), the last first; the layout of the previous cut before all others."""

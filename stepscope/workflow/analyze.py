@@ -9,11 +9,10 @@ from pathlib import Path
 from stepscope.analyzer.job import analyse_job
 from stepscope.analyzer.rank import view_rank
 from stepscope.analyzer.rank_view import RankView
-from stepscope.analyzer.summaries import JobContext
+from stepscope.analyzer.summaries import JobContext, timeline
 from stepscope.core.analysis import Analysis, MeshSizes, Notice
 from stepscope.core.errors import DataError
 from stepscope.core.run_layout import RUN_FILE, RunManifest
-from stepscope.core.timeline import RankTimeline
 from stepscope.store.runs import load_manifest, save_analysis, save_timelines
 from stepscope.trace.columns import TraceColumns
 from stepscope.workflow.trace_files import TraceFiles, find_trace_files, open_trace
@@ -24,10 +23,9 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class AnalysisResult:
-    """An analysis, its time lines, and the run directory it was kept in (None when it was not kept)."""
+    """An analysis, and the run directory it was kept in (None when it was not kept)."""
 
     analysis: Analysis
-    timelines: list[RankTimeline]
     kept_in: Path | None
 
 
@@ -50,13 +48,13 @@ def analyze(
     notices = list(files.notices)
     views = _view_all(files.paths, notices, whole_file=whole_file, on_progress=on_progress)
     manifest = _manifest(files, notices)
-    analysis, timelines = analyse_job(views, _context(manifest, notices))
+    analysis, final_views = analyse_job(views, _context(manifest, notices))
     kept_in = None
     if keep and files.run_directory is not None and not whole_file:
-        save_timelines(files.run_directory, timelines)
+        save_timelines(files.run_directory, [timeline(view) for view in final_views])
         save_analysis(files.run_directory, analysis)
         kept_in = files.run_directory
-    return AnalysisResult(analysis, timelines, kept_in)
+    return AnalysisResult(analysis, kept_in)
 
 
 def _view_all(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -105,6 +106,19 @@ def make_analysis(timelines: list[RankTimeline]) -> Analysis:
         warnings=[
             Notice("no_unprofiled_baseline_rank", "rank 6 recorded no step before the capture; the others' is used.")
         ],
+    )
+
+
+def make_doubtful(timelines: list[RankTimeline]) -> Analysis:
+    """The same run from bad traces: two ranks missing, a killed writer, a profiler that slows the step."""
+    analysis = make_analysis(timelines)
+    return replace(
+        analysis,
+        job=replace(analysis.job, missing_ranks=[6, 7]),
+        trace_quality=replace(
+            analysis.trace_quality, truncated_files=1, dropped=3, unmatched_collectives=0.25, profiler_distortion=0.31
+        ),
+        verdict=replace(analysis.verdict, confidence=0.42),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def test_runs_are_listed_with_their_verdicts(url: str, root: Path) -> None:
 def test_an_analysis_is_the_files_content(url: str, root: Path) -> None:
     answer = get(f"{url}/api/v1/runs/{RUN}")
 
-    assert answer.body == (root / RUN / "analysis.json").read_bytes()
+    assert answer.json == json.loads((root / RUN / "analysis.json").read_bytes())
     assert decode_analysis(answer.body) == example.make_analysis(example.make_timelines())
 
 

@@ -99,14 +99,14 @@ def test_few_slices_are_exact_and_cut_to_the_view() -> None:
 
     tile = make_tile(track_of(slices), origin_ns=ORIGIN, start_ns=90, end_ns=200, width=1000)
 
-    assert [[90, 100, 0], [100, 150, 3], [150, 200, 6]] == tile.slices
+    assert tile.slices == [[90, 100, 0], [100, 150, 3], [150, 200, 6]]
     assert tile.shares is None
 
 
 def test_only_steps_in_view_are_told() -> None:
     tile = make_tile(track_of([(1000, 0)], steps=[0, 400, 900]), origin_ns=ORIGIN, start_ns=300, end_ns=800, width=10)
 
-    assert [[400, 1]] == tile.steps
+    assert tile.steps == [[400, 1]]
 
 
 def test_a_view_beyond_the_window_is_empty() -> None:

@@ -118,14 +118,19 @@ class TimeTable:
 
     def __init__(self, segments: Segments, codes: IntColumn, num_codes: int) -> None:
         self._segments = segments
-        self._codes = codes
-        sums = np.zeros((len(segments) + 1, num_codes))
-        sums[np.arange(1, len(segments) + 1), codes] = segments.duration_ns
-        self._before = np.cumsum(sums, axis=0)
+        self._num_codes = num_codes
+        # only the codes that occur get a column: a large trace has 10^5 segments and few of the codes
+        self._present, self._column = np.unique(codes, return_inverse=True)
+        self._before = np.zeros((len(segments) + 1, len(self._present)))
+        self._before[np.arange(1, len(segments) + 1), self._column] = segments.duration_ns
+        np.cumsum(self._before, axis=0, out=self._before)
 
     def between(self, start_ns: npt.ArrayLike, end_ns: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Nanoseconds by code inside each span: shape (spans, num_codes). What no segment covers is in no column."""
-        return self._until(end_ns) - self._until(start_ns)
+        time = self._until(end_ns) - self._until(start_ns)
+        result = np.zeros((len(time), self._num_codes))
+        result[:, self._present] = time
+        return result
 
     def _until(self, time_ns: npt.ArrayLike) -> npt.NDArray[np.float64]:
         time = np.atleast_1d(np.asarray(time_ns, np.int64))
@@ -135,5 +140,5 @@ class TimeTable:
         result = np.where(begun[:, None], self._before[last], 0.0)
         if len(self._segments):
             partial = np.minimum(time, self._segments.end_ns[last]) - self._segments.start_ns[last]
-            result[np.arange(len(time)), self._codes[last]] += np.where(begun, partial, 0)
+            result[np.arange(len(time)), self._column[last]] += np.where(begun, partial, 0)
         return result

@@ -1,0 +1,272 @@
+"""How is a trace written down by hand? One rank's events, in microseconds, as the columns that a reader would fill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stepscope.trace.columns import (
+    NONE,
+    Category,
+    CommunicationCalls,
+    Device,
+    Lane,
+    ProcessGroup,
+    ReadQuality,
+    Shapes,
+    TraceColumns,
+    TraceHeader,
+)
+
+MAIN, AUTOGRAD, WORKER = 1, 2, 3
+"""Threads: the training loop's, the one that launches backward, one of the communication backend."""
+
+COMPUTE_STREAM, COMMUNICATION_STREAM, COPY_STREAM = 7, 20, 24
+
+NS_PER_US = 1000
+
+GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64"
+
+
+@dataclass(slots=True)
+class _Row:
+    category: Category
+    name: str
+    lane: Lane
+    start: int
+    end: int
+    correlation: int = NONE
+    shapes: Shapes | None = None
+    num_bytes: int = NONE
+
+
+@dataclass(slots=True)
+class _Description:
+    """What a row says of the collective it is."""
+
+    row: int
+    kind: str
+    group: tuple[int, ...] | None
+    elements: int
+    source: int
+    destination: int
+    sequence: int
+
+
+@dataclass
+class TraceBuilder:
+    """Collects events; times are microseconds (times `ns`, so pass ns=1 for nanoseconds) since `base_ns`."""
+
+    rank: int | None = 0
+    world_size: int | None = 1
+    host: str | None = "node0"
+    groups: tuple[ProcessGroup, ...] = ()
+    gpu: str | None = "NVIDIA H100 80GB HBM3"
+    path: str = "trace.json"
+    ns: int = NS_PER_US
+    base_ns: int = 0
+    _rows: list[_Row] = field(default_factory=list)
+    _descriptions: list[_Description] = field(default_factory=list)
+    _correlation: int = 0
+
+    def step(self, number: int, start: int, end: int) -> None:
+        """A profiled step on the training loop's thread."""
+        self.annotation(f"ProfilerStep#{number}", start, end)
+
+    def annotation(self, name: str, start: int, end: int, *, thread: int = MAIN) -> None:
+        self._host_row(Category.USER_ANNOTATION, name, start, end, thread)
+
+    def operator(
+        self, name: str, start: int, end: int, *, thread: int = MAIN, concrete: str = "", category: Category | None = None
+    ) -> None:
+        self._host_row(category or Category.CPU_OP, name, start, end, thread)
+        if concrete:
+            self._rows[-1].shapes = Shapes("", "", concrete)
+
+    def runtime(self, name: str, start: int, end: int, *, thread: int = MAIN) -> None:
+        """A CUDA or HIP call that launches nothing."""
+        self._host_row(Category.RUNTIME, name, start, end, thread)
+
+    def overhead(self, name: str, start: int, end: int) -> None:
+        self._host_row(Category.OVERHEAD, name, start, end, thread=0, process=-1)
+
+    def kernel(
+        self,
+        start: int,
+        end: int,
+        *,
+        launch: int | None = None,
+        launch_end: int | None = None,
+        name: str = GEMM,
+        stream: int = COMPUTE_STREAM,
+        thread: int = MAIN,
+        call: str = "cudaLaunchKernel",
+        category: Category = Category.KERNEL,
+        num_bytes: int = NONE,
+    ) -> None:
+        """A device activity, and the call that launched it unless `launch` is None."""
+        if launch is not None:
+            self._correlation += 1
+            self._host_row(Category.RUNTIME, call, launch, launch + 1 if launch_end is None else launch_end, thread)
+            self._rows[-1].correlation = self._correlation
+        self._device_row(category, name, start, end, stream, NONE if launch is None else self._correlation)
+        self._rows[-1].num_bytes = num_bytes
+
+    def copy(
+        self,
+        start: int,
+        end: int,
+        *,
+        launch: int,
+        launch_end: int | None = None,
+        name: str = "Memcpy DtoH (Device -> Pageable)",
+        stream: int = COPY_STREAM,
+        thread: int = MAIN,
+    ) -> None:
+        category = Category.MEMSET if name.startswith("Memset") else Category.MEMCPY
+        self.kernel(
+            start,
+            end,
+            launch=launch,
+            launch_end=launch_end,
+            name=name,
+            stream=stream,
+            thread=thread,
+            call="cudaMemcpyAsync",
+            category=category,
+        )
+
+    def graph(self, spans: Iterable[tuple[int, int]], *, launch: int, names: Iterable[str] = ()) -> None:
+        """The kernels of one CUDA graph launch: all share its correlation."""
+        self._correlation += 1
+        self._host_row(Category.RUNTIME, "cudaGraphLaunch", launch, launch + 1, MAIN)
+        self._rows[-1].correlation = self._correlation
+        given = list(names)
+        for place, (start, end) in enumerate(spans):
+            name = given[place] if given else GEMM
+            stream = COMMUNICATION_STREAM if "nccl" in name else COMPUTE_STREAM
+            self._device_row(Category.KERNEL, name, start, end, stream, self._correlation)
+
+    def collective(
+        self,
+        kind: str,
+        start: int,
+        end: int,
+        *,
+        launch: int,
+        group: tuple[int, ...] | None,
+        elements: int = 1024,
+        stream: int = COMMUNICATION_STREAM,
+        thread: int = MAIN,
+        sequence: int = NONE,
+        described: bool = True,
+        name: str = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)",
+    ) -> None:
+        """A communication kernel that says what it is (unless `described` is false)."""
+        self.kernel(start, end, launch=launch, name=name, stream=stream, thread=thread)
+        if described:
+            row = len(self._rows) - 1
+            self._descriptions.append(_Description(row, kind, group, elements, NONE, NONE, sequence))
+
+    def point_to_point(
+        self,
+        start: int,
+        end: int,
+        *,
+        launch: int,
+        group: tuple[int, ...],
+        send_to: Iterable[int] = (),
+        receive_from: Iterable[int] = (),
+        stream: int = COMMUNICATION_STREAM,
+    ) -> None:
+        """A send/receive kernel, which tells nothing itself, and the described operators just before its launch."""
+        parts = [("send", NONE, group.index(peer)) for peer in send_to]
+        parts += [("recv", group.index(peer), NONE) for peer in receive_from]
+        for kind, source, destination in parts:
+            self._host_row(Category.CPU_OP, "record_param_comms", launch, launch, MAIN)
+            row = len(self._rows) - 1
+            self._descriptions.append(_Description(row, kind, group, 1024, source, destination, NONE))
+        self.kernel(start, end, launch=launch, name="ncclDevKernel_SendRecv(ncclDevKernelArgsStorage)", stream=stream)
+
+    def build(self) -> TraceColumns:
+        """The columns, in the order in which events were added."""
+        names = list(dict.fromkeys(row.name for row in self._rows))
+        lanes = list(dict.fromkeys(row.lane for row in self._rows))
+        shapes = list(dict.fromkeys(row.shapes for row in self._rows if row.shapes is not None))
+        groups = self._all_groups()
+
+        def column(values: Iterable[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+            return np.array(list(values), np.int64)
+
+        rows = self._rows
+        return TraceColumns(
+            header=self._header(groups),
+            quality=ReadQuality(len(rows), 0, 0, 0, False),
+            category=column(row.category for row in rows),
+            name=column(names.index(row.name) for row in rows),
+            lane=column(lanes.index(row.lane) for row in rows),
+            start_ns=column(row.start * self.ns + self.base_ns for row in rows),
+            end_ns=column(row.end * self.ns + self.base_ns for row in rows),
+            correlation=column(row.correlation for row in rows),
+            external_id=column(NONE for _ in rows),
+            shapes=column(NONE if row.shapes is None else shapes.index(row.shapes) for row in rows),
+            num_blocks=column(NONE for _ in rows),
+            num_bytes=column(row.num_bytes for row in rows),
+            names=tuple(names),
+            lanes=tuple(lanes),
+            shape_table=tuple(shapes),
+            groups=groups,
+            communication=self._communication(groups),
+        )
+
+    def _communication(self, groups: tuple[ProcessGroup, ...]) -> CommunicationCalls:
+        told = self._descriptions
+        kinds = list(dict.fromkeys(d.kind for d in told))
+        place = {group.ranks: number for number, group in enumerate(groups)}
+
+        def column(values: Iterable[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+            return np.array(list(values), np.int64)
+
+        return CommunicationCalls(
+            row=column(d.row for d in told),
+            kind=column(kinds.index(d.kind) for d in told),
+            group=column(NONE if d.group is None else place[d.group] for d in told),
+            in_elements=column(d.elements for d in told),
+            out_elements=column(d.elements for d in told),
+            dtype=column(0 for _ in told),
+            source_rank=column(d.source for d in told),
+            destination_rank=column(d.destination for d in told),
+            sequence=column(d.sequence for d in told),
+            kinds=tuple(kinds),
+            dtypes=("Float",),
+        )
+
+    def _all_groups(self) -> tuple[ProcessGroup, ...]:
+        known = {group.ranks for group in self.groups}
+        told = dict.fromkeys(d.group for d in self._descriptions if d.group is not None and d.group not in known)
+        return (*self.groups, *(ProcessGroup(str(number), "", ranks) for number, ranks in enumerate(told, 100)))
+
+    def _header(self, groups: tuple[ProcessGroup, ...]) -> TraceHeader:
+        return TraceHeader(
+            path=self.path,
+            rank=self.rank,
+            world_size=self.world_size,
+            backend="nccl",
+            host_name=self.host,
+            base_time_ns=self.base_ns,
+            devices=() if self.gpu is None else (Device(0, self.gpu, 132, None),),
+            groups=groups,
+            versions={},
+            with_shapes=False,
+            with_stacks=False,
+            file_bytes=0,
+            text_bytes=0,
+        )
+
+    def _host_row(self, category: Category, name: str, start: int, end: int, thread: int, process: int = 100) -> None:
+        self._rows.append(_Row(category, name, Lane(process, thread, on_device=False), start, end))
+
+    def _device_row(self, category: Category, name: str, start: int, end: int, stream: int, correlation: int) -> None:
+        self._rows.append(_Row(category, name, Lane(0, stream, on_device=True), start, end, correlation))

@@ -1,0 +1,59 @@
+"""Do segments keep every instant once, and does a TimeTable add up what lies in a span?"""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.analyzer.intervals import Intervals
+from stepscope.analyzer.ledger.segments import CHARGE, CODE, TO_BLAME, Paint, Segments, TimeTable, assemble
+from stepscope.core.causes import Cause
+from stepscope.core.headings import Heading
+from stepscope.core.timeline import HEADING_ORDER
+
+codes = st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=1, max_size=16)
+"""What each unit of time holds; None is a hole."""
+
+
+def segments_of(units: list[int | None]) -> Segments:
+    """One segment a unit, headings as given: assembling must join equal neighbours."""
+    held = [(place, code) for place, code in enumerate(units) if code is not None]
+    start = np.array([place for place, _ in held], np.int64)
+    return assemble([Paint(Intervals(start, start + 1), np.array([code for _, code in held], np.int8))])
+
+
+@given(codes)
+def test_assemble_keeps_every_instant_and_joins_equal_neighbours(units: list[int | None]) -> None:
+    segments = segments_of(units)
+    read: list[int | None] = [None] * len(units)
+    for start, end, heading in zip(segments.start_ns, segments.end_ns, segments.heading, strict=True):
+        read[start:end] = [int(heading)] * int(end - start)
+    assert read == units
+    same = (segments.heading[1:] == segments.heading[:-1]) & (segments.start_ns[1:] == segments.end_ns[:-1])
+    assert not same.any()
+
+
+def test_assemble_puts_paints_in_time_order_and_gives_each_heading_its_own_charge() -> None:
+    late = Paint(Intervals(np.array([5]), np.array([9])), Heading.WAIT)
+    early = Paint(Intervals(np.array([0]), np.array([5])), Heading.COPY)
+    charged = Paint(Intervals(np.array([9]), np.array([10])), Heading.COPY, Cause.CHECKPOINT)
+    segments = assemble([late, charged, early])
+    assert segments.heading.tolist() == [CODE[Heading.COPY], CODE[Heading.WAIT], CODE[Heading.COPY]]
+    assert segments.charge.tolist() == [CHARGE[Cause.COPY], TO_BLAME, CHARGE[Cause.CHECKPOINT]]
+
+
+def test_every_heading_has_a_charge_and_only_waiting_is_still_to_blame() -> None:
+    time = Intervals(np.array([0]), np.array([1]))
+    to_blame = [heading for heading in HEADING_ORDER if assemble([Paint(time, heading)]).charge[0] == TO_BLAME]
+    assert to_blame == [Heading.WAIT]
+
+
+@given(codes, st.lists(st.tuples(st.integers(-2, 18), st.integers(-2, 18)).map(sorted), min_size=1, max_size=5))
+def test_time_table_counts_the_instants_of_each_code(units: list[int | None], spans: list[list[int]]) -> None:
+    segments = segments_of(units)
+    table = TimeTable(segments, segments.heading, 4)
+    got = table.between([s for s, _ in spans], [e for _, e in spans])
+    for row, (start, end) in zip(got, spans, strict=True):
+        inside = units[max(start, 0) : max(end, 0)]
+        assert row.tolist() == [inside.count(code) for code in range(4)]
