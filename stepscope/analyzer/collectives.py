@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from stepscope.analyzer.alignment.arrivals import Arrival
+from stepscope.analyzer.alignment.dimensions import dimension_of_members
 from stepscope.analyzer.alignment.device_calls import Call
 from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.intervals import covered_time
@@ -47,7 +49,17 @@ def collective_table(
             members = tuple(sorted({c.rank for c in pair}))
             rows[members, "p2p", one.num_bytes].append(list(pair))
     table = [_row(key, instances, views, arrivals) for key, instances in rows.items()]
+    dimensions = dimension_of_members(group for view in views.values() for group in view.header.groups)
+    table = [replace(row, dimension=_dimension(row, dimensions)) for row in table]
     return sorted(table, key=lambda row: -((row.transfer_ms or 0.0) + (row.wait_ms or 0.0)))
+
+
+def _dimension(row: Collective, dimensions: Mapping[tuple[int, ...], str]) -> str | None:
+    members = {int(rank) for rank in row.group.split(",")}
+    exact = next((dimension for ranks, dimension in dimensions.items() if set(ranks) == members), None)
+    if exact is None and row.kind == "p2p":  # a pair of a longer pipeline
+        return next((d for ranks, d in dimensions.items() if d == "pp" and members <= set(ranks)), None)
+    return exact
 
 
 def _row(

@@ -103,7 +103,7 @@ def _align(
     if not any(view.on_device for view in views.values()):
         calls = complete_together(calls, matches)
         views = {rank: replace(view, calls=calls[rank]) for rank, view in views.items()}
-    return views, matches, clocks, needed_arrivals(calls, matches, clocks.unrelated)
+    return views, matches, clocks, needed_arrivals(calls, matches, clocks.island)
 
 
 def _shifted(view: RankView, offset_ns: int) -> RankView:

@@ -72,7 +72,7 @@ def _view_device(
     if window is None:
         if len(steps) and not whole_file:
             notices.append(Notice("no_kernels_in_steps", f"rank {rank}: no kernel was launched inside a step"))
-        window = file_window(activities)
+        window = _lasting(file_window(activities), trace)
         steps = HostSteps(steps.index[:0], steps.start_ns[:0], steps.end_ns[:0], steps.main_lane)
     gpu = find_gpu(next((device.name for device in trace.header.devices), None))
     kernels = activities.of(Work.COMPUTE)
@@ -94,14 +94,24 @@ def _view_device(
         coverage=coverage(limits),
         step_flops=_flops_a_step(activities, kernels, limits, steps, window),
         peak_flops=_peak(gpu, limits),
-        facts=_facts(trace, activities),
+        facts=_facts(trace, activities, window),
         on_device=True,
         notices=notices,
     )
 
 
+def _lasting(window: Window, trace: TraceColumns) -> Window:
+    if window.end_ns <= window.start_ns:
+        raise DataError(
+            "holds no activity that takes time",
+            where=trace.header.path,
+            what_next="check that the profiler recorded at least one step",
+        )
+    return window
+
+
 def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
-    window = host_window(trace, steps)
+    window = _lasting(host_window(trace, steps), trace)
     lane = main_lane(trace, steps)
     rows = _annotations(trace, lane)
     optimizer = union(trace.start_ns[rows], trace.end_ns[rows])
@@ -121,7 +131,7 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
         coverage=RooflineCoverage(0.0, 0.0, 0.0),
         step_flops=None,
         peak_flops=None,
-        facts=_facts(trace, None),
+        facts=_facts(trace, None, window),
         on_device=False,
         notices=list(steps.notices),
     )
@@ -201,12 +211,14 @@ def _peak(gpu: GpuModel | None, limits: KernelLimits) -> float | None:
     return peak_flops(gpu, dtype) if gpu is not None and dtype is not None else None
 
 
-def _facts(trace: TraceColumns, activities: Activities | None) -> ReadFacts:
+def _facts(trace: TraceColumns, activities: Activities | None, window: Window) -> ReadFacts:
+    """Counts of the reading, and of the device's activities inside the window."""
     quality = trace.quality
     num_kernels = num_graph = num_unlinked = num_activities = 0
     if activities is not None:
-        num_activities = len(activities)
-        num_unlinked = int(np.count_nonzero(activities.launch_ns == NONE))
+        inside = (activities.end_ns > window.start_ns) & (activities.start_ns < window.end_ns)
+        num_activities = int(np.count_nonzero(inside))
+        num_unlinked = int(np.count_nonzero(inside & (activities.launch_ns == NONE)))
         kernels = activities.of(Work.COMPUTE, Work.COMMUNICATION)
         num_kernels = len(kernels)
         num_graph = _count_graph_kernels(trace, activities.row[kernels])

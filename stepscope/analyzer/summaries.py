@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from stepscope.analyzer.alignment.clocks import Clocks
-from stepscope.analyzer.alignment.matching import Matches
+from stepscope.analyzer.alignment.dimensions import dimension_of_members
+from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.ledger.device_ledger import fractions
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.rank_view import RankView
@@ -51,7 +52,7 @@ class JobContext:
 
 def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
     told = max((view.header.world_size or 0 for view in views.values()), default=0)
-    world_size = max(told, len(views))
+    world_size = max(told, max(views) + 1)
     steps = [float(np.mean(view.window.whole_step_ns)) / 1e6 for view in views.values()]
     step_ms = float(np.median(steps)) if steps else None
     usable = [v for v in views.values() if v.step_flops and v.peak_flops]
@@ -65,7 +66,7 @@ def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
         world_size=world_size,
         ranks=list(views),
         missing_ranks=[rank for rank in range(world_size) if rank not in views],
-        mesh=context.mesh,
+        mesh=_mesh(views, context),
         gpu=next((device.name for device in first.header.devices), None) if first.on_device else None,
         num_steps=min(len(view.window.boundary_ns) for view in views.values()),
         step_ms=step_ms,
@@ -76,12 +77,29 @@ def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
     )
 
 
+def _mesh(views: Mapping[int, RankView], context: JobContext) -> MeshSizes:
+    """As the run tells, else from the descriptions of the process groups in the traces."""
+    if context.mesh != MeshSizes():
+        return context.mesh
+    sizes: dict[str, int] = {}
+    for view in views.values():
+        for members, dimension in dimension_of_members(view.header.groups).items():
+            sizes[dimension] = max(sizes.get(dimension, 1), len(members))
+    return MeshSizes(**sizes)
+
+
 def trace_quality(views: Mapping[int, RankView], matches: Matches, clocks: Clocks, job: Job) -> TraceQuality:
     facts = [view.facts for view in views.values()]
-    calls = [call for view in views.values() for call in view.calls]
+    in_window = {
+        CallId(rank, place): call
+        for rank, view in views.items()
+        for place, call in enumerate(view.calls)
+        if call.end_ns > view.window.start_ns
+    }
+    calls = list(in_window.values())
     activities = sum(f.num_activities for f in facts)
     kernels = sum(f.num_kernels for f in facts)
-    matchable = len(calls) - len(matches.incomplete)
+    matchable = in_window.keys() - set(matches.incomplete)
     distortion = None
     if job.unprofiled_step_ms and job.step_ms:
         distortion = job.step_ms / job.unprofiled_step_ms - 1.0
@@ -93,7 +111,7 @@ def trace_quality(views: Mapping[int, RankView], matches: Matches, clocks: Clock
         unlinked=sum(f.num_unlinked for f in facts) / activities if activities else 0.0,
         graph_share=sum(f.num_graph_kernels for f in facts) / kernels if kernels else 0.0,
         collective_args=sum(call.described for call in calls) / len(calls) if calls else None,
-        unmatched_collectives=len(matches.unmatched) / matchable if matchable else None,
+        unmatched_collectives=len(matchable & set(matches.unmatched)) / len(matchable) if matchable else None,
         steps_complete=job.num_steps,
         merged_boundaries=sum(view.window.num_merged for view in views.values()),
         clock_residual_us=clocks.residual_us,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stepscope.core.analysis import Analysis
     from stepscope.reference_workloads.job import Progress
 
-SIMULATED_LAYER_MS = 40.0
+SIMULATED_LAYER_MS = 80.0
 """Long beside the real work of a layer on two busy cores, short enough for a demo."""
 
 
@@ -123,7 +123,7 @@ def _open_dashboard(runs: Path, run_id: str, port: int) -> None:
         click.echo(f"stepscope dashboard: {page}; stop it with Ctrl-C", err=True)
         webbrowser.open(page)
 
-    serve(runs, port=port, when_listening=announce)
+    serve(runs, host="127.0.0.1", port=port, when_listening=announce)
 
 
 def _program() -> str:

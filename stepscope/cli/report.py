@@ -25,7 +25,11 @@ def print_analysis(analysis: Analysis) -> None:
     """Print the report to stdout; plain text when it is no terminal."""
     terminal = sys.stdout.isatty()
     console = Console(
-        width=None if terminal else PLAIN_WIDTH, no_color=True if "NO_COLOR" in os.environ else None, highlight=False
+        width=None if terminal else PLAIN_WIDTH,
+        no_color=True if "NO_COLOR" in os.environ else None,
+        highlight=False,
+        markup=False,  # names from traces may hold square brackets
+        emoji=False,
     )
     console.print(_headline(analysis))
     console.print(_quality(analysis.trace_quality))

@@ -38,7 +38,7 @@ def command() -> None:
 )
 @click.option("--steps", default=9, show_default=True, help="Optimizer steps.")
 @click.option("--out", default="runs", show_default=True, type=click.Path(file_okay=False), help="Folder of all runs.")
-@click.option("--run", "run_name", help="Folder inside --out.  [default: preset, layout and time]")
+@click.option("--run-name", help="Folder inside --out.  [default: preset, layout and time]")
 @click.option("--no-profile", is_flag=True, help="Train only; write no files.")
 @click.option("--seed", default=0, show_default=True, help="Decides weights and data.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")

@@ -68,6 +68,7 @@ def _make_dash(server: FastAPI, store: RunStore) -> dash.Dash:
         index_string=_index_string(),
         **loose,
     )
+    app.backend.websocket_capability = False  # else every page keeps a socket open that nothing uses
     app.layout = make_shell(store.root)
 
     async def show(path: str | None) -> tuple[Any, Any, str]:

@@ -43,7 +43,8 @@ def serve(
     names = [*LOOPBACK_NAMES, host, *(name.lower() for name in allowed_hosts)] if is_loopback(host) else None
     app = create_app(RunStore(root), allowed_hosts=names)
     with _bind(host, port) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
+        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
+        server = uvicorn.Server(config)
         when_listening(_url(host, listener.getsockname()[1]))
         server.run(sockets=[listener])
 

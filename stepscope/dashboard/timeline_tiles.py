@@ -111,13 +111,15 @@ def _column_times(track: Track, first: int, last: int, edges: _Int64) -> _Int64:
     """Cut the slices at the columns' edges; each piece then lies in one column and under one heading."""
     num_columns = len(edges) - 1
     inner = track.edges_ns[first : last + 1]
-    cuts = np.unique(np.concatenate([inner, edges]))
-    cuts = cuts[(cuts >= max(inner[0], edges[0])) & (cuts <= min(inner[-1], edges[-1]))]
-    if len(cuts) < 2:
-        return np.zeros((num_columns, _NUM_HEADINGS), dtype=np.int64)
-    pieces, begins = np.diff(cuts), cuts[:-1]
-    columns = np.searchsorted(edges, begins, side="right") - 1
-    codes = track.codes[first:last][np.searchsorted(inner, begins, side="right") - 1]
+    places = np.searchsorted(inner, edges)
+    cuts = np.insert(inner, places, edges)  # both are sorted, so this is a merge; equal cuts make pieces of no length
+    is_edge = np.zeros(len(cuts), dtype=bool)
+    is_edge[places + np.arange(len(edges))] = True
+    columns = np.cumsum(is_edge)[:-1] - 1
+    slices = np.arange(len(cuts) - 1) - columns - 1
+    inside = (columns >= 0) & (columns < num_columns) & (slices >= 0) & (slices < last - first)
+    columns, pieces = columns[inside], np.diff(cuts)[inside]
+    codes = track.codes[first:last][slices[inside]]
     # float64 weights are exact here: a sum of ns stays under 2**53 for views shorter than 104 days
     totals = np.bincount(columns * _NUM_HEADINGS + codes, weights=pieces, minlength=num_columns * _NUM_HEADINGS)
     return totals.astype(np.int64).reshape(num_columns, _NUM_HEADINGS)

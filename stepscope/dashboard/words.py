@@ -129,12 +129,12 @@ def count(number: int | None) -> str:
 
 
 def ranks_words(ranks: list[int], *, world_size: int | None = None) -> str:
-    """[0, 1, 2, 5] -> 'ranks 0–2, 5'; all of several ranks -> 'all 8 ranks'."""
+    """[0, 1, 2, 5] -> 'ranks 0–2, 5'; all of several -> 'all 8 ranks', 'both ranks'."""
     if not ranks:
         return "no rank in particular"
     ordered = sorted(set(ranks))
     if world_size is not None and len(ordered) == world_size > 1:
-        return f"all {world_size} ranks"
+        return "both ranks" if world_size == 2 else f"all {world_size} ranks"
     runs: list[list[int]] = []
     for rank in ordered:
         if runs and rank == runs[-1][1] + 1:

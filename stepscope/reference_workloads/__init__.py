@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepscope.reference_workloads.launch import WorkloadResult, run_gpt
+    from stepscope.reference_workloads.plan import ParallelPlan
 
 _EXPORTS = {"ParallelPlan": "plan", "WorkloadResult": "launch", "run_gpt": "launch"}
 

@@ -38,7 +38,7 @@ class SyntheticText(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def make_loader(
-    preset: Preset, plan: ParallelPlan, *, dp_rank: int, num_steps: int, seed: int
+    preset: Preset, plan: ParallelPlan, *, dp_rank: int, num_steps: int, seed: int, pin_memory: bool = False
 ) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
     """A DataLoader of `num_steps` batches of this data-parallel rank; together the ranks see each sequence once."""
     dataset = SyntheticText(preset, num_sequences=preset.batch_size * num_steps, seed=seed)
@@ -50,5 +50,5 @@ def make_loader(
         batch_size=preset.batch_size // plan.dp,
         sampler=sampler,
         num_workers=preset.num_loader_workers,
-        pin_memory=torch.cuda.is_available(),
+        pin_memory=pin_memory,
     )

@@ -73,7 +73,10 @@ def _start(ranks: list[_Rank], job: TrainingJob, init_method: str) -> None:
     for number in range(job.plan.world_size):
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(
-            target=_be_rank, args=(job, number, init_method, theirs, os.getpid()), name=f"rank{number}", daemon=True
+            # Not a daemon: those may have no children, and a rank has its loader's workers.
+            target=_be_rank,
+            args=(job, number, init_method, theirs, os.getpid()),
+            name=f"rank{number}",
         )
         process.start()
         theirs.close()

@@ -58,7 +58,14 @@ def _train(job: TrainingJob, mesh: DeviceMesh, on_progress: Callable[[Progress],
     device = _own_device(job)
     executor = make_executor(plan, preset, mesh, device=device, seed=job.seed, simulate_milliseconds=job.simulate_ms)
     optimizer = make_optimizer(executor.modules, plan, preset, mesh)
-    loader = make_loader(preset, plan, dp_rank=mesh.get_local_rank("dp"), num_steps=job.num_steps, seed=job.seed)
+    loader = make_loader(
+        preset,
+        plan,
+        dp_rank=mesh.get_local_rank("dp"),
+        num_steps=job.num_steps,
+        seed=job.seed,
+        pin_memory=job.device_type == "cuda",
+    )
     reports = _reports_progress(mesh, plan)
     losses: list[torch.Tensor | None] = []
     with _profile(job, mesh) as prof:

@@ -64,8 +64,6 @@ class ExactEvent(Struct, gc=False):
     args: Arguments | None = None
 
 
-AnyEvent = Event | ExactEvent
-
 NO_ARGUMENTS = Arguments()
 
 _DECODE_FAST = msgspec.json.Decoder(list[Event]).decode

@@ -119,11 +119,13 @@ class Recovery:
         """Accept what mending makes of one event; two that run into each other would be mended into one."""
         if len(piece) > _MOST_BYTES_MENDED or len(_EVENT_MARK.findall(piece)) > 1:
             return False
-        num_before = len(self.events)
-        if not any(self._accept(text) for text in mended(piece)):
-            return False
-        self.repaired += sum(1 for event in self.events[num_before:] if event.ph and is_usable(event))
-        return True
+        for text in mended(piece):
+            events = decode_exact(b"[" + text + b"]") or (decode_leniently(b"[" + text + b"]") or [()])[0]
+            if events and all(map(_is_plausible, events)):
+                self.events += events
+                self.repaired += sum(map(is_usable, events))
+                return True
+        return False
 
     def _salvage(self, piece: bytes) -> None:
         """Keep whole events that stand amid unreadable text; count those of which only parts are left."""
@@ -138,6 +140,11 @@ class Recovery:
             num_lost += len(_EVENT_MARK.findall(part))
             has_remains = has_remains or bool(part.strip(b" \t\r\n,"))
         self.dropped += max(num_lost, int(has_remains))
+
+
+def _is_plausible(event: ExactEvent) -> bool:
+    """Whether mending made an event of it, not one field that swallowed its neighbours."""
+    return len(event.ph) == 1 and '"' not in (event.cat or "")
 
 
 def _seems_cut(piece: bytes) -> bool:

@@ -7,6 +7,7 @@ lets an error of the export travel into the training loop.
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,10 @@ class Capture:
         self._profiler = _KinetoProfile(
             activities=_activities(), experimental_config=_experimental_config(), **self._options
         )
-        self._profiler.prepare_trace()
+        with warnings.catch_warnings():
+            # torch 2.11 warns that a profiler's next cycle clears its events; ours has one cycle.
+            warnings.filterwarnings("ignore", message=".*clears events at the end of each cycle")
+            self._profiler.prepare_trace()
 
     def start(self) -> None:
         """Begin to record.

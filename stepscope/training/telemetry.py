@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import Any
+
+from stepscope.training.device_clock import DeviceClock
 
 _FLUSH_AFTER_NS = 1_000_000_000  # a killed job loses at most its last second of lines
 _MAX_REMEMBERED_STEPS = 10_000
@@ -97,31 +98,38 @@ class StepWriter:
 
 
 class StepTimes:
-    """Remembers how long steps took, to tell the step time without the profiler."""
+    """Remembers how long steps took, to tell the step time without the profiler.
 
-    def __init__(self) -> None:
-        self._before: list[int] = []
-        self._after: list[int] = []
+    Times are the GPU's where there is one, else the host's.
+    """
+
+    def __init__(self, clock: DeviceClock | None = None) -> None:
+        self._clock = DeviceClock() if clock is None else clock
+        self._before: dict[int, int] = {}
+        self._after: dict[int, int] = {}
         self._seen_capture = False
         self._previous_state = "wait"
 
     def add(self, record: StepRecord) -> None:
         """Count a finished step."""
-        settled = record.index > 0 and record.state == "wait" and self._previous_state == "wait"
+        is_settled = record.index > 0 and record.state == "wait" and self._previous_state == "wait"
         self._previous_state = record.state
         self._seen_capture |= record.state == "active"
         kept = self._after if self._seen_capture else self._before
-        if settled and len(kept) < _MAX_REMEMBERED_STEPS:
-            kept.append(record.duration_ns)
+        if self._seen_capture and self._before:
+            return
+        self._clock.mark(record.index)
+        if is_settled and len(kept) < _MAX_REMEMBERED_STEPS:
+            kept[record.index] = record.duration_ns
 
     def unprofiled_step_ms(self) -> float | None:
         """Median of the steps before the first capture without the very first one, in ms.
 
         When there are none: of the steps after it, without the one that still waits for other ranks' export.
         """
-        return _median_ms(self._before) or _median_ms(self._after)
-
-
-def _median_ms(durations_ns: Iterable[int]) -> float | None:
-    durations = list(durations_ns)
-    return statistics.median(durations) / 1e6 if durations else None
+        on_device = self._clock.durations_ns()
+        for kept in (self._before, self._after):
+            durations = [on_device[step] for step in kept if step in on_device] or list(kept.values())
+            if durations:
+                return statistics.median(durations) / 1e6
+        return None

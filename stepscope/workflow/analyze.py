@@ -60,14 +60,23 @@ def analyze(
 def _view_all(
     paths: list[str], notices: list[Notice], *, whole_file: bool, on_progress: Progress | None
 ) -> list[RankView]:
-    """The per-rank half over all files, one at a time; a file that cannot be used becomes a notice."""
+    """The per-rank half over all files, one at a time; a file that cannot be used becomes a notice.
+
+    Files that do not tell their rank come last (and are read again), so that they take only ranks nobody claims.
+    """
     views: dict[int, RankView] = {}
     errors: list[DataError] = []
-    for done, path in enumerate(paths):
+    nameless: list[str] = []
+    queue = list(paths)
+    for done, path in enumerate(queue):
         if on_progress is not None:
-            on_progress(done, len(paths), path)
+            on_progress(done - len(nameless), len(paths), path)
         try:
             trace = open_trace(path)
+            if trace.header.rank is None and len(paths) > 1 and done < len(paths):
+                nameless.append(path)
+                queue.append(path)
+                continue
             rank = _rank(trace, views, notices)
             if rank in views:
                 raise _TwoClaimError(rank, views[rank].header.path, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,32 +35,29 @@ class TraceFiles:
 
 
 def find_trace_files(paths: Iterable[str]) -> TraceFiles:
-    """Expand the paths of a command line.
+    """Expand the paths of a command line. One that leads nowhere becomes a notice while others hold traces.
 
     Raises:
-        DataError: a path does not exist or holds no trace.
+        DataError: no path holds a trace.
         UnreachableError: a URL's store does not answer.
     """
-    found: list[str] = []
+    found: dict[str, str] = {}
     notices: list[Notice] = []
-    run_directory = None
     given = list(paths)
+    errors: list[DataError] = []
     for text in given:
-        if "://" in text:
-            found += _in_store(text)
-            continue
-        path = Path(text)
-        if path.is_file():
-            found.append(str(path))
-        elif path.is_dir():
-            if (path / RUN_FILE).is_file() or (path / TRACES_FOLDER).is_dir():
-                run_directory = path if len(given) == 1 else None
-                found += _in_run(path, notices)
+        try:
+            if "://" in text:
+                found |= {url: url for url in _in_store(text)}
             else:
-                found += _in_folder(path)
-        else:
-            raise DataError("does not exist", where=text, what_next="check the path")
-    return TraceFiles(sorted(set(found)), run_directory, notices)
+                found |= {os.path.realpath(path): path for path in _on_disk(text, notices)}
+        except DataError as error:
+            errors.append(error)
+    if errors and not found:
+        raise errors[0]
+    notices += [Notice("unusable_file", str(error)) for error in errors]
+    run_directory = Path(given[0]) if len(given) == 1 and "://" not in given[0] and _is_run(Path(given[0])) else None
+    return TraceFiles(sorted(found.values()), run_directory, notices)
 
 
 def open_trace(path: str) -> TraceColumns:
@@ -80,6 +78,24 @@ def open_trace(path: str) -> TraceColumns:
         raise DataError("does not exist", where=path, what_next="check the URL") from error
     except (OSError, ImportError, ValueError) as error:
         raise _unreachable(path, error) from error
+
+
+def _on_disk(text: str, notices: list[Notice]) -> list[str]:
+    """The files that a local path means."""
+    path = Path(text)
+    try:
+        if path.is_file():
+            return [text]
+        if not text or not path.is_dir():
+            raise DataError("does not exist", where=text or "an empty path", what_next="check the path")
+        return _in_run(path, notices) if _is_run(path) else _in_folder(path)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise DataError(f"cannot be read ({why})", where=text, what_next="check the path") from error
+
+
+def _is_run(path: Path) -> bool:
+    return (path / RUN_FILE).is_file() or (path / TRACES_FOLDER).is_dir()
 
 
 def _in_run(run: Path, notices: list[Notice]) -> list[str]:
@@ -108,7 +124,8 @@ def _in_folder(folder: Path) -> list[str]:
     files = _traces_in(folder)
     if files:
         return files
-    inner = sorted(inner.name for inner in folder.iterdir() if inner.is_dir() and _traces_in(inner))
+    folders = (inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith("."))
+    inner = sorted(inner.name for inner in folders if _traces_in(inner))
     if inner:
         shown = ", ".join(inner[:4]) + (", ..." if len(inner) > 4 else "")
         raise DataError(

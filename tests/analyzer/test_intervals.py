@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyzer import intervals
@@ -36,6 +36,7 @@ def assert_canonical(cover: Intervals) -> None:
     assert np.all(cover.start[1:] > cover.end[:-1]) or np.all(cover.start[1:] >= cover.end[:-1])
 
 
+@settings(max_examples=80, deadline=None)
 @given(spans)
 def test_union_covers_what_any_span_covers_and_is_disjoint(a: list[Span]) -> None:
     cover = union_of(a)
@@ -44,6 +45,7 @@ def test_union_covers_what_any_span_covers_and_is_disjoint(a: list[Span]) -> Non
     assert np.all(cover.start[1:] > cover.end[:-1])
 
 
+@settings(max_examples=80, deadline=None)
 @given(spans, spans)
 def test_merge_intersect_and_subtract_are_the_set_operations(a: list[Span], b: list[Span]) -> None:
     left, right = union_of(a), union_of(b)
@@ -57,11 +59,13 @@ def test_merge_intersect_and_subtract_are_the_set_operations(a: list[Span], b: l
         assert cover.total == len(expected)
 
 
+@settings(max_examples=80, deadline=None)
 @given(spans, st.integers(0, AXIS), st.integers(0, AXIS))
 def test_clip_keeps_what_lies_inside(a: list[Span], start: int, end: int) -> None:
     assert instants_of(intervals.clip(union_of(a), start, end)) == instants(a) & set(range(start, end))
 
 
+@settings(max_examples=80, deadline=None)
 @given(spans, spans)
 def test_pieces_are_each_spans_part_under_the_cover(a: list[Span], b: list[Span]) -> None:
     start, end = columns(a)
@@ -73,18 +77,21 @@ def test_pieces_are_each_spans_part_under_the_cover(a: list[Span], b: list[Span]
         assert sum(e - s for s, e in mine) == len(instants(mine))
 
 
+@settings(max_examples=80, deadline=None)
 @given(spans, spans)
 def test_covered_time_counts_each_spans_instants_under_the_cover(a: list[Span], b: list[Span]) -> None:
     expected = [len(instants([one]) & instants(b)) for one in a]
     assert intervals.covered_time(*columns(a), union_of(b)).tolist() == expected
 
 
+@settings(max_examples=80, deadline=None)
 @given(spans, st.lists(st.integers(-1, AXIS + 1), max_size=6))
 def test_contains_is_half_open(a: list[Span], times: list[int]) -> None:
     expected = [time in instants(a) for time in times]
     assert intervals.contains(union_of(a), np.array(times, np.int64)).tolist() == expected
 
 
+@settings(max_examples=80, deadline=None)
 @given(spans)
 def test_owned_gives_every_covered_instant_to_the_earliest_started_span(a: list[Span]) -> None:
     start, end = intervals.owned(*columns(a), tie=np.arange(len(a)))

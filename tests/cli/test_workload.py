@@ -26,7 +26,7 @@ def _exit_code(*arguments: str) -> object:
 
 def test_json_document_and_nothing_else_on_stdout(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    options = ("--pp", "2", "--steps", "3", "--device", "cpu", "--out", str(tmp_path), "--run", "r", "--json")
+    options = ("--pp", "2", "--steps", "3", "--device", "cpu", "--out", str(tmp_path), "--run-name", "r", "--json")
     assert _exit_code("run", "gpt", *options) == 0
     output, progress = capfd.readouterr()
     document = json.loads(output)
@@ -41,7 +41,7 @@ def test_json_document_and_nothing_else_on_stdout(tmp_path: Path, capfd: pytest.
 
 def test_plain_output_is_the_directory_and_the_losses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    assert _exit_code("run", "gpt", "--steps", "2", "--device", "cpu", "--out", str(tmp_path), "--run", "r") == 0
+    assert _exit_code("run", "gpt", "--steps", "2", "--device", "cpu", "--out", str(tmp_path), "--run-name", "r") == 0
     directory, loss = capfd.readouterr().out.splitlines()
     assert directory == str(tmp_path / "r")
     assert loss.startswith("loss 3.")

@@ -308,11 +308,11 @@ def _what_if(step_ms: float) -> list[WhatIf]:
 
 def _collectives() -> list[Collective]:
     return [
-        Collective("tp:0-1", "tp", "all_reduce", 33_554_432, 480, 142.0, 142.0, 210.0, 0.236, 0.021, 0.0, 0.011, 1),
-        Collective("dp:0-2", "dp", "reduce_scatter", 268_435_456, 20, 96.4, 48.2, 180.0, 2.78, 1.31, 0.62, 0.94, 5),
-        Collective("dp:0-2", "dp", "all_gather", 268_435_456, 20, 103.0, 51.5, 180.0, 2.61, 0.08, 0.71, 0.05, None),
-        Collective("pp:0-4", "pp", "send_recv", 16_777_216, 40, 61.9, 61.9, None, 0.271, 20.1, 0.0, 20.0, 4),
-        Collective("world", None, "all_reduce", 4, 5, None, None, None, 0.012, 0.34, 0.0, 0.33, 5),
+        Collective("0,1", "tp", "all_reduce", 33_554_432, 480, 142.0, 142.0, 210.0, 113.4, 10.2, 0.0, 0.011, 1),
+        Collective("0,2", "dp", "reduce_scatter", 268_435_456, 20, 96.4, 48.2, 180.0, 55.7, 26.3, 0.62, 0.94, 5),
+        Collective("0,2", "dp", "all_gather", 268_435_456, 20, 103.0, 51.5, 180.0, 52.1, 1.61, 0.71, 0.05, None),
+        Collective("0,4", "pp", "p2p", 16_777_216, 40, 61.9, 61.9, None, 10.8, 804.0, 0.0, 20.0, 4),
+        Collective("0,1,2,3,4,5,6,7", None, "all_reduce", 4, 5, None, None, None, 0.06, 1.7, 0.0, 0.33, 5),
     ]
 
 

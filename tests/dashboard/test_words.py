@@ -54,6 +54,7 @@ def test_sizes_are_binary(num_bytes: int | None, text: str) -> None:
 @pytest.mark.parametrize(
     ("ranks", "world_size", "text"),
     [([0, 1, 2, 5], 8, "ranks 0–2, 5"), ([3], 8, "rank 3"), (list(range(8)), 8, "all 8 ranks"), ([0], 1, "rank 0"),
+     ([0, 1], 2, "both ranks"),
      ([], 8, "no rank in particular"), ([4, 4, 3], None, "ranks 3–4")],
 )  # fmt: skip
 def test_ranks_are_folded_into_ranges(ranks: list[int], world_size: int | None, text: str) -> None:

@@ -27,9 +27,11 @@ class Arrival:
 
 
 def needed_arrivals(
-    calls_of_rank: Mapping[int, list[Call]], matches: Matches, unrelated: frozenset[int]
+    calls_of_rank: Mapping[int, list[Call]], matches: Matches, island: Mapping[int, int]
 ) -> dict[CallId, Arrival]:
     """The last needed arrival of every call for which it is known; calls on the job's clock.
+
+    Between ranks of different islands (their clocks cannot be compared) none is.
 
     All members are needed for the kinds that synchronise. A receive needs the start of its send; a send needs its
     receive. Rooted kinds need their root, which traces do not name reliably: they stay unknown.
@@ -37,13 +39,15 @@ def needed_arrivals(
     arrivals: dict[CallId, Arrival] = {}
     for number, match in enumerate(matches.collectives):
         calls = {rank: calls_of_rank[rank][call.place] for rank, call in match.items()}
-        if unrelated & calls.keys() or any(call.kind not in SYNCHRONIZING_KINDS for call in calls.values()):
+        if len({island[rank] for rank in calls}) > 1 or any(
+            call.kind not in SYNCHRONIZING_KINDS for call in calls.values()
+        ):
             continue
         last = max(calls, key=lambda rank: (calls[rank].start_ns, rank))
         for call in match.values():
             arrivals[call] = Arrival(last, match[last], calls[last].start_ns, number)
     for call, needed in matches.peers.items():
-        if unrelated & {call.rank, *(other.rank for other in needed)}:
+        if any(island[other.rank] != island[call.rank] for other in needed):
             continue
         last_call = max(needed, key=lambda other: calls_of_rank[other.rank][other.place].start_ns)
         at = calls_of_rank[last_call.rank][last_call.place].start_ns

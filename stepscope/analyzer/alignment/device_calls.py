@@ -96,6 +96,7 @@ class Call:
         num_bytes: the larger of input and output on this rank, or None.
         peers: the directions of a point-to-point call; empty for the others.
         described: whether the trace itself says what the call is.
+        sequence: the group's own count of its calls (torch >= 2.12), or None.
     """
 
     rank: int
@@ -107,6 +108,7 @@ class Call:
     num_bytes: int | None
     peers: tuple[PeerCall, ...]
     described: bool
+    sequence: int | None = None
 
 
 def device_calls(trace: TraceColumns, rank: int, activities: Activities, steps: HostSteps) -> list[Call]:
@@ -174,6 +176,7 @@ class _CallReader:
             num_bytes=max((b for e in entries if (b := self._num_bytes(e)) is not None), default=None),
             peers=peers,
             described=bool(entries),
+            sequence=self._sequence(entries),
         )
 
     def _groups_by_stream(self) -> dict[int, tuple[int, ...]]:
@@ -206,6 +209,10 @@ class _CallReader:
             return None
         size = _BYTES_OF_DTYPE.get(calls.dtypes[dtype].lower())
         return None if size is None else elements * size
+
+    def _sequence(self, entries: list[int]) -> int | None:
+        numbers = {int(self._trace.communication.sequence[entry]) for entry in entries}
+        return numbers.pop() if len(numbers) == 1 and NONE not in numbers else None
 
     def _peers(
         self, entries: list[int], kinds: list[str], group: tuple[int, ...] | None, step: int

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.alignment.device_calls import BEFORE_STEPS, Call, PeerCall
+from stepscope.analyzer.alignment.dimensions import dimension_of
 from stepscope.analyzer.alignment.matching import Matches
 from stepscope.analyzer.ledger.steps import HostSteps
-from stepscope.trace.columns import NONE, Category, ProcessGroup, TraceColumns
+from stepscope.trace.columns import NONE, Category, TraceColumns
 
 _KIND_OF_OPERATOR = {
     "c10d::allreduce_": "all_reduce",
@@ -135,19 +136,12 @@ def _group(trace: TraceColumns, rank: int, dimension: str | None) -> tuple[int, 
     groups = [g for g in trace.header.groups if g.ranks and len(g.ranks) > 1 and rank in g.ranks]
     if dimension is not None:
         for group in groups:
-            if _dimension_of(group) == dimension:
+            if dimension_of(group) == dimension:
                 return group.ranks
     members = {group.ranks for group in groups}
     if len(members) == 1 or dimension is None:
         return max((group.ranks for group in groups if group.ranks), key=len, default=None)
     return None
-
-
-def _dimension_of(group: ProcessGroup) -> str | None:
-    match = re.search(r"(?:^|_)(tp|pp|dp|cp|ep|fsdp|dp_shard|dp_replicate)$", group.description)
-    if match is None:
-        return None
-    return "dp" if "dp" in match.group(1) else match.group(1)
 
 
 def _peer(

@@ -1,7 +1,8 @@
 """Which call on one rank is the same collective as which call on another?
 
-Key: the i-th collective of a group within a step, kinds and sizes agreeing; never counted from the file's start
-(profilers start apart) and never by record ids. Point-to-point: the i-th call from source to destination in the step.
+Key: the group's own sequence number where the trace has it, else the i-th collective of a group within a step, kinds
+and sizes agreeing; never counted from the file's start (profilers start apart) and never by record ids.
+Point-to-point: the i-th call from source to destination in the step.
 """
 
 from __future__ import annotations
@@ -12,6 +13,15 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from stepscope.analyzer.alignment.device_calls import BEFORE_STEPS, P2P_KINDS, Call
+
+_Word = tuple[str, int | None]
+"""What must agree on all members: kind and size."""
+
+_UNEVEN_KINDS = frozenset({"all_to_all", "gather", "scatter"})
+"""Each member may send and receive another size: experts, a root."""
+
+_MOST_COMPARISONS = 2_000 * 2_000
+"""Stretches that disagree for longer stay unmatched: comparing them takes time with the square of their length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +55,14 @@ def match_calls(calls_of_rank: Mapping[int, list[Call]]) -> Matches:
     unmatched: list[CallId] = []
     incomplete: list[CallId] = []
     series: dict[tuple[tuple[int, ...], int], dict[int, list[CallId]]] = defaultdict(lambda: defaultdict(list))
+    is_complete: dict[tuple[int, ...] | None, bool] = {None: False}
     for rank, calls in calls_of_rank.items():
         for place, call in enumerate(calls):
             if call.kind in P2P_KINDS:
                 continue
-            if call.group is None or len(call.group) < 2 or not set(call.group) <= calls_of_rank.keys():
+            if call.group not in is_complete and call.group is not None:
+                is_complete[call.group] = len(call.group) > 1 and set(call.group) <= calls_of_rank.keys()
+            if call.group is None or not is_complete[call.group]:
                 incomplete.append(CallId(rank, place))
                 continue
             series[call.group, call.step][rank].append(CallId(rank, place))
@@ -68,33 +81,70 @@ def _align(
     *,
     from_end: bool,
 ) -> tuple[list[dict[int, CallId]], list[CallId]]:
-    """Line the members' calls of one step up: by ordinal where all agree, else by the longest common sequences."""
+    """Line the members' calls of one step up: by sequence number, else by ordinal where all agree, else by the longest
+    common sequences."""
     if by_rank.keys() != set(group):
         return [], [call for calls in by_rank.values() for call in calls]
-    words = {rank: [_word(calls_of_rank[rank][c.place]) for c in calls] for rank, calls in by_rank.items()}
-    if from_end:
-        shortest = min(map(len, words.values()))
-        words = {rank: w[len(w) - shortest :] for rank, w in words.items()}
-        by_rank = {rank: calls[len(calls) - shortest :] for rank, calls in by_rank.items()}
-    reference = max(group, key=lambda rank: len(words[rank]))
-    place_of: dict[int, dict[int, int]] = {}
-    for rank in group:
-        if _agree(words[rank], words[reference]):
-            place_of[rank] = {i: i for i in range(len(words[reference]))}
-            continue
-        blocks = SequenceMatcher(None, words[reference], words[rank], autojunk=False).get_matching_blocks()
-        place_of[rank] = {b.a + i: b.b + i for b in blocks for i in range(b.size)}
-    whole = [i for i in range(len(words[reference])) if all(i in place_of[rank] for rank in group)]
-    found = [{rank: by_rank[rank][place_of[rank][i]] for rank in group} for i in whole]
+    found = _by_sequence_number(by_rank, calls_of_rank)
+    if found is None:
+        if from_end:
+            shortest = min(map(len, by_rank.values()))
+            by_rank = {rank: calls[len(calls) - shortest :] for rank, calls in by_rank.items()}
+        found = _by_order(by_rank, calls_of_rank)
     used = {call for match in found for call in match.values()}
     return found, [call for calls in by_rank.values() for call in calls if call not in used]
 
 
-def _word(call: Call) -> tuple[str, int | None]:
-    return call.kind, call.num_bytes
+def _by_sequence_number(
+    by_rank: Mapping[int, list[CallId]], calls_of_rank: Mapping[int, list[Call]]
+) -> list[dict[int, CallId]] | None:
+    """The calls that carry the same number; None where some carry none, or two of a rank the same (the members have
+    several communicators)."""
+    numbered: dict[int, dict[int | None, CallId]] = {}
+    for rank, calls in by_rank.items():
+        numbered[rank] = {calls_of_rank[rank][call.place].sequence: call for call in calls}
+        if None in numbered[rank] or len(numbered[rank]) < len(calls):
+            return None
+    first = next(iter(numbered.values()))
+    matches = [
+        {rank: calls[number] for rank, calls in numbered.items()}
+        for number in first
+        if all(number in calls for calls in numbered.values())
+    ]
+    return [m for m in matches if len({calls_of_rank[rank][call.place].kind for rank, call in m.items()}) == 1]
 
 
-def _agree(a: list[tuple[str, int | None]], b: list[tuple[str, int | None]]) -> bool:
+def _by_order(by_rank: Mapping[int, list[CallId]], calls_of_rank: Mapping[int, list[Call]]) -> list[dict[int, CallId]]:
+    words = {rank: [_word(calls_of_rank[rank][c.place]) for c in calls] for rank, calls in by_rank.items()}
+    reference = max(words, key=lambda rank: len(words[rank]))
+    place_of = {rank: _places(words[reference], own) for rank, own in words.items()}
+    whole = [i for i in range(len(words[reference])) if all(i in places for places in place_of.values())]
+    return [{rank: by_rank[rank][places[i]] for rank, places in place_of.items()} for i in whole]
+
+
+def _word(call: Call) -> _Word:
+    return call.kind, (0 if call.kind in _UNEVEN_KINDS else call.num_bytes)
+
+
+def _places(reference: list[_Word], own: list[_Word]) -> dict[int, int]:
+    """For each place of the reference that has a counterpart, that counterpart's place."""
+    if _agree(reference, own):
+        return {i: i for i in range(len(reference))}
+    if any(size is None for words in (reference, own) for _, size in words):
+        reference, own = [(kind, 0) for kind, _ in reference], [(kind, 0) for kind, _ in own]
+    shorter = min(len(reference), len(own))
+    head = next((i for i in range(shorter) if reference[i] != own[i]), shorter)
+    tail = next((i for i in range(shorter - head) if reference[-1 - i] != own[-1 - i]), shorter - head)
+    places = {i: i for i in range(head)}
+    places |= {len(reference) - 1 - i: len(own) - 1 - i for i in range(tail)}
+    middle, own_middle = reference[head : len(reference) - tail], own[head : len(own) - tail]
+    if len(middle) * len(own_middle) <= _MOST_COMPARISONS:
+        for block in SequenceMatcher(None, middle, own_middle, autojunk=False).get_matching_blocks():
+            places |= {head + block.a + i: head + block.b + i for i in range(block.size)}
+    return places
+
+
+def _agree(a: list[_Word], b: list[_Word]) -> bool:
     """Same kinds and sizes in the same order; a size that one side does not know agrees with any."""
     return len(a) == len(b) and all(
         x[0] == y[0] and (x[1] == y[1] or None in (x[1], y[1])) for x, y in zip(a, b, strict=True)
@@ -107,16 +157,19 @@ def _match_peers(
     """Each send with its receive: same step, same source, same destination, same ordinal."""
     ends: dict[tuple[int, int, int, int, bool], CallId] = {}
     directed = list(_point_to_point(calls_of_rank))
+    before = _counts_before_steps(directed)
     for identity, call in directed:
         for peer in call.peers:
             is_send = peer.source == call.rank
-            ends[call.step, peer.source, peer.destination, peer.ordinal, is_send] = identity
+            ordinal = peer.ordinal - before.get((call.step, peer.source, peer.destination, is_send), 0)
+            ends[call.step, peer.source, peer.destination, ordinal, is_send] = identity
     peers: dict[CallId, list[CallId]] = {}
     for identity, call in directed:
         others = []
         for peer in call.peers:
             is_send = peer.source == call.rank
-            others.append(ends.get((call.step, peer.source, peer.destination, peer.ordinal, not is_send)))
+            ordinal = peer.ordinal - before.get((call.step, peer.source, peer.destination, is_send), 0)
+            others.append(ends.get((call.step, peer.source, peer.destination, ordinal, not is_send)))
         partners = {peer.destination if peer.source == call.rank else peer.source for peer in call.peers}
         if not call.peers or not partners <= calls_of_rank.keys():
             incomplete.append(identity)
@@ -125,6 +178,16 @@ def _match_peers(
         else:
             peers[identity] = [other for other in others if other is not None]
     return peers
+
+
+def _counts_before_steps(directed: Iterable[tuple[CallId, Call]]) -> dict[tuple[int, int, int, bool], int]:
+    """How many calls each direction has before the first step: those are counted from their end."""
+    counts: dict[tuple[int, int, int, bool], int] = defaultdict(int)
+    for _, call in directed:
+        if call.step == BEFORE_STEPS:
+            for peer in call.peers:
+                counts[call.step, peer.source, peer.destination, peer.source == call.rank] += 1
+    return counts
 
 
 def _point_to_point(calls_of_rank: Mapping[int, list[Call]]) -> Iterable[tuple[CallId, Call]]:

@@ -27,9 +27,15 @@ class ComputeComparison:
     def __init__(self, compute_ns: Mapping[int, npt.NDArray[np.float64]], role: Mapping[int, int]) -> None:
         self._compute_ns = compute_ns
         self._role = role
+        self._causes: dict[tuple[int, int], Cause] = {}
 
     def cause(self, late: int, waiting: int) -> Cause:
         """What it is that `late` computes more than `waiting`."""
+        if (late, waiting) not in self._causes:
+            self._causes[late, waiting] = self._compare(late, waiting)
+        return self._causes[late, waiting]
+
+    def _compare(self, late: int, waiting: int) -> Cause:
         if self._role[late] != self._role[waiting]:
             return Cause.IMBALANCE if self._mean(late) >= COUNTS_FROM * self._mean(waiting) else Cause.UNEXPLAINED
         peers = [rank for rank in self._compute_ns if self._role[rank] == self._role[late] and rank != late]

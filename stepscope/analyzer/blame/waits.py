@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.alignment.arrivals import Arrival
+from stepscope.analyzer.alignment.device_calls import SYNCHRONIZING_KINDS
 from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.alignment.split import WaitPieces
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_BLAME
-from stepscope.analyzer.rank_view import COMPUTE, RankView, comparison_table
+from stepscope.analyzer.rank_view import COMPUTE, NUM_CHARGES, RankView, comparison_table
 from stepscope.core.causes import Cause
 
 Shares = dict[tuple[Cause, int], float]
@@ -46,72 +47,106 @@ def blame_waits(
     compute_cause: ComputeCause,
 ) -> list[BlamedWait]:
     """Charge every piece of waiting, earliest first, so that followed waits are already charged."""
-    pieces = [
-        (int(end), rank, int(start), int(place))
+    meetings = _Meetings(views, matches)
+    cases = [
+        _case(views, meetings, CallId(rank, place), (start, end), arrivals[CallId(rank, place)])
         for rank, wait in waits.items()
-        for start, end, place in zip(wait.start_ns, wait.end_ns, wait.call, strict=True)
+        for start, end, place in zip(wait.start_ns.tolist(), wait.end_ns.tolist(), wait.call.tolist(), strict=True)
     ]
-    court = _Court(views, matches, compute_cause)
-    for end, rank, start, place in sorted(pieces):
-        call = CallId(rank, place)
-        court.judge(rank, start, end, call, arrivals[call])
+    cases.sort(key=lambda case: (case.end_ns, case.rank, case.start_ns))
+    court = _Court(compute_cause)
+    for case, excess in zip(cases, _excess(views, cases), strict=True):
+        court.judge(case, excess)
     return court.blamed
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A piece of waiting, who came late, and what is compared: each rank's time from their last meeting to its arrival.
+
+    `before_ns` is how much of the lateness lies before the late rank's window.
+    """
+
+    rank: int
+    start_ns: int
+    end_ns: int
+    late: int
+    since_own_ns: int
+    arrived_own_ns: int
+    since_late_ns: int
+    arrived_late_ns: int
+    before_ns: int
+
+
+def _case(
+    views: Mapping[int, RankView], meetings: _Meetings, call: CallId, piece: tuple[int, int], arrival: Arrival
+) -> _Case:
+    met, since_own, since_late = meetings.last_before(call, arrival.call)
+    unseen_own = max(views[call.rank].window.start_ns - since_own, 0)
+    unseen_late = max(views[arrival.rank].window.start_ns - since_late, 0)
+    return _Case(
+        rank=call.rank,
+        start_ns=piece[0],
+        end_ns=piece[1],
+        late=arrival.rank,
+        since_own_ns=since_own,
+        arrived_own_ns=views[call.rank].calls[call.place].start_ns,
+        since_late_ns=since_late,
+        arrived_late_ns=arrival.at_ns,
+        before_ns=max(unseen_late - unseen_own, 0) + (0 if met else max(since_late - since_own, 0)),
+    )
+
+
+def _excess(views: Mapping[int, RankView], cases: list[_Case]) -> npt.NDArray[np.float64]:
+    """By case and charge: how much longer the late rank spent than the waiting one; shape (cases, charges)."""
+    late = _spent(views, [(case.late, case.since_late_ns, case.arrived_late_ns) for case in cases])
+    return late - _spent(views, [(case.rank, case.since_own_ns, case.arrived_own_ns) for case in cases])
+
+
+def _spent(views: Mapping[int, RankView], spans: list[tuple[int, int, int]]) -> npt.NDArray[np.float64]:
+    """Time by charge of each (rank, start, end)."""
+    rank, start, end = np.array(spans, np.int64).reshape(-1, 3).T
+    spent = np.zeros((len(spans), NUM_CHARGES))
+    for number in np.unique(rank).tolist():
+        mine = rank == number
+        spent[mine] = comparison_table(views[number]).between(start[mine], np.maximum(start, end)[mine])
+    return spent
 
 
 class _Court:
     """Charges waits in time order and remembers its earlier verdicts, which later waits follow."""
 
-    def __init__(self, views: Mapping[int, RankView], matches: Matches, compute_cause: ComputeCause) -> None:
+    def __init__(self, compute_cause: ComputeCause) -> None:
         self.blamed: list[BlamedWait] = []
-        self._views = views
         self._compute_cause = compute_cause
-        self._tables = {rank: comparison_table(view) for rank, view in views.items()}
         self._history: dict[int, list[BlamedWait]] = defaultdict(list)
-        self._meetings = _Meetings(views, matches)
 
-    def judge(self, rank: int, start: int, end: int, call: CallId, arrival: Arrival) -> None:
-        late = arrival.rank
-        own_start = self._views[rank].calls[call.place].start_ns
-        met, since_own, since_late = self._meetings.last_before(call, arrival.call)
-        excess = self._spent(late, since_late, arrival.at_ns) - self._spent(rank, since_own, own_start)
-        before = float(max(self._unseen(late, since_late) - self._unseen(rank, since_own), 0))
-        if not met:
-            before += max(since_late - since_own, 0)
-        weights = self._weigh(np.maximum(excess, 0.0), before, late, rank, since_late, arrival.at_ns)
+    def judge(self, case: _Case, excess: npt.NDArray[np.float64]) -> None:
+        weights = self._weigh(np.maximum(excess, 0.0), case)
         total = sum(weights.values())
-        length = end - start
+        length = case.end_ns - case.start_ns
         shares = (
             {key: length * weight / total for key, weight in weights.items()}
             if total > 0
-            else {(Cause.UNEXPLAINED, late): float(length)}
+            else {(Cause.UNEXPLAINED, case.late): float(length)}
         )
-        blamed = BlamedWait(rank, start, end, shares)
+        blamed = BlamedWait(case.rank, case.start_ns, case.end_ns, shares)
         self.blamed.append(blamed)
-        self._history[rank].append(blamed)
+        self._history[case.rank].append(blamed)
 
-    def _spent(self, rank: int, start: int, end: int) -> npt.NDArray[np.float64]:
-        spent: npt.NDArray[np.float64] = self._tables[rank].between(start, max(start, end))[0]
-        return spent
-
-    def _unseen(self, rank: int, since: int) -> int:
-        """How much of the time since the last meeting lies before the rank's window."""
-        return max(self._views[rank].window.start_ns - since, 0)
-
-    def _weigh(
-        self, excess: npt.NDArray[np.float64], before: float, late: int, rank: int, since: int, until: int
-    ) -> Shares:
+    def _weigh(self, excess: npt.NDArray[np.float64], case: _Case) -> Shares:
         weights: Shares = defaultdict(float)
-        if before:
-            weights[Cause.BEFORE_WINDOW, late] += before
-        for code in np.flatnonzero(excess):
+        if case.before_ns:
+            weights[Cause.BEFORE_WINDOW, case.late] += case.before_ns
+        for code in np.flatnonzero(excess).tolist():
             weight = float(excess[code])
             if code == COMPUTE:
-                weights[self._compute_cause(late, rank), late] += weight
+                weights[self._compute_cause(case.late, case.rank), case.late] += weight
             elif code == TO_BLAME:
-                for key, share in self._followed(late, since, until).items():
+                for key, share in self._followed(case.late, case.since_late_ns, case.arrived_late_ns).items():
                     weights[key] += weight * share
             else:
-                weights[CAUSE_ORDER[code], late] += weight
+                weights[CAUSE_ORDER[code], case.late] += weight
         return weights
 
     def _followed(self, rank: int, since: int, until: int) -> Shares:
@@ -132,28 +167,33 @@ class _Meetings:
 
     def __init__(self, views: Mapping[int, RankView], matches: Matches) -> None:
         self._views = views
-        self._partners: dict[CallId, dict[int, CallId]] = {}
+        self._partners_of: dict[int, list[tuple[CallId, Mapping[int, CallId]]]] = defaultdict(list)
         for match in matches.collectives:
-            for call in match.values():
-                self._partners[call] = match
+            kinds = {views[rank].calls[call.place].kind for rank, call in match.items()}
+            if kinds <= SYNCHRONIZING_KINDS:
+                for call in match.values():
+                    self._partners_of[call.rank].append((call, match))
         for call, others in matches.peers.items():
-            self._partners[call] = {call.rank: call, **{other.rank: other for other in others}}
-        self._met: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-        for call, partners in self._partners.items():
-            end = views[call.rank].calls[call.place].end_ns
-            for other_rank, other in partners.items():
-                if other_rank != call.rank:
-                    other_end = views[other_rank].calls[other.place].end_ns
-                    self._met[call.rank, other_rank].append((end, other_end))
-        for meetings in self._met.values():
-            meetings.sort()
+            self._partners_of[call.rank].append((call, {other.rank: other for other in others}))
+        self._met: dict[tuple[int, int], list[tuple[int, int]]] = {}
+
+    def _between(self, rank: int, other: int) -> list[tuple[int, int]]:
+        """Both ranks' ends of every operation that they left together, by the first's; made when first asked for."""
+        if (rank, other) not in self._met:
+            calls, others = self._views[rank].calls, self._views[other].calls
+            self._met[rank, other] = sorted(
+                (calls[call.place].end_ns, others[partners[other].place].end_ns)
+                for call, partners in self._partners_of[rank]
+                if other in partners
+            )
+        return self._met[rank, other]
 
     def last_before(self, call: CallId, late: CallId) -> tuple[bool, int, int]:
         """Whether they met, and each rank's own end of that operation; else where the step began on each."""
         view, late_view = self._views[call.rank], self._views[late.rank]
         start = view.calls[call.place].start_ns
         late_start = late_view.calls[late.place].start_ns
-        meetings = self._met[call.rank, late.rank]
+        meetings = self._between(call.rank, late.rank)
         place = bisect_right(meetings, (start, np.iinfo(np.int64).max)) - 1
         while place >= 0 and meetings[place][1] > late_start:
             place -= 1

@@ -28,8 +28,11 @@ _DATA_LOADING = re.compile(
     re.IGNORECASE,
 )
 _BLOCKING_CALL = re.compile(r"^(cuda|hip|cu)(Device|Stream|Event|Ctx|Thread)Synchronize")
-_BUFFER_FULL = "Command Buffer Full"
-"""Back-pressure of the launch queue, recorded as profiler overhead though it is none."""
+_NOT_THE_PROFILER = re.compile(r"^Command Buffer Full|Module Loading|Lazy Function Loading")
+"""Recorded as profiler overhead though it is none: back-pressure of the launch queue, CUDA loading its kernels."""
+_ASYNCHRONOUS_CALL = re.compile(r"Async")
+_NOT_WAITED_FOR = re.compile(r"^Memset|DtoD|DeviceToDevice|PtoP|Pinned")
+"""Fills and copies that an asynchronous call does not wait for, even where it happens to return after they ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ def host_annotations(trace: TraceColumns, lanes: list[int]) -> Annotated:
 
 def _is_profiler(trace: TraceColumns, name: str, row: int) -> bool:
     if trace.category[row] == Category.OVERHEAD:
-        return name != _BUFFER_FULL
+        return not _NOT_THE_PROFILER.search(name)
     return bool(_PROFILER.search(name))
 
 
@@ -93,12 +96,19 @@ def _blocked(trace: TraceColumns, lanes: list[int], activities: Activities) -> I
     """Calls that synchronize, and copies whose call returned only when the copy had ended."""
     calls = trace.rows_of(Category.RUNTIME)
     calls = calls[np.isin(trace.lane[calls], lanes)]
-    synchronizes = np.array([bool(_BLOCKING_CALL.match(name)) for name in trace.names] or [False])
-    calls = calls[synchronizes[trace.name[calls]]]
+    asynchronous = calls[_named(trace, _ASYNCHRONOUS_CALL)[trace.name[calls]]]
+    calls = calls[_named(trace, _BLOCKING_CALL)[trace.name[calls]]]
     copies = activities.of(Work.COPY)
     copies = copies[np.isin(activities.launch_lane[copies], lanes)]
+    not_waited_for = _named(trace, _NOT_WAITED_FOR)[trace.name[activities.row[copies]]]
+    copies = copies[~(not_waited_for & np.isin(activities.launch_ns[copies], trace.start_ns[asynchronous]))]
     copies = copies[activities.launch_end_ns[copies] >= activities.end_ns[copies]]
     return union(
         np.concatenate((trace.start_ns[calls], activities.launch_ns[copies])),
         np.concatenate((trace.end_ns[calls], activities.launch_end_ns[copies])),
     )
+
+
+def _named(trace: TraceColumns, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    """By name: whether the pattern is found in it."""
+    return np.array([bool(pattern.search(name)) for name in trace.names] or [False])

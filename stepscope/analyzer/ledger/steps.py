@@ -85,21 +85,19 @@ def _optimizer_cycles(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> HostSt
 
 
 def device_window(activities: Activities, steps: HostSteps) -> Window | None:
-    """Boundaries and window on the device; None when no kernel was launched inside a step.
+    """Boundaries and window on the device; None when no kernel that takes time was launched inside a step.
 
     A boundary is the start of the first kernel launched inside the host step, never of a copy: a prefetch
     stream follows the host's clock.
     """
     launched_in = np.where(activities.launch_ns == NONE, NONE, steps.position_of(activities.launch_ns))
-    is_kernel = activities.work != Work.COPY
+    kernels = np.flatnonzero((activities.work != Work.COPY) & (launched_in != NONE))
+    # activities come by start: the first of each step is its earliest
+    places, first = np.unique(launched_in[kernels], return_index=True)
     boundaries: list[int] = []
     kept: list[int] = []
     merged = 0
-    for place in range(len(steps)):
-        first = np.flatnonzero((launched_in == place) & is_kernel)
-        if not len(first):
-            continue
-        boundary = int(activities.start_ns[first[0]])
+    for place, boundary in zip(places.tolist(), activities.start_ns[kernels[first]].tolist(), strict=True):
         if boundaries and boundary <= boundaries[-1]:
             merged += 1
             continue
@@ -107,8 +105,10 @@ def device_window(activities: Activities, steps: HostSteps) -> Window | None:
         kept.append(place)
     if not boundaries:
         return None
-    inside = launched_in >= kept[0]
-    end = int(activities.end_ns[inside].max())
+    last = (launched_in >= kept[-1]) & (launched_in <= places[-1])
+    end = int(activities.end_ns[last].max())
+    if end <= boundaries[0]:
+        return None
     return Window(boundaries[0], end, steps.index[kept], np.array(boundaries, np.int64), merged)
 
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.device_calls import P2P_KINDS, Call
+from stepscope.analyzer.alignment.device_calls import AFTER_STEPS, BEFORE_STEPS, P2P_KINDS, Call
 from stepscope.analyzer.intervals import covered_time
 from stepscope.analyzer.pipeline.replay import Replay, Schedule, Task, replay, schedule_order
 from stepscope.analyzer.rank_view import RankView, compute_by_step
 from stepscope.core.analysis import Pipeline
 from stepscope.core.headings import EXPOSED_COMMUNICATION_HEADINGS
+from stepscope.trace.columns import NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ def find_chains(calls_of_rank: Mapping[int, list[Call]]) -> list[Chain]:
     firsts: dict[int, bool] = {}
     for rank, calls in calls_of_rank.items():
         directed = [call for call in calls if call.kind in P2P_KINDS and call.peers]
+        directed = [call for call in directed if call.step not in (BEFORE_STEPS, AFTER_STEPS)] or directed
         if not directed:
             continue
         step = directed[0].step
@@ -111,15 +113,21 @@ def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None
     period = float(np.median([np.median(view.window.whole_step_ns) for view in ranks]))
     span = period - float(np.mean(optimizer))
     transfer = _least_transfer(ranks)
-    even = _run(order, times.evened(), num_stages, transfer)
-    uneven = _run(order, times, num_stages, transfer)
+    if span <= 0 or not times.forward_ns or not times.backward_ns:
+        return None
+    try:
+        even = _run(order, times.evened(), num_stages, transfer)
+        uneven = _run(order, times, num_stages, transfer)
+    except ValueError:  # the marks do not tell the whole schedule: a stage's rank or a part of the step is missing
+        return None
     structural = even.period_ns - float(np.mean(even.busy_ns))
     by_rank = {
         view.rank: max(uneven.period_ns - own - structural, 0.0)
         for view, own in zip(ranks, uneven.busy_ns, strict=True)
     }
     measured = 1.0 - float(np.mean(busy)) / span
-    imbalance = (uneven.period_ns - float(np.mean(uneven.busy_ns)) - structural) / span
+    # a cut that shortens the replay (long forwards beside short backwards) is no imbalance
+    imbalance = max(uneven.period_ns - float(np.mean(uneven.busy_ns)) - structural, 0.0) / span
     chunks = num_stages // len(ranks)
     p, m = len(ranks), num_micro_batches
     figures = Pipeline(
@@ -184,12 +192,13 @@ def _from_marks(ranks: list[RankView]) -> tuple[Schedule, list[list[Task]], _Sta
     """Order and mean times from the marked forwards and backwards; communication inside a mark is not its work."""
     order: list[list[Task]] = []
     times: tuple[dict[int, list[float]], dict[int, list[float]]] = (defaultdict(list), defaultdict(list))
-    for view in ranks:
+    for place, view in enumerate(ranks):
         seen: dict[Task, None] = {}
         busy = _busy_of_marks(view)
         for mark, own in zip(view.micro_batches, busy.tolist(), strict=True):
-            seen.setdefault(Task(mark.is_forward, mark.stage, mark.number))
-            times[0 if mark.is_forward else 1][mark.stage].append(own)
+            stage = place if mark.stage == NONE else mark.stage
+            seen.setdefault(Task(mark.is_forward, stage, mark.number))
+            times[0 if mark.is_forward else 1][stage].append(own)
         order.append(list(seen))
     num_stages = 1 + max(task.stage for tasks in order for task in tasks)
     means = _StageTimes(*({stage: float(np.mean(v)) for stage, v in part.items()} for part in times))

@@ -34,7 +34,7 @@ def share_bar(
 ) -> Component:
     """One bar of a list, scaled to the largest, with its interval as a whisker."""
     scale = 100 / largest if largest > 0 else 0.0
-    marks = [html.Div(className=f"ss-bar {_classes(heading)}", style={"width": f"{share * scale:.3f}%"})]
+    marks = [html.Div(className=f"ss-bar {_classes(heading)}", style={"width": f"{max(share, 0.0) * scale:.3f}%"})]
     if interval:
         low, high = (min(max(edge * scale, 0.0), 100.0) for edge in interval)
         marks.append(html.Div(className="ss-whisker", style={"left": f"{low:.3f}%", "width": f"{high - low:.3f}%"}))

@@ -8,7 +8,7 @@ from dash.development.base_component import Component
 from stepscope.core.analysis import Analysis, Collective
 from stepscope.dashboard.components.panel import panel
 from stepscope.dashboard.components.table import Column, table
-from stepscope.dashboard.words import UNKNOWN, bandwidth, count, milliseconds, percent, size
+from stepscope.dashboard.words import UNKNOWN, bandwidth, count, milliseconds, percent, ranks_words, size
 
 _COLUMNS = [
     Column("Operation"),
@@ -17,10 +17,10 @@ _COLUMNS = [
     Column("Calls", is_number=True),
     Column("Bus bandwidth", is_number=True, hint="bytes over the wire / transfer time"),
     Column("Expected", is_number=True, hint="of the link"),
-    Column("Transfer", is_number=True, hint="median of a call, after the last arrival"),
-    Column("Wait", is_number=True, hint="median of a call, until the last arrival"),
+    Column("Transfer", is_number=True, hint="after the last arrival, all calls together"),
+    Column("Wait", is_number=True, hint="until the last arrival, all calls and ranks together"),
     Column("Hidden", is_number=True, hint="share of its time under compute"),
-    Column("Skew", is_number=True, hint="between the first and the last arrival"),
+    Column("Skew", is_number=True, hint="between the first and the last arrival, median of a call"),
     Column("Last to arrive"),
 ]
 
@@ -46,11 +46,18 @@ def communication_panel(analysis: Analysis) -> list[Component]:
 
 
 def _total_ms(row: Collective) -> float:
-    return row.count * ((row.transfer_ms or 0.0) + (row.wait_ms or 0.0))
+    return (row.transfer_ms or 0.0) + (row.wait_ms or 0.0)
+
+
+def _members(group: str) -> str:
+    """'0,1,2,3' -> 'ranks 0–3'; a name stays as it is."""
+    parts = group.split(",")
+    return ranks_words([int(part) for part in parts]) if all(part.isdecimal() for part in parts) else group
 
 
 def _row(row: Collective) -> list[object]:
-    group = f"{row.dimension.upper()} · {row.group}" if row.dimension else row.group
+    members = _members(row.group)
+    group = f"{row.dimension.upper()} · {members}" if row.dimension else members
     slow = (
         row.busbw_gbs is not None and row.expected_busbw_gbs is not None and row.busbw_gbs < row.expected_busbw_gbs / 2
     )

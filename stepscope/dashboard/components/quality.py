@@ -39,6 +39,7 @@ def quality_block(analysis: Analysis) -> Component:
             variant="light",
         ),
         id="quality",
+        className="ss-quality-doubt",
         **attributes({"aria-label": "Trace quality"}),
     )
 
@@ -68,14 +69,14 @@ def _missing_data(job: Job, quality: TraceQuality) -> list[str]:
     if quality.steps_complete == 0:
         problems.append("No step is seen whole on every rank: the figures are of the whole trace.")
     for number, what in (
-        (quality.truncated_files, "trace files end too early (the process was killed or the disk was full)"),
-        (quality.dropped, "events could not be read and are left out"),
-        (quality.repaired, "events had damaged text and were mended"),
-        (quality.clipped, "kernels overlapped on their own stream and were cut"),
-        (quality.merged_boundaries, "step boundaries did not increase and were merged"),
+        (quality.truncated_files, "trace files that end too early (a killed process, a full disk)"),
+        (quality.dropped, "events that could not be read and are left out"),
+        (quality.repaired, "events whose text was damaged and is mended"),
+        (quality.clipped, "kernels that overlapped on their own stream and are cut"),
+        (quality.merged_boundaries, "step boundaries that did not increase and are merged"),
     ):
         if number:
-            problems.append(f"{count(number)} {what}.")
+            problems.append(f"{what[0].upper()}{what[1:]}: {count(number)}.")
     return problems
 
 

@@ -56,7 +56,7 @@ def verdict_card(analysis: Analysis) -> Component:
 def _figures(verdict: Verdict, row: RootCause | None, world_size: int) -> Component:
     figures: list[Any] = []
     if row:
-        figures.append(_figure(percent(row.fraction), "of all GPU time"))
+        figures.append(_figure(percent(row.fraction), "of all ranks' time"))
         if row.ms_per_step is not None:
             figures.append(_figure(milliseconds(row.ms_per_step), "of each step"))
     if verdict.ranks:

@@ -66,7 +66,7 @@ def _page(summary: RunSummary, analysis: Analysis) -> Component:
 def _head(summary: RunSummary, job: Job) -> Component:
     mesh = mesh_words(job.mesh)
     facts = [
-        job.gpu or "GPU not known",
+        job.gpu or ("CPU, simulated compute" if job.simulated_compute else "CPU"),
         f"{count(job.world_size)} rank{'' if job.world_size == 1 else 's'}",
         f"{count(job.num_steps)} step{'' if job.num_steps == 1 else 's'} captured",
     ]

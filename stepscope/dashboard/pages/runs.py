@@ -9,6 +9,7 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
+from stepscope.core.causes import HEALTHY_CAUSES
 from stepscope.core.errors import DataError
 from stepscope.dashboard.components.attributes import attributes
 from stepscope.dashboard.components.bars import swatch
@@ -29,7 +30,7 @@ _COLUMNS: list[tuple[str, bool]] = [
     ("Ranks", True),
     ("Step", True),
     ("Verdict", False),
-    ("It costs", True),
+    ("Takes", True),
     ("Status", False),
 ]
 """Title, and whether its cells are numbers."""
@@ -125,6 +126,8 @@ def _cost(run: RunSummary) -> Any:
     if run.cause_fraction is None:
         return UNKNOWN
     each = f"{milliseconds(run.cause_ms_per_step)} a step" if run.cause_ms_per_step is not None else None
+    if run.cause in HEALTHY_CAUSES:
+        each = "useful work"
     return [html.Span(percent(run.cause_fraction)), html.Div(each, className="ss-note") if each else None]
 
 

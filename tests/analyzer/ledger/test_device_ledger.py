@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyzer.ledger.activities import Work, device_activities
@@ -167,6 +167,7 @@ def by_instant(segments: Segments) -> dict[int, Heading]:
     return booked
 
 
+@settings(max_examples=80, deadline=None)
 @given(activities, host_spans)
 def test_the_ledger_of_random_activities_is_the_rules_read_instant_by_instant(
     drawn: list[Activity], spans: list[HostSpan]
@@ -175,6 +176,7 @@ def test_the_ledger_of_random_activities_is_the_rules_read_instant_by_instant(
     assert by_instant(own.segments) == read_by_hand(drawn, spans)
 
 
+@settings(max_examples=80, deadline=None)
 @given(activities, host_spans)
 def test_the_ledger_adds_up_to_the_window_to_the_nanosecond(drawn: list[Activity], spans: list[HostSpan]) -> None:
     segments = book_file(trace_of(drawn, spans)).segments
@@ -184,6 +186,7 @@ def test_the_ledger_adds_up_to_the_window_to_the_nanosecond(drawn: list[Activity
     assert abs(sum(fractions(segments, window_ns).values()) - 1.0) < 1e-9
 
 
+@settings(max_examples=80, deadline=None)
 @given(activities)
 def test_hidden_communication_is_what_runs_beside_compute(drawn: list[Activity]) -> None:
     own = book_file(trace_of(drawn, []))

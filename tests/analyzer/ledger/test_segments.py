@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyzer.intervals import Intervals
@@ -23,6 +23,7 @@ def segments_of(units: list[int | None]) -> Segments:
     return assemble([Paint(Intervals(start, start + 1), np.array([code for _, code in held], np.int8))])
 
 
+@settings(max_examples=80, deadline=None)
 @given(codes)
 def test_assemble_keeps_every_instant_and_joins_equal_neighbours(units: list[int | None]) -> None:
     segments = segments_of(units)
@@ -49,6 +50,7 @@ def test_every_heading_has_a_charge_and_only_waiting_is_still_to_blame() -> None
     assert to_blame == [Heading.WAIT]
 
 
+@settings(max_examples=80, deadline=None)
 @given(codes, st.lists(st.tuples(st.integers(-2, 18), st.integers(-2, 18)).map(sorted), min_size=1, max_size=5))
 def test_time_table_counts_the_instants_of_each_code(units: list[int | None], spans: list[list[int]]) -> None:
     segments = segments_of(units)

@@ -1,0 +1,98 @@
+"""Does a communication kernel get its group, kind, size and peers from wherever the trace tells them?"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.analyzer.alignment.device_calls import AFTER_STEPS, BEFORE_STEPS, Call, PeerCall
+from tests.analyzer.build import TraceBuilder
+from tests.analyzer.readings import view_of
+
+
+def calls_of(trace: TraceBuilder) -> list[Call]:
+    return view_of(trace).calls
+
+
+def stepped(rank: int = 0) -> TraceBuilder:
+    trace = TraceBuilder(rank=rank, world_size=2)
+    trace.step(3, 0, 1000)
+    trace.kernel(50, 100, launch=10)
+    return trace
+
+
+def test_a_kernels_own_arguments_come_first() -> None:
+    trace = stepped()
+    trace.collective("_allgather_base", 100, 200, launch=20, group=(0, 1), elements=256, sequence=9)
+    (call,) = calls_of(trace)
+    assert (call.kind, call.group, call.num_bytes, call.sequence, call.step) == ("all_gather", (0, 1), 1024, 9, 3)
+    assert call.described
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "all_reduce"),
+        ("ncclKernel_ReduceScatter_RING_LL_Sum_half(ncclWorkElem)", "reduce_scatter"),
+        ("nccldevkernel_allgather_ring_ll", "all_gather"),
+        ("void vllm::cross_device_reduce_1stage<__half, 8>(vllm::RankData*)", "all_reduce"),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "p2p"),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", "unknown"),
+    ],
+)
+def test_a_silent_kernel_takes_its_kind_from_its_name(name: str, kind: str) -> None:
+    trace = stepped()
+    trace.collective("", 100, 200, launch=20, group=None, described=False, name=name)
+    (call,) = calls_of(trace)
+    assert call.kind == kind
+    assert call.group is None
+    assert not call.described
+
+
+def test_a_silent_kernel_takes_its_group_from_its_streams_other_calls() -> None:
+    trace = stepped()
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage)"
+    trace.collective("allreduce", 100, 200, launch=20, group=(0, 1), stream=20)
+    trace.collective("", 210, 220, launch=30, group=None, described=False, stream=20, name=name)
+    trace.collective("", 230, 240, launch=40, group=None, described=False, stream=33, name=name)
+    assert [call.group for call in calls_of(trace)] == [(0, 1), (0, 1), None]
+
+
+def test_a_grouped_send_receive_kernel_lists_the_peers_of_the_operators_before_it() -> None:
+    trace = TraceBuilder(rank=5, world_size=8)
+    trace.step(3, 0, 1000)
+    trace.kernel(50, 100, launch=10)
+    group = (1, 5, 7)
+    trace.point_to_point(100, 200, launch=20, group=group, send_to=[7], receive_from=[1])
+    trace.point_to_point(200, 300, launch=30, group=group, send_to=[7])
+    trace.point_to_point(300, 400, launch=40, group=group, receive_from=[1])
+    both, sent, received = calls_of(trace)
+    assert (both.kind, both.peers) == ("p2p", (PeerCall(5, 7, 0), PeerCall(1, 5, 0)))
+    assert (sent.kind, sent.peers) == ("send", (PeerCall(5, 7, 1),))
+    assert (received.kind, received.peers) == ("recv", (PeerCall(1, 5, 1),))
+
+
+def test_the_order_of_peers_starts_anew_with_each_step() -> None:
+    trace = stepped()
+    trace.step(4, 1000, 2000)
+    trace.kernel(1050, 1100, launch=1010)
+    trace.point_to_point(100, 200, launch=20, group=(0, 1), send_to=[1])
+    trace.point_to_point(1100, 1200, launch=1020, group=(0, 1), send_to=[1])
+    assert [call.peers for call in calls_of(trace)] == [(PeerCall(0, 1, 0),), (PeerCall(0, 1, 0),)]
+
+
+def test_calls_are_told_apart_by_when_they_were_launched() -> None:
+    trace = TraceBuilder()
+    trace.step(3, 100, 200)
+    trace.kernel(150, 160, launch=110)
+    for launch in (10, 120, 300):
+        trace.collective("allreduce", launch + 50, launch + 60, launch=launch, group=(0, 1))
+    assert [call.step for call in calls_of(trace)] == [BEFORE_STEPS, 3, AFTER_STEPS]
+
+
+def test_the_collectives_of_a_graph_follow_one_another_in_the_order_they_ran() -> None:
+    trace = stepped()
+    trace.collective("allreduce", 100, 110, launch=20, group=(0, 1))
+    names = ["gemm", "ncclDevKernel_AllGather_RING_LL(a)", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(a)"]
+    trace.graph([(200, 210), (220, 230), (215, 219)], launch=120, names=names)
+    assert [call.kind for call in calls_of(trace)] == ["all_reduce", "all_reduce", "all_gather"]
+    assert {call.group for call in calls_of(trace)} == {(0, 1)}

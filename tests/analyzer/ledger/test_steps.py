@@ -1,0 +1,149 @@
+"""Where do steps and windows begin and end, with every kind of mark and without any?"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.analyzer.rank import view_rank
+from stepscope.core.errors import DataError
+from tests.analyzer.build import AUTOGRAD, COPY_STREAM, NS_PER_US, TraceBuilder
+from tests.analyzer.readings import booked_us, view_of
+
+US = NS_PER_US
+
+
+def stepped_trace() -> TraceBuilder:
+    trace = TraceBuilder()
+    for number, begin in ((7, 0), (8, 100), (9, 200)):
+        trace.step(number, begin, begin + 100)
+        trace.kernel(begin + 30, begin + 60, launch=begin + 10)
+    return trace
+
+
+def test_boundaries_are_the_first_kernels_of_the_host_steps() -> None:
+    window = view_of(stepped_trace()).window
+    assert window.boundary_ns.tolist() == [30 * US, 130 * US, 230 * US]
+    assert window.index.tolist() == [7, 8, 9]
+    assert (window.start_ns, window.end_ns) == (30 * US, 260 * US)
+    assert window.whole_step_ns.tolist() == [100 * US, 100 * US]
+
+
+def test_the_host_may_run_ahead_and_device_time_is_not_cut_at_host_times() -> None:
+    trace = TraceBuilder()
+    for number in range(3):
+        trace.step(number, number * 10, number * 10 + 10)
+        trace.kernel(100 + number * 50, 150 + number * 50, launch=number * 10 + 5)
+    view = view_of(trace)
+    assert view.window.boundary_ns.tolist() == [100 * US, 150 * US, 200 * US]
+    assert booked_us(view) == {"compute": 150}
+
+
+def test_copies_do_not_begin_a_step_and_kernels_of_any_thread_do() -> None:
+    trace = stepped_trace()
+    trace.copy(112, 118, launch=105, stream=COPY_STREAM)
+    trace.kernel(120, 125, launch=108, thread=AUTOGRAD)
+    assert view_of(trace).window.boundary_ns.tolist() == [30 * US, 120 * US, 230 * US]
+
+
+def test_the_window_ends_with_the_last_step_and_not_with_what_an_earlier_one_left_running() -> None:
+    trace = stepped_trace()
+    trace.copy(150, 900, launch=140, stream=COPY_STREAM)
+    assert view_of(trace).window.end_ns == 260 * US
+
+
+def test_activities_launched_before_the_window_count_as_busy_inside_it() -> None:
+    trace = stepped_trace()
+    trace.kernel(60, 80, launch=-5)
+    assert booked_us(view_of(trace))["compute"] == 110
+
+
+def test_a_boundary_that_does_not_increase_is_merged_and_counted() -> None:
+    trace = TraceBuilder()
+    trace.step(1, 0, 100)
+    trace.step(2, 100, 200)
+    trace.step(3, 200, 300)
+    trace.kernel(160, 170, launch=10)
+    trace.kernel(150, 155, launch=110, stream=8)
+    trace.kernel(240, 250, launch=210)
+    window = view_of(trace).window
+    assert window.index.tolist() == [1, 3]
+    assert window.num_merged == 1
+
+
+def test_a_merged_last_step_still_belongs_to_the_window() -> None:
+    trace = TraceBuilder()
+    trace.step(1, 0, 100)
+    trace.step(2, 100, 200)
+    trace.kernel(160, 170, launch=10)
+    trace.kernel(150, 300, launch=110, stream=8)
+    assert view_of(trace).window.end_ns == 300 * US
+
+
+def test_a_step_without_kernels_has_no_boundary() -> None:
+    trace = stepped_trace()
+    trace.step(10, 300, 400)
+    assert view_of(trace).window.index.tolist() == [7, 8, 9]
+
+
+def test_one_step_is_the_window() -> None:
+    trace = TraceBuilder()
+    trace.step(4, 0, 100)
+    trace.kernel(30, 60, launch=10)
+    trace.kernel(70, 90, launch=20)
+    window = view_of(trace).window
+    assert window.whole_step_ns.tolist() == [60 * US]
+
+
+def test_without_step_marks_the_optimizers_annotations_end_the_steps() -> None:
+    trace = TraceBuilder()
+    for begin in (0, 100, 200):
+        trace.kernel(begin + 30, begin + 60, launch=begin + 10)
+        trace.annotation("Optimizer.step#SGD.step", begin + 70, begin + 75)
+        trace.annotation("Optimizer.step#AdamW.step", begin + 80, begin + 90)
+        trace.kernel(begin + 85, begin + 95, launch=begin + 82)
+    view = view_of(trace)
+    assert view.window.boundary_ns.tolist() == [30 * US, 130 * US, 230 * US]
+    assert [notice.code for notice in view.notices] == ["steps_from_optimizer"]
+
+
+def test_without_any_mark_the_trace_is_one_window_and_says_so() -> None:
+    trace = TraceBuilder()
+    trace.kernel(30, 60, launch=10)
+    trace.copy(80, 90, launch=20)
+    view = view_of(trace)
+    assert (view.window.start_ns, view.window.end_ns) == (30 * US, 90 * US)
+    assert [notice.code for notice in view.notices] == ["no_steps"]
+
+
+def test_steps_in_which_nothing_was_launched_fall_back_to_the_file_and_say_so() -> None:
+    trace = TraceBuilder()
+    trace.step(1, 100, 200)
+    trace.kernel(30, 60, launch=10)
+    view = view_of(trace)
+    assert view.window.start_ns == 30 * US
+    assert [notice.code for notice in view.notices] == ["no_kernels_in_steps"]
+
+
+def test_the_whole_file_is_first_to_last_activity() -> None:
+    trace = stepped_trace()
+    trace.copy(5, 20, launch=2)
+    trace.kernel(400, 410, launch=390)
+    view = view_of(trace, whole_file=True)
+    assert (view.window.start_ns, view.window.end_ns) == (5 * US, 410 * US)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_activities_that_take_no_time_are_an_error_in_one_line(marked: bool) -> None:
+    trace = TraceBuilder()
+    if marked:
+        trace.step(1, 0, 100)
+    trace.kernel(30, 30, launch=10)
+    with pytest.raises(DataError, match="no activity that takes time"):
+        view_rank(trace.build(), 0)
+
+
+def test_a_trace_without_device_and_operators_is_an_error_in_one_line() -> None:
+    trace = TraceBuilder()
+    trace.runtime("cudaDeviceSynchronize", 0, 5)
+    with pytest.raises(DataError, match="neither device activities nor host operators"):
+        view_rank(trace.build(), 0)

@@ -1,0 +1,78 @@
+"""What does the analyzer say of traces written by hand? Its answers in microseconds, causes and headings by name."""
+
+from __future__ import annotations
+
+from stepscope.analyzer.job import analyse_job
+from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_BLAME
+from stepscope.analyzer.rank import view_rank
+from stepscope.analyzer.rank_view import RankView
+from stepscope.analyzer.summaries import JobContext
+from stepscope.core.analysis import Analysis, RootCause
+from stepscope.core.causes import Cause
+from stepscope.core.headings import COMPUTE_HEADINGS, Heading
+from stepscope.core.timeline import HEADING_ORDER
+from tests.analyzer.build import NS_PER_US, TraceBuilder
+
+COMPUTE = "compute"
+"""Stands for all compute headings together: which one is the roofline's business."""
+
+
+def view_of(trace: TraceBuilder, *, whole_file: bool = False) -> RankView:
+    return view_rank(trace.build(), trace.rank or 0, whole_file=whole_file)
+
+
+def booked_us(view: RankView) -> dict[str, float]:
+    """Microseconds by heading; headings without time are left out."""
+    time: dict[str, float] = {}
+    for code, duration in zip(view.segments.heading.tolist(), view.segments.duration_ns.tolist(), strict=True):
+        heading = HEADING_ORDER[code]
+        name = COMPUTE if heading in COMPUTE_HEADINGS else str(heading)
+        time[name] = time.get(name, 0.0) + duration / NS_PER_US
+    return time
+
+
+def charged_us(view: RankView, heading: Heading) -> dict[str, float]:
+    """Microseconds of one heading by the cause they are charged to."""
+    time: dict[str, float] = {}
+    segments = view.segments
+    rows = zip(segments.heading.tolist(), segments.charge.tolist(), segments.duration_ns.tolist(), strict=True)
+    for code, charge, duration in rows:
+        if HEADING_ORDER[code] is heading:
+            cause = "to blame" if charge == TO_BLAME else str(CAUSE_ORDER[charge])
+            time[cause] = time.get(cause, 0.0) + duration / NS_PER_US
+    return time
+
+
+def analyse(*traces: TraceBuilder, whole_file: bool = False, context: JobContext | None = None) -> Analysis:
+    """The whole answer for a job of handmade ranks; checks what must hold for every answer."""
+    views = [view_of(trace, whole_file=whole_file) for trace in traces]
+    analysis, booked = analyse_job(views, context or JobContext())
+    assert abs(sum(analysis.ledger.values()) - 1.0) < 1e-9
+    assert abs(sum(row.fraction for row in analysis.root_causes) - 1.0) < 1e-9
+    for rank, view in zip(analysis.ranks, booked, strict=True):
+        assert abs(sum(rank.ledger.values()) - 1.0) < 1e-9
+        assert all(abs(sum(step.ledger.values()) - 1.0) < 1e-9 for step in rank.steps)
+        assert int(view.segments.duration_ns.sum()) == view.window_ns
+        assert (view.segments.start_ns[1:] == view.segments.end_ns[:-1]).all()
+    assert 0.0 <= analysis.verdict.confidence <= 1.0
+    return analysis
+
+
+def rank_us(analysis: Analysis, rank: int, heading: Heading) -> float:
+    """Microseconds that a rank's window holds under a heading."""
+    found = next(row for row in analysis.ranks if row.rank == rank)
+    return round(found.ledger[heading] * found.window_ms * 1e3, 3)
+
+
+def cause_us(analysis: Analysis, cause: Cause) -> float:
+    """Microseconds of all windows together that a root cause costs."""
+    total = sum(rank.window_ms for rank in analysis.ranks) * 1e3
+    return round(sum(row.fraction for row in analysis.root_causes if row.cause is cause) * total, 3)
+
+
+def row_of(analysis: Analysis, cause: Cause) -> RootCause:
+    return next(row for row in analysis.root_causes if row.cause is cause)
+
+
+def notice_codes(analysis: Analysis) -> list[str]:
+    return [notice.code for notice in analysis.warnings]

@@ -1,0 +1,95 @@
+"""Does `stepscope analyze` keep data on stdout, warnings on stderr and its exit codes?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.written_traces import write_trace
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "stepscope", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment}
+    )
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    write_trace(tmp_path / "job" / "rank0.json.gz", 0)
+    write_trace(tmp_path / "job" / "rank1.json.gz", 1, compute_us=75)
+    return tmp_path / "job"
+
+
+def test_json_is_the_whole_document_and_nothing_else_on_stdout(job: Path) -> None:
+    done = run("analyze", "--json", str(job))
+    document = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert document["schema"] == "stepscope.analysis/1"
+    assert document["warnings"] == []
+    for key in ("job", "trace_quality", "ledger", "ranks", "root_causes", "verdict", "what_if", "collectives"):
+        assert key in document
+    assert document["pipeline"] is None
+    assert sum(document["ledger"].values()) == pytest.approx(1.0)
+    assert document["verdict"]["cause"] == "straggler"
+    assert document["collectives"][0]["kind"] == "all_reduce"
+
+
+def test_piped_text_is_plain_and_gives_quality_before_the_verdict_before_the_ledger(job: Path) -> None:
+    text = run("analyze", str(job)).stdout
+    assert "\x1b" not in text
+    places = [text.index(part) for part in ("trace quality", "VERDICT  straggler", "root cause", "Where the time went")]
+    assert places == sorted(places)
+    assert "rank 1" in text
+
+
+def test_warnings_go_to_stderr_and_the_exit_code_stays_0(job: Path) -> None:
+    (job / "rank2.json").write_text("nothing")
+    done = run("analyze", str(job))
+    assert done.returncode == 0
+    assert done.stderr.startswith("warning: ")
+    assert "rank2.json" in done.stderr
+
+
+def test_the_window_option_books_whole_files(job: Path) -> None:
+    document = json.loads(run("analyze", "--json", "--window", "file", str(job)).stdout)
+    assert "index" in document["ranks"][0]["steps"][0]
+    assert len(document["ranks"][0]["steps"]) == 1
+
+
+@pytest.mark.parametrize("content", ["", "nothing", '{"traceEvents": []}'])
+def test_an_unusable_file_is_one_line_and_exit_code_3(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_text(content)
+    done = run("analyze", str(path))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
+    assert done.stderr.startswith(f"stepscope: {path}: ")
+
+
+def test_duplicate_ranks_are_one_line_and_exit_code_3(job: Path) -> None:
+    write_trace(job / "again.json", 0)
+    done = run("analyze", str(job))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
+
+
+def test_debug_shows_the_traceback_of_an_expected_error(tmp_path: Path) -> None:
+    assert "Traceback" in run("--debug", "analyze", str(tmp_path / "absent")).stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--nonsense", "x"], ["--window", "hour", "x"]])
+def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
+    assert run("analyze", *arguments).returncode == 2
+
+
+def test_a_name_with_square_brackets_is_printed_as_it_is(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "rank0.json", 0, world_size=1)
+    path.write_text(path.read_text().replace("NVIDIA H100 80GB HBM3", "GPU [red]H100[/x] :smile:"))
+    done = run("analyze", str(path))
+    assert done.returncode == 0
+    assert "GPU [red]H100[/x] :smile:" in done.stdout

@@ -1,0 +1,166 @@
+"""From files to a kept analysis: what is used, what is said, and what is refused in one line?"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from stepscope.core.analysis import Analysis
+from stepscope.core.causes import Cause
+from stepscope.core.errors import DataError, NotATraceError
+from stepscope.core.headings import Heading
+from stepscope.workflow.analyze import analyze
+from tests.workflow.written_traces import STEPS, trace_document, write_trace
+
+
+def codes(analysis: Analysis) -> list[str]:
+    return [notice.code for notice in analysis.warnings]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """Two ranks; rank 1 computes 45 us longer in each step."""
+    write_trace(tmp_path / "job" / "rank0.json.gz", 0)
+    write_trace(tmp_path / "job" / "rank1.json.gz", 1, compute_us=75)
+    return tmp_path / "job"
+
+
+def test_a_folder_of_ranks_is_one_job(job: Path) -> None:
+    analysis = analyze([str(job)]).analysis
+    assert analysis.job.ranks == [0, 1]
+    assert analysis.job.num_steps == STEPS
+    assert analysis.verdict.cause is Cause.STRAGGLER
+    assert analysis.verdict.ranks == [1]
+    wait_us = analysis.ranks[0].ledger[Heading.WAIT] * analysis.ranks[0].window_ms * 1e3
+    assert wait_us == pytest.approx(STEPS * 45)
+    assert codes(analysis) == []
+
+
+def test_a_file_that_cannot_be_used_is_named_and_the_rest_is_analysed(job: Path) -> None:
+    (job / "rank2.json").write_text("")
+    (job / "rank3.json").write_text("no trace at all")
+    (job / "rank4.json").write_text(json.dumps({"traceEvents": []}))
+    analysis = analyze([str(job)]).analysis
+    assert analysis.job.ranks == [0, 1]
+    assert codes(analysis) == ["unusable_file"] * 3
+    for name, notice in zip(("rank2", "rank3", "rank4"), analysis.warnings, strict=True):
+        assert name in notice.message
+        assert "\n" not in notice.message
+
+
+def test_two_files_of_one_rank_are_refused(job: Path) -> None:
+    write_trace(job / "copy_of_rank0.json", 0)
+    with pytest.raises(DataError, match=r"says it is rank 0, and so does .*copy_of_rank0\.json") as caught:
+        analyze([str(job)])
+    assert caught.value.exit_code == 3
+
+
+def test_files_that_do_not_tell_their_rank_take_those_that_are_free(tmp_path: Path) -> None:
+    write_trace(tmp_path / "a.json", None)
+    write_trace(tmp_path / "b.json", 0)
+    write_trace(tmp_path / "c.json", None)
+    analysis = analyze([str(tmp_path)]).analysis
+    assert analysis.job.ranks == [0, 1, 2]
+    assert codes(analysis).count("rank_assumed") == 2
+
+
+def test_one_file_that_does_not_tell_its_rank_is_rank_0_without_a_word(tmp_path: Path) -> None:
+    analysis = analyze([str(write_trace(tmp_path / "trace.json", None))]).analysis
+    assert analysis.job.ranks == [0]
+    assert "rank_assumed" not in codes(analysis)
+
+
+@pytest.mark.parametrize("content", [b"", b"   \n", b"no trace", b"[1, 2]", b'{"nodes": []}', b'{"traceEvents": []}'])
+def test_a_lone_file_that_is_no_trace_is_one_line(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        analyze([str(path)])
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_several_files_of_which_none_is_a_trace_are_one_line_that_names_the_first(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"rank{number}.json").write_text("{}")
+    with pytest.raises(DataError, match=r"none of 3 files can be used; the first: .*rank0\.json"):
+        analyze([str(tmp_path)])
+
+
+def test_a_gzip_cut_short_is_read_as_far_as_it_goes_and_said(job: Path) -> None:
+    document = trace_document(1)
+    text = json.dumps(document).encode()
+    whole = gzip.compress(text, compresslevel=0)
+    (job / "rank1.json.gz").write_bytes(whole[: int(len(whole) * 0.9)])
+    analysis = analyze([str(job)]).analysis
+    assert analysis.job.ranks == [0, 1]
+    assert analysis.trace_quality.truncated_files == 1
+    assert "truncated" in codes(analysis)
+
+
+def test_a_gzip_cut_before_its_first_event_is_one_line(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "rank0.json.gz")
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(NotATraceError) as caught:
+        analyze([str(path)])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_rank_is_said_and_its_arrivals_stay_unknown(job: Path) -> None:
+    (job / "rank1.json.gz").unlink()
+    analysis = analyze([str(job)]).analysis
+    assert "missing_ranks" in codes(analysis)
+    assert analysis.ledger[Heading.WAIT] == 0
+    assert analysis.ledger[Heading.COMMUNICATION_UNSPLIT] > 0
+
+
+def run_directory(tmp_path: Path) -> Path:
+    run = tmp_path / "run"
+    for rank in (0, 1):
+        write_trace(run / "traces" / "step10" / f"rank{rank}.json.gz", rank)
+    manifest = {
+        "schema": "stepscope.run/1", "run": "example", "host": "node0", "world_size": 2, "mesh": {"dp": 2},
+        "num_cpus": 8, "versions": {}, "environment": {}, "attempts": [], "unprofiled_step_ms": 0.08,
+    }  # fmt: skip
+    (run / "run.json").write_text(json.dumps(manifest))
+    return run
+
+
+def test_a_run_directory_keeps_its_analysis_and_lends_its_manifest(tmp_path: Path) -> None:
+    run = run_directory(tmp_path)
+    result = analyze([str(run)])
+    assert result.kept_in == run
+    assert (run / "analysis.json").is_file()
+    assert (run / "timeline.json").is_file()
+    assert result.analysis.job.mesh.dp == 2
+    assert result.analysis.job.unprofiled_step_ms == 0.08
+    assert result.analysis.trace_quality.profiler_distortion == pytest.approx(0.1 / 0.08 - 1)
+
+
+def test_nothing_is_kept_on_request_for_whole_files_and_outside_runs(tmp_path: Path, job: Path) -> None:
+    run = run_directory(tmp_path)
+    assert analyze([str(run)], keep=False).kept_in is None
+    assert analyze([str(run)], whole_file=True).kept_in is None
+    assert analyze([str(job)]).kept_in is None
+    assert not (run / "analysis.json").exists()
+
+
+def test_a_broken_manifest_is_said_and_the_traces_are_analysed(tmp_path: Path) -> None:
+    run = run_directory(tmp_path)
+    (run / "run.json").write_text("{")
+    analysis = analyze([str(run)]).analysis
+    assert codes(analysis) == ["unusable_file"]
+    assert analysis.job.mesh.dp is None
+
+
+def test_progress_is_told_before_each_file(job: Path) -> None:
+    told: list[tuple[int, int, str]] = []
+    analyze([str(job)], on_progress=lambda done, total, path: told.append((done, total, Path(path).name)))
+    assert told == [(0, 2, "rank0.json.gz"), (1, 2, "rank1.json.gz")]
+
+
+def test_the_same_files_give_the_same_analysis(job: Path) -> None:
+    assert analyze([str(job)]).analysis == analyze([str(job)]).analysis
