@@ -79,7 +79,14 @@ class TraceBuilder:
         self._host_row(Category.USER_ANNOTATION, name, start, end, thread)
 
     def operator(
-        self, name: str, start: int, end: int, *, thread: int = MAIN, concrete: str = "", category: Category | None = None
+        self,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        thread: int = MAIN,
+        concrete: str = "",
+        category: Category | None = None,
     ) -> None:
         self._host_row(category or Category.CPU_OP, name, start, end, thread)
         if concrete:

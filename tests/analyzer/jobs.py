@@ -60,7 +60,12 @@ def chain_of_waits() -> list[TraceBuilder]:
 
 
 def pipelined(
-    forward_us: Sequence[int], backward_us: Sequence[int], *, num_micro_batches: int, gpipe: bool = False, steps: int = 3
+    forward_us: Sequence[int],
+    backward_us: Sequence[int],
+    *,
+    num_micro_batches: int,
+    gpipe: bool = False,
+    steps: int = 3,
 ) -> list[TraceBuilder]:
     """One rank a stage; activations and gradients travel as send/receive kernels that take 2 us once both are there.
 

@@ -34,7 +34,15 @@ def test_a_file_is_itself_whatever_its_name(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_the_traces_in_it_and_nothing_else(tmp_path: Path) -> None:
-    for name in ("rank1.json.gz", "rank0.json", "analysis.json", "timeline.json", "truth.json", "rank2.json.tmp", "a.pkl"):
+    for name in (
+        "rank1.json.gz",
+        "rank0.json",
+        "analysis.json",
+        "timeline.json",
+        "truth.json",
+        "rank2.json.tmp",
+        "a.pkl",
+    ):
         (tmp_path / name).touch()
     found = find_trace_files([str(tmp_path)])
     assert names(found.paths) == ["rank0.json", "rank1.json.gz"]
@@ -61,7 +69,7 @@ def test_a_run_directory_is_its_latest_capture_and_the_older_ones_are_named(tmp_
 
 def test_a_run_without_captures_says_where_they_would_appear(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(DataError, match="no captured traces yet.*traces/step"):
+    with pytest.raises(DataError, match=r"no captured traces yet.*traces/step"):
         find_trace_files([str(tmp_path)])
 
 

@@ -19,7 +19,9 @@ def trace_document(rank: int | None = 0, *, world_size: int = 2, compute_us: int
     """A trace of three steps. With `rank` None it does not say which rank it is."""
     document: dict[str, Any] = {
         "schemaVersion": 1,
-        "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132, "totalGlobalMem": 85_000_000_000}],
+        "deviceProperties": [
+            {"id": 0, "name": "NVIDIA H100 80GB HBM3", "numSms": 132, "totalGlobalMem": 85_000_000_000}
+        ],
         "host_name": "node0",
         "baseTimeNanoseconds": 1_700_000_000_000_000_000,
         "traceEvents": _events(world_size, compute_us),
@@ -71,4 +73,13 @@ def _host(name: str, category: str, start: int, duration: int, correlation: int 
 
 def _device(name: str, start: int, duration: int, stream: int, arguments: Event) -> Event:
     told = {"device": 0, "stream": stream, **arguments}
-    return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": start, "dur": duration, "args": told}
+    return {
+        "ph": "X",
+        "cat": "kernel",
+        "name": name,
+        "pid": 0,
+        "tid": stream,
+        "ts": start,
+        "dur": duration,
+        "args": told,
+    }

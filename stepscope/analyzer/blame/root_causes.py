@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,11 +63,12 @@ def cause_table(views: Mapping[int, RankView], blamed: Sequence[BlamedWait]) -> 
         length[: len(own)] += np.diff(bounds)
         for code, nanoseconds in enumerate(own.sum(axis=0).tolist()):
             culprits[CAUSE_ORDER[code]][rank] += nanoseconds
+    begins = {rank: view.window.boundary_ns.tolist() for rank, view in views.items()}
+    code_of = {cause: code for code, cause in enumerate(CAUSE_ORDER)}
     for wait in blamed:
-        bounds = views[wait.rank].step_bounds_ns
-        step = int(np.clip(np.searchsorted(bounds, wait.start_ns, side="right") - 1, 0, len(bounds) - 2))
+        step = max(bisect_right(begins[wait.rank], wait.start_ns) - 1, 0)
         for (cause, culprit), nanoseconds in wait.shares.items():
-            time[step, CAUSE_ORDER.index(cause)] += nanoseconds
+            time[step, code_of[cause]] += nanoseconds
             culprits[cause][culprit] += nanoseconds
     return CauseTable(time, length, culprits)
 

@@ -29,6 +29,9 @@ ComputeCause = Callable[[int, int], Cause]
 """(late rank, waiting rank) -> what more compute on the late rank is: straggler, imbalance or unexplained."""
 
 
+_END_OF_TIME = 2**63
+
+
 @dataclass(frozen=True, slots=True)
 class BlamedWait:
     """One piece of exposed waiting on `rank` and whom it is charged to; the shares add up to its length."""
@@ -194,7 +197,7 @@ class _Meetings:
         start = view.calls[call.place].start_ns
         late_start = late_view.calls[late.place].start_ns
         meetings = self._between(call.rank, late.rank)
-        place = bisect_right(meetings, (start, np.iinfo(np.int64).max)) - 1
+        place = bisect_right(meetings, (start, _END_OF_TIME)) - 1
         while place >= 0 and meetings[place][1] > late_start:
             place -= 1
         if place >= 0:

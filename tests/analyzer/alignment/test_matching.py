@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -142,11 +143,11 @@ words = st.lists(st.sampled_from([("all_reduce", 4), ("all_gather", 8), ("all_ga
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(words, min_size=2, max_size=3))
-def test_matches_agree_in_kind_and_size_use_each_call_once_and_keep_the_order(ranks: list[list[tuple[str, int]]]) -> None:
+def test_matches_agree_in_kind_and_size_use_each_call_once_and_keep_the_order(
+    ranks: list[list[tuple[str, int]]],
+) -> None:
     group = tuple(range(len(ranks)))
-    calls = {
-        rank: [call(rank, kind, size=size, group=group) for kind, size in own] for rank, own in enumerate(ranks)
-    }
+    calls = {rank: [call(rank, kind, size=size, group=group) for kind, size in own] for rank, own in enumerate(ranks)}
     matches = match_calls(calls)
     used = [call for match in matches.collectives for call in match.values()]
     assert len(used) == len(set(used))
@@ -156,7 +157,7 @@ def test_matches_agree_in_kind_and_size_use_each_call_once_and_keep_the_order(ra
     for match in matches.collectives:
         assert len({(calls[r][c.place].kind, calls[r][c.place].num_bytes) for r, c in match.items()}) == 1
     ordered = sorted(pairs(matches))
-    assert all(a < b for one, two in zip(ordered, ordered[1:], strict=False) for a, b in zip(one, two, strict=True))
+    assert all(a < b for one, two in pairwise(ordered) for a, b in zip(one, two, strict=True))
 
 
 def test_long_sequences_that_disagree_are_matched_at_both_ends_in_little_time() -> None:

@@ -7,7 +7,6 @@ from stepscope.trace.columns import ProcessGroup
 from tests.analyzer.build import WORKER, TraceBuilder
 from tests.analyzer.readings import analyse, booked_us, charged_us, rank_us, view_of
 
-
 WORLD = ProcessGroup("0", "default_pg", (0, 1))
 
 

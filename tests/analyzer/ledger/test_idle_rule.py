@@ -78,9 +78,7 @@ def test_the_profilers_own_overhead_counts_wherever_it_is_recorded() -> None:
     assert idle_us(trace)["profiler"] == 30
 
 
-@pytest.mark.parametrize(
-    "name", ["Command Buffer Full", "Lazy Function Loading", "Runtime Triggered Module Loading"]
-)
+@pytest.mark.parametrize("name", ["Command Buffer Full", "Lazy Function Loading", "Runtime Triggered Module Loading"])
 def test_back_pressure_and_kernel_loading_are_not_the_profilers(name: str) -> None:
     trace = gap_trace()
     trace.overhead(name, 120, 150)

@@ -85,8 +85,8 @@ def test_an_exchange_in_a_ring_is_no_pipeline() -> None:
     for rank, trace in enumerate(traces):
         trace.step(0, 0, 100)
         trace.kernel(100, 200, launch=1)
-        peers = {"send_to": [(rank + 1) % 3], "receive_from": [(rank - 1) % 3]}
-        trace.point_to_point(200, 250, launch=2, group=(0, 1, 2), **peers)
+        following, previous = [(rank + 1) % 3], [(rank - 1) % 3]
+        trace.point_to_point(200, 250, launch=2, group=(0, 1, 2), send_to=following, receive_from=previous)
     assert analyse(*traces).pipeline is None
 
 
@@ -95,8 +95,8 @@ def test_a_one_way_stream_of_sends_is_no_pipeline() -> None:
     for rank, trace in enumerate(traces):
         trace.step(0, 0, 100)
         trace.kernel(100, 200, launch=1)
-        peers: dict[str, list[int]] = {"send_to": [1]} if rank == 0 else {"receive_from": [0]}
-        trace.point_to_point(200, 250, launch=2, group=(0, 1), **peers)
+        send_to, receive_from = ([1], []) if rank == 0 else ([], [0])
+        trace.point_to_point(200, 250, launch=2, group=(0, 1), send_to=send_to, receive_from=receive_from)
     assert analyse(*traces).pipeline is None
 
 

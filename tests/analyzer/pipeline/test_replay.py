@@ -35,7 +35,7 @@ def test_any_durations_run_through_and_take_no_less_than_the_busiest_device(
 ) -> None:
     order = schedule_order(schedule, devices, micro_batches)
     tasks = [task for of_device in order for task in of_device]
-    durations = dict(zip(tasks, data.draw(st.lists(st.integers(0, 9), min_size=len(tasks), max_size=len(tasks)))))
+    durations = {task: data.draw(st.integers(0, 9)) for task in tasks}
     result = replay(order, durations, num_stages=devices)
     assert result.period_ns >= max(result.busy_ns)
     assert result.period_ns <= sum(durations.values())
@@ -70,7 +70,7 @@ def test_transfers_count_between_devices_only() -> None:
 def test_an_order_that_waits_for_itself_is_refused() -> None:
     order = [[Task(False, 0, 0), Task(True, 0, 0)]]
     with pytest.raises(ValueError, match="waits for itself"):
-        replay(order, {task: 1.0 for task in order[0]}, num_stages=1)
+        replay(order, dict.fromkeys(order[0], 1.0), num_stages=1)
 
 
 def test_a_task_that_nobody_runs_is_refused() -> None:
