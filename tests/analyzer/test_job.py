@@ -200,6 +200,20 @@ def test_the_whole_file_has_no_steps_and_still_adds_up() -> None:
     assert rank_us(analysis, 0, Heading.WAIT) == 3 * 200
 
 
+def test_calls_that_cannot_have_met_are_not_split() -> None:
+    """Without steps and sequence numbers, a profiler that started one call later shifts the whole series."""
+    traces = data_parallel([[1000] * 5, [3000] * 5])
+    late = TraceBuilder(rank=1, world_size=2)
+    late._rows = traces[1]._rows[5:]
+    late._descriptions = [replace(told, row=told.row - 5) for told in traces[1]._descriptions[1:]]
+    for trace in (traces[0], late):
+        for row in trace._rows:
+            row.name = row.name.replace("ProfilerStep", "Step")
+    analysis = analyse(traces[0], late)
+    assert rank_us(analysis, 0, Heading.WAIT) == 0
+    assert rank_us(analysis, 0, Heading.COMMUNICATION_UNSPLIT) > 4 * 2000
+
+
 def test_capturing_that_slows_the_step_is_said() -> None:
     context = JobContext(unprofiled_step_ms=0.2)
     analysis = analyse(*data_parallel([[100] * 3, [300] * 3]), context=context)

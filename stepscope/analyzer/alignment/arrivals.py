@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stepscope.analyzer.alignment.clocks import SAME_CLOCK_NS
 from stepscope.analyzer.alignment.device_calls import SYNCHRONIZING_KINDS, Call
 from stepscope.analyzer.alignment.matching import CallId, Matches
 
@@ -44,6 +45,8 @@ def needed_arrivals(
         ):
             continue
         last = max(calls, key=lambda rank: (calls[rank].start_ns, rank))
+        if calls[last].start_ns - min(call.end_ns for call in calls.values()) > SAME_CLOCK_NS:
+            continue  # somebody left before the last came: these calls were matched wrongly
         for call in match.values():
             arrivals[call] = Arrival(last, match[last], calls[last].start_ns, number)
     for call, needed in matches.peers.items():
