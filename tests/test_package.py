@@ -27,7 +27,9 @@ print(json.dumps({"ms": milliseconds, "loaded": sorted(loaded)}))
 
 
 def _import_in_fresh_interpreter() -> dict[str, object]:
-    output = subprocess.run([sys.executable, "-c", _PROBE], check=True, capture_output=True, text=True, cwd=_ROOT).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", _PROBE], check=True, capture_output=True, text=True, cwd=_ROOT
+    ).stdout
     answer: dict[str, object] = json.loads(output)
     return answer
 

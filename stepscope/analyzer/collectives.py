@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from stepscope.analyzer.alignment.arrivals import Arrival
-from stepscope.analyzer.alignment.dimensions import dimension_of_members
 from stepscope.analyzer.alignment.device_calls import Call
+from stepscope.analyzer.alignment.dimensions import dimension_of_members
 from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.intervals import covered_time
 from stepscope.analyzer.rank_view import RankView

@@ -32,7 +32,7 @@ def needed_arrivals(
 ) -> dict[CallId, Arrival]:
     """The last needed arrival of every call for which it is known; calls on the job's clock.
 
-    Between ranks of different islands (their clocks cannot be compared) none is.
+    None is between ranks of different islands (their clocks cannot be compared), nor where the calls cannot have met.
 
     All members are needed for the kinds that synchronise. A receive needs the start of its send; a send needs its
     receive. Rooted kinds need their root, which traces do not name reliably: they stay unknown.
@@ -54,8 +54,10 @@ def needed_arrivals(
             continue
         last_call = max(needed, key=lambda other: calls_of_rank[other.rank][other.place].start_ns)
         at = calls_of_rank[last_call.rank][last_call.place].start_ns
-        own = calls_of_rank[call.rank][call.place].start_ns
-        if own >= at:
-            last_call, at = call, own
+        own = calls_of_rank[call.rank][call.place]
+        if own.kind == "recv" and at - own.end_ns > SAME_CLOCK_NS:
+            continue  # received before it was sent: matched wrongly
+        if own.start_ns >= at:
+            last_call, at = call, own.start_ns
         arrivals[call] = Arrival(last_call.rank, last_call, at, None)
     return arrivals
