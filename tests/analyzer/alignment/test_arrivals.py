@@ -1,0 +1,47 @@
+"""Who came last to each call, and for which calls can nobody tell?"""
+
+from __future__ import annotations
+
+from stepscope.analyzer.alignment.arrivals import Arrival, needed_arrivals
+from stepscope.analyzer.alignment.device_calls import Call, PeerCall
+from stepscope.analyzer.alignment.matching import CallId, match_calls
+
+US = 1000
+SAME = {0: 0, 1: 0}
+
+
+def call(rank: int, start_us: int, end_us: int, kind: str = "all_reduce") -> Call:
+    peers = (PeerCall(0, 1, 0),) if kind in ("send", "recv") else ()
+    return Call(rank, start_us * US, end_us * US, 1, (0, 1), kind, 4, peers, True)
+
+
+def arrivals_of(first: Call, second: Call, island: dict[int, int] = SAME) -> dict[CallId, Arrival]:
+    calls = {0: [first], 1: [second]}
+    return needed_arrivals(calls, match_calls(calls), island)
+
+
+def test_a_collective_begins_with_its_last_member() -> None:
+    arrivals = arrivals_of(call(0, 0, 100), call(1, 60, 100))
+    assert {(a.rank, a.at_ns) for a in arrivals.values()} == {(1, 60 * US)}
+    assert len(arrivals) == 2
+
+
+def test_a_receive_waits_for_its_send_and_a_send_for_its_receive() -> None:
+    late_send = arrivals_of(call(0, 60, 100, "send"), call(1, 0, 100, "recv"))
+    assert late_send[CallId(1, 0)].at_ns == late_send[CallId(0, 0)].at_ns == 60 * US
+    late_receive = arrivals_of(call(0, 0, 100, "send"), call(1, 60, 100, "recv"))
+    assert late_receive[CallId(0, 0)].rank == late_receive[CallId(1, 0)].rank == 1
+
+
+def test_the_arrivals_of_rooted_kinds_are_unknown() -> None:
+    assert arrivals_of(call(0, 0, 100, "broadcast"), call(1, 60, 100, "broadcast")) == {}
+
+
+def test_clocks_that_nothing_ties_together_tell_no_arrivals() -> None:
+    for kinds in (("all_reduce", "all_reduce"), ("send", "recv")):
+        assert arrivals_of(call(0, 0, 100, kinds[0]), call(1, 60, 100, kinds[1]), {0: 0, 1: 1}) == {}
+
+
+def test_calls_that_cannot_have_met_were_matched_wrongly() -> None:
+    assert arrivals_of(call(0, 0, 100), call(1, 200, 300)) == {}
+    assert CallId(1, 0) not in arrivals_of(call(0, 200, 300, "send"), call(1, 0, 100, "recv"))
