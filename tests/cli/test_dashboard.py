@@ -12,6 +12,7 @@ import pytest
 
 from stepscope.cli import main
 from tests.dashboard.live_server import get
+from tests.interrupts import default_interrupt
 
 
 def run(*arguments: str) -> int:
@@ -47,7 +48,7 @@ def test_a_taken_port_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_it_serves_until_interrupted(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stepscope", "dashboard", "--runs", str(tmp_path), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=default_interrupt) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         url = next(word for word in line.split() if word.startswith("http://"))

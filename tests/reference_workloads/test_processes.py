@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.interrupts import default_interrupt
+
 pytest.importorskip("torch")
 if not Path("/proc/self/task").is_dir():
     pytest.skip("looks at /proc", allow_module_level=True)
@@ -29,6 +31,7 @@ def _running(*options: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=default_interrupt,
     )
     try:
         assert process.stderr is not None

@@ -91,7 +91,8 @@ def device_window(activities: Activities, steps: HostSteps) -> Window | None:
     stream follows the host's clock.
     """
     launched_in = np.where(activities.launch_ns == NONE, NONE, steps.position_of(activities.launch_ns))
-    kernels = np.flatnonzero((activities.work != Work.COPY) & (launched_in != NONE))
+    takes_time = activities.end_ns > activities.start_ns
+    kernels = np.flatnonzero((activities.work != Work.COPY) & (launched_in != NONE) & takes_time)
     # activities come by start: the first of each step is its earliest
     places, first = np.unique(launched_in[kernels], return_index=True)
     boundaries: list[int] = []
@@ -107,8 +108,6 @@ def device_window(activities: Activities, steps: HostSteps) -> Window | None:
         return None
     last = (launched_in >= kept[-1]) & (launched_in <= places[-1])
     end = int(activities.end_ns[last].max())
-    if end <= boundaries[0]:
-        return None
     return Window(boundaries[0], end, steps.index[kept], np.array(boundaries, np.int64), merged)
 
 
