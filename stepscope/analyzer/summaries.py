@@ -55,12 +55,7 @@ def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
     world_size = max(told, max(views) + 1)
     steps = [float(np.mean(view.window.whole_step_ns)) / 1e6 for view in views.values()]
     step_ms = float(np.median(steps)) if steps else None
-    usable = [v for v in views.values() if v.step_flops and v.peak_flops]
-    mfu = None
-    if usable and step_ms:
-        shares = [v.step_flops / (step_ms / 1e3) / v.peak_flops for v in usable if v.step_flops and v.peak_flops]
-        mean = float(np.mean(shares))
-        mfu = mean if mean <= 1.0 else None
+    utilization = _utilization(views, step_ms)
     first = next(iter(views.values()))
     return Job(
         world_size=world_size,
@@ -71,10 +66,16 @@ def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
         num_steps=min(len(view.window.boundary_ns) for view in views.values()),
         step_ms=step_ms,
         unprofiled_step_ms=context.unprofiled_step_ms,
-        mfu=mfu,
+        mfu=utilization if utilization is not None and utilization <= 1.0 else None,
         hfu=None,
         simulated_compute=context.simulated_compute,
     )
+
+
+def _utilization(views: Mapping[int, RankView], step_ms: float | None) -> float | None:
+    """Model FLOPs over what the peak allows, mean over ranks; above 1 something is wrong with the peak or the model."""
+    shares = [v.step_flops / v.peak_flops for v in views.values() if v.step_flops and v.peak_flops]
+    return float(np.mean(shares)) / (step_ms / 1e3) if shares and step_ms else None
 
 
 def _mesh(views: Mapping[int, RankView], context: JobContext) -> MeshSizes:
@@ -198,6 +199,10 @@ def warnings(
                 f"capturing slowed the step by {quality.profiler_distortion:.0%}: host-side headings are upper bounds",
             )
         )
+    utilization = _utilization(views, job.step_ms)
+    if utilization is not None and utilization > 1.0:
+        wrong = f"MFU would be {utilization:.0%}: the peak assumed for this GPU, its clock or the FLOP model is wrong"
+        notices.append(Notice("impossible_mfu", wrong))
     if quality.truncated_files:
         notices.append(
             Notice("truncated", f"{quality.truncated_files} trace file(s) end too early; read as far as they go")

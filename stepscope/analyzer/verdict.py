@@ -133,7 +133,8 @@ def _summary(row: RootCause, about: Circumstances) -> str:
         cost += f", {row.ms_per_step:.3g} ms of each {about.step_ms:.4g} ms step"
     where = ""
     if row.ranks and len(row.ranks) < about.num_ranks:
-        where = f"; look at rank{'s' if len(row.ranks) > 1 else ''} {_enumerate(row.ranks)}"
+        worst_first = " (worst first)" if len(row.ranks) > 1 else ""
+        where = f"; look at rank{'s' if len(row.ranks) > 1 else ''} {_enumerate(row.ranks)}{worst_first}"
     pipeline = ""
     if row.cause is Cause.PIPELINE_BUBBLE and about.pipeline is not None:
         p = about.pipeline
@@ -142,7 +143,7 @@ def _summary(row: RootCause, about: Circumstances) -> str:
 
 
 def _enumerate(ranks: Sequence[int], most: int = 8) -> str:
-    shown = ", ".join(map(str, sorted(ranks)[:most]))
+    shown = ", ".join(map(str, ranks[:most]))
     return shown if len(ranks) <= most else f"{shown} and {len(ranks) - most} more"
 
 

@@ -22,7 +22,6 @@ def command(paths: tuple[str, ...], as_json: bool, window: str, keep: bool) -> N
     PATH is a run directory, a folder of traces, trace files, or any fsspec URL (s3://...).
     """
     from stepscope.cli.progress import file_progress
-    from stepscope.cli.report import print_analysis
     from stepscope.store.documents import encode_analysis
     from stepscope.workflow.analyze import analyze
 
@@ -31,6 +30,8 @@ def command(paths: tuple[str, ...], as_json: bool, window: str, keep: bool) -> N
     if as_json:
         click.echo(encode_analysis(result.analysis).decode())
         return
+    from stepscope.cli.report import print_analysis
+
     print_analysis(result.analysis)
     for notice in result.analysis.warnings:
         click.echo(f"warning: {notice.message}", err=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 from math import prod
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -37,15 +37,11 @@ from stepscope.trace.lanes import Track, lanes_of
 from stepscope.trace.splitting import Batch
 from stepscope.trace.times import UNKNOWN_NS, durations_ns, exact_starts_ns, starts_ns
 
-_TRACK = attrgetter("cat", "pid", "tid")
-_NAME = attrgetter("name")
-_START = attrgetter("ts")
-_DURATION = attrgetter("dur")
-_CORRELATION = attrgetter("correlation")
-_EXTERNAL_ID = attrgetter("external_id")
-_LEGACY_EXTERNAL_ID = attrgetter("legacy_external_id")
-
-_NO_SHAPES = (b"", b"", b"")
+_BETWEEN_TEXTS = b"\0"
+"""Never part of valid JSON."""
+_NO_SHAPES = _BETWEEN_TEXTS * 2
+_IS_DEVICE = np.isin(np.arange(len(Category)), DEVICE_CATEGORIES)
+_MAY_COMMUNICATE = np.isin(np.arange(len(Category)), (Category.CPU_OP, Category.KERNEL))
 _COLUMNS = (
     "track",
     "name",
@@ -76,7 +72,7 @@ class ColumnsBuilder:
         self.communication = CommunicationBuilder()
         self.tracks: Numbered[Track] = Numbered()
         self.names: Numbered[str | None] = Numbered()
-        self.shapes: Numbered[tuple[bytes, bytes, bytes]] = Numbered()
+        self.shapes: Numbered[bytes] = Numbered()
         self.shapes[_NO_SHAPES]
         self.columns = {name: GrowingColumn() for name in _COLUMNS}
         self._ignored = {TRACE_SPAN} if keep_python_functions else {TRACE_SPAN, PYTHON_FUNCTION}
@@ -90,11 +86,11 @@ class ColumnsBuilder:
         start = None
         if isinstance(batch, Batch) and not self._is_exact:
             events = self._complete(batch.events)
-            start = starts_ns(list(map(_START, events)))
+            start = starts_ns([event.ts for event in events])
             self._is_exact = start is None and bool(events)
         if start is None:
             events = self._complete(batch.exact() if isinstance(batch, Batch) else batch)
-            start = exact_starts_ns(list(map(_START, events)))
+            start = exact_starts_ns([event.ts for event in events])
         if events:
             self._append(events, start)
 
@@ -130,7 +126,7 @@ class ColumnsBuilder:
             **{column: grown.finish() for column, grown in self.columns.items()},
             names=tuple(name or "" for name in self.names),
             lanes=lanes,
-            shape_table=tuple(_shapes(*texts) for texts in list(self.shapes)[1:]),
+            shape_table=tuple(_shapes(texts) for texts in list(self.shapes)[1:]),
             groups=groups,
             communication=calls,
         )
@@ -145,61 +141,72 @@ class ColumnsBuilder:
         return category
 
     def _complete(self, events: Sequence[Any]) -> list[Any]:
-        self.dropped += len([None for event in events if not event.ph])
-        return [event for event in events if event.ph == "X" and event.cat not in self._ignored]
+        ignored = self._ignored
+        self.dropped += [event.ph for event in events].count("")
+        return [event for event in events if event.ph == "X" and event.cat not in ignored]
 
     def _append(self, events: list[Event | ExactEvent], start: npt.NDArray[np.int64]) -> None:
-        duration = durations_ns(list(map(_DURATION, events)))
-        track = np.fromiter(map(self.tracks.__getitem__, map(_TRACK, events)), np.int64, len(events))
+        duration = durations_ns([event.dur for event in events])
+        track = self._tracks_of(events)
         category = self._categories_of(track)
         impossible = (start == UNKNOWN_NS) | (duration == UNKNOWN_NS)
-        impossible |= (start == 0) & (duration == 0) & np.isin(category, DEVICE_CATEGORIES)
+        impossible |= (start == 0) & (duration == 0) & _IS_DEVICE[category]
         if impossible.any():
             self.dropped += int(impossible.sum())
             stay = ~impossible
-            events = [event for event, stays in zip(events, stay, strict=True) if stays]
+            events = list(compress(events, stay.tolist()))
             start, duration, track, category = start[stay], duration[stay], track[stay], category[stay]
         if not events:
             return
-        names = map(self.names.__getitem__, map(_NAME, events))
         self.columns["start_ns"].add(start)
         self.columns["duration_ns"].add(narrow(duration))
         self.columns["track"].add(narrow(track))
-        self.columns["name"].add(integers(names, len(events)))
+        self.columns["name"].add(integers(list(map(self.names.__getitem__, [event.name for event in events]))))
         self._append_arguments([event.args or NO_ARGUMENTS for event in events], category)
         self.num_rows += len(events)
 
+    def _tracks_of(self, events: list[Event | ExactEvent]) -> npt.NDArray[np.int64]:
+        written = zip(
+            [event.cat for event in events],
+            [event.pid for event in events],
+            [event.tid for event in events],
+            strict=True,
+        )
+        return np.fromiter(map(self.tracks.__getitem__, written), np.int64, len(events))
+
     def _append_arguments(self, arguments: list[Arguments], category: IntColumn) -> None:
-        count = len(arguments)
-        external_id = integers(map(_EXTERNAL_ID, arguments), count)
+        external_id = integers([args.external_id for args in arguments])
         if self._is_legacy:
-            legacy = integers(map(_LEGACY_EXTERNAL_ID, arguments), count)
+            legacy = integers([args.legacy_external_id for args in arguments])
             external_id = np.where(external_id == NONE, legacy, external_id)
-        self.columns["correlation"].add(integers(map(_CORRELATION, arguments), count))
+        self.columns["correlation"].add(integers([args.correlation for args in arguments]))
         self.columns["external_id"].add(external_id)
 
-        operators = np.flatnonzero(category == Category.CPU_OP).tolist()
+        operators = np.flatnonzero(category == Category.CPU_OP)
         texts = [
-            (bytes(a.input_dims), bytes(a.input_types), bytes(a.concrete_inputs)) for a in _pick(arguments, operators)
+            _BETWEEN_TEXTS.join((args.input_dims, args.input_types, args.concrete_inputs))
+            for args in _pick(arguments, operators)
         ]
-        shapes = np.full(count, NONE, np.int64)
-        shapes[operators] = list(map(self.shapes.__getitem__, texts))
-        shapes[operators] -= 1  # number 0 is "nothing recorded"
-        self.columns["shapes"].add(narrow(shapes))
+        numbers = np.fromiter(map(self.shapes.__getitem__, texts), np.int64, len(texts))
+        self._add_at(operators, "shapes", numbers - 1, len(category))  # number 0 is "nothing recorded"
 
-        kernels = np.flatnonzero(category == Category.KERNEL).tolist()
-        num_blocks = np.full(count, NONE, np.int64)
-        num_blocks[kernels] = [_num_blocks(a.grid) for a in _pick(arguments, kernels)]
-        self.columns["num_blocks"].add(narrow(num_blocks))
+        kernels = np.flatnonzero(category == Category.KERNEL)
+        blocks = [_num_blocks(args.grid) for args in _pick(arguments, kernels)]
+        self._add_at(kernels, "num_blocks", integers(blocks), len(category))
 
-        copies = np.flatnonzero((category == Category.MEMCPY) | (category == Category.MEMSET)).tolist()
-        num_bytes = np.full(count, NONE, np.int64)
-        num_bytes[copies] = integers([a.num_bytes for a in _pick(arguments, copies)], len(copies))
-        self.columns["num_bytes"].add(narrow(num_bytes))
+        copies = np.flatnonzero((category == Category.MEMCPY) | (category == Category.MEMSET))
+        sizes = [args.num_bytes for args in _pick(arguments, copies)]
+        self._add_at(copies, "num_bytes", integers(sizes), len(category))
 
-        calls = [row for row in (*operators, *kernels) if arguments[row].collective is not None]
-        calls.sort()
-        self.communication.add([self.num_rows + row for row in calls], _pick(arguments, calls))
+        names = [args.collective for args in arguments]
+        if names.count(None) < len(names):
+            rows = [row for row in np.flatnonzero(_MAY_COMMUNICATE[category]).tolist() if names[row] is not None]
+            self.communication.add([self.num_rows + row for row in rows], [arguments[row] for row in rows])
+
+    def _add_at(self, rows: npt.NDArray[np.intp], name: str, values: IntColumn, count: int) -> None:
+        column = np.full(count, NONE, values.dtype)
+        column[rows] = values
+        self.columns[name].add(narrow(column))
 
     def _categories_of(self, track: IntColumn) -> IntColumn:
         for name, _, _ in list(self.tracks)[len(self._categories) :]:
@@ -209,8 +216,8 @@ class ColumnsBuilder:
         return np.array(self._categories, np.int8)[track]
 
 
-def _pick(arguments: list[Arguments], rows: list[int]) -> list[Arguments]:
-    return [arguments[row] for row in rows]
+def _pick(arguments: list[Arguments], rows: npt.NDArray[np.intp]) -> list[Arguments]:
+    return [arguments[row] for row in rows.tolist()]
 
 
 def _num_blocks(grid: tuple[int, ...]) -> int:
@@ -218,5 +225,5 @@ def _num_blocks(grid: tuple[int, ...]) -> int:
     return blocks if 0 <= blocks < 2**63 else NONE
 
 
-def _shapes(*texts: bytes) -> Shapes:
-    return Shapes(*(text.decode("utf-8", errors="replace") for text in texts))
+def _shapes(texts: bytes) -> Shapes:
+    return Shapes(*texts.decode("utf-8", errors="replace").split("\0"))

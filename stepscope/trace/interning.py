@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable
 from typing import TypeVar
 
 import numpy as np
@@ -11,7 +11,9 @@ from stepscope.trace.columns import NONE, IntColumn
 
 Value = TypeVar("Value", bound=Hashable)
 
-_WIDTHS: tuple[type[np.signedinteger], ...] = (np.int8, np.int16, np.int32)
+_WIDTHS = tuple(
+    (np.dtype(width), int(np.iinfo(width).min), int(np.iinfo(width).max)) for width in (np.int8, np.int16, np.int32)
+)
 
 _GROWTH_SHARE = 8
 """A full column grows by this part of its length."""
@@ -29,22 +31,20 @@ def narrow(column: IntColumn) -> IntColumn:
     """The same integers in the smallest type that holds them."""
     if not len(column):
         return column.astype(np.int8)
-    low, high = column.min(), column.max()
-    for width in _WIDTHS:
-        limits = np.iinfo(width)
-        if limits.min <= low and high <= limits.max:
+    low, high = int(column.min()), int(column.max())
+    for width, least, most in _WIDTHS:
+        if least <= low and high <= most:
             return column.astype(width)
     return column
 
 
-def integers(values: Iterable[int], count: int) -> IntColumn:
-    """Integers as a narrow column; those beyond int64 (or no integers at all) become NONE."""
-    kept = values if isinstance(values, Sequence) else list(values)
+def integers(values: Collection[int]) -> IntColumn:
+    """Integers as a narrow column; those beyond int64 become NONE."""
     try:
-        return narrow(np.fromiter(kept, np.int64, count))
+        return narrow(np.fromiter(values, np.int64, len(values)))
     except OverflowError:
-        fitting = (value if -(2**63) <= value < 2**63 else NONE for value in kept)
-        return narrow(np.fromiter(fitting, np.int64, count))
+        fitting = (value if -(2**63) <= value < 2**63 else NONE for value in values)
+        return narrow(np.fromiter(fitting, np.int64, len(values)))
 
 
 class GrowingColumn:
@@ -56,9 +56,8 @@ class GrowingColumn:
 
     def add(self, part: IntColumn) -> None:
         """Append a part; the column widens when a part is wider."""
-        width = np.result_type(self._array.dtype, part.dtype)
-        if width != self._array.dtype:
-            self._array = self._array[: self._count].astype(width)
+        if part.dtype.itemsize > self._array.dtype.itemsize:
+            self._array = self._array[: self._count].astype(part.dtype)
         count = self._count + len(part)
         if count > len(self._array):
             self._array.resize(count + count // _GROWTH_SHARE, refcheck=False)

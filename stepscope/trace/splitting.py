@@ -76,7 +76,7 @@ class EventSplitter:
 
     def _take_fast(self) -> Batch | None:
         for end, start in self._cuts():
-            array_text = b"[" + self._buffer[:end] + b"]"
+            array_text = b"".join((b"[", memoryview(self._buffer)[:end], b"]"))
             events = decode_fast(array_text)
             if events is not None:
                 return self._pass_on(events, array_text, end, start)

@@ -14,7 +14,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31
 """zlib's code for a gzip header and the largest window"""
 _UTF8_MARK = b"\xef\xbb\xbf"
-_RAW_BYTES = 256 * 1024
+_RAW_BYTES = 64 * 1024
 _HOLE = re.compile(rb"\x00{32,}")
 """Zeros that a crashed writer or file system left; shorter runs may be characters of a name."""
 

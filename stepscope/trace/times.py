@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal, localcontext
 from math import isfinite
+from struct import error as StructError
+from struct import pack
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +25,12 @@ def starts_ns(values_us: Sequence[int | float]) -> npt.NDArray[np.int64] | None:
 
     None when float64 has already rounded some of them: then their text must be decoded anew.
     """
-    column = np.array(values_us)
+    column = _column(values_us)
     if column.dtype == np.int64:
-        fits = np.abs(column) <= _LARGEST_START_US
+        fits = (column >= -_LARGEST_START_US) & (column <= _LARGEST_START_US)
         return np.where(fits, column, 0) * 1000 + np.where(fits, 0, UNKNOWN_NS)
     if column.dtype != np.float64:
-        return None if len(column) else np.empty(0, np.int64)
+        return None
     with np.errstate(invalid="ignore"):
         if (np.abs(column) >= _EXACT_BELOW_US).any():
             return None
@@ -43,10 +46,21 @@ def exact_starts_ns(values_us: Sequence[Decimal | int | float]) -> npt.NDArray[n
 
 def durations_ns(values_us: Sequence[float]) -> npt.NDArray[np.int64]:
     """Nanoseconds of durations; UNKNOWN_NS for negative, missing and overflowed ones."""
-    column = np.array(values_us, np.float64)
+    column = np.frombuffer(pack(f"{len(values_us)}d", *values_us), np.float64)
     with np.errstate(invalid="ignore"):
         sane = (column >= 0) & (column < _EXACT_BELOW_US)
     return np.where(sane, _float_ns(np.where(sane, column, 0.0)), UNKNOWN_NS)
+
+
+def _column(values_us: Sequence[int | float]) -> npt.NDArray[Any]:
+    """int64 when all are integers, else float64, else (integers beyond both) objects; packing beats np.array twofold."""
+    count = len(values_us)
+    try:
+        if count and isinstance(values_us[0], int):
+            return np.frombuffer(pack(f"{count}q", *values_us), np.int64)
+        return np.frombuffer(pack(f"{count}d", *values_us), np.float64)
+    except (StructError, OverflowError):
+        return np.array(values_us)
 
 
 def _float_ns(column: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:

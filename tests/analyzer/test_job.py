@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.analyzer.job import analyse_job
 from stepscope.analyzer.summaries import JobContext
 from stepscope.core.analysis import Analysis
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.headings import Heading
 from tests.analyzer.build import MAIN, NS_PER_US, TraceBuilder
 from tests.analyzer.jobs import TRANSFER_US, chain_of_waits, data_parallel
-from tests.analyzer.readings import analyse, cause_us, notice_codes, rank_us, row_of
+from tests.analyzer.readings import analyse, cause_us, notice_codes, rank_us, row_of, view_of
 
 
 def test_waiting_ends_with_the_last_arrival_and_the_rest_is_transfer() -> None:
@@ -288,3 +289,11 @@ def test_any_job_adds_up_and_gets_a_verdict(ranks: list[list[tuple[str, int, int
     )  # checks the sums itself
     assert analysis.verdict.summary
     assert all(row.fraction > 0 for row in analysis.root_causes)
+
+
+def test_a_utilization_above_one_is_warned_about_and_not_printed() -> None:
+    views = [view_of(trace) for trace in data_parallel([[1000] * 3, [1000] * 3])]
+    views = [replace(view, step_flops=1e12, peak_flops=1e12) for view in views]
+    analysis, _ = analyse_job(views, JobContext())
+    assert analysis.job.mfu is None
+    assert "impossible_mfu" in {notice.code for notice in analysis.warnings}

@@ -12,6 +12,9 @@ from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.roofline.kernel_family import is_communication
 from stepscope.trace.columns import DEVICE_CATEGORIES, NONE, Category, IntColumn, TraceColumns
 
+_PEER_COPY = "Memcpy PtoP"
+"""Carries a collective through the copy engines (async tensor parallelism, symmetric memory)."""
+
 
 class Work(IntEnum):
     """What a device activity does."""
@@ -73,12 +76,13 @@ def device_activities(trace: TraceColumns) -> Activities:
 
 
 def _work_of(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> IntColumn:
-    """Communication by what the row says of itself, else by its name; peer copies of a collective count too."""
+    """Communication by what the row says of itself, else by its name; so are copies from GPU to GPU."""
     communicates = np.array([is_communication(name) for name in trace.names] or [False])[trace.name[rows]]
     communicates |= np.isin(rows, trace.communication.row)
     is_kernel = trace.category[rows] == Category.KERNEL
+    between_gpus = np.array([_PEER_COPY in name for name in trace.names] or [False])[trace.name[rows]]
     work = np.where(is_kernel, Work.COMPUTE, Work.COPY).astype(np.int8)
-    work[communicates & is_kernel] = Work.COMMUNICATION
+    work[(communicates & is_kernel) | (between_gpus & ~is_kernel)] = Work.COMMUNICATION
     return work
 
 

@@ -194,3 +194,10 @@ def test_hidden_communication_is_what_runs_beside_compute(drawn: list[Activity])
     computing = {i for one in drawn if one.kind == "compute" for i in range(one.start, one.end)}
     assert own.hidden_communication_ns == len(communicating & computing) * NS_PER_US
     assert int(own.kernel_owned_ns.sum()) == len(computing) * NS_PER_US
+
+
+def test_a_copy_from_gpu_to_gpu_is_communication() -> None:
+    trace = TraceBuilder()
+    trace.copy(10, 30, launch=0, name="Memcpy PtoP (Device -> Device)")
+    trace.copy(40, 50, launch=5, name="Memcpy DtoD (Device -> Device)")
+    assert device_activities(trace.build()).work.tolist() == [Work.COMMUNICATION, Work.COPY]
