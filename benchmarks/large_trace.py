@@ -1,10 +1,12 @@
 """How much time and memory does reading and analysing a large trace take, beside other ways of doing it?
 
-    python benchmarks/bench_read_vs_hta.py [TRACE] [--copies 12] [--without-hta] [--only read,json]
+    python benchmarks/large_trace.py [TRACE] [--copies 12] [--repeats 3] [--without-hta] [--only read,analyze,json,hta]
 
-Writes one large trace (copies of TRACE, shifted in time and ids, or of a synthetic trace when none is given), then
-runs each way in a process of its own and prints its CPU seconds, wall seconds, peak resident memory and ratios.
-HolisticTraceAnalysis gets a virtual environment of its own, made once beside the trace.
+Writes one large trace: copies of TRACE (of a synthetic trace when none is given), each shifted in time, ids and step
+numbers. Runs each way in a process of its own and prints the medians of its CPU seconds, wall seconds and peak
+resident memory, and how many times more CPU and memory it takes than `stepscope analyze`: "read" is our reader alone,
+"json" only json.load, "hta" HolisticTraceAnalysis's load and temporal breakdown, installed into a virtual environment
+that is kept for the next time.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,9 +24,12 @@ import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+_BASELINE = "analyze"
 _ID_KEYS = ("External id", "correlation")
+_STEP_NAME = re.compile(r"ProfilerStep#(\d+)")
 _SYNTHETIC_EVENTS = 100_000
 
 _READ = """
@@ -65,7 +71,7 @@ def main() -> None:
         num_events = _write_large_trace(trace, options.trace, copies=options.copies)
         size = trace.stat().st_size
         print(f"trace: {size / 1e6:.1f} MB of JSON, {num_events:,} events")
-        costs = {name: _measure(command) for name, command in _ways(trace, options)}
+        costs = {name: _median_cost(command, options.repeats) for name, command in _ways(trace, options)}
     _print_table(costs, size)
 
 
@@ -73,6 +79,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", nargs="?", type=Path, help="a Kineto trace to multiply; synthetic when left out")
     parser.add_argument("--copies", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each way; medians are shown")
     parser.add_argument("--without-hta", action="store_true")
     parser.add_argument("--only", default="read,analyze,json,hta", help="ways to run, by name")
     parser.add_argument("--work-directory", type=Path, help="where the large trace is written for the while")
@@ -97,8 +104,22 @@ def _hta_python(environment: Path) -> Path:
     if not python.exists():
         venv.create(environment, with_pip=True)
     packages = ["HolisticTraceAnalysis", "pandas<3"]  # with pandas 3 it fails on some traces
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *packages], check=True)
+    install = [python, "-m", "pip", "install", "--quiet", "--quiet", *packages]
+    done = subprocess.run(install, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"HolisticTraceAnalysis cannot be installed (leave it out with --without-hta)\n{done.stderr}")
     return python
+
+
+def _median_cost(command: list[str], repeats: int) -> Cost:
+    costs = [_measure(command) for _ in range(max(repeats, 1))]
+    return Cost(
+        cpu_seconds=median(cost.cpu_seconds for cost in costs),
+        wall_seconds=median(cost.wall_seconds for cost in costs),
+        peak_bytes=int(median(cost.peak_bytes for cost in costs)),
+        succeeded=all(cost.succeeded for cost in costs),
+        output=next((cost.output for cost in costs if not cost.succeeded), costs[0].output),
+    )
 
 
 def _measure(command: list[str]) -> Cost:
@@ -119,16 +140,17 @@ def _measure(command: list[str]) -> Cost:
 
 
 def _print_table(costs: dict[str, Cost], size: int) -> None:
-    first = next(iter(costs.values()))
+    baseline = costs.get(_BASELINE)
     print(
-        f"{'way':10} {'CPU s':>8} {'wall s':>8} {'MB/s CPU':>9}"
-        f" {'peak MB':>8} {'% of file':>9} {'CPU x':>6} {'mem x':>6}"
+        f"{'way':10} {'CPU s':>8} {'wall s':>8} {'MB/s CPU':>9} {'peak MB':>8} {'% of file':>9}"
+        f"   times {_BASELINE}: {'CPU':>6} {'memory':>7}"
     )
     for name, cost in costs.items():
+        slower = f"{cost.cpu_seconds / baseline.cpu_seconds:6.2f}" if baseline else f"{'-':>6}"
+        larger = f"{cost.peak_bytes / baseline.peak_bytes:7.2f}" if baseline else f"{'-':>7}"
         print(
             f"{name:10} {cost.cpu_seconds:8.2f} {cost.wall_seconds:8.2f} {size / 1e6 / cost.cpu_seconds:9.1f}"
-            f" {cost.peak_bytes / 1e6:8.1f} {cost.peak_bytes / size:9.1%}"
-            f" {cost.cpu_seconds / first.cpu_seconds:6.1f} {cost.peak_bytes / first.peak_bytes:6.1f}"
+            f" {cost.peak_bytes / 1e6:8.1f} {cost.peak_bytes / size:9.1%}   {'':{len(_BASELINE) + 7}} {slower} {larger}"
         )
         if not cost.succeeded:
             print(f"  failed: {cost.output.strip().splitlines()[-1] if cost.output.strip() else 'no output'}")
@@ -155,18 +177,22 @@ def _write_copies(target: Path, source: Path | None, *, copies: int) -> None:
     timed = [event for event in events if event["ph"] == "X" and event.get("cat") != "Trace"]
     period = max(event["ts"] + event["dur"] for event in timed) - min(event["ts"] for event in timed) + 1000
     ids = max((event.get("args") or {}).get(key) or 0 for event in timed for key in _ID_KEYS) + 1
+    numbers = [int(found[1]) for event in timed if (found := _STEP_NAME.fullmatch(event["name"]))]
+    steps = max(numbers) - min(numbers) + 1 if numbers else 0
     with target.open("w") as stream:
         stream.write("{\n" + "".join(f'  "{key}": {json.dumps(value)},\n' for key, value in document.items()))
         stream.write('  "traceEvents": [\n')
         for copy in range(copies):
             for place, event in enumerate(events):
                 stream.write(",\n" if copy or place else "")
-                stream.write(_kineto_text(_shifted(event, copy * period, copy * ids)))
+                stream.write(_kineto_text(_shifted(event, copy * period, ids=copy * ids, steps=copy * steps)))
         stream.write('\n  ],\n  "traceName": "bench.json"\n}\n')
 
 
-def _shifted(event: dict[str, Any], microseconds: float, ids: int) -> dict[str, Any]:
+def _shifted(event: dict[str, Any], microseconds: float, *, ids: int, steps: int) -> dict[str, Any]:
     moved = dict(event)
+    if step := _STEP_NAME.fullmatch(event.get("name", "")):
+        moved["name"] = f"ProfilerStep#{int(step[1]) + steps}"
     if "ts" in moved:
         moved["ts"] = round(moved["ts"] + microseconds, 3)
     if event["ph"] in "sf" and isinstance(event.get("id"), int):

@@ -53,11 +53,6 @@ def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Intervals:
     return Intervals(start[opens], reach[closes])
 
 
-def merge(*parts: Intervals) -> Intervals:
-    """The time that any of the parts covers."""
-    return union(np.concatenate([p.start for p in parts]), np.concatenate([p.end for p in parts])) if parts else empty()
-
-
 def intersect(a: Intervals, b: Intervals) -> Intervals:
     """The time that both cover."""
     _, start, end = pieces(a.start, a.end, b)

@@ -59,7 +59,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     blamed = blame_waits(by_rank, waits, arrivals, matches, comparison.cause)
 
     job = describe_job(by_rank, context)
-    quality = trace_quality(by_rank, matches, clocks, job)
+    quality = trace_quality(by_rank, matches, clocks, job, context)
     table = cause_table(by_rank, blamed)
     ledger = job_ledger(by_rank)
     pipeline = max((p.figures for p in pipelines), key=lambda f: f.measured, default=None)

@@ -12,6 +12,7 @@ from stepscope.analyzer.alignment.device_calls import device_calls
 from stepscope.analyzer.alignment.host_calls import host_calls
 from stepscope.analyzer.intervals import covered_time, union
 from stepscope.analyzer.ledger.activities import Activities, Work, device_activities
+from stepscope.analyzer.ledger.completeness import lost_launches
 from stepscope.analyzer.ledger.device_ledger import OwnLedger, book
 from stepscope.analyzer.ledger.host_ledger import book_host, host_window, main_lane
 from stepscope.analyzer.ledger.idle_rule import observe_host
@@ -25,10 +26,11 @@ from stepscope.analyzer.roofline.kernel_limits import (
     dominant_dtype,
     kernel_limits,
     peak_flops,
+    peak_is_convicted,
     step_flops,
 )
 from stepscope.core.analysis import KernelTime, Notice, RooflineCoverage
-from stepscope.core.errors import DataError
+from stepscope.core.errors import DataError, TruncatedTraceError
 from stepscope.core.hardware import GpuModel, find_gpu
 from stepscope.core.timeline import HEADING_ORDER
 from stepscope.trace.columns import NONE, Category, TraceColumns
@@ -51,6 +53,13 @@ def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False) -> Ra
     Raises:
         DataError: nothing in the trace can be booked.
     """
+    if trace.quality.truncated:
+        # events are written neither by time nor by step: what is missing would pass for a late host or an idle device
+        raise TruncatedTraceError(
+            f"ends too early, after {trace.quality.num_events:,} events, so its time cannot be booked",
+            where=trace.header.path,
+            what_next="copy it whole or record it again; stepscope trace info shows what it holds",
+        )
     steps = host_steps(trace)
     activities = device_activities(trace)
     if len(activities):
@@ -77,6 +86,9 @@ def _view_device(
     gpu = find_gpu(next((device.name for device in trace.header.devices), None))
     kernels = activities.of(Work.COMPUTE)
     limits = kernel_limits(trace, activities.row[kernels], gpu=gpu)
+    if peak_is_convicted(limits):
+        faster = f"rank {rank}: kernels ran faster than {gpu.name if gpu else 'this GPU'} can by its data sheet"
+        notices.append(Notice("wrong_peak", f"{faster}: the peak, the clock or the FLOP model is wrong"))
     host = observe_host(trace, steps, activities)
     own = book(activities, window, host, limits.heading.astype(np.int8))
     backward, optimizer = _by_launcher(trace, activities, own, window, steps, kernels)
@@ -94,7 +106,7 @@ def _view_device(
         coverage=coverage(limits),
         step_flops=_flops_a_step(activities, kernels, limits, steps, window),
         peak_flops=_peak(gpu, limits),
-        facts=_facts(trace, activities, window),
+        facts=_facts(trace, activities, window, lost_launches=lost_launches(trace, activities)),
         on_device=True,
         notices=notices,
     )
@@ -131,7 +143,7 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
         coverage=RooflineCoverage(0.0, 0.0, 0.0),
         step_flops=None,
         peak_flops=None,
-        facts=_facts(trace, None, window),
+        facts=_facts(trace, None, window, lost_launches=0.0),
         on_device=False,
         notices=list(steps.notices),
     )
@@ -211,7 +223,7 @@ def _peak(gpu: GpuModel | None, limits: KernelLimits) -> float | None:
     return peak_flops(gpu, dtype) if gpu is not None and dtype is not None else None
 
 
-def _facts(trace: TraceColumns, activities: Activities | None, window: Window) -> ReadFacts:
+def _facts(trace: TraceColumns, activities: Activities | None, window: Window, *, lost_launches: float) -> ReadFacts:
     """Counts of the reading, and of the device's activities inside the window."""
     quality = trace.quality
     num_kernels = num_graph = num_unlinked = num_activities = 0
@@ -226,11 +238,11 @@ def _facts(trace: TraceColumns, activities: Activities | None, window: Window) -
         repaired=quality.repaired,
         dropped=quality.dropped,
         clipped=quality.clipped,
-        truncated=quality.truncated,
         num_activities=num_activities,
         num_unlinked=num_unlinked,
         num_kernels=num_kernels,
         num_graph_kernels=num_graph,
+        lost_launches=lost_launches,
     )
 
 

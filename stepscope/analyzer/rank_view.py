@@ -42,11 +42,12 @@ class ReadFacts:
     repaired: int
     dropped: int
     clipped: int
-    truncated: bool
     num_activities: int
     num_unlinked: int
     num_kernels: int
     num_graph_kernels: int
+    lost_launches: float
+    """share of launches that have no device activity"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,9 @@ DISTORTION_WORTH_SAYING = 0.10
 """When capturing slows the step by more, host-side headings are upper bounds (ledger, Profiler distortion)."""
 
 
+LOSS_WORTH_SAYING = 0.02
+
+
 @dataclass(frozen=True, slots=True)
 class JobContext:
     """What is known of the job beside its traces; None and empty where it is not.
@@ -41,12 +44,14 @@ class JobContext:
         mesh: sizes by dimension.
         num_cpus: processors that the ranks of a host share.
         simulated_compute: layers sleep instead of computing.
+        truncated_files: traces left out because they end too early.
     """
 
     unprofiled_step_ms: float | None = None
     mesh: MeshSizes = field(default_factory=MeshSizes)
     num_cpus: int | None = None
     simulated_compute: bool = False
+    truncated_files: int = 0
     notices: tuple[Notice, ...] = ()
 
 
@@ -68,6 +73,7 @@ def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
         unprofiled_step_ms=context.unprofiled_step_ms,
         mfu=utilization if utilization is not None and utilization <= 1.0 else None,
         hfu=None,
+        device_kind="gpu" if first.on_device else "cpu",
         simulated_compute=context.simulated_compute,
     )
 
@@ -89,7 +95,9 @@ def _mesh(views: Mapping[int, RankView], context: JobContext) -> MeshSizes:
     return MeshSizes(**sizes)
 
 
-def trace_quality(views: Mapping[int, RankView], matches: Matches, clocks: Clocks, job: Job) -> TraceQuality:
+def trace_quality(
+    views: Mapping[int, RankView], matches: Matches, clocks: Clocks, job: Job, context: JobContext
+) -> TraceQuality:
     facts = [view.facts for view in views.values()]
     in_window = {
         CallId(rank, place): call
@@ -108,7 +116,8 @@ def trace_quality(views: Mapping[int, RankView], matches: Matches, clocks: Clock
         repaired=sum(f.repaired for f in facts),
         dropped=sum(f.dropped for f in facts),
         clipped=sum(f.clipped for f in facts),
-        truncated_files=sum(f.truncated for f in facts),
+        truncated_files=context.truncated_files,
+        lost_launches=max((f.lost_launches for f in facts), default=0.0),
         unlinked=sum(f.num_unlinked for f in facts) / activities if activities else 0.0,
         graph_share=sum(f.num_graph_kernels for f in facts) / kernels if kernels else 0.0,
         collective_args=sum(call.described for call in calls) / len(calls) if calls else None,
@@ -203,10 +212,11 @@ def warnings(
     if utilization is not None and utilization > 1.0:
         wrong = f"MFU would be {utilization:.0%}: the peak assumed for this GPU, its clock or the FLOP model is wrong"
         notices.append(Notice("impossible_mfu", wrong))
-    if quality.truncated_files:
-        notices.append(
-            Notice("truncated", f"{quality.truncated_files} trace file(s) end too early; read as far as they go")
+    if quality.lost_launches > LOSS_WORTH_SAYING:
+        lost = (
+            f"{quality.lost_launches:.0%} of one rank's launches have no device activity: its idle time is overstated"
         )
+        notices.append(Notice("lost_launches", lost))
     if quality.unmatched_collectives:
         notices.append(
             Notice(

@@ -130,7 +130,7 @@ def _insufficient(unexplained: float, about: Circumstances) -> Verdict:
 def _summary(row: RootCause, about: Circumstances) -> str:
     cost = f"{row.fraction:.1%} of the time"
     if row.ms_per_step is not None and about.step_ms is not None:
-        cost += f", {row.ms_per_step:.3g} ms of each {about.step_ms:.4g} ms step"
+        cost += f", {row.ms_per_step:,.1f} ms of each {about.step_ms:,.1f} ms step"
     where = ""
     if row.ranks and len(row.ranks) < about.num_ranks:
         worst_first = " (worst first)" if len(row.ranks) > 1 else ""
@@ -165,6 +165,7 @@ def _confidence(cause: Cause, table: CauseTable, about: Circumstances) -> float:
     confidence = float(np.mean(np.array(rivals)[first] == CAUSE_ORDER.index(cause)))
     confidence *= about.num_ranks / max(about.world_size, about.num_ranks)
     confidence *= 1.0 - min(about.quality.unlinked, UNTRUSTED_UNLINKED)
+    confidence *= 1.0 - min(about.quality.lost_launches, UNTRUSTED_UNLINKED)
     if about.num_steps < 2:
         confidence *= 0.7  # one step: no spread between steps to resample
     if about.oversubscribed:

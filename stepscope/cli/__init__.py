@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import click
@@ -49,10 +52,15 @@ def root(ctx: click.Context, debug: bool) -> None:
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: expected errors end as one line on stderr and their exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
+    if debug:  # accepted before and after the verb, up to a wrapped command's own arguments
+        ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        arguments = [a for a in ours if a != "--debug"] + arguments[len(ours) :]
     try:
-        sys.exit(_run(arguments))
+        code = _run(arguments)
+        sys.stdout.flush()
+        sys.exit(code)
     except StepscopeError as error:
         if debug:
             raise
@@ -67,8 +75,15 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output went away; nothing is left to say
+        _drop_output()  # the reader of our output went away; nothing is left to say
         sys.exit(0)
+    except OSError as error:
+        if debug:
+            raise
+        _drop_output()
+        where = f"{error.filename}: " if error.filename else "output "
+        click.echo(f"stepscope: {where}cannot be read or written ({error.strerror or error})", err=True)
+        sys.exit(3)
 
 
 _EXTRA_OF = {
@@ -86,9 +101,27 @@ _EXTRA_OF = {
 """Import name -> the extra that brings it."""
 
 
+_COMPLETION = "_STEPSCOPE_COMPLETE"
+"""Set by a shell that asks for completions."""
+
+
+def _drop_output() -> None:
+    """Let the interpreter's last flush go nowhere."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def _run(arguments: list[str]) -> Any:
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives as long as the process
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # paths need not be UTF-8
     try:
-        return root.main(args=arguments, prog_name="stepscope", standalone_mode=False)
+        if _COMPLETION in os.environ:
+            return root.main(args=arguments, prog_name="stepscope")
+        # not root.main: it ends a broken pipe with 1, which means a finding here
+        with root.make_context("stepscope", arguments) as context:
+            return root.invoke(context)
     except click.exceptions.Abort:
         raise KeyboardInterrupt from None
     except click.exceptions.Exit as stop:

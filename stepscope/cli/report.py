@@ -10,21 +10,28 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.core.analysis import Analysis, Ledger, TraceQuality
+from stepscope.core.analysis import Analysis, Evidence, Job, Ledger, TraceQuality
 from stepscope.core.causes import HEALTHY_CAUSES
 from stepscope.core.headings import Heading
 
-PLAIN_WIDTH = 120
+PLAIN_WIDTH = 240
 """Columns when stdout is no terminal."""
 MOST_RANKS = 16
 SHOWN_FROM = 0.0005
 """Shares below this are dropped from the tables (they round to 0.0 %)."""
 
 
+class _Console(Console):
+    """Leaves a broken pipe to the command's frame, which knows the exit code."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def print_analysis(analysis: Analysis) -> None:
     """Print the report to stdout; plain text when it is no terminal."""
     terminal = sys.stdout.isatty()
-    console = Console(
+    console = _Console(
         width=None if terminal else PLAIN_WIDTH,
         no_color=True if "NO_COLOR" in os.environ else None,
         highlight=False,
@@ -52,7 +59,7 @@ def _headline(analysis: Analysis) -> str:
     parts = [f"{len(job.ranks)} of {job.world_size} ranks"]
     layout = " x ".join(f"{name}{size}" for name, size in mesh.items() if size)
     parts += [layout] if layout else []
-    parts += [job.gpu or ("CPU, simulated compute" if job.simulated_compute else "CPU")]
+    parts += [_device(job)]
     parts += [f"{job.num_steps} steps"]
     if job.step_ms is not None:
         step = f"{job.step_ms:,.1f} ms a step"
@@ -62,6 +69,12 @@ def _headline(analysis: Analysis) -> str:
     if job.mfu is not None:
         parts.append(f"MFU {job.mfu:.1%}")
     return ", ".join(parts)
+
+
+def _device(job: Job) -> str:
+    if job.device_kind == "gpu":
+        return job.gpu or "GPU (name not recorded)"
+    return "CPU, simulated compute" if job.simulated_compute else "CPU"
 
 
 def _quality(quality: TraceQuality) -> str:
@@ -80,6 +93,7 @@ def _quality(quality: TraceQuality) -> str:
         f"{share:.1%} {name}"
         for share, name in (
             (quality.unlinked, "of device activities without launch"),
+            (quality.lost_launches, "of launches without device activity"),
             (quality.graph_share, "of kernels from graphs"),
             (quality.unmatched_collectives or 0.0, "of communication calls unmatched"),
         )
@@ -89,7 +103,7 @@ def _quality(quality: TraceQuality) -> str:
         parts.append(f"{quality.collective_args:.0%} of communication described")
     if quality.clock_residual_us is not None:
         parts.append(f"clocks within {quality.clock_residual_us:.0f} us")
-    if quality.profiler_distortion is not None:
+    if quality.profiler_distortion is not None and quality.profiler_distortion > 0:
         parts.append(f"profiler {quality.profiler_distortion:+.0%}")
     return f"trace quality: {', '.join(parts) or 'nothing repaired, nothing dropped'}"
 
@@ -102,15 +116,21 @@ def _print_verdict(console: Console, analysis: Analysis) -> None:
     )
     console.print(f"  {verdict.summary}")
     for evidence in verdict.evidence:
-        threshold = "" if evidence.threshold is None else f" (named from {evidence.threshold:g})"
         ranks = f" on rank {', '.join(map(str, evidence.ranks))}" if evidence.ranks else ""
-        console.print(
-            f"  - {evidence.metric.replace('_', ' ')}: {evidence.value:.3g} {evidence.unit}{threshold}{ranks}"
-        )
+        console.print(f"  - {evidence.metric.replace('_', ' ')}: {_value(evidence)}{ranks}")
     for action in verdict.actions:
         console.print(f"  > {action}")
     for other in verdict.secondary:
         console.print(f"  also: {other.summary}")
+
+
+def _value(evidence: Evidence) -> str:
+    """The value in its unit, shares as percent, with the threshold it is judged by."""
+    if evidence.unit == "ratio":
+        threshold = "" if evidence.threshold is None else f" (named from {evidence.threshold:.0%})"
+        return f"{evidence.value:.1%}{threshold}"
+    threshold = "" if evidence.threshold is None else f" (threshold {evidence.threshold:g})"
+    return f"{evidence.value:,.3g} {evidence.unit}{threshold}"
 
 
 def _root_cause_table(analysis: Analysis) -> Table:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stepscope.core.causes import Cause, Reason
+from stepscope.core.errors import printable
 from stepscope.core.headings import Heading
 
 ANALYSIS_SCHEMA = "stepscope.analysis/1"
@@ -23,6 +24,9 @@ class Notice:
 
     code: str
     message: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", printable(self.message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class Job:
     unprofiled_step_ms: float | None
     mfu: float | None = None
     hfu: float | None = None
+    device_kind: str | None = None
+    """gpu | cpu: what the ledger is of"""
     simulated_compute: bool = False
 
 
@@ -64,7 +70,7 @@ class TraceQuality:
     clipped: int = 0
     """device activities cut where the next one on the same stream starts"""
     truncated_files: int = 0
-    """files that end before their closing bracket"""
+    """files left out because they end before their closing bracket"""
     unlinked: float = 0.0
     """share of device activities without their launch"""
     graph_share: float = 0.0
@@ -73,6 +79,8 @@ class TraceQuality:
     """share of communication kernels that record what they do; None without communication"""
     unmatched_collectives: float | None = None
     """share of communication calls without their counterpart on the other ranks; None for one rank"""
+    lost_launches: float = 0.0
+    """share of launches without their device activity, on the worst rank"""
     steps_complete: int = 0
     """steps seen whole on every rank"""
     merged_boundaries: int = 0

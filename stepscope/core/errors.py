@@ -3,8 +3,8 @@
     StepscopeError            1   (never raised itself)
     +-- UsageError            2   the command line or an argument is wrong
     +-- DataError             3   an input cannot be used
-    |   +-- NotATraceError    3   the file is something else
-    |   +-- UnsafeInputError  3   refused because reading it could run code
+    |   +-- NotATraceError       3   the file is something else
+    |   +-- TruncatedTraceError  3   the trace ends too early
     +-- UnreachableError      4   a server, socket or object store does not answer
 
 Every message is one line: what is wrong, where, what to do next.
@@ -13,6 +13,11 @@ Every message is one line: what is wrong, where, what to do next.
 from __future__ import annotations
 
 from typing import ClassVar
+
+
+def printable(text: str) -> str:
+    """The text in valid UTF-8: a path's bytes need not be."""
+    return text.encode("utf-8", errors="backslashreplace").decode()
 
 
 class StepscopeError(Exception):
@@ -35,7 +40,7 @@ class StepscopeError(Exception):
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
         text = f"{text}; {self.what_next}" if self.what_next else text
-        return " ".join(text.split())
+        return " ".join(printable(text).split())
 
 
 class UsageError(StepscopeError):
@@ -54,8 +59,8 @@ class NotATraceError(DataError):
     """The file is not a profiler trace."""
 
 
-class UnsafeInputError(DataError):
-    """Reading the input could run code, so it is refused."""
+class TruncatedTraceError(DataError):
+    """The trace ends too early for its time to be booked."""
 
 
 class UnreachableError(StepscopeError):

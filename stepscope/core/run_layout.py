@@ -36,7 +36,7 @@ class Attempt:
     start_ns: int
     end_ns: int | None
     ended: str | None
-    """finished | exception | signal; None while it runs"""
+    """finished | exception | signal | measuring stopped; None while it runs"""
     world_size: int
 
 
@@ -55,7 +55,7 @@ class RunManifest:
     environment: dict[str, str]
     attempts: list[Attempt]
     unprofiled_step_ms: float | None = None
-    """median step before the first capture, over ranks the largest"""
+    """rank 0's median step before the first capture; after it when none was before"""
     simulated_compute: bool = False
     """layers sleep instead of computing"""
     labels: dict[str, str] = field(default_factory=dict)

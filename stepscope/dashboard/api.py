@@ -13,6 +13,7 @@ from fastapi.responses import PlainTextResponse
 from stepscope import __version__
 from stepscope.core.errors import DataError, StepscopeError, UsageError
 from stepscope.core.timeline import HEADING_ORDER
+from stepscope.dashboard.failures import report
 from stepscope.dashboard.timeline_tiles import SHARE_UNIT, Tile, make_tile
 from stepscope.dashboard.tracks import TrackCache
 from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, RunSummary, UnknownRunError, encode_analysis
@@ -22,6 +23,19 @@ TILE_SCHEMA = "stepscope.timeline_tile/1"
 
 MAX_COLUMNS = 8192
 MAX_RANKS_A_TILE = 64
+MAX_QUERY_NS = 2**62
+
+_REFUSAL_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "what_next"],
+            "properties": {"message": {"type": "string"}, "what_next": {"type": "string"}},
+        }
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +65,8 @@ class _TileDocument:
 
 def make_api(store: RunStore) -> APIRouter:
     """The routes over `store`. Handlers are plain functions: FastAPI runs them on worker threads."""
-    router = APIRouter()
+    described = {"description": "Refused", "content": {"application/json": {"schema": _REFUSAL_SCHEMA}}}
+    router = APIRouter(responses={"default": described})
     tracks = TrackCache(store)
 
     @router.get("/api/v1/runs", summary="The runs in the directory, with their verdicts")
@@ -66,9 +81,10 @@ def make_api(store: RunStore) -> APIRouter:
     def timeline(
         run_id: str,
         rank: Annotated[list[int] | None, Query(description="ranks, in this order; all when absent")] = None,
-        start_ns: Annotated[int, Query(ge=0, description="ns after the window's start")] = 0,
+        start_ns: Annotated[int, Query(ge=0, le=MAX_QUERY_NS, description="ns after the window's start")] = 0,
         end_ns: Annotated[
-            int | None, Query(gt=0, description="ns after the window's start; its end when absent")
+            int | None,
+            Query(gt=0, le=MAX_QUERY_NS, description="ns after the window's start; its end when absent or beyond"),
         ] = None,
         width: Annotated[int, Query(ge=1, le=MAX_COLUMNS, description="columns, one a pixel")] = 1000,
     ) -> Response:
@@ -76,7 +92,7 @@ def make_api(store: RunStore) -> APIRouter:
 
     @router.get("/api/{rest:path}", include_in_schema=False)
     def unknown(rest: str) -> Response:
-        return _refusal(404, UsageError(f"no such path /api/{rest}", what_next="see /api/v1/openapi.json"))
+        return refusal(404, UsageError(f"no such path /api/{rest}", what_next="see /api/v1/openapi.json"))
 
     _add_probes(router, store)
     return router
@@ -104,9 +120,12 @@ def _tile_document(
     tracks: TrackCache, run_id: str, ranks: list[int] | None, start_ns: int, end_ns: int | None, width: int
 ) -> _TileDocument:
     window = tracks.load(run_id)
-    end = window.length_ns if end_ns is None else end_ns
+    end = window.length_ns if end_ns is None else min(end_ns, window.length_ns)
     if end <= start_ns:
-        raise UsageError(f"end_ns {end} is not after start_ns {start_ns}", what_next="ask for a range that holds time")
+        raise UsageError(
+            f"start_ns {start_ns} to end_ns {end_ns} holds no time of this run's {window.length_ns} ns",
+            what_next="ask for a range inside the window",
+        )
     wanted = ranks if ranks is not None else sorted(window.tracks)
     missing = [rank for rank in wanted if rank not in window.tracks]
     if missing or len(wanted) > MAX_RANKS_A_TILE:
@@ -152,19 +171,26 @@ def _metrics_text(store: RunStore) -> str:
 
 
 def _answer(make: Callable[[], bytes]) -> Response:
-    """The document as JSON, or the expected error: 404 what is not there, 400 a wrong question, 422 a damaged file."""
+    """The document as JSON, or the expected error: 404 what is not there, 400 a wrong question, 422 a damaged file.
+
+    What nobody expected is logged under an id and answered 500 with that id.
+    """
     try:
         content = make()
     except (UnknownRunError, NotAnalysedError) as error:
-        return _refusal(404, error)
+        return refusal(404, error)
     except UsageError as error:
-        return _refusal(400, error)
+        return refusal(400, error)
     except DataError as error:
-        return _refusal(422, error)
+        return refusal(422, error)
+    except Exception as error:  # the edge of the API: a client gets JSON with an id, whatever happened
+        what_next = f"look for {report(error, doing='answering the API')} in the log of the dashboard, then ask again"
+        return refusal(500, StepscopeError("something unexpected happened", what_next=what_next))
     return Response(content, media_type="application/json", headers={"Cache-Control": "no-cache"})
 
 
-def _refusal(status: int, error: StepscopeError) -> Response:
+def refusal(status: int, error: StepscopeError) -> Response:
+    """The one shape in which a request is refused."""
     content = _encode({"error": {"message": str(error), "what_next": error.what_next}})
     return Response(content, status_code=status, media_type="application/json")
 

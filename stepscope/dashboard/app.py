@@ -15,8 +15,11 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from stepscope import __version__
 from stepscope.dashboard.api import make_api
+from stepscope.dashboard.failures import report
 from stepscope.dashboard.pages.shell import make_shell
+from stepscope.dashboard.pages.states import failed
 from stepscope.dashboard.palette import style_sheet
+from stepscope.dashboard.requests import HeadMiddleware, refuse_in_one_shape
 from stepscope.dashboard.routes import Page, PageMiddleware, render
 from stepscope.dashboard.security import SecurityMiddleware, content_security_policy
 from stepscope.store.runs import RunStore
@@ -46,9 +49,11 @@ def create_app(store: RunStore, *, allowed_hosts: Sequence[str] | None = None) -
         title="stepscope", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/v1/openapi.json"
     )
     server.include_router(make_api(store))
+    refuse_in_one_shape(server)
     dash_app = _make_dash(server, store)
     policy = content_security_policy([*dash_app.csp_hashes(), _hash(_COLOUR_SCHEME_SCRIPT)])
     server.add_middleware(PageMiddleware, store=store)
+    server.add_middleware(HeadMiddleware)
     server.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=5)
     server.add_middleware(SecurityMiddleware, policy=policy, allowed_hosts=allowed_hosts)
     return server
@@ -72,7 +77,10 @@ def _make_dash(server: FastAPI, store: RunStore) -> dash.Dash:
     app.layout = make_shell(store.root)
 
     async def show(path: str | None) -> tuple[Any, Any, str]:
-        page: Page = await render(store, path or "/")
+        try:
+            page: Page = await render(store, path or "/")
+        except Exception as error:  # the edge of the pages: one that fails says so, or it stays a skeleton for ever
+            page = Page(failed(report(error, doing=f"making the page {path}"), path or "/"), [], "Error – stepscope")
         return page.body, page.breadcrumb, page.title
 
     app.callback(

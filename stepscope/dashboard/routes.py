@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import anyio.to_thread
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,7 +32,7 @@ async def render(store: RunStore, path: str) -> Page:
 
 
 def run_of(path: str) -> str | None:
-    """The run that `path` shows: its id, '' for the list of runs, None for no page of ours."""
+    """The run that `path`, percent-encoded as in the URL, shows: its id, '' for the list of runs, None for no page."""
     parts = path.strip("/").split("/")
     if parts == [""]:
         return ""
@@ -51,7 +51,7 @@ class PageMiddleware:
         if scope["type"] != "http" or scope["path"].startswith(_NOT_PAGES):
             await self._app(scope, receive, send)
             return
-        status = await anyio.to_thread.run_sync(_status, self._store, scope["path"])
+        status = await anyio.to_thread.run_sync(_status, self._store, _encoded_path(scope))
 
         async def send_with_status(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 200:
@@ -59,6 +59,12 @@ class PageMiddleware:
             await send(message)
 
         await self._app({**scope, "path": "/", "raw_path": b"/"}, receive, send_with_status)
+
+
+def _encoded_path(scope: Scope) -> str:
+    """The path as the browser sent it; `scope["path"]` is decoded already and cannot be decoded once more."""
+    raw: bytes | None = scope.get("raw_path")  # optional in ASGI
+    return raw.decode("latin-1") if raw is not None else quote(scope["path"])
 
 
 def _status(store: RunStore, path: str) -> int:
@@ -74,7 +80,7 @@ def _status(store: RunStore, path: str) -> int:
 def _render(store: RunStore, path: str) -> Page:
     run_id = run_of(path)
     if run_id is None:
-        return Page(not_found(f"There is no page at {path}."), [], "Not found – stepscope")
+        return Page(not_found(f"There is no page at {unquote(path)}."), [], "Not found – stepscope")
     if not run_id:
         return Page(runs.make_page(store), [], "Runs – stepscope")
     return Page(run.make_page(store, run_id), run_id, f"{run_id} – stepscope")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -77,7 +78,10 @@ class SecurityMiddleware:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server bound to `host`."""
-    return host in LOOPBACK_NAMES or host.startswith("127.")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name: whoever answers for it decides where it leads, but for this one
+        return host.lower() == "localhost"
 
 
 def _host_name(host: str) -> str:

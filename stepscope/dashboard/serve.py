@@ -40,7 +40,7 @@ def serve(
     check_address(host, insecure=insecure)
     if not root.is_dir():
         raise DataError("is no directory", where=str(root), what_next="name a directory of runs with --runs")
-    names = [*LOOPBACK_NAMES, host, *(name.lower() for name in allowed_hosts)] if is_loopback(host) else None
+    names = [*LOOPBACK_NAMES, host.lower(), *(name.lower() for name in allowed_hosts)] if is_loopback(host) else None
     app = create_app(RunStore(root), allowed_hosts=names)
     with _bind(host, port) as listener:
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")

@@ -66,24 +66,16 @@ def make_track(timeline: RankTimeline) -> Track:
 def make_tile(track: Track, *, origin_ns: int, start_ns: int, end_ns: int, width: int) -> Tile:
     """What `track` shows between two times, in ns after `origin_ns`, on `width` columns."""
     start, end = origin_ns + start_ns, origin_ns + end_ns
-    first = max(int(np.searchsorted(track.edges_ns, start, side="right")) - 1, 0)
-    last = min(int(np.searchsorted(track.edges_ns, end, side="left")), len(track.codes))
+    first, last = _in_view(track, start, end)
     few = last - first <= max(1, width * SLICES_PER_COLUMN)
     visible = (track.step_starts_ns >= start) & (track.step_starts_ns <= end)
     places = np.flatnonzero(visible)
     return Tile(
         rank=track.rank,
         slices=_slices(track, first, last, origin_ns, start, end) if few else None,
-        shares=None if few else _shares(track, first, last, start, end, width),
+        shares=None if few else _shares(track, column_edges(start, end, width)),
         steps=[[int(track.step_starts_ns[place]) - origin_ns, track.step_indices[place]] for place in places],
     )
-
-
-def time_in_columns(track: Track, *, start_ns: int, end_ns: int, width: int) -> _Int64:
-    """Nanoseconds of each heading in each of `width` equal columns of [start_ns, end_ns); shape (width, headings)."""
-    first = max(int(np.searchsorted(track.edges_ns, start_ns, side="right")) - 1, 0)
-    last = min(int(np.searchsorted(track.edges_ns, end_ns, side="left")), len(track.codes))
-    return _column_times(track, first, last, column_edges(start_ns, end_ns, width))
 
 
 def column_edges(start_ns: int, end_ns: int, width: int) -> _Int64:
@@ -98,17 +90,26 @@ def _slices(track: Track, first: int, last: int, origin_ns: int, start: int, end
     return [[begin, finish, code] for begin, finish, code in rows if finish > begin]
 
 
-def _shares(track: Track, first: int, last: int, start: int, end: int, width: int) -> dict[int, list[int]]:
-    edges = column_edges(start, end, width)
-    times = _column_times(track, first, last, edges)
+def _shares(track: Track, edges: _Int64) -> dict[int, list[int]]:
+    times = time_in_columns(track, edges)
     widths = np.maximum(np.diff(edges), 1)
     shares = _round_to_whole(times * (SHARE_UNIT / widths)[:, None])
     present = np.flatnonzero(times.any(axis=0))
     return {int(code): shares[:, code].tolist() for code in present}
 
 
-def _column_times(track: Track, first: int, last: int, edges: _Int64) -> _Int64:
-    """Cut the slices at the columns' edges; each piece then lies in one column and under one heading."""
+def _in_view(track: Track, start_ns: int, end_ns: int) -> tuple[int, int]:
+    """The first slice in view and the one after the last."""
+    first = max(int(np.searchsorted(track.edges_ns, start_ns, side="right")) - 1, 0)
+    return first, min(int(np.searchsorted(track.edges_ns, end_ns, side="left")), len(track.codes))
+
+
+def time_in_columns(track: Track, edges: _Int64) -> _Int64:
+    """Nanoseconds of each heading in each column between two `edges`; shape (columns, headings).
+
+    The slices are cut at the columns' edges; each piece then lies in one column and under one heading.
+    """
+    first, last = _in_view(track, int(edges[0]), int(edges[-1]))
     num_columns = len(edges) - 1
     inner = track.edges_ns[first : last + 1]
     places = np.searchsorted(inner, edges)

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import TypeGuard
 
-from stepscope.core.analysis import Evidence, MeshSizes
+from stepscope.core.analysis import Evidence, Job, MeshSizes
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.headings import Heading
 
 UNKNOWN = "–"
 _NARROW_SPACE = "\u202f"
+
+MAX_NUMBER = 1e15
+"""Whatever is larger is a damaged file's: milliseconds are 30 000 years then, bytes a petabyte, shares absurd."""
+
+_METRIC_WORDS = {
+    "fraction_of_step": "Share of the step",
+    "share_caused_by_these_ranks": "Caused by these ranks",
+    "pipeline_structural": "Bubble by the schedule alone",
+    "pipeline_imbalance": "Bubble by uneven stages",
+    "pipeline_textbook": "Bubble by the textbook",
+    "unexplained": "Unexplained share",
+    "mfu": "Model FLOP/s utilization",
+}
+
+_LATEST_NS = 2**63 - 1
+"""The year 2262: the last one that ns in a signed integer of 64 bits reach."""
 
 _CAUSE_WORDS = {
     Cause.COMPUTE_BOUND: "Compute bound",
@@ -79,22 +96,22 @@ def reason_words(reason: Reason) -> str:
 
 
 def metric_words(metric: str) -> str:
-    """A metric's name as words."""
-    return _sentence(metric.replace(".", " "))
+    """A metric's name as words: 'Bubble by uneven stages'."""
+    return _METRIC_WORDS.get(metric) or _sentence(metric.replace(".", " "))
 
 
-def percent(fraction: float | None) -> str:
+def percent(fraction: float | None, *, decimals: int = 1) -> str:
     """0.314 -> '31.4 %'; what is there but rounds to nothing is '<0.1 %'."""
-    if fraction is None:
+    if not _can_be_read(fraction):
         return UNKNOWN
-    if 0 < fraction < 0.0005:
+    if decimals and 0 < fraction < 0.0005:
         return f"<0.1{_NARROW_SPACE}%"
-    return f"{_no_minus_zero(f'{fraction * 100:.1f}')}{_NARROW_SPACE}%"
+    return f"{_no_minus_zero(f'{fraction * 100:.{decimals}f}')}{_NARROW_SPACE}%"
 
 
 def milliseconds(value: float | None) -> str:
     """Three significant digits with the unit that fits: '34.6 ms', '1.24 s', '870 µs'."""
-    if value is None:
+    if not _can_be_read(value):
         return UNKNOWN
     size = abs(value)
     if size == 0:
@@ -108,7 +125,7 @@ def milliseconds(value: float | None) -> str:
 
 def size(num_bytes: int | None) -> str:
     """Bytes in binary units: '64.0 MiB'."""
-    if num_bytes is None:
+    if not _can_be_read(num_bytes) or num_bytes < 0:
         return UNKNOWN
     amount = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -120,12 +137,12 @@ def size(num_bytes: int | None) -> str:
 
 def bandwidth(value_gbs: float | None) -> str:
     """GB/s with three significant digits."""
-    return UNKNOWN if value_gbs is None else f"{_digits(value_gbs)}{_NARROW_SPACE}GB/s"
+    return f"{_digits(value_gbs)}{_NARROW_SPACE}GB/s" if _can_be_read(value_gbs) and value_gbs >= 0 else UNKNOWN
 
 
 def count(number: int | None) -> str:
     """A whole number with thousands apart: '12 345'."""
-    return UNKNOWN if number is None else f"{number:,}".replace(",", _NARROW_SPACE)
+    return f"{number:,}".replace(",", _NARROW_SPACE) if _can_be_read(number) and number >= 0 else UNKNOWN
 
 
 def ranks_words(ranks: list[int], *, world_size: int | None = None) -> str:
@@ -148,19 +165,25 @@ def ranks_words(ranks: list[int], *, world_size: int | None = None) -> str:
 def mesh_words(mesh: MeshSizes) -> str:
     """The parallel layout: 'TP 2 × PP 2 × DP 2'; dimensions that are not known are left out."""
     sizes = {name: getattr(mesh, name) for name in ("tp", "pp", "dp", "ep", "cp")}
-    return " × ".join(f"{name.upper()} {number}" for name, number in sizes.items() if number is not None)
+    return " × ".join(f"{name.upper()} {number}" for name, number in sizes.items() if _can_be_read(number))
+
+
+def device_words(job: Job) -> str:
+    """What the job ran on: the driver's name for it, else what kind of device was seen at work."""
+    kind = "GPU (name not recorded)" if job.device_kind == "gpu" else "CPU"
+    return (job.gpu or kind) + (", simulated compute" if job.simulated_compute else "")
 
 
 def moment(time_ns: int | None) -> str:
     """ns since the epoch as '2026-08-05 14:03 UTC'."""
-    if time_ns is None:
+    if time_ns is None or not 0 <= time_ns <= _LATEST_NS:
         return UNKNOWN
     return datetime.fromtimestamp(time_ns // 1_000_000_000, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def evidence_value(value: float | None, unit: str) -> str:
     """An evidence's number with its unit in words."""
-    if value is None:
+    if not _can_be_read(value):
         return UNKNOWN
     if unit in ("fraction", "ratio", "share"):
         return percent(value)
@@ -169,13 +192,18 @@ def evidence_value(value: float | None, unit: str) -> str:
     if unit == "bytes":
         return size(round(value))
     if unit in ("", "count"):
-        return _digits(value) if value != int(value) else count(int(value))
+        return count(int(value)) if value == int(value) >= 0 else _digits(value)
     return f"{_digits(value)}{_NARROW_SPACE}{unit}"
 
 
 def evidence_span(evidence: Evidence) -> str:
     """How long the evidence's span is, or nothing."""
     return milliseconds((evidence.span[1] - evidence.span[0]) / 1e6) if evidence.span else ""
+
+
+def _can_be_read(value: float | None) -> TypeGuard[float]:
+    """Whether a person can make something of the number: nan, inf and 1e300 are unknown, as None is."""
+    return value is not None and abs(value) <= MAX_NUMBER  # nan is below nothing
 
 
 def _digits(value: float) -> str:

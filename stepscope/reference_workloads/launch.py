@@ -14,7 +14,8 @@ from stepscope.reference_workloads.job import Progress, TrainingJob
 from stepscope.reference_workloads.plan import ParallelPlan, Preset, find_preset
 from stepscope.reference_workloads.processes import run_ranks
 from stepscope.training import Schedule
-from stepscope.training.identity import identify, run_name
+from stepscope.training.identity import identify
+from stepscope.training.run_naming import check_run_name, run_name
 
 DEFAULT_NUM_STEPS = 9
 """Three to settle, one to warm the profiler up, three captured, and two after."""

@@ -9,18 +9,22 @@ A time line is kept as durations, not start times, so that a segment costs about
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import msgspec
 
-from stepscope.core.analysis import ANALYSIS_SCHEMA, Analysis
+from stepscope.core.analysis import ANALYSIS_SCHEMA, Analysis, Job
 from stepscope.core.errors import DataError
 from stepscope.core.headings import Heading
 from stepscope.core.run_layout import RUN_SCHEMA, RunManifest
 from stepscope.core.timeline import HEADING_ORDER, RankTimeline
 
 TIMELINE_SCHEMA = "stepscope.timeline/1"
+
+MAX_WHOLE_NUMBER = 2**63 - 1
+"""Times and sizes beyond this fit neither an array of ours nor another program's integer."""
 
 _Document = TypeVar("_Document")
 
@@ -56,13 +60,19 @@ def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:
     Raises:
         DataError: not JSON, another schema, or a field is missing or wrong.
     """
-    return decode_document(content, kind=Analysis, schema=ANALYSIS_SCHEMA, where=where)
+    analysis = decode_document(content, kind=Analysis, schema=ANALYSIS_SCHEMA, where=where)
+    check_job(analysis.job, where=where)
+    return analysis
 
 
-def encode_manifest(manifest: RunManifest) -> bytes:
-    """The content of run.json, `schema` first."""
-    document = msgspec.to_builtins(manifest)
-    return msgspec.json.encode({"schema": document.pop("schema"), **document})
+def check_job(job: Job, *, where: str) -> None:
+    """Refuse a job whose sizes cannot be.
+
+    Raises:
+        DataError: a size is negative or beyond MAX_WHOLE_NUMBER.
+    """
+    sizes = [getattr(job.mesh, name) for name in job.mesh.__slots__]
+    _check_range([job.world_size, job.num_steps, *sizes, *job.ranks, *job.missing_ranks], where=where)
 
 
 def decode_manifest(content: bytes, *, where: str = "run.json") -> RunManifest:
@@ -71,7 +81,10 @@ def decode_manifest(content: bytes, *, where: str = "run.json") -> RunManifest:
     Raises:
         DataError: not JSON, another schema, or a field is missing or wrong.
     """
-    return decode_document(content, kind=RunManifest, schema=RUN_SCHEMA, where=where)
+    manifest = decode_document(content, kind=RunManifest, schema=RUN_SCHEMA, where=where)
+    times = [time for attempt in manifest.attempts for time in (attempt.start_ns, attempt.end_ns)]
+    _check_range([manifest.world_size, *manifest.mesh.values(), *times], where=where)
+    return manifest
 
 
 def encode_timelines(timelines: list[RankTimeline]) -> bytes:
@@ -88,7 +101,8 @@ def decode_timelines(content: bytes, *, where: str = "timeline.json") -> list[Ra
     """The ranks' time lines in a `stepscope.timeline/1` document.
 
     Raises:
-        DataError: not JSON, another schema, unknown headings, or lists that do not fit together.
+        DataError: not JSON, another schema, unknown headings, lists that do not fit together, or times that no
+            integer of 64 bits holds.
     """
     document = decode_document(content, kind=_TimelineDocument, schema=TIMELINE_SCHEMA, where=where)
     codes = _codes_here(document.headings, where=where)
@@ -105,7 +119,7 @@ def decode_document(content: bytes, *, kind: type[_Document], schema: str, where
         found = msgspec.json.decode(content, type=_SchemaOnly).schema
         if found == schema:
             return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(
             f"is damaged or no {schema} document ({error})", where=where, what_next="make it again"
         ) from error
@@ -132,6 +146,7 @@ def _decode_rank(row: _RankRow, codes: list[int], *, where: str) -> RankTimeline
     if not fits or not known or min(row.durations_ns, default=0) < 0:
         raise DataError(f"rank {row.rank}'s lists do not fit together", where=where, what_next="analyse the run again")
     edges = list(accumulate(row.durations_ns, initial=row.start_ns))
+    _check_range([row.rank, edges[0], edges[-1], *row.step_starts_ns, *row.step_indices], where=where)
     return RankTimeline(
         rank=row.rank,
         start_ns=edges[:-1],
@@ -140,6 +155,18 @@ def _decode_rank(row: _RankRow, codes: list[int], *, where: str) -> RankTimeline
         step_starts_ns=row.step_starts_ns,
         step_indices=row.step_indices,
     )
+
+
+def _check_range(numbers: Iterable[int | None], *, where: str) -> None:
+    wrong = next((number for number in numbers if number is not None and not 0 <= number <= MAX_WHOLE_NUMBER), None)
+    if wrong is not None:
+        raise DataError(
+            f"holds the number {wrong:.3g}, which no size or time here can be"
+            if abs(wrong) < 10**300
+            else "holds a number of more than 300 digits, which no size or time here can be",
+            where=where,
+            what_next="make it again",
+        )
 
 
 def _codes_here(names: list[str], *, where: str) -> list[int]:

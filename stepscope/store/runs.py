@@ -15,6 +15,7 @@ from stepscope.core.errors import DataError, UsageError
 from stepscope.core.run_layout import ANALYSIS_FILE, RUN_FILE, TIMELINE_FILE, TRACES_FOLDER, RunManifest
 from stepscope.core.timeline import RankTimeline
 from stepscope.store.documents import (
+    check_job,
     decode_analysis,
     decode_document,
     decode_manifest,
@@ -181,7 +182,9 @@ class RunStore:
 
 def is_run(path: Path) -> bool:
     """Whether the directory has a run.json, an analysis.json or a traces folder."""
-    return (path / RUN_FILE).is_file() or (path / ANALYSIS_FILE).is_file() or (path / TRACES_FOLDER).is_dir()
+    # os.path's tests answer False to a name too long or a folder closed to us; pathlib's raise.
+    isfile, isdir = os.path.isfile, os.path.isdir
+    return isfile(path / RUN_FILE) or isfile(path / ANALYSIS_FILE) or isdir(path / TRACES_FOLDER)
 
 
 def load_analysis(run_directory: Path) -> Analysis:
@@ -279,7 +282,9 @@ def _summarise(run_id: str, path: Path) -> RunSummary:
 
 
 def _load_head(path: Path) -> _AnalysisHead:
-    return decode_document(read_whole(path), kind=_AnalysisHead, schema=ANALYSIS_SCHEMA, where=str(path))
+    head = decode_document(read_whole(path), kind=_AnalysisHead, schema=ANALYSIS_SCHEMA, where=str(path))
+    check_job(head.job, where=str(path))
+    return head
 
 
 def _row_of_verdict(head: _AnalysisHead) -> RootCause | None:

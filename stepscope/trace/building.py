@@ -82,14 +82,16 @@ class ColumnsBuilder:
 
     def add(self, batch: Batch | Sequence[ExactEvent]) -> None:
         """Append a batch's complete events; other phases are skipped."""
-        events: list[Event | ExactEvent]
+        events: list[Any]
         start = None
         if isinstance(batch, Batch) and not self._is_exact:
             events = self._complete(batch.events)
             start = starts_ns([event.ts for event in events])
             self._is_exact = start is None and bool(events)
         if start is None:
-            events = self._complete(batch.exact() if isinstance(batch, Batch) else batch)
+            exact = batch.exact() if isinstance(batch, Batch) else batch
+            self.dropped += [event.ph for event in exact].count("")
+            events = self._complete(exact)
             start = exact_starts_ns([event.ts for event in events])
         if events:
             self._append(events, start)
@@ -142,12 +144,12 @@ class ColumnsBuilder:
 
     def _complete(self, events: Sequence[Any]) -> list[Any]:
         ignored = self._ignored
-        self.dropped += [event.ph for event in events].count("")
         return [event for event in events if event.ph == "X" and event.cat not in ignored]
 
     def _append(self, events: list[Event | ExactEvent], start: npt.NDArray[np.int64]) -> None:
         duration = durations_ns([event.dur for event in events])
-        track = self._tracks_of(events)
+        tracks = self.tracks
+        track = integers([tracks[event.cat, event.pid, event.tid] for event in events])
         category = self._categories_of(track)
         impossible = (start == UNKNOWN_NS) | (duration == UNKNOWN_NS)
         impossible |= (start == 0) & (duration == 0) & _IS_DEVICE[category]
@@ -160,19 +162,11 @@ class ColumnsBuilder:
             return
         self.columns["start_ns"].add(start)
         self.columns["duration_ns"].add(narrow(duration))
-        self.columns["track"].add(narrow(track))
-        self.columns["name"].add(integers(list(map(self.names.__getitem__, [event.name for event in events]))))
+        self.columns["track"].add(track)
+        names = self.names
+        self.columns["name"].add(integers([names[event.name] for event in events]))
         self._append_arguments([event.args or NO_ARGUMENTS for event in events], category)
         self.num_rows += len(events)
-
-    def _tracks_of(self, events: list[Event | ExactEvent]) -> npt.NDArray[np.int64]:
-        written = zip(
-            [event.cat for event in events],
-            [event.pid for event in events],
-            [event.tid for event in events],
-            strict=True,
-        )
-        return np.fromiter(map(self.tracks.__getitem__, written), np.int64, len(events))
 
     def _append_arguments(self, arguments: list[Arguments], category: IntColumn) -> None:
         external_id = integers([args.external_id for args in arguments])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from decimal import Decimal
 from math import nan
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Raw, Struct, field
+from msgspec import Meta, Raw, Struct, field
 
 from stepscope.trace.columns import NONE
 
@@ -39,9 +39,12 @@ class Arguments(Struct, gc=False):
 
 
 class Event(Struct, gc=False):
-    """One entry of traceEvents. `ts` and `dur` are microseconds; NaN stands for a number that is not there."""
+    """One entry of traceEvents. `ts` and `dur` are microseconds; NaN stands for a number that is not there.
 
-    ph: str = ""
+    An entry without a phase is no event, so text that holds one takes the slower way.
+    """
+
+    ph: Annotated[str, Meta(min_length=1)]
     cat: str | None = None
     name: str | None = None
     pid: int | str | None = None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from decimal import Decimal, localcontext
 from math import isfinite
-from struct import error as StructError
-from struct import pack
 from typing import Any
 
 import numpy as np
@@ -46,20 +45,23 @@ def exact_starts_ns(values_us: Sequence[Decimal | int | float]) -> npt.NDArray[n
 
 def durations_ns(values_us: Sequence[float]) -> npt.NDArray[np.int64]:
     """Nanoseconds of durations; UNKNOWN_NS for negative, missing and overflowed ones."""
-    column = np.frombuffer(pack(f"{len(values_us)}d", *values_us), np.float64)
+    column = np.frombuffer(struct.pack(f"{len(values_us)}d", *values_us), np.float64)
     with np.errstate(invalid="ignore"):
         sane = (column >= 0) & (column < _EXACT_BELOW_US)
     return np.where(sane, _float_ns(np.where(sane, column, 0.0)), UNKNOWN_NS)
 
 
 def _column(values_us: Sequence[int | float]) -> npt.NDArray[Any]:
-    """int64 when all are integers, else float64, else (integers beyond both) objects; packing beats np.array twofold."""
+    """int64 where all are integers, else float64; another type where integers go beyond both.
+
+    Packing takes half as long as np.array.
+    """
     count = len(values_us)
     try:
         if count and isinstance(values_us[0], int):
-            return np.frombuffer(pack(f"{count}q", *values_us), np.int64)
-        return np.frombuffer(pack(f"{count}d", *values_us), np.float64)
-    except (StructError, OverflowError):
+            return np.frombuffer(struct.pack(f"{count}q", *values_us), np.int64)
+        return np.frombuffer(struct.pack(f"{count}d", *values_us), np.float64)
+    except (struct.error, OverflowError):
         return np.array(values_us)
 
 

@@ -2,17 +2,29 @@
 
 torch's own schedule machinery is left aside: it stays armed for the whole run, exports under gzip's slowest level, and
 lets an error of the export travel into the training loop.
+
+Only one torch profiler can record a process. A second one silently takes the recording over, and a profiler whose
+recording was taken ends the process with a segmentation fault when it exports. So ours never starts beside another, and
+steps aside when another begins.
 """
 
 from __future__ import annotations
 
-import os
+import functools
+import logging
+import threading
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stepscope.training.run_directory import compress_trace
+from stepscope.training.run_directory import compress_trace, partial_path
+
+logger = logging.getLogger(__name__)
+
+_BEGINNINGS = ("_prepare_trace", "_start_trace")
+"""Methods of torch's profiler with which another one begins."""
 
 
 class Capture:
@@ -21,6 +33,7 @@ class Capture:
     Attributes:
         first_step: index of the first captured step; names the folder.
         num_whole_steps: steps recorded from their beginning to their end.
+        is_recording: False again once another profiler has begun.
     """
 
     def __init__(self, first_step: int, *, record_shapes: bool, with_stack: bool, profile_memory: bool) -> None:
@@ -32,7 +45,10 @@ class Capture:
             "profile_memory": profile_memory,
         }
         self._profiler: Any = None
-        self._recording = False
+        self.is_recording = False
+        self._started = False
+        self._thread = 0
+        self._watched: dict[str, Callable[..., Any]] = {}
 
     def prepare(self) -> None:
         """Set the profiler up, so that its start-up cost does not fall into a captured step.
@@ -61,17 +77,22 @@ class Capture:
             self.prepare()
         _refuse_second_profiler()
         self._profiler.start_trace()
-        self._recording = True
+        self._started = self.is_recording = True
+        self._thread = threading.get_ident()
+        self._watch()
 
     def finish(self, target: Path) -> None:
         """Stop recording and write the trace to `target` (.json.gz), which appears only when whole.
 
         Raises:
             OSError: it cannot be written.
+            RuntimeError: another profiler ended the recording.
         """
-        self._stop()
+        self.stop()
+        if self._profiler is None:
+            raise RuntimeError("another torch profiler ended this capture, which is lost")
         target.parent.mkdir(parents=True, exist_ok=True)
-        plain = target.with_name(f".{target.name}.{os.getpid()}.json")
+        plain = partial_path(target, ".plain")
         try:
             self._profiler.export_chrome_trace(str(plain))
             self._profiler = None
@@ -84,25 +105,76 @@ class Capture:
         """Stop whatever runs and write nothing."""
         if self._profiler is None:
             return
-        if not self._recording:
+        if not self._started:
             _refuse_second_profiler()
             self._profiler.start_trace()  # a prepared profiler can only be left by way of start
-            self._recording = True
-        self._stop()
-        self._profiler = None
+            self._started = self.is_recording = True
+        try:
+            self.stop()
+        finally:
+            self._profiler = None
 
-    def _stop(self) -> None:
-        if self._recording:
-            self._recording = False
-            self._profiler.stop_trace()
+    def stop(self) -> None:
+        """Stop recording; what is recorded is kept for `finish`.
+
+        Raises:
+            RuntimeError: another profiler ended the recording, and what was recorded is lost.
+        """
+        if not self.is_recording:
+            return
+        self.is_recording = False
+        self._unwatch()
+        if not _is_profiler_enabled():
+            self._profiler = None
+            raise RuntimeError("another torch profiler ended this capture, which is lost; let only one run")
+        self._profiler.stop_trace()
+
+    def _watch(self) -> None:
+        """While ours records, be told before another profiler of this thread begins."""
+        from torch.autograd.profiler import profile
+
+        for name in _BEGINNINGS:
+            original = vars(profile).get(name)
+            if original is not None:
+                self._watched[name] = original
+                setattr(profile, name, self._stepping_aside(original))
+
+    def _unwatch(self) -> None:
+        from torch.autograd.profiler import profile
+
+        for name, original in self._watched.items():
+            if getattr(vars(profile)[name], "__wrapped__", None) is original:  # else someone has wrapped ours
+                setattr(profile, name, original)
+        self._watched = {}
+
+    def _stepping_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def begin(other: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.is_recording and threading.get_ident() == self._thread:
+                logger.warning(
+                    "another torch profiler began while stepscope captured step %d and on; it goes on alone, stepscope"
+                    " keeps the %d whole steps it has",
+                    self.first_step,
+                    self.num_whole_steps,
+                )
+                try:
+                    self.stop()
+                except RuntimeError:  # said already
+                    logger.debug("stop failed", exc_info=True)
+            return original(other, *args, **kwargs)
+
+        return begin
 
 
 def _refuse_second_profiler() -> None:
-    """torch lets a second profiler start and silently takes the recording away from the first."""
+    if _is_profiler_enabled():
+        raise RuntimeError("another torch profiler is recording this process; only one can")
+
+
+def _is_profiler_enabled() -> bool:
     import torch
 
-    if torch._C._autograd._profiler_enabled():
-        raise RuntimeError("another torch profiler is recording this process; only one can")
+    return bool(torch._C._autograd._profiler_enabled())
 
 
 def _activities() -> list[Any]:

@@ -7,7 +7,6 @@ import platform
 import re
 import socket
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -89,28 +88,6 @@ def captures_here(ranks: str | Iterable[int], identity: Identity) -> bool:
     if isinstance(ranks, str):
         raise ValueError(f'ranks is "all", "auto" or rank numbers, not {ranks!r}')
     return identity.rank in set(ranks)
-
-
-def run_name(run: str | None, identity: Identity) -> str:
-    """The run's name, the same on all ranks without asking them.
-
-    Raises:
-        ValueError: the name given cannot be a folder's name.
-    """
-    if run is not None:
-        if not run.strip() or run in {".", ".."} or set(run) & {"/", "\\", "\0"}:
-            raise ValueError(f"a run's name is a folder's name, not {run!r}")
-        return run
-    environment = os.environ
-    if environment.get("STEPSCOPE_RUN"):
-        return run_name(environment["STEPSCOPE_RUN"], identity)
-    if environment.get("SLURM_JOB_ID"):
-        return f"slurm-{environment['SLURM_JOB_ID']}"
-    if environment.get("TORCHELASTIC_RUN_ID", "none") != "none":
-        return f"run-{environment['TORCHELASTIC_RUN_ID']}"
-    if identity.world_size == 1:
-        return time.strftime("run-%Y%m%d-%H%M%S")
-    return time.strftime(f"run-%Y%m%d-port{environment.get('MASTER_PORT', '0')}")
 
 
 def versions() -> dict[str, str]:

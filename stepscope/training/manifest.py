@@ -11,6 +11,9 @@ from stepscope.core.run_layout import Attempt, RunManifest
 from stepscope.training.identity import Identity, environment_of_interest, mesh_sizes, num_usable_cpus, versions
 from stepscope.training.run_directory import read_attempts, write_manifest
 
+MEASURING_STOPPED = "measuring stopped"
+"""The attempt's ending when profile() gave up; training went on, and how it ended is not known."""
+
 
 class ManifestKeeper:
     """Keeps run.json true while the run goes on.
@@ -43,15 +46,16 @@ class ManifestKeeper:
             self._manifest = replace(self._manifest, unprofiled_step_ms=unprofiled_step_ms)
         write_manifest(self._run_directory, self._manifest)
 
-    def end(self, kind: type[BaseException] | None, unprofiled_step_ms: float | None) -> None:
-        """Write how the attempt ended; `kind` is the exception that left the training loop."""
+    def end(self, ended: str, unprofiled_step_ms: float | None) -> None:
+        """Write how the attempt ended: a word of `ending`, or MEASURING_STOPPED."""
         *earlier, attempt = self._manifest.attempts
-        attempt = replace(attempt, end_ns=time.time_ns(), ended=_ending(kind))
+        attempt = replace(attempt, end_ns=time.time_ns(), ended=ended)
         self._manifest = replace(self._manifest, attempts=[*earlier, attempt])
         self.write(unprofiled_step_ms)
 
 
-def _ending(kind: type[BaseException] | None) -> str:
+def ending(kind: type[BaseException] | None) -> str:
+    """The word for an attempt whose training loop was left by this kind of exception, or by none."""
     if kind is None or issubclass(kind, SystemExit):
         return "finished"
     return "signal" if issubclass(kind, KeyboardInterrupt) else "exception"

@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
@@ -16,16 +17,22 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepscope.core.run_layout import steps_path, trace_path
 from stepscope.training.capture import Capture
-from stepscope.training.identity import Identity, captures_here, identify, run_name
-from stepscope.training.manifest import ManifestKeeper
+from stepscope.training.figures import FigureReader
+from stepscope.training.identity import Identity, captures_here, identify
+from stepscope.training.manifest import MEASURING_STOPPED, ManifestKeeper, ending
+from stepscope.training.run_directory import remove_leftovers
+from stepscope.training.run_naming import run_name
 from stepscope.training.schedule import DEFAULT_SCHEDULE, Schedule, State
-from stepscope.training.spans import DataSpans, PhaseSpan
+from stepscope.training.spans import PhaseSpan, SpanRecorder, wrap_data
 from stepscope.training.telemetry import StepRecord, StepTimes, StepWriter
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_measuring: weakref.ref[Profile] | None = None
+"""The profile that measures this process; weak, so that one never left does not block the next for ever."""
 
 
 def _harmless(method: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
@@ -47,7 +54,7 @@ class Profile:
     """Measures every step of a training loop and captures some. Made by `stepscope.profile`.
 
     Attributes:
-        run_directory: where this run's files are; None while nothing is written.
+        run_directory: where this run's files are; None while nothing is written, and once measuring has stopped.
     """
 
     def __init__(self, settings: dict[str, Any], *, enabled: bool) -> None:
@@ -65,6 +72,8 @@ class Profile:
         self._record_function: Callable[[str], Any] | None = None
         self._annotation: Any = None
         self._step: StepRecord | None = None
+        self._figures = FigureReader()
+        self._spans = SpanRecorder(self._open_span, self._close_span, self._count_data_wait, self._count_phase)
 
     def __enter__(self) -> Profile:
         self._begin()
@@ -80,16 +89,16 @@ class Profile:
         """End the current step and begin the next; call it once after each optimizer step.
 
         Args:
-            figures: plain numbers to keep with the step (tokens, loss, grad_norm, ...). Tensors are left out, as
-                reading one would make the host wait for the GPU.
+            figures: numbers to keep with the step (tokens, loss, grad_norm, ...). Tensors on a device are left out,
+                as reading one would make the host wait for it.
         """
         if self._step is None:
             raise RuntimeError("profile() measures inside its with block: `with stepscope.profile(...) as prof:`")
         record = self._step
         self._close_annotation()
         record.end_ns = time.time_ns()
-        record.figures = {name: value for name, value in figures.items() if isinstance(value, (int, float))}
-        if self._capture is not None and record.captured:
+        record.figures = self._figures.read(figures)
+        if self._capture is not None and self._capture.is_recording and record.captured:
             self._capture.num_whole_steps += 1
         self._times.add(record)
         try:
@@ -101,16 +110,24 @@ class Profile:
 
     def data(self, loader: Iterable[T]) -> Iterable[T]:
         """The same batches; each wait for one is timed and visible in the trace as `prof.data`."""
-        return DataSpans(loader, self._open_span, self._count_data_wait) if self._on else loader
+        return wrap_data(loader, self._spans) if self._on else loader
 
     def phase(self, name: str) -> PhaseSpan:
         """A with block whose time is counted under `name` and visible in the trace as `prof.phase: name`."""
-        return PhaseSpan(name, self._open_span, self._count_phase)
+        try:
+            return PhaseSpan(str(name), self._spans)
+        except Exception as error:  # training must never be hurt
+            self._give_up(error)
+            return PhaseSpan("?", self._spans)
 
     @_harmless
     def _begin(self) -> None:
+        global _measuring
         import torch.profiler
 
+        other = None if _measuring is None else _measuring()
+        if other is not None and other._on and other._pid == self._pid:
+            raise RuntimeError("another stepscope.profile measures this process and goes on; this one steps aside")
         settings = self._settings
         self._record_function = torch.profiler.record_function
         self._schedule = settings["schedule"] or DEFAULT_SCHEDULE
@@ -118,6 +135,7 @@ class Profile:
             raise TypeError(f"schedule is made by stepscope.every or stepscope.training.once, not {self._schedule!r}")
         self._identity = identify()
         self._captures_here = captures_here(settings["ranks"], self._identity)
+        labels = {str(name): str(value) for name, value in dict(settings["labels"] or {}).items()}
         self.run_directory = Path(settings["out"]) / run_name(settings["run"], self._identity)
         self._writer = StepWriter(self.run_directory / steps_path(self._identity.rank))
         if self._identity.rank == 0:
@@ -125,23 +143,31 @@ class Profile:
                 self.run_directory,
                 self._identity,
                 mesh=settings["mesh"],
-                labels=settings["labels"],
+                labels=labels,
                 simulated_compute=settings["simulated_compute"],
             )
             self._manifest.write(None)
+        if self._captures_here:
+            remove_leftovers(self.run_directory, self._identity.rank)
+        _measuring = weakref.ref(self)
         self._move_to(0)
         self._open_step(0)
 
     @_harmless
     def _end(self, kind: type[BaseException] | None) -> None:
-        self._close_annotation()
         record, self._step = self._step, None
+        if self._capture is not None and self._capture.is_recording:
+            self._capture.stop()  # first, so that the step cut short here is in no trace
+        self._close_annotation()
         if self._capture is not None and record is not None:
-            self._leave_capture(record, keep=kind is None and self._capture.num_whole_steps > 0)
+            self._leave_capture(record, keep=self._capture.num_whole_steps > 0)
         if self._writer is not None:
             self._writer.close()
         if self._manifest is not None:
-            self._manifest.end(kind, self._times.unprofiled_step_ms())
+            self._manifest.end(ending(kind), self._times.unprofiled_step_ms())
+            missed = None if record is None else self._schedule.missed_by(record.index)
+            if missed is not None:
+                logger.warning(missed)
         self._on = False
 
     def _move_to(self, index: int) -> None:
@@ -150,7 +176,7 @@ class Profile:
         if self._capture is not None and self._step is not None and self._step.captured:
             if capture_start == self._capture.first_step:
                 return
-            self._leave_capture(self._step, keep=True)
+            self._leave_capture(self._step, keep=self._capture.num_whole_steps > 0)
         if not self._captures_here:
             return
         state = self._schedule.state(index)
@@ -204,22 +230,37 @@ class Profile:
             return None
         return span
 
+    def _close_span(self, span: Any) -> None:
+        if span is None:
+            return
+        try:
+            span.__exit__(None, None, None)
+        except Exception as error:  # training must never be hurt
+            self._give_up(error)
+
+    @_harmless
     def _count_data_wait(self, duration_ns: int) -> None:
         if self._step is not None:
             self._step.data_wait_ns += duration_ns
 
+    @_harmless
     def _count_phase(self, name: str, duration_ns: int) -> None:
         if self._step is not None:
             self._step.phases[name] = self._step.phases.get(name, 0) + duration_ns
 
     def _give_up(self, error: Exception) -> None:
         """Say once why, stop what runs, and be a no-op from now on."""
+        if not self._on:
+            return
         self._on = False
+        self.run_directory = None
         logger.warning("stepscope stops measuring this run, training goes on: %s: %s", type(error).__name__, error)
         capture, self._capture = self._capture, None
-        cleanups = [self._close_annotation]
+        cleanups: list[Callable[[], None]] = [self._close_annotation]
         cleanups += [capture.discard] if capture is not None else []
         cleanups += [self._writer.close] if self._writer is not None else []
+        if self._manifest is not None:
+            cleanups.append(functools.partial(self._manifest.end, MEASURING_STOPPED, None))
         for cleanup in cleanups:
             try:
                 cleanup()
@@ -268,7 +309,7 @@ def profile(
         "record_shapes": record_shapes,
         "with_stack": with_stack,
         "profile_memory": profile_memory,
-        "labels": dict(labels or {}),
+        "labels": labels,
         "simulated_compute": simulated_compute,
     }
     disabled = os.environ.get("STEPSCOPE_DISABLE", "").lower() not in {"", "0", "false", "no"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +12,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from stepscope.core.run_layout import RUN_FILE, Attempt, RunManifest
+from stepscope.core.run_layout import RUN_FILE, TRACES_FOLDER, Attempt, RunManifest
 
 _COPY_BYTES = 1 << 20
 _GZIP_LEVEL = 1  # a trace shrinks 15-fold at level 1 already; level 9 stops training five times as long
@@ -22,13 +23,42 @@ _GZIP_FORMAT = 31  # zlib's number for a window of 32 kB with a gzip header
 def appearing_whole(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, renamed to it when the block ends well and removed when it does not."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = partial_path(path)
     try:
         yield temporary
         temporary.replace(path)
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def partial_path(path: Path, kind: str = "") -> Path:
+    """Where this process prepares `path`: hidden, and with an ending that no reader takes for a trace."""
+    return path.with_name(f".{path.name}.{os.getpid()}{kind}.part")
+
+
+def remove_leftovers(run_directory: Path, rank: int) -> None:
+    """Remove what an earlier process of this rank left half written when it was killed.
+
+    Only this rank's own files are looked at: a process of another rank may run on another host, where its number
+    says nothing here.
+    """
+    leftover = re.compile(rf"\.rank{rank}\..*?\.(\d+)(?:\.plain)?\.part")
+    for path in (run_directory / TRACES_FOLDER).glob(f"step*/.rank{rank}.*.part"):
+        match = leftover.fullmatch(path.name)
+        if match and not _is_alive(int(match.group(1))):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # it is there, but another user's
+        return True
+    return True
 
 
 def write_manifest(run_directory: Path, manifest: RunManifest) -> None:

@@ -81,6 +81,20 @@ class Schedule:
             return step
         return self.first + ((step - self.first) // self.period + 1) * self.period
 
+    def missed_by(self, num_steps: int) -> str | None:
+        """Why a training of `num_steps` steps left no trace, and what to do; None when a whole step was captured."""
+        if num_steps > self.first:
+            return None
+        if num_steps == 0:
+            what_next = "call prof.step() after each optimizer step"
+        else:
+            sooner = "schedule=stepscope.training.once(wait=0)"
+            what_next = f"train {self.first + 1} steps or more, or capture sooner ({sooner})"
+        if num_steps == self.first and num_steps:
+            return f"ended inside step {num_steps}, the first captured one, so there is no trace; {what_next}"
+        steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
+        return f"ended after {steps}; the first capture would have started at step {self.first}; {what_next}"
+
 
 DEFAULT_SCHEDULE = Schedule()
 """Three steps to settle, one to warm up, three captured, once: a short run ends with a capture."""

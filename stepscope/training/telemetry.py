@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -26,7 +27,8 @@ class StepRecord:
         captured: whether the profiler recorded the step.
         state: wait | warmup | active.
         export_ns: time spent after the step to write the trace; never part of a step.
-        figures: what the caller gave to `prof.step` (tokens, loss, ...).
+        figures: what the caller gave to `prof.step` (tokens, loss, ...). NaN and infinities, which JSON does not know,
+            are written as null and named in "non_finite".
     """
 
     index: int
@@ -37,7 +39,7 @@ class StepRecord:
     captured: bool = False
     state: str = "wait"
     export_ns: int = 0
-    figures: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, int | float] = field(default_factory=dict)
 
     @property
     def duration_ns(self) -> int:
@@ -56,8 +58,13 @@ class StepRecord:
         }
         if self.export_ns:
             document["export_ns"] = self.export_ns
-        document.update({name: value for name, value in self.figures.items() if name not in document})
-        return (json.dumps(document, separators=(",", ":")) + "\n").encode()
+        reserved = {*document, "export_ns", "non_finite"}
+        figures = {name: value for name, value in self.figures.items() if name not in reserved}
+        non_finite = [name for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)]
+        document.update(figures | dict.fromkeys(non_finite))
+        if non_finite:
+            document["non_finite"] = non_finite
+        return (json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n").encode()
 
 
 class StepWriter:

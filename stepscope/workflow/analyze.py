@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepscope.analyzer.job import analyse_job
-from stepscope.analyzer.rank import view_rank
-from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext, timeline
 from stepscope.core.analysis import Analysis, MeshSizes, Notice
 from stepscope.core.errors import DataError
 from stepscope.core.run_layout import RUN_FILE, RunManifest
 from stepscope.store.runs import load_manifest, save_analysis, save_timelines
-from stepscope.trace.columns import TraceColumns
-from stepscope.workflow.trace_files import TraceFiles, find_trace_files, open_trace
-
-Progress = Callable[[int, int, str], None]
-"""Called as (files done, files in all, the file being read)."""
+from stepscope.workflow.rank_views import Progress, view_files
+from stepscope.workflow.trace_files import TraceFiles, find_trace_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,77 +41,20 @@ def analyze(
     """
     files = find_trace_files(paths)
     notices = list(files.notices)
-    views = _view_all(files.paths, notices, whole_file=whole_file, on_progress=on_progress)
     manifest = _manifest(files, notices)
-    analysis, final_views = analyse_job(views, _context(manifest, notices))
-    kept_in = None
-    if keep and files.run_directory is not None and not whole_file:
+    since_ns = manifest.attempts[-1].start_ns if manifest is not None and manifest.attempts else None
+    found = view_files(files.paths, whole_file=whole_file, since_ns=since_ns, on_progress=on_progress)
+    context = _context(manifest, [*notices, *found.notices], found.num_truncated)
+    analysis, final_views = analyse_job(list(found.views.values()), context)
+    if not keep or files.run_directory is None or whole_file:
+        return AnalysisResult(analysis, None)
+    try:
         save_timelines(files.run_directory, [timeline(view) for view in final_views])
         save_analysis(files.run_directory, analysis)
-        kept_in = files.run_directory
-    return AnalysisResult(analysis, kept_in)
-
-
-def _view_all(
-    paths: list[str], notices: list[Notice], *, whole_file: bool, on_progress: Progress | None
-) -> list[RankView]:
-    """The per-rank half over all files, one at a time; a file that cannot be used becomes a notice.
-
-    Files that do not tell their rank come last (and are read again), so that they take only ranks nobody claims.
-    """
-    views: dict[int, RankView] = {}
-    errors: list[DataError] = []
-    nameless: list[str] = []
-    queue = list(paths)
-    for done, path in enumerate(queue):
-        if on_progress is not None:
-            on_progress(done - len(nameless), len(paths), path)
-        try:
-            trace = open_trace(path)
-            if trace.header.rank is None and len(paths) > 1 and done < len(paths):
-                nameless.append(path)
-                queue.append(path)
-                continue
-            rank = _rank(trace, views, notices)
-            if rank in views:
-                raise _TwoClaimError(rank, views[rank].header.path, path)
-            views[rank] = view_rank(trace, rank, whole_file=whole_file)
-        except _TwoClaimError:
-            raise
-        except DataError as error:
-            errors.append(error)
-            notices.append(Notice("unusable_file", str(error)))
-    if views:
-        return list(views.values())
-    if len(errors) == 1:
-        raise errors[0]
-    first = errors[0] if errors else None
-    raise DataError(
-        f"none of {len(paths)} files can be used; the first: {first}", what_next="give the traces of torch.profiler"
-    )
-
-
-class _TwoClaimError(DataError):
-    """Two files say they are the same rank."""
-
-    def __init__(self, rank: int, first: str, second: str) -> None:
-        super().__init__(
-            f"says it is rank {rank}, and so does {first}",
-            where=second,
-            what_next="give the files of one job, one a rank",
-        )
-
-
-def _rank(trace: TraceColumns, views: dict[int, RankView], notices: list[Notice]) -> int:
-    """The rank the trace tells, else the lowest that is free."""
-    if trace.header.rank is not None:
-        return trace.header.rank
-    rank = next(number for number in range(len(views) + 1) if number not in views)
-    if views or rank:
-        notices.append(
-            Notice("rank_assumed", f"{trace.header.path}: does not tell its rank; taken as rank {rank} by order")
-        )
-    return rank
+    except DataError as error:  # somebody else's run, a full disk: the verdict is worth having all the same
+        notice = Notice("not_kept", str(error))
+        return AnalysisResult(replace(analysis, warnings=[*analysis.warnings, notice]), None)
+    return AnalysisResult(analysis, files.run_directory)
 
 
 def _manifest(files: TraceFiles, notices: list[Notice]) -> RunManifest | None:
@@ -129,14 +67,15 @@ def _manifest(files: TraceFiles, notices: list[Notice]) -> RunManifest | None:
         return None
 
 
-def _context(manifest: RunManifest | None, notices: list[Notice]) -> JobContext:
+def _context(manifest: RunManifest | None, notices: list[Notice], num_truncated: int) -> JobContext:
     if manifest is None:
-        return JobContext(notices=tuple(notices))
+        return JobContext(truncated_files=num_truncated, notices=tuple(notices))
     known = {name: size for name, size in manifest.mesh.items() if name in MeshSizes.__dataclass_fields__}
     return JobContext(
         unprofiled_step_ms=manifest.unprofiled_step_ms,
         mesh=MeshSizes(**known),
         num_cpus=manifest.num_cpus,
         simulated_compute=manifest.simulated_compute,
+        truncated_files=num_truncated,
         notices=tuple(notices),
     )

@@ -86,6 +86,8 @@ def _on_disk(text: str, notices: list[Notice]) -> list[str]:
     try:
         if path.is_file():
             return [text]
+        if text and path.exists() and not path.is_dir():
+            raise DataError("is neither a file nor a folder", where=text, what_next="give trace files")
         if not text or not path.is_dir():
             raise DataError("does not exist", where=text or "an empty path", what_next="check the path")
         return _in_run(path, notices) if _is_run(path) else _in_folder(path)
@@ -137,11 +139,12 @@ def _in_folder(folder: Path) -> list[str]:
 
 
 def _traces_in(folder: Path) -> list[str]:
-    return sorted(
-        str(path)
-        for path in folder.iterdir()
-        if path.is_file() and _TRACE_NAME.search(path.name) and path.name not in _NOT_TRACES
-    )
+    return sorted(str(path) for path in folder.iterdir() if path.is_file() and _names_a_trace(path.name))
+
+
+def _names_a_trace(name: str) -> bool:
+    """Hidden files are some writer's unfinished ones."""
+    return bool(_TRACE_NAME.search(name)) and name not in _NOT_TRACES and not name.startswith(".")
 
 
 def _in_store(url: str) -> list[str]:
@@ -155,7 +158,7 @@ def _in_store(url: str) -> list[str]:
         inside = [store.unstrip_protocol(entry) for entry in store.ls(path, detail=False)]
     except (OSError, ImportError, ValueError) as error:
         raise _unreachable(url, error) from error
-    files = [entry for entry in inside if _TRACE_NAME.search(entry) and entry.rsplit("/", 1)[-1] not in _NOT_TRACES]
+    files = [entry for entry in inside if _names_a_trace(entry.rsplit("/", 1)[-1])]
     if not files:
         raise DataError("holds no trace (*.json, *.json.gz)", where=url, what_next="check the URL")
     return files

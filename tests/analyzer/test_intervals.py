@@ -47,10 +47,9 @@ def test_union_covers_what_any_span_covers_and_is_disjoint(a: list[Span]) -> Non
 
 @settings(max_examples=80, deadline=None)
 @given(spans, spans)
-def test_merge_intersect_and_subtract_are_the_set_operations(a: list[Span], b: list[Span]) -> None:
+def test_intersect_and_subtract_are_the_set_operations(a: list[Span], b: list[Span]) -> None:
     left, right = union_of(a), union_of(b)
     for cover, expected in (
-        (intervals.merge(left, right), instants(a) | instants(b)),
         (intervals.intersect(left, right), instants(a) & instants(b)),
         (intervals.subtract(left, right), instants(a) - instants(b)),
     ):
@@ -107,5 +106,4 @@ def test_touching_spans_are_joined() -> None:
 
 def test_empty_spans_leave_nothing() -> None:
     assert len(intervals.union([3], [3])) == 0
-    assert len(intervals.merge()) == 0
     assert intervals.empty().total == 0

@@ -40,7 +40,7 @@ def test_the_cost_is_given_as_share_and_milliseconds_of_a_step() -> None:
     assert row.ms_per_step == pytest.approx(row.fraction * 1.0, rel=0.01)
     assert row.interval is not None
     assert row.interval[0] <= row.fraction <= row.interval[1]
-    assert "ms of each 1 ms step" in analysis.verdict.summary
+    assert "ms of each 1.0 ms step" in analysis.verdict.summary
     assert "\n" not in analysis.verdict.summary
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_an_unusable_file_is_one_line_and_exit_code_3(content: str, tmp_path: Pa
 
 
 def test_duplicate_ranks_are_one_line_and_exit_code_3(job: Path) -> None:
-    write_trace(job / "again.json", 0)
+    write_trace(job / "again.json", 0, later_us=500.0)
     done = run("analyze", str(job))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
 
@@ -93,3 +94,38 @@ def test_a_name_with_square_brackets_is_printed_as_it_is(tmp_path: Path) -> None
     done = run("analyze", str(path))
     assert done.returncode == 0
     assert "GPU [red]H100[/x] :smile:" in done.stdout
+
+
+def _shell(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    whole = command.replace("stepscope", f"{shlex.quote(sys.executable)} -m stepscope")
+    return subprocess.run(["bash", "-c", whole], capture_output=True, text=True, cwd=cwd)
+
+
+def test_a_reader_that_goes_away_is_no_finding(job: Path) -> None:
+    done = _shell("stepscope analyze . | head -1 >/dev/null; exit ${PIPESTATUS[0]}", job)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_under_the_output_is_one_line(job: Path) -> None:
+    done = _shell("stepscope analyze . >/dev/full", job)
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+
+
+def test_a_closed_output_is_no_traceback(job: Path) -> None:
+    done = _shell("stepscope analyze . >&-", job)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_path_that_is_not_utf8_is_one_line(job: Path) -> None:
+    done = _shell("mkdir $'d\\xff'; stepscope analyze . $'d\\xff' --json | cat", job)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "holds no trace" in done.stdout
+
+
+def test_debug_is_accepted_after_the_verb(tmp_path: Path) -> None:
+    assert "Traceback" in run("analyze", str(tmp_path / "absent"), "--debug").stderr
+
+
+def test_a_device_that_is_no_file_is_said() -> None:
+    assert "is neither a file nor a folder" in run("analyze", "/dev/null").stderr

@@ -24,7 +24,7 @@ def run(*arguments: str) -> int:
     return code
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "127.evil.example"])
 def test_an_address_others_can_reach_is_refused(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--runs", str(tmp_path), "--host", host) == 2
 

@@ -55,10 +55,10 @@ def live_server(root: Path) -> Iterator[str]:
             thread.join(timeout=20)
 
 
-def get(url: str, **headers: str) -> Answer:
-    """GET without a proxy; an HTTP error is an answer, not an exception."""
+def get(url: str, *, method: str = "GET", **headers: str) -> Answer:
+    """Ask without a proxy; an HTTP error is an answer, not an exception."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    request = urllib.request.Request(url, headers=headers)
+    request = urllib.request.Request(url, headers=headers, method=method)
     try:
         with opener.open(request, timeout=20) as reply:
             return Answer(reply.status, _lower(reply.headers), reply.read())

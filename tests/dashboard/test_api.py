@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from stepscope.core.timeline import HEADING_ORDER
-from stepscope.store.runs import decode_analysis
+from stepscope.store.runs import RunStore, decode_analysis
 from tests.dashboard import example_run as example
 from tests.dashboard.live_server import get, live_server
 
 RUN = "h100-2x2x2-pp-few"
+ODD_NAME = "näme with space & %2F?#"
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +24,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     example.write_run(root, RUN)
     (root / "fresh" / "traces").mkdir(parents=True)
+    example.write_run(root, ODD_NAME)
+    (root / "long").mkdir()
+    (root / "long" / "traces").mkdir()
+    (root / "long" / "timeline.json").write_bytes(
+        b'{"schema": "stepscope.timeline/1", "headings": ["wait"], "ranks": [{"rank": 0, "start_ns": 5, '
+        b'"durations_ns": [9223372036854775808], "headings": [0], "step_starts_ns": [], "step_indices": []}]}'
+    )
     (root / "broken").mkdir()
     (root / "broken" / "analysis.json").write_text('{"schema": "stepscope.analysis/1", "job": {')
     return root
@@ -41,6 +50,8 @@ def test_runs_are_listed_with_their_verdicts(url: str, root: Path) -> None:
     assert document["root"] == str(root)
     assert {run["id"]: (run["status"], run["cause"]) for run in document["runs"]} == {
         RUN: ("analysed", "pipeline_bubble"),
+        ODD_NAME: ("analysed", "pipeline_bubble"),
+        "long": ("not_analysed", None),
         "fresh": ("not_analysed", None),
         "broken": ("unreadable", None),
     }
@@ -87,6 +98,13 @@ def test_zooming_in_gives_exact_slices_relative_to_the_origin(url: str) -> None:
         (f"/api/v1/runs/{RUN}/timeline?rank=99", 400),
         (f"/api/v1/runs/{RUN}/timeline?start_ns=5&end_ns=5", 400),
         (f"/api/v1/runs/{RUN}/timeline?width=0", 422),
+        (f"/api/v1/runs/{RUN}/timeline?end_ns={10**30}", 422),
+        (f"/api/v1/runs/{RUN}/timeline?start_ns={2**63 - 1}&end_ns={2**63 + 1}", 422),
+        (f"/api/v1/runs/{RUN}/timeline?start_ns={2**62 - 1}&end_ns={2**62}", 400),
+        (f"/api/v1/runs/{RUN}/timeline?rank={10**30}", 400),
+        (f"/api/v1/runs/{'x' * 5000}", 404),
+        ("/api/v1/runs/long", 404),
+        ("/api/v1/runs/long/timeline", 422),
         ("/api/v1/runs/fresh/timeline", 404),
         ("/api/v2/anything", 404),
     ],
@@ -96,13 +114,77 @@ def test_refusals_are_json_with_an_honest_status(url: str, path: str, status: in
 
     assert answer.status == status
     assert answer.headers["content-type"] == "application/json"
+    assert set(answer.json) == {"error"}
+    assert set(answer.json["error"]) == {"message", "what_next"}
+
+
+def test_an_end_beyond_the_window_is_its_end(url: str) -> None:
+    document = get(f"{url}/api/v1/runs/{RUN}/timeline?rank=0&end_ns={2**62}").json
+
+    assert document["end_ns"] == document["window_ns"]
+
+
+def test_an_unexpected_error_is_json_with_an_id_that_the_log_knows(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(RunStore, "load_analysis", fail)
+    with live_server(root) as url:
+        answer = get(f"{url}/api/v1/runs/{RUN}")
+
+    assert answer.status == 500
+    (record,) = [record for record in caplog.records if record.name == "stepscope.dashboard.failures"]
+    assert record.args is not None
+    assert next(iter(record.args)) in answer.json["error"]["what_next"]
+    assert record.exc_info is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/", 200), (f"/runs/{RUN}", 200), ("/runs/nope", 404), ("/healthz", 200), ("/readyz", 200), ("/metrics", 200),
+     ("/api/v1/runs", 200), (f"/api/v1/runs/{RUN}", 200), ("/api/v1/runs/nope", 404), ("/assets/favicon.svg", 200)],
+)  # fmt: skip
+def test_head_is_answered_as_get_without_the_body(url: str, path: str, status: int) -> None:
+    head, whole = get(url + path, method="HEAD"), get(url + path)
+
+    assert (head.status, head.body) == (status, b"")
+    assert whole.status == status
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert head.headers["content-length"] == whole.headers["content-length"]
+
+
+def test_a_wrong_method_is_refused_in_the_same_shape(url: str) -> None:
+    answer = get(f"{url}/api/v1/runs", method="DELETE")
+
+    assert answer.status == 405
+    assert answer.headers["allow"] == "GET"
+    assert set(answer.json) == {"error"}
+
+
+def test_the_described_refusal_is_the_one_that_is_sent(url: str) -> None:
+    document = get(f"{url}/api/v1/openapi.json").json
+    answers = document["paths"]["/api/v1/runs/{run_id}/timeline"]["get"]["responses"]
+
+    assert set(answers) == {"200", "default"}
+    assert answers["default"]["content"]["application/json"]["schema"]["required"] == ["error"]
+
+
+def test_a_name_of_odd_characters_is_one_and_the_same_everywhere(url: str) -> None:
+    (listed,) = [run["id"] for run in get(f"{url}/api/v1/runs").json["runs"] if run["id"].startswith("näme")]
+
+    assert listed == ODD_NAME
+    assert get(f"{url}/runs/{quote(ODD_NAME, safe='')}").status == 200
+    assert get(f"{url}/runs/{quote('näme with space & /?#', safe='')}").status == 404
+    assert get(f"{url}/api/v1/runs/{quote(ODD_NAME, safe='')}/timeline?rank=0").json["run"] == ODD_NAME
 
 
 def test_probes_and_metrics_answer(url: str) -> None:
     metrics = get(f"{url}/metrics").body.decode()
 
     assert get(f"{url}/healthz").status == get(f"{url}/readyz").status == 200
-    assert 'stepscope_dashboard_runs{status="analysed"} 1' in metrics
+    assert 'stepscope_dashboard_runs{status="analysed"} 2' in metrics
     assert "stepscope_dashboard_store_up 1" in metrics
 
 

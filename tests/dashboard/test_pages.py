@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -19,6 +19,7 @@ from tests.dashboard.live_server import live_server
 pytestmark = pytest.mark.browser
 
 RUN = "h100-2x2x2-pp-few"
+ODD_NAME = "näme with space & %2F?#"
 PATIENCE_MS = 30_000
 
 
@@ -65,6 +66,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An analysed, a doubtful, a fresh and a damaged run."""
     root = tmp_path_factory.mktemp("runs")
     example.write_run(root, RUN)
+    example.write_run(root, ODD_NAME, started_ns=example.ORIGIN_NS - 2 * 10**15)
     example.write_run(root, "doubtful", started_ns=example.ORIGIN_NS - 10**15)
     save_analysis(root / "doubtful", example.make_doubtful(example.make_timelines()))
     (root / "fresh").mkdir()
@@ -140,7 +142,7 @@ def test_the_list_shows_every_run_its_verdict_and_its_state(visit: Visit) -> Non
     page = visit.open("/")
 
     rows = page.locator("#runs-table tbody tr")
-    expect(rows).to_have_count(4)
+    expect(rows).to_have_count(5)
     expect(rows.filter(has_text=RUN)).to_contain_text("Pipeline bubble")
     expect(rows.filter(has_text=RUN)).to_contain_text("TP 2 × PP 2 × DP 2")
     expect(rows.filter(has_text="fresh")).to_contain_text("Not analysed")
@@ -154,15 +156,15 @@ def test_the_list_can_be_searched_and_sorted_and_the_url_keeps_both(visit: Visit
 
     page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_role("button", name="Run", exact=True).click()
-    expect(names).to_have_text(["broken", "doubtful", "fresh", RUN])
-    page.get_by_label("Search the runs").fill("pipeline h100-2x2")
+    expect(names).to_have_text(["broken", "doubtful", "fresh", RUN, ODD_NAME])
+    page.get_by_label("Search the runs").fill("pipeline h100-2x2x2")
     expect(names).to_have_text([RUN])
-    expect(page.locator("#runs-count")).to_have_text("1 of 4 runs")
+    expect(page.locator("#runs-count")).to_have_text("1 of 5 runs")
 
     page.reload()
     page.wait_for_selector("#runs-table")
     expect(names).to_have_text([RUN])
-    expect(page.get_by_label("Search the runs")).to_have_value("pipeline h100-2x2")
+    expect(page.get_by_label("Search the runs")).to_have_value("pipeline h100-2x2x2")
 
 
 def test_a_run_opens_from_the_list_and_back_leads_to_it(visit: Visit) -> None:
@@ -337,6 +339,77 @@ def test_an_unknown_path_says_so_with_status_404(visit: Visit, path: str) -> Non
     expect(page.locator("h1")).to_have_text("Nothing here")
     assert [error for error in visit.errors if "404" not in error] == []
     visit.errors.clear()  # the browser itself reports the 404 on its console
+
+
+def test_a_run_of_odd_characters_opens_from_the_list(visit: Visit) -> None:
+    page = visit.open("/")
+    page.get_by_role("link", name=ODD_NAME).click()
+
+    expect(page.locator("#verdict-title")).to_have_text("Pipeline bubble")
+    page.wait_for_selector("#timeline-canvas[data-state=ready]")
+    page.reload()
+    expect(page.locator("h1")).to_have_text(ODD_NAME)
+
+
+def test_an_unexpected_error_is_a_page_with_its_id_and_a_way_to_try_again(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("boom")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "list_runs", fail)
+        page = visit.open("/")
+
+        expect(page.get_by_role("alert")).to_contain_text("An unexpected error happened")
+        error_id = page.get_by_role("alert").locator("code").text_content()
+        assert error_id
+        assert error_id in caplog.text
+        assert "boom" in caplog.text
+        assert page.locator(".mantine-Skeleton-root").count() == 0
+    page.get_by_role("link", name="Try again").click()
+    expect(page.locator("#runs-table")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "says"),
+    [
+        (502, "<html>Bad gateway</html>", "the server answers with status 502."),
+        (200, "<html>Please log in</html>", "the server's answer is no JSON."),
+        (422, '{"error": {"message": "timeline.json: is damaged", "what_next": ""}}', "timeline.json: is damaged"),
+    ],
+)
+def test_a_time_line_that_fails_says_why_and_can_be_asked_for_again(
+    visit: Visit, status: int, content: str, says: str
+) -> None:
+    visit.page.route("**/timeline?*", lambda route: route.fulfill(status=status, body=content))
+    page = visit.open(f"/runs/{RUN}")
+
+    bar = page.locator(".ss-timeline-bar [role=status]")
+    expect(bar).to_contain_text(f"The time line cannot be shown: {says}")
+    page.unroute("**/timeline?*")
+    bar.get_by_role("button", name="Try again").click()
+    page.wait_for_selector("#timeline-canvas[data-state=ready]")
+    expect(bar).to_contain_text("0\u202fns to")
+    assert [error for error in visit.errors if "Failed to load resource" not in error] == []
+    visit.errors.clear()  # the browser itself reports the status on its console
+
+
+def test_a_long_name_and_an_absurd_step_leave_the_other_columns_in_view(browser: Browser, tmp_path: Path) -> None:
+    analysis = example.write_run(tmp_path, "n" * 240)
+    absurd = replace(analysis.job, step_ms=1e300, gpu="G" * 300)
+    save_analysis(tmp_path / ("n" * 240), replace(analysis, job=absurd))
+    with live_server(tmp_path) as url:
+        visit = Visit(browser.new_page(viewport={"width": 800, "height": 900}), url)
+        page = visit.open("/")
+
+        last = page.locator("#runs-table tbody tr td").last.bounding_box()
+        assert last is not None
+        assert last["x"] + last["width"] <= 800
+        page = visit.open(f"/runs/{'n' * 240}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 800
+        page.close()
+    assert visit.errors == visit.off_host == []
 
 
 def test_an_empty_directory_says_where_it_looked_and_what_to_do(browser: Browser, tmp_path: Path) -> None:

@@ -51,8 +51,9 @@ slices_strategy = st.lists(
 
 @given(slices=slices_strategy, start=st.integers(0, 50_000), span=st.integers(1, 400_000), width=st.integers(1, 300))
 def test_every_column_holds_exactly_its_time(slices: list[tuple[int, int]], start: int, span: int, width: int) -> None:
-    times = time_in_columns(track_of(slices), start_ns=ORIGIN + start, end_ns=ORIGIN + start + span, width=width)
-    edges = (column_edges(ORIGIN + start, ORIGIN + start + span, width) - ORIGIN).tolist()
+    absolute = column_edges(ORIGIN + start, ORIGIN + start + span, width)
+    times = time_in_columns(track_of(slices), absolute)
+    edges = (absolute - ORIGIN).tolist()
 
     assert times.shape == (width, NUM_HEADINGS)
     for column in range(width):

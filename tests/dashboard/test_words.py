@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from stepscope.core.analysis import MeshSizes
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.headings import Heading
 from stepscope.dashboard import words
+from tests.dashboard import example_run as example
 
 
 def plain(text: str) -> str:
@@ -84,6 +86,44 @@ def test_every_name_reads_without_underscores() -> None:
 
     assert not [name for name in names if "_" in name or not name]
     assert set(words.HEADING_MEANINGS) == set(Heading)
+
+
+@given(st.one_of(st.none(), st.sampled_from([math.nan, math.inf, -math.inf, 1e300, -1e300]), st.floats(min_value=1e16)))
+def test_numbers_nobody_can_read_are_unknown(value: float | None) -> None:
+    assert words.percent(value) == words.milliseconds(value) == words.bandwidth(value) == words.UNKNOWN
+    for unit in ("ratio", "ms", "s", "bytes", "count", "", "GB/s"):
+        assert words.evidence_value(value, unit) == words.UNKNOWN
+
+
+@given(st.one_of(st.integers(max_value=-1), st.integers(min_value=2**64), st.just(10**5000)))
+def test_whole_numbers_that_cannot_be_are_unknown(number: int) -> None:
+    assert words.count(number) == words.size(number) == words.moment(number) == words.UNKNOWN
+
+
+@given(st.one_of(st.floats(), st.integers()))
+def test_no_number_raises(value: float) -> None:
+    assert words.percent(value)
+    assert words.milliseconds(value)
+    assert words.bandwidth(value)
+    assert words.evidence_value(value, "bytes")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "kind", "simulated", "text"),
+    [("NVIDIA H100", "gpu", False, "NVIDIA H100"), (None, "gpu", False, "GPU (name not recorded)"),
+     (None, "cpu", False, "CPU"), (None, "cpu", True, "CPU, simulated compute"), (None, None, False, "CPU")],
+)  # fmt: skip
+def test_the_device_is_named_as_far_as_it_is_known(
+    gpu: str | None, kind: str | None, simulated: bool, text: str
+) -> None:
+    job = example.make_analysis(example.make_timelines()).job
+
+    assert words.device_words(replace(job, gpu=gpu, device_kind=kind, simulated_compute=simulated)) == text
+
+
+def test_the_analyzers_metrics_read_as_words() -> None:
+    assert words.metric_words("pipeline_structural") == "Bubble by the schedule alone"
+    assert words.metric_words("something.new_here") == "Something new here"
 
 
 def test_moments_are_utc_and_say_so() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -109,6 +111,7 @@ def test_the_root_itself_may_be_the_run(tmp_path: Path) -> None:
         b'{"schema": "stepscope.analysis/1"}',
         b'{"schema": "stepscope.analysis/2"}',
         b"null",
+        b'{"schema": "stepscope.analysis/1", "unknown": ' + b"[" * 200_000,
     ],
 )
 def test_a_damaged_analysis_is_one_line_that_names_the_file(tmp_path: Path, content: bytes) -> None:
@@ -136,6 +139,48 @@ def test_an_analysed_run_with_a_damaged_manifest_stays_readable_and_says_so(tmp_
     assert summary.status is RunStatus.ANALYSED
     assert summary.problem is not None
     assert "run.json" in summary.problem
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b'{"unknown": ' + b"[" * 200_000,
+        b'{"attempts": [{"start_ns": 400000000000000000000, "end_ns": null, "ended": null, "world_size": 1}]}',
+        b'{"attempts": [{"start_ns": -1, "end_ns": null, "ended": null, "world_size": 1}]}',
+        b'{"world_size": 1' + b"0" * 5000 + b"}",
+        b'{"mesh": {"tp": 18446744073709551616}}',
+    ],
+    ids=["deep", "late", "early", "huge", "mesh"],
+)
+def test_one_bad_manifest_leaves_the_rest_of_the_list_alone(tmp_path: Path, damage: bytes) -> None:
+    for name in ("good", "bad"):
+        (tmp_path / name).mkdir()
+        example.write_manifest(tmp_path / name, name)
+    good = (tmp_path / "bad" / "run.json").read_bytes()
+    # msgspec lets the last of two equal keys win, so the damage comes after what it replaces
+    (tmp_path / "bad" / "run.json").write_bytes(good.rstrip(b"}") + b"}," + damage.lstrip(b"{"))
+
+    runs = {run.id: run for run in RunStore(tmp_path).list_runs()}
+
+    assert (runs["good"].status, runs["good"].problem) == (RunStatus.NOT_ANALYSED, None)
+    assert runs["bad"].status is RunStatus.UNREADABLE
+    assert "bad/run.json" in (runs["bad"].problem or "")
+    assert len(runs["bad"].problem or "") < 500
+
+
+def test_a_job_of_impossible_size_is_refused(tmp_path: Path) -> None:
+    analysis = example.write_run(tmp_path, "vast")
+    save_analysis(tmp_path / "vast", replace(analysis, job=replace(analysis.job, world_size=10**20)))
+
+    (summary,) = RunStore(tmp_path).list_runs()
+
+    assert summary.status is RunStatus.UNREADABLE
+    assert "1e+20" in (summary.problem or "")
+
+
+def test_a_name_longer_than_the_file_system_takes_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UnknownRunError):
+        RunStore(tmp_path).path_of("x" * 5000)
 
 
 def test_a_run_without_analysis_says_which_command_makes_one(tmp_path: Path) -> None:
@@ -242,6 +287,25 @@ def test_lists_that_do_not_fit_together_are_refused(change: dict[str, list[int]]
 
     with pytest.raises(DataError, match="rank 0"):
         decode_timelines(msgspec.json.encode(document))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"start_ns": 2**63},
+        {"start_ns": -1},
+        {"durations_ns": [2**63]},
+        {"step_starts_ns": [2**63], "step_indices": [0]},
+        {"step_starts_ns": [5], "step_indices": [10**30]},
+        {"rank": 2**64},
+    ],
+)
+def test_times_that_no_64_bits_hold_are_refused(change: dict[str, object]) -> None:
+    row = {"rank": 0, "start_ns": 5, "durations_ns": [2], "headings": [0], "step_starts_ns": [], "step_indices": []}
+    document = {"schema": "stepscope.timeline/1", "headings": ["host_bound"], "ranks": [{**row, **change}]}
+
+    with pytest.raises(DataError, match="holds the number"):
+        decode_timelines(json.dumps(document).encode())
 
 
 def test_an_unknown_heading_is_refused_by_name() -> None:

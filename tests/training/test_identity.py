@@ -1,4 +1,4 @@
-"""Does a process know its rank, mesh and name without asking the others?"""
+"""Does a process know its rank and mesh without asking the others?"""
 
 from __future__ import annotations
 
@@ -53,23 +53,6 @@ def test_which_ranks_write_traces() -> None:
     assert not subject.captures_here([0, 5], _rank(4, 8))
     with pytest.raises(ValueError, match="ranks is"):
         subject.captures_here("some", _rank(0, 1))
-
-
-def test_the_name_is_the_same_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MASTER_PORT", "29501")
-    assert subject.run_name(None, _rank(0, 8)) == subject.run_name(None, _rank(7, 8))
-    assert subject.run_name(None, _rank(0, 8)).endswith("port29501")
-    monkeypatch.setenv("SLURM_JOB_ID", "77")
-    assert subject.run_name(None, _rank(0, 8)) == "slurm-77"
-    monkeypatch.setenv("STEPSCOPE_RUN", "mine")
-    assert subject.run_name(None, _rank(0, 8)) == "mine"
-    assert subject.run_name("given", _rank(0, 8)) == "given"
-
-
-@pytest.mark.parametrize("name", ["", "..", "a/b", " "])
-def test_a_name_that_is_no_folder_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="folder's name"):
-        subject.run_name(name, _rank(0, 1))
 
 
 def test_secrets_stay_out_of_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:

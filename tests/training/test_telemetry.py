@@ -34,6 +34,18 @@ def test_a_line_says_what_the_contract_names() -> None:
     }
 
 
+def test_a_loss_that_is_no_number_is_null_and_named() -> None:
+    record = StepRecord(0, 0)
+    record.figures = {"loss": float("nan"), "scale": float("inf"), "tokens": 8, "non_finite": 1.0}
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    line = json.loads(record.as_line(), parse_constant=refuse)
+    assert (line["loss"], line["scale"], line["tokens"]) == (None, None, 8)
+    assert line["non_finite"] == ["loss", "scale"]
+
+
 def test_lines_are_on_disk_after_close_and_a_second_start_appends(tmp_path: Path) -> None:
     for start in (0, 2):
         writer = StepWriter(tmp_path / "steps" / "rank0.jsonl")

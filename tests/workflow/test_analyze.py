@@ -10,7 +10,7 @@ import pytest
 
 from stepscope.core.analysis import Analysis
 from stepscope.core.causes import Cause
-from stepscope.core.errors import DataError, NotATraceError
+from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError
 from stepscope.core.headings import Heading
 from stepscope.workflow.analyze import analyze
 from tests.workflow.written_traces import STEPS, trace_document, write_trace
@@ -51,11 +51,37 @@ def test_a_file_that_cannot_be_used_is_named_and_the_rest_is_analysed(job: Path)
         assert "\n" not in notice.message
 
 
-def test_two_files_of_one_rank_are_refused(job: Path) -> None:
-    write_trace(job / "copy_of_rank0.json", 0)
-    with pytest.raises(DataError, match=r"says it is rank 0, and so does .*copy_of_rank0\.json") as caught:
+def test_two_different_files_of_one_rank_are_refused(job: Path) -> None:
+    write_trace(job / "other_rank0.json", 0, later_us=500.0)
+    with pytest.raises(DataError, match=r"says it is rank 0, and so does .*other_rank0\.json") as caught:
         analyze([str(job)])
     assert caught.value.exit_code == 3
+
+
+def test_a_copy_of_a_file_is_said_and_left_out(job: Path) -> None:
+    write_trace(job / "copy_of_rank0.json", 0)
+    analysis = analyze([str(job)]).analysis
+    assert analysis.job.ranks == [0, 1]
+    assert any("is a copy of" in notice.message for notice in analysis.warnings)
+
+
+def test_a_rank_recorded_at_another_time_is_left_out(job: Path) -> None:
+    write_trace(job / "rank1.json.gz", 1, later_us=1e9)
+    analysis = analyze([str(job)]).analysis
+    assert analysis.job.ranks == [1]
+    assert "other_time" in codes(analysis)
+
+
+def test_nameless_files_of_different_times_are_not_one_job(tmp_path: Path) -> None:
+    write_trace(tmp_path / "a.json", None)
+    write_trace(tmp_path / "b.json", None, later_us=1e9)
+    with pytest.raises(DataError, match="does not overlap in time"):
+        analyze([str(tmp_path)])
+
+
+def test_hidden_files_are_some_writers_unfinished_ones(job: Path) -> None:
+    write_trace(job / ".rank0.json.gz.8104.json", 0, later_us=500.0)
+    assert analyze([str(job)]).analysis.job.ranks == [0, 1]
 
 
 def test_files_that_do_not_tell_their_rank_take_those_that_are_free(tmp_path: Path) -> None:
@@ -90,15 +116,23 @@ def test_several_files_of_which_none_is_a_trace_are_one_line_that_names_the_firs
         analyze([str(tmp_path)])
 
 
-def test_a_gzip_cut_short_is_read_as_far_as_it_goes_and_said(job: Path) -> None:
-    document = trace_document(1)
-    text = json.dumps(document).encode()
-    whole = gzip.compress(text, compresslevel=0)
-    (job / "rank1.json.gz").write_bytes(whole[: int(len(whole) * 0.9)])
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
+def test_a_gzip_cut_short_is_said_and_left_out(job: Path, share: float) -> None:
+    """A missing kernel would pass for a late host: that rank's time cannot be booked."""
+    whole = gzip.compress(json.dumps(trace_document(1)).encode(), compresslevel=0)
+    (job / "rank1.json.gz").write_bytes(whole[: int(len(whole) * share)])
     analysis = analyze([str(job)]).analysis
-    assert analysis.job.ranks == [0, 1]
+    assert analysis.job.ranks == [0]
     assert analysis.trace_quality.truncated_files == 1
-    assert "truncated" in codes(analysis)
+    assert any("rank1.json.gz: ends too early" in notice.message for notice in analysis.warnings)
+
+
+def test_a_lone_file_cut_short_is_one_line(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "rank0.json")
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(TruncatedTraceError, match="ends too early") as caught:
+        analyze([str(path)])
+    assert caught.value.exit_code == 3
 
 
 def test_a_gzip_cut_before_its_first_event_is_one_line(tmp_path: Path) -> None:

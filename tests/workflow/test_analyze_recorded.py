@@ -69,7 +69,7 @@ def assert_adds_up(analysis: Analysis) -> None:
 def _each_file_is_read_once() -> Iterator[None]:
     """Folders hold files that are also analysed alone, and some files are booked by steps and whole."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stepscope.workflow.analyze.open_trace", cache(open_trace))
+        patch.setattr("stepscope.workflow.rank_views.open_trace", cache(open_trace))
         yield
         analysis_of.cache_clear()
 
@@ -215,7 +215,7 @@ def test_every_public_file_and_folder_is_analysed_or_refused_in_one_line(folder:
     assert analysed
 
 
-def test_a_truncated_trace_and_a_lost_rank_are_said(shared_traces: Path) -> None:
+def test_lost_ranks_are_said(shared_traces: Path) -> None:
     analysis = analysis_of(shared_traces / "public" / "cpu3d" / "fsdp_i1f1b")
     assert analysis.job.missing_ranks == [3, 5, 6, 7]
     assert "missing_ranks" in [notice.code for notice in analysis.warnings]

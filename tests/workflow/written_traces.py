@@ -33,9 +33,13 @@ def trace_document(rank: int | None = 0, *, world_size: int = 2, compute_us: int
     return document
 
 
-def write_trace(path: Path, rank: int | None = 0, *, world_size: int = 2, compute_us: int = 30) -> Path:
-    """Write such a trace, compressed if the name ends in .gz."""
-    text = json.dumps(trace_document(rank, world_size=world_size, compute_us=compute_us)).encode()
+def write_trace(
+    path: Path, rank: int | None = 0, *, world_size: int = 2, compute_us: int = 30, later_us: float = 0.0
+) -> Path:
+    """Write such a trace, compressed if the name ends in .gz; recorded `later_us` after the others."""
+    document = trace_document(rank, world_size=world_size, compute_us=compute_us)
+    document["baseTimeNanoseconds"] += round(later_us * 1e3)
+    text = json.dumps(document).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     return path

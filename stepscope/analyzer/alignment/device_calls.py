@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.trace.columns import NONE, Category, CommunicationCalls, IntColumn, ProcessGroup, TraceColumns
@@ -266,8 +265,3 @@ def _members(trace: TraceColumns, group: ProcessGroup) -> tuple[int, ...] | None
         return group.ranks
     listed = (g.ranks for g in trace.header.groups if g.name == group.name)
     return next((ranks for ranks in listed if ranks), None)
-
-
-def call_spans(calls: list[Call]) -> tuple[Nanoseconds, Nanoseconds]:
-    """Starts and ends of the calls as columns."""
-    return np.array([c.start_ns for c in calls], np.int64), np.array([c.end_ns for c in calls], np.int64)

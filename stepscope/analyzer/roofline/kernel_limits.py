@@ -263,12 +263,6 @@ def peak_flops(gpu: GpuModel, dtype: str) -> float | None:
     return peak
 
 
-def utilization(flops: float, *, seconds: float, peak: float) -> float | None:
-    """FLOPs / (time x peak): MFU or HFU. None above 1, where the peak, the clock or the model is wrong."""
-    share = flops / (seconds * peak) if seconds > 0 and peak > 0 else None
-    return share if share is not None and share <= 1.0 else None
-
-
 def peak_is_convicted(limits: KernelLimits) -> bool:
     """Whether kernels that hold over 1 % of the matrix FLOPs ran faster than the GPU's peak allows."""
     faster = limits.floor_ns_flops > CONVICTION_MARGIN * limits.duration_ns

@@ -57,20 +57,24 @@ def _find(keys: IntColumn, rows: Rows, wanted: IntColumn) -> Rows:
 
 
 def _innermost_open(trace: TraceColumns, operators: Rows, launches: Rows) -> Rows:
-    """The innermost operator open on each launch's thread at its start, or NONE. Operators of a thread nest."""
-    origin = int(min(trace.start_ns[operators].min(), trace.start_ns[launches].min()))
-    span = int(max(trace.end_ns[operators].max(), trace.start_ns[launches].max())) - origin + 1
+    """The innermost operator open on each launch's thread at its start, or NONE."""
+    found = np.full(len(launches), NONE, np.intp)
+    thread = trace.lane[operators]
+    launch_thread = trace.lane[launches]
+    for lane in np.unique(launch_thread):
+        asking = np.flatnonzero(launch_thread == lane)
+        found[asking] = _innermost_on_thread(trace, operators[thread == lane], launches[asking])
+    return found
 
-    def on_one_axis(rows: Rows, time: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """All threads' times one after the other."""
-        return trace.lane[rows].astype(np.int64) * span + (time[rows] - origin)
 
-    start, end = on_one_axis(operators, trace.start_ns), on_one_axis(operators, trace.end_ns)
+def _innermost_on_thread(trace: TraceColumns, operators: Rows, launches: Rows) -> Rows:
+    """The same where all are on one thread, whose operators nest."""
+    start, end = trace.start_ns[operators], trace.end_ns[operators]
     order = np.lexsort((-end, start))
     operators, start, end = operators[order], start[order], end[order]
     ends = np.sort(end)
     depth = np.arange(len(operators)) - np.searchsorted(ends, start, side="right")
-    at = on_one_axis(launches, trace.start_ns)
+    at = trace.start_ns[launches]
     started = np.searchsorted(start, at, side="right")
     wanted_depth = started - np.searchsorted(ends, at, side="right") - 1
     found = np.full(len(launches), NONE, np.intp)

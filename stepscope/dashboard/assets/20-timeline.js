@@ -104,11 +104,12 @@
       }
       try {
         const answer = await fetch(`${this.url}?${query}`, { signal: request.signal });
-        const document_ = await answer.json();
-        if (!answer.ok) throw new Error(document_.error ? document_.error.message : `HTTP ${answer.status}`);
-        this.accept(document_, whole);
+        if (!answer.ok) this.fail(await this.reason(answer));
+        else this.accept(await answer.json(), whole);
       } catch (error) {
-        if (error.name !== "AbortError") this.fail(error.message);
+        if (error.name === "AbortError") return;
+        console.debug(error);
+        this.fail(error instanceof SyntaxError ? "the server's answer is no JSON." : "the server does not answer.");
       }
     }
 
@@ -124,11 +125,27 @@
       this.draw();
     }
 
+    /** What a refusal says for itself; one that is not ours (a proxy's page, say) has its status told. */
+    async reason(answer) {
+      try {
+        return (await answer.json()).error.message;
+      } catch (error) {
+        if (error.name === "AbortError") throw error;
+        return `the server answers with status ${answer.status}.`;
+      }
+    }
+
     fail(message) {
       this.host.dataset.state = "failed";
       this.status.className = "ss-timeline-error";
-      this.status.textContent = `The time line cannot be shown: ${message}`;
-      this.canvas.height = 0;
+      const again = element("button", "ss-retry", "Try again");
+      again.type = "button";
+      again.addEventListener("click", () => {
+        this.status.replaceChildren("Loading…");
+        this.load(!this.overview);
+      });
+      this.status.replaceChildren(`The time line cannot be shown: ${message} `, again);
+      if (!this.overview) this.canvas.height = 0; // else the last picture stays, only coarse
     }
 
     viewFromUrl() {

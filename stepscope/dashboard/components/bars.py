@@ -34,9 +34,9 @@ def share_bar(
 ) -> Component:
     """One bar of a list, scaled to the largest, with its interval as a whisker."""
     scale = 100 / largest if largest > 0 else 0.0
-    marks = [html.Div(className=f"ss-bar {_classes(heading)}", style={"width": f"{max(share, 0.0) * scale:.3f}%"})]
+    marks = [html.Div(className=f"ss-bar {_classes(heading)}", style={"width": f"{_clamped(share * scale, 100):.3f}%"})]
     if interval:
-        low, high = (min(max(edge * scale, 0.0), 100.0) for edge in interval)
+        low, high = (_clamped(edge * scale, 100) for edge in interval)
         marks.append(html.Div(className="ss-whisker", style={"left": f"{low:.3f}%", "width": f"{high - low:.3f}%"}))
     return html.Div(marks, className="ss-bar-track", **attributes({"aria-hidden": "true"}))
 
@@ -62,8 +62,17 @@ def swatch(heading: Heading) -> Component:
 
 def _box(heading: Heading, share: float) -> Component:
     text = f"{heading_words(heading)} {percent(share)}"
-    number = html.Span(f"{share * 100:.0f}", className="ss-box-number") if share >= LABELLED_SHARE else None
-    return html.Div(number, className=f"ss-box {_classes(heading)}", style={"width": f"{share * 100:.4f}%"}, title=text)
+    number = (
+        html.Span(f"{_clamped(share, 1) * 100:.0f}", className="ss-box-number") if share >= LABELLED_SHARE else None
+    )
+    return html.Div(
+        number, className=f"ss-box {_classes(heading)}", style={"width": f"{_clamped(share, 1) * 100:.4f}%"}, title=text
+    )
+
+
+def _clamped(value: float, largest: float) -> float:
+    """Within 0 and `largest`; a damaged file's 1e300 must not widen the page."""
+    return min(max(value, 0.0), largest)
 
 
 def _classes(heading: Heading) -> str:

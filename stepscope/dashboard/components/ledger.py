@@ -12,18 +12,22 @@ from stepscope.dashboard.components.attributes import attributes
 from stepscope.dashboard.components.bars import legend, stacked_bar
 from stepscope.dashboard.components.panel import figure_or_table, panel
 from stepscope.dashboard.components.table import Column, table
-from stepscope.dashboard.words import heading_words, milliseconds, percent
+from stepscope.dashboard.words import UNKNOWN, heading_words, milliseconds, percent
 
-MAX_BARS = 64
-"""More rows than this are no picture any more; the table has them all."""
+MAX_RANKS = 64
+"""More rows than this are no picture any more, and a table of them all is thousands of nodes before anyone asks."""
 
 
 def ledger_panel(analysis: Analysis) -> Component:
     """A bar a rank that adds up to 100 %, and the same as a table."""
     shown = [heading for heading in HEADING_ORDER if _is_present(heading, analysis)]
+    ranks = analysis.ranks if len(analysis.ranks) <= MAX_RANKS else _most_different(analysis)
     return panel(
         "Where did each rank's time go?",
-        [figure_or_table(_chart(analysis, shown), _table(analysis, shown), name="ledger")],
+        [
+            figure_or_table(_chart(analysis, ranks, shown), _table(analysis, ranks, shown), name="ledger"),
+            *_left_out(analysis),
+        ],
         name="ledger",
         note="numbers in the bars are percent of the rank's window",
         source=(
@@ -33,13 +37,14 @@ def ledger_panel(analysis: Analysis) -> Component:
     )
 
 
-def _chart(analysis: Analysis, shown: list[Heading]) -> Component:
-    ranks = analysis.ranks
-    left_out = []
-    if len(ranks) > MAX_BARS:
-        ranks = _most_different(analysis)
-        text = f"The {MAX_BARS} ranks that differ most from the job are drawn; the table has all {len(analysis.ranks)}."
-        left_out = [html.P(text, className="ss-note")]
+def _left_out(analysis: Analysis) -> list[Component]:
+    if len(analysis.ranks) <= MAX_RANKS:
+        return []
+    text = f"The {MAX_RANKS} ranks that differ most from the job; all {len(analysis.ranks)} are in the output of "
+    return [html.P([text, html.Code("stepscope analyze RUN --json"), "."], className="ss-note ss-left-out")]
+
+
+def _chart(analysis: Analysis, ranks: list[RankLedger], shown: list[Heading]) -> Component:
     rows = [_bar_row("all", analysis.ledger, milliseconds(analysis.job.step_ms), "All ranks")] if len(ranks) > 1 else []
     rows += [_bar_row(str(rank.rank), rank.ledger, milliseconds(rank.step_ms), f"Rank {rank.rank}") for rank in ranks]
     head = html.Div(
@@ -47,7 +52,7 @@ def _chart(analysis: Analysis, shown: list[Heading]) -> Component:
         className="ss-bar-row ss-bar-head",
         **attributes({"aria-hidden": "true"}),
     )
-    return html.Div([legend(shown), html.Div([head, *rows], className="ss-bar-rows"), *left_out])
+    return html.Div([legend(shown), html.Div([head, *rows], className="ss-bar-rows")])
 
 
 def _bar_row(name: str, ledger: dict[Heading, float], step: str, label: str) -> Component:
@@ -57,7 +62,7 @@ def _bar_row(name: str, ledger: dict[Heading, float], step: str, label: str) -> 
     )
 
 
-def _table(analysis: Analysis, shown: list[Heading]) -> Component:
+def _table(analysis: Analysis, ranks: list[RankLedger], shown: list[Heading]) -> Component:
     columns = [
         Column("Rank"),
         Column("Window", is_number=True),
@@ -65,8 +70,17 @@ def _table(analysis: Analysis, shown: list[Heading]) -> Component:
         *(Column(heading_words(heading), is_number=True) for heading in shown),
         Column("Hidden communication", is_number=True, hint="runs under compute; not part of the 100 %"),
     ]
-    rows = [_table_row(rank, shown) for rank in analysis.ranks]
+    rows = [_job_row(analysis, shown)] if len(ranks) > 1 else []
+    rows += [_table_row(rank, shown) for rank in ranks]
     return table(columns, rows, caption="Share of each heading in each rank's window", class_name="ss-wide")
+
+
+def _job_row(analysis: Analysis, shown: list[Heading]) -> list[str]:
+    """All ranks together; a window has no job-wide length."""
+    shares = [percent(analysis.ledger.get(heading, 0.0)) for heading in shown]
+    whole = sum(rank.window_ms for rank in analysis.ranks)
+    hidden = sum(rank.hidden_communication * rank.window_ms for rank in analysis.ranks) / whole if whole else None
+    return ["all", UNKNOWN, milliseconds(analysis.job.step_ms), *shares, percent(hidden)]
 
 
 def _table_row(rank: RankLedger, shown: list[Heading]) -> list[str]:
@@ -88,4 +102,4 @@ def _most_different(analysis: Analysis) -> list[RankLedger]:
     def distance(rank: RankLedger) -> float:
         return sum(abs(rank.ledger.get(heading, 0.0) - share) for heading, share in analysis.ledger.items())
 
-    return sorted(sorted(analysis.ranks, key=distance, reverse=True)[:MAX_BARS], key=lambda rank: rank.rank)
+    return sorted(sorted(analysis.ranks, key=distance, reverse=True)[:MAX_RANKS], key=lambda rank: rank.rank)

@@ -27,7 +27,7 @@ def root_causes_panel(analysis: Analysis) -> Component:
         note="of all ranks' time, adds up to 100\u202f%",
         source=(
             "Root-cause table: the ledger after blame. Waiting is charged to the rank that arrived last and to what it "
-            "did differently until then. The thin line over a bar is the 95 % interval (bootstrap over steps)."
+            "did differently until then. The thin line over a bar is the 90 % interval (bootstrap over steps)."
         ),
     )
 
@@ -63,7 +63,7 @@ def _item(row: RootCause, largest: float, world_size: int) -> Component:
     details = [ranks_words(row.ranks, world_size=world_size)] if row.ranks else []
     details += [reason_words(reason) for reason in row.reasons]
     if row.interval:
-        details.append(f"{row.interval[0] * 100:.1f}–{percent(row.interval[1])}")
+        details.append(f"{percent(row.interval[0])} to {percent(row.interval[1])}")
     healthy = " ss-healthy" if row.cause in HEALTHY_CAUSES else ""
     return html.Li(
         [

@@ -16,9 +16,10 @@ from stepscope.dashboard.components.bars import legend
 from stepscope.dashboard.components.panel import figure_or_table, panel
 from stepscope.dashboard.components.table import Column, table
 from stepscope.dashboard.palette import pattern
-from stepscope.dashboard.words import UNKNOWN, heading_words, milliseconds, percent
+from stepscope.dashboard.words import UNKNOWN, count, heading_words, milliseconds, percent
 
-MAX_TABLE_ROWS = 512
+MAX_TABLE_ROWS = 256
+"""Rows are built before anyone opens the table, so a large job's are left to the command line."""
 
 
 def timeline_panel(run_id: str, analysis: Analysis) -> Component:
@@ -41,7 +42,7 @@ def timeline_panel(run_id: str, analysis: Analysis) -> Component:
     )
     return panel(
         "What did each rank do, step by step?",
-        [figure_or_table(html.Div([legend(present), canvas]), _table(run_id, analysis, present), name="timeline")],
+        [figure_or_table(html.Div([legend(present), canvas]), _table(analysis, present), name="timeline")],
         name="timeline",
         source=(
             "timeline.json: the ledger's slices on the job's clock. Zoomed out, a column is split by each heading's "
@@ -51,7 +52,7 @@ def timeline_panel(run_id: str, analysis: Analysis) -> Component:
     )
 
 
-def _table(run_id: str, analysis: Analysis, present: list[Heading]) -> Component:
+def _table(analysis: Analysis, present: list[Heading]) -> Component:
     columns = [
         Column("Rank, step"),
         Column("Length", is_number=True),
@@ -60,12 +61,10 @@ def _table(run_id: str, analysis: Analysis, present: list[Heading]) -> Component
     rows = [
         _row(rank, step, present) for rank in analysis.ranks for step in sorted(rank.steps, key=lambda step: step.index)
     ]
-    more = len(rows) - MAX_TABLE_ROWS
-    note = (
-        [html.P(f"{more} more rows: the API has them at /api/v1/runs/{run_id}.", className="ss-note")]
-        if more > 0
-        else []
-    )
+    note = []
+    if len(rows) > MAX_TABLE_ROWS:
+        text = f"The first {MAX_TABLE_ROWS} of {count(len(rows))} rows. All are in the output of "
+        note = [html.P([text, html.Code("stepscope analyze RUN --json"), "."], className="ss-note ss-left-out")]
     body = table(columns, rows[:MAX_TABLE_ROWS], caption="Every whole step of every rank", class_name="ss-wide")
     return html.Div([body, *note])
 

@@ -28,6 +28,8 @@ from stepscope.dashboard.words import (
 )
 
 LOW_CONFIDENCE = 0.7
+SMALLEST_SHARE_SHOWN = 0.0005
+"""Less reads as 0.0 %."""
 
 
 def verdict_card(analysis: Analysis) -> Component:
@@ -62,7 +64,7 @@ def _figures(verdict: Verdict, row: RootCause | None, world_size: int) -> Compon
     if verdict.ranks:
         figures.append(_figure(ranks_words(verdict.ranks, world_size=world_size), "concerned"))
     doubt = " ss-doubt" if verdict.confidence < LOW_CONFIDENCE else ""
-    figures.append(_figure(f"{verdict.confidence * 100:.0f}\u202f%", "confidence", class_name=doubt))
+    figures.append(_figure(percent(verdict.confidence, decimals=0), "confidence", class_name=doubt))
     reasons = [dmc.Badge(reason_words(reason), variant="default", tt="none", size="lg") for reason in verdict.reasons]
     return html.Div([*figures, html.Div(reasons, className="ss-reasons")], className="ss-figures")
 
@@ -84,7 +86,8 @@ def _actions(verdict: Verdict) -> Component:
 
 
 def _evidence(verdict: Verdict, world_size: int) -> Component:
-    if not verdict.evidence:
+    telling = [evidence for evidence in verdict.evidence if not _is_absent_part(evidence)]
+    if not telling:
         return html.Div([html.H3("What it stands on"), html.P("No evidence is recorded.", className="ss-note")])
     columns = [
         Column("Metric"),
@@ -92,8 +95,13 @@ def _evidence(verdict: Verdict, world_size: int) -> Component:
         Column("Threshold", is_number=True, hint="the value from which this counts as evidence"),
         Column("Where"),
     ]
-    rows = [_evidence_row(evidence, world_size) for evidence in verdict.evidence]
+    rows = [_evidence_row(evidence, world_size) for evidence in telling]
     return html.Div([html.H3("What it stands on"), table(columns, rows, caption="Evidence of the verdict")])
+
+
+def _is_absent_part(evidence: Evidence) -> bool:
+    """A part of the bubble that is not there explains nothing; it would only ask what it means."""
+    return evidence.metric == "pipeline_imbalance" and abs(evidence.value) < SMALLEST_SHARE_SHOWN
 
 
 def _evidence_row(evidence: Evidence, world_size: int) -> list[str]:

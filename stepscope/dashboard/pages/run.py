@@ -18,7 +18,7 @@ from stepscope.dashboard.components.timeline import timeline_panel
 from stepscope.dashboard.components.verdict import verdict_card
 from stepscope.dashboard.components.warnings import warnings_panel
 from stepscope.dashboard.pages.states import not_analysed, not_found, unreadable
-from stepscope.dashboard.words import count, mesh_words, milliseconds, moment, percent
+from stepscope.dashboard.words import count, device_words, mesh_words, milliseconds, moment, percent
 from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, RunSummary, UnknownRunError
 
 
@@ -66,7 +66,7 @@ def _page(summary: RunSummary, analysis: Analysis) -> Component:
 def _head(summary: RunSummary, job: Job) -> Component:
     mesh = mesh_words(job.mesh)
     facts = [
-        job.gpu or ("CPU, simulated compute" if job.simulated_compute else "CPU"),
+        device_words(job),
         f"{count(job.world_size)} rank{'' if job.world_size == 1 else 's'}",
         f"{count(job.num_steps)} step{'' if job.num_steps == 1 else 's'} captured",
     ]

@@ -53,6 +53,24 @@ def unreadable(name: str, problem: str, *, path: str | None = None) -> Component
     )
 
 
+def failed(error_id: str, path: str) -> Component:
+    """The page could not be made and nobody foresaw it; the link loads it anew."""
+    return _state(
+        "!",
+        "This page could not be made",
+        [
+            html.P(
+                ["An unexpected error happened here. Its id is ", html.Code(error_id), "."],
+                className="ss-error",
+                role="alert",
+            ),
+            html.P("The log of the dashboard tells more under this id."),
+            html.A("Try again", href=path, className="ss-retry"),
+        ],
+        link=("Show all runs", "/"),
+    )
+
+
 def no_runs(root: str) -> Component:
     """The directory holds no run."""
     return _state(

@@ -22,7 +22,6 @@ from stepscope.analyzer.roofline.kernel_limits import (
     peak_flops,
     peak_is_convicted,
     step_flops,
-    utilization,
 )
 from stepscope.core.hardware import GpuModel, find_gpu
 from stepscope.core.headings import Heading
@@ -156,12 +155,6 @@ def test_a_product_faster_than_the_peak_convicts_the_peak(tmp_path: Path) -> Non
     assert not peak_is_convicted(limits_of(tmp_path, product(8192, (GEMM, 1500.0, 132))))
 
 
-def test_utilization_above_one_is_no_number() -> None:
-    assert utilization(50.0, seconds=1.0, peak=100.0) == 0.5
-    assert utilization(500.0, seconds=1.0, peak=100.0) is None
-    assert utilization(50.0, seconds=0.0, peak=100.0) is None
-
-
 def test_gpus_without_tensor_float32_fall_back_on_float32() -> None:
     volta = find_gpu("Tesla V100-SXM2-32GB")
     assert volta is not None
@@ -248,7 +241,7 @@ def test_model_flops_utilization_of_the_healthy_run(shared_traces: Path) -> None
     flops = step_flops(limits, launched_in_step(trace, kernels, 6))
     truth = json.loads((shared_traces / "h100x2" / "truth.json").read_text())
     seconds = truth["ddp"]["ranks"][0]["step_ms"] / 1000
-    assert utilization(flops.model, seconds=seconds, peak=peak) == pytest.approx(0.450, abs=0.003)
+    assert flops.model / (seconds * peak) == pytest.approx(0.450, abs=0.003)
 
 
 def launched_in_step(trace: TraceColumns, kernels: npt.NDArray[np.intp], step: int) -> npt.NDArray[np.bool_]:

@@ -1,0 +1,93 @@
+"""Do the parts of a page stay small and readable whatever the analysis holds?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import plotly.io
+import pytest
+from dash.development.base_component import Component
+
+from stepscope.core.analysis import Analysis, Evidence
+from stepscope.core.headings import Heading
+from stepscope.dashboard.components.bars import share_bar, stacked_bar
+from stepscope.dashboard.components.ledger import ledger_panel
+from stepscope.dashboard.components.root_causes import root_causes_panel
+from stepscope.dashboard.components.timeline import timeline_panel
+from stepscope.dashboard.components.verdict import verdict_card
+from tests.dashboard import example_run as example
+
+
+@pytest.fixture(scope="module")
+def analysis() -> Analysis:
+    """The example's analysis."""
+    return example.make_analysis(example.make_timelines())
+
+
+def nodes_of(component: Component) -> list[Component]:
+    """Every component in the tree."""
+    return [component, *component._traverse()]
+
+
+def texts_of(component: Component) -> str:
+    """All texts in the tree, one a line."""
+    texts: list[str] = []
+    for node in nodes_of(component):
+        children = getattr(node, "children", None)
+        texts += [child for child in (children if isinstance(children, list) else [children]) if isinstance(child, str)]
+    return "\n".join(texts)
+
+
+def test_a_job_of_512_ranks_is_a_page_of_few_nodes(analysis: Analysis) -> None:
+    ranks = [replace(analysis.ranks[place % 8], rank=place) for place in range(512)]
+    large = replace(analysis, ranks=ranks, job=replace(analysis.job, world_size=512, ranks=list(range(512))))
+    ledger, timeline = ledger_panel(large), timeline_panel("large", large)
+
+    assert len(nodes_of(ledger)) + len(nodes_of(timeline)) < 9_000
+    for part in (ledger, timeline):
+        assert "stepscope analyze RUN --json" in texts_of(part)
+
+
+def test_a_small_job_has_all_its_ranks_and_the_sum_in_the_table(analysis: Analysis) -> None:
+    texts = texts_of(ledger_panel(analysis)).splitlines()
+
+    assert texts.count("all") == 2
+    assert texts.count("7") == 2
+    assert "stepscope analyze RUN --json" not in texts
+
+
+def test_evidence_reads_as_words_and_percent(analysis: Analysis) -> None:
+    evidence = [
+        Evidence("fraction_of_step", 0.317, "ratio", 0.1),
+        Evidence("pipeline_structural", 0.32, "ratio"),
+        Evidence("pipeline_imbalance", 0.0, "ratio"),
+    ]
+    texts = texts_of(verdict_card(replace(analysis, verdict=replace(analysis.verdict, evidence=evidence))))
+    lines = texts.replace("\u202f", " ").splitlines()
+
+    assert [line for line in lines if line in ("Share of the step", "31.7 %", "10.0 %", "32.0 %")] == [
+        "Share of the step", "31.7 %", "10.0 %", "32.0 %",
+    ]  # fmt: skip
+    assert "Bubble by the schedule alone" in lines
+    assert "Bubble by uneven stages" not in lines
+
+
+@pytest.mark.parametrize("share", [1e300, -3.0, float("inf")])
+def test_no_bar_is_wider_than_its_track(share: float) -> None:
+    widths = [
+        node.style["width"]
+        for bar in (
+            share_bar(share, heading=Heading.WAIT, largest=0.5, interval=(0.0, share)),
+            stacked_bar({Heading.WAIT: share}, label="rank 0"),
+        )
+        for node in nodes_of(bar)
+        if "width" in (getattr(node, "style", None) or {})
+    ]
+
+    assert widths
+    assert all(0 <= float(width.rstrip("%")) <= 100 for width in widths)
+
+
+def test_the_interval_is_the_one_the_analysis_computes(analysis: Analysis) -> None:
+    assert "90 % interval" in json.dumps(plotly.io.json.to_json_plotly(root_causes_panel(analysis)))
