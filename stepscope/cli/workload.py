@@ -66,7 +66,7 @@ def run_command(name: str, as_json: bool, **options: Any) -> None:
         device=options["device"],
         on_progress=_show_progress,
     )
-    if os.environ.get("RANK", "0") != "0":  # under torchrun one rank speaks for all
+    if "WORLD_SIZE" in os.environ and int(os.environ.get("RANK", "0")) != 0:  # under torchrun one rank speaks for all
         return
     if as_json:
         document = _document(name, options["preset"], plan, result, profiled=not options["no_profile"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import TypeGuard
 
@@ -27,6 +28,8 @@ _METRIC_WORDS = {
 
 _LATEST_NS = 2**63 - 1
 """The year 2262: the last one that ns in a signed integer of 64 bits reach."""
+
+_FORMULA_MINUS = re.compile(r"(?<=\b[A-Z])-(?=[A-Z0-9]\b)")
 
 _CAUSE_WORDS = {
     Cause.COMPUTE_BOUND: "Compute bound",
@@ -98,6 +101,11 @@ def reason_words(reason: Reason) -> str:
 def metric_words(metric: str) -> str:
     """A metric's name as words: 'Bubble by uneven stages'."""
     return _METRIC_WORDS.get(metric) or _sentence(metric.replace(".", " "))
+
+
+def action_words(action: str) -> str:
+    """An action as it is, its formulas with a true minus: a line breaks after a hyphen and would tear 'P-1' apart."""
+    return _FORMULA_MINUS.sub("−", action)
 
 
 def percent(fraction: float | None, *, decimals: int = 1) -> str:

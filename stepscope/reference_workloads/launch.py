@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
-from stepscope.core.errors import UsageError
+from stepscope.core.errors import DataError, UsageError
 from stepscope.core.run_layout import RUN_FILE
 from stepscope.reference_workloads.job import Progress, TrainingJob
 from stepscope.reference_workloads.plan import ParallelPlan, Preset, find_preset
@@ -21,6 +23,8 @@ DEFAULT_NUM_STEPS = 9
 """Three to settle, one to warm the profiler up, three captured, and two after."""
 
 _KINETO_SILENT = "99"
+_MAX_SEED = 2**32 - 1
+_UNSET = "unset it to train on this machine, or start with torchrun"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ def run_gpt(
     With RANK and WORLD_SIZE set (torchrun, srun) this process is one rank, else it starts plan.world_size processes.
 
     Args:
+        seed: decides weights and data; 0 to 2**32 - 1.
         run: folder inside `out`; by default made of the preset, the plan and the time.
         simulate_compute_ms: each block sleeps so long forwards and twice that backwards (CPU only).
         schedule: which steps to capture; by default profile()'s.
@@ -74,21 +79,19 @@ def run_gpt(
         on_progress: called in this process once a step.
 
     Raises:
-        UsageError: the plan, preset, device and options do not fit together.
+        UsageError: the plan, preset, device, environment and options do not fit together.
+        DataError: the run directory cannot be written, or training ended and profiling left nothing in it.
         RankFailedError: a rank died.
     """
     model = find_preset(preset) if isinstance(preset, str) else preset
     plan.check_preset(model)
-    if num_steps < 1 or simulate_compute_ms < 0:
-        raise UsageError("a run has at least one step, and a layer's simulated time is not negative")
-    is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    if is_rank:
-        plan.check_world(int(os.environ["WORLD_SIZE"]))
+    _check_numbers(num_steps, simulate_compute_ms, seed)
+    is_rank = _is_rank(plan)
     job = TrainingJob(
         plan=plan,
         preset=model,
         out=os.fspath(out),
-        run=run or _default_run(plan, model, is_rank=is_rank),
+        run=_run_name(run, plan, model, is_rank=is_rank),
         num_steps=num_steps,
         seed=seed,
         device_type=_device_type(device, plan, simulate_compute_ms, is_rank=is_rank),
@@ -96,18 +99,93 @@ def run_gpt(
         profiled=profiled,
         schedule=schedule,
     )
-    tell = on_progress or _say_nothing
-    if is_rank:
-        from stepscope.reference_workloads.train import train_rank
+    run_directory = Path(job.out) / job.run
+    if profiled:
+        _prepare(run_directory, is_rank=is_rank)
+    losses = _train(job, on_progress or _say_nothing, is_rank=is_rank)
+    if profiled and (not is_rank or int(os.environ["RANK"]) == 0):
+        _check_profiled(run_directory)
+    return WorkloadResult(run_directory, losses, job.device_type)
 
-        losses = train_rank(job, tell)
-    else:
-        if profiled and (Path(job.out) / job.run / RUN_FILE).exists():
-            raise UsageError(
-                "the run directory is in use", where=str(Path(job.out) / job.run), what_next="choose another name"
-            )
-        losses = run_ranks(job, tell)
-    return WorkloadResult(Path(job.out) / job.run, losses, job.device_type)
+
+def _check_numbers(num_steps: int, simulate_compute_ms: float, seed: int) -> None:
+    if num_steps < 1 or not math.isfinite(simulate_compute_ms) or simulate_compute_ms < 0:
+        raise UsageError("a run has at least one step, and a layer's simulated time is finite and not negative")
+    if not 0 <= seed <= _MAX_SEED:
+        raise UsageError(f"a seed is a whole number from 0 to {_MAX_SEED}, not {seed}")
+
+
+def _is_rank(plan: ParallelPlan) -> bool:
+    """Whether a launcher started this process as one rank of the job.
+
+    Raises:
+        UsageError: the launcher's variables are no rank of this plan.
+    """
+    if not {"RANK", "WORLD_SIZE"} <= set(os.environ):
+        return False
+    numbers = {}
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        text = os.environ.get(variable, "0")
+        if not (text.isascii() and text.isdigit()):
+            raise UsageError(f"is no rank or size: {text!r}", where=variable, what_next=_UNSET)
+        numbers[variable] = int(text)
+    plan.check_world(numbers["WORLD_SIZE"])
+    if numbers["RANK"] >= numbers["WORLD_SIZE"]:
+        raise UsageError(f"a job of {numbers['WORLD_SIZE']} has no rank {numbers['RANK']}", where="RANK")
+    missing = [variable for variable in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(variable)]
+    if missing:
+        raise UsageError(f"RANK and WORLD_SIZE are set, but not {' and '.join(missing)}", what_next=_UNSET)
+    return True
+
+
+def _run_name(run: str | None, plan: ParallelPlan, preset: Preset, *, is_rank: bool) -> str:
+    if run is None:
+        return _default_run(plan, preset, is_rank=is_rank)
+    try:
+        check_run_name(run)
+    except ValueError as error:
+        raise UsageError(str(error), what_next="choose a plain name") from error
+    if any(letter.isspace() for letter in run):
+        raise UsageError(f"a workload's run name has no blanks: {run!r}", what_next="choose a plain name")
+    return run
+
+
+def _prepare(run_directory: Path, *, is_rank: bool) -> None:
+    """Make the run directory, so that one that cannot be written is known before training.
+
+    Raises:
+        UsageError: it holds a run already.
+        DataError: it cannot be made or written.
+    """
+    try:
+        if not is_rank and (run_directory / RUN_FILE).exists():
+            raise UsageError("the run directory is in use", where=str(run_directory), what_next="choose another name")
+        run_directory.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=run_directory) as file:
+            file.write(b"1")
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise DataError(
+            f"cannot be written ({why})", where=str(run_directory), what_next="choose another --out"
+        ) from error
+
+
+def _train(job: TrainingJob, tell: Callable[[Progress], None], *, is_rank: bool) -> list[float]:
+    if not is_rank:
+        return run_ranks(job, tell)
+    from stepscope.reference_workloads.train import train_rank
+
+    return train_rank(job, tell)
+
+
+def _check_profiled(run_directory: Path) -> None:
+    """Raises DataError when training ended well, but profiling gave up or was off."""
+    if not (run_directory / RUN_FILE).is_file():
+        raise DataError(
+            f"training ended, but profiling left no {RUN_FILE}",
+            where=str(run_directory),
+            what_next="see the warnings above, and whether STEPSCOPE_DISABLE is set",
+        )
 
 
 def _default_run(plan: ParallelPlan, preset: Preset, *, is_rank: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -31,6 +32,10 @@ _SCHEDULE_CLASSES: dict[str, Any] = {
 }
 
 
+ModuleBuilder = Callable[[range], nn.Module]
+"""Makes the part of the model with these layers: seeded, on the rank's device, sharded."""
+
+
 class Executor(Protocol):
     """Runs forward and backward over one batch."""
 
@@ -56,28 +61,17 @@ class AnnotatedStage(PipelineStage):
 class PipelineExecutor:
     """torch.distributed.pipelining over the pp dimension."""
 
-    def __init__(
-        self,
-        plan: ParallelPlan,
-        preset: Preset,
-        mesh: DeviceMesh,
-        *,
-        device: torch.device,
-        seed: int,
-        simulate_milliseconds: float,
-    ) -> None:
+    def __init__(self, plan: ParallelPlan, preset: Preset, mesh: DeviceMesh, build: ModuleBuilder) -> None:
         pp_rank = mesh.get_local_rank("pp")
         self.modules: list[nn.Module] = []
-        stages = []
+        stages: list[PipelineStage] = []
         for index in range(pp_rank, plan.num_stages, plan.pp):
-            stage = seeded_stage(
-                preset, _layers(plan, preset, index), seed=seed, simulate_milliseconds=simulate_milliseconds
-            ).to(device)
-            module = shard_stage(stage, plan, preset, mesh)
+            module = build(_layers(plan, preset, index))
             self.modules.append(module)
             stage_class = PipelineStage if plan.is_multi_stage else AnnotatedStage
             examples = _example_tensors(plan, preset, index)
-            stages.append(stage_class(module, index, plan.num_stages, device, *examples, group=mesh.get_group("pp")))
+            device, group = _device_of(module), mesh.get_group("pp")
+            stages.append(stage_class(module, index, plan.num_stages, device, *examples, group=group))
         self._is_first = stages[0].is_first
         self._is_last = stages[-1].is_last
         self._schedule = _SCHEDULE_CLASSES[plan.schedule](
@@ -123,20 +117,8 @@ def _example_tensors(plan: ParallelPlan, preset: Preset, stage_index: int) -> tu
 class WholeModelExecutor:
     """Micro-batches one after another on a rank that holds all layers; gradients are reduced with the last one."""
 
-    def __init__(
-        self,
-        plan: ParallelPlan,
-        preset: Preset,
-        mesh: DeviceMesh,
-        *,
-        device: torch.device,
-        seed: int,
-        simulate_milliseconds: float,
-    ) -> None:
-        stage = seeded_stage(
-            preset, range(preset.num_layers), seed=seed, simulate_milliseconds=simulate_milliseconds
-        ).to(device)
-        self._model = shard_stage(stage, plan, preset, mesh)
+    def __init__(self, plan: ParallelPlan, preset: Preset, build: ModuleBuilder) -> None:
+        self._model = build(range(preset.num_layers))
         self._num_micro_batches = plan.num_micro_batches
         self.modules: list[nn.Module] = [self._model]
 
@@ -169,8 +151,18 @@ def make_executor(
     simulate_milliseconds: float,
 ) -> Executor:
     """The executor that the plan's pipeline size asks for."""
-    executor_class = PipelineExecutor if plan.pp > 1 else WholeModelExecutor
-    return executor_class(plan, preset, mesh, device=device, seed=seed, simulate_milliseconds=simulate_milliseconds)
+
+    def build(layers: range) -> nn.Module:
+        stage = seeded_stage(preset, layers, seed=seed, simulate_milliseconds=simulate_milliseconds)
+        return shard_stage(stage.to(device), plan, preset, mesh)
+
+    if plan.pp > 1:
+        return PipelineExecutor(plan, preset, mesh, build)
+    return WholeModelExecutor(plan, preset, build)
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
 
 
 def _layers(plan: ParallelPlan, preset: Preset, stage_index: int) -> range:

@@ -13,7 +13,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import connection, get_context
 from pathlib import Path
@@ -50,10 +51,10 @@ def run_ranks(job: TrainingJob, on_progress: Callable[[Progress], None]) -> list
     Raises:
         RankFailedError: a rank died or raised; all have ended.
     """
-    with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
+    with _rendezvous_file() as file:
         ranks: list[_Rank] = []
         try:
-            _start(ranks, job, f"file://{folder}/rendezvous")
+            _start(ranks, job, f"file://{file}")
             _listen(ranks, on_progress)
         finally:
             _end_all(ranks)
@@ -61,6 +62,25 @@ def run_ranks(job: TrainingJob, on_progress: Callable[[Progress], None]) -> list
         if rank.losses is not None:
             return rank.losses
     raise RankFailedError("no rank reported a result")
+
+
+@contextmanager
+def _rendezvous_file() -> Iterator[str]:
+    """Path of an empty file through which the ranks find each other.
+
+    On Linux it lives in memory, reached through this process: however this process ends, nothing of it stays.
+    """
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("stepscope-rendezvous")
+        try:
+            path = f"/proc/{os.getpid()}/fd/{descriptor}"
+            if os.access(path, os.R_OK | os.W_OK):
+                yield path
+                return
+        finally:
+            os.close(descriptor)
+    with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
+        yield f"{folder}/rendezvous"
 
 
 def _start(ranks: list[_Rank], job: TrainingJob, init_method: str) -> None:

@@ -30,14 +30,31 @@ _BEGINNINGS = ("_prepare_trace", "_start_trace")
 class Capture:
     """One prepared, then running, then exported recording.
 
+    Args:
+        target: the trace's final path (.json.gz).
+        before_stepping_aside: closes every span of ours: one that ends under another profiler than it began under
+            makes torch write into freed memory.
+
     Attributes:
         first_step: index of the first captured step; names the folder.
         num_whole_steps: steps recorded from their beginning to their end.
         is_recording: False again once another profiler has begun.
     """
 
-    def __init__(self, first_step: int, *, record_shapes: bool, with_stack: bool, profile_memory: bool) -> None:
+    def __init__(
+        self,
+        first_step: int,
+        target: Path,
+        before_stepping_aside: Callable[[], None],
+        *,
+        record_shapes: bool,
+        with_stack: bool,
+        profile_memory: bool,
+    ) -> None:
         self.first_step = first_step
+        self._target = target
+        self._before_stepping_aside = before_stepping_aside
+        self._plain = partial_path(target, ".plain")
         self.num_whole_steps = 0
         self._options: dict[str, Any] = {
             "record_shapes": record_shapes,
@@ -81,28 +98,33 @@ class Capture:
         self._thread = threading.get_ident()
         self._watch()
 
-    def finish(self, target: Path) -> None:
-        """Stop recording and write the trace to `target` (.json.gz), which appears only when whole.
+    def finish(self) -> None:
+        """Stop recording and write the trace to its target, which appears only when whole.
 
         Raises:
             OSError: it cannot be written.
             RuntimeError: another profiler ended the recording.
         """
         self.stop()
-        if self._profiler is None:
-            raise RuntimeError("another torch profiler ended this capture, which is lost")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        plain = partial_path(target, ".plain")
         try:
-            self._profiler.export_chrome_trace(str(plain))
-            self._profiler = None
-            compress_trace(plain, target)
+            if self._profiler is not None:
+                self._export()
+            elif not self._plain.exists():
+                raise RuntimeError("another torch profiler ended this capture, which is lost")
+            compress_trace(self._plain, self._target)
         finally:
             with suppress(OSError):
-                plain.unlink()
+                self._plain.unlink()
+
+    def _export(self) -> None:
+        self._plain.parent.mkdir(parents=True, exist_ok=True)
+        profiler, self._profiler = self._profiler, None
+        profiler.export_chrome_trace(str(self._plain))
 
     def discard(self) -> None:
-        """Stop whatever runs and write nothing."""
+        """Stop whatever runs and leave no file."""
+        with suppress(OSError):
+            self._plain.unlink()
         if self._profiler is None:
             return
         if not self._started:
@@ -158,8 +180,11 @@ class Capture:
                     self.num_whole_steps,
                 )
                 try:
+                    self._before_stepping_aside()
                     self.stop()
-                except RuntimeError:  # said already
+                    if self.num_whole_steps:
+                        self._export()  # now: torch crashes when it exports one recording while it makes another
+                except (RuntimeError, OSError):  # said already
                     logger.debug("stop failed", exc_info=True)
             return original(other, *args, **kwargs)
 

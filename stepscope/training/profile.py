@@ -73,6 +73,7 @@ class Profile:
         self._annotation: Any = None
         self._step: StepRecord | None = None
         self._figures = FigureReader()
+        self._open_spans: list[Any] = []
         self._spans = SpanRecorder(self._open_span, self._close_span, self._count_data_wait, self._count_phase)
 
     def __enter__(self) -> Profile:
@@ -155,10 +156,8 @@ class Profile:
 
     @_harmless
     def _end(self, kind: type[BaseException] | None) -> None:
-        record, self._step = self._step, None
-        if self._capture is not None and self._capture.is_recording:
-            self._capture.stop()  # first, so that the step cut short here is in no trace
         self._close_annotation()
+        record, self._step = self._step, None
         if self._capture is not None and record is not None:
             self._leave_capture(record, keep=self._capture.num_whole_steps > 0)
         if self._writer is not None:
@@ -193,18 +192,21 @@ class Profile:
     def _leave_capture(self, last_step: StepRecord, *, keep: bool) -> None:
         capture, self._capture = self._capture, None
         assert capture is not None
-        assert self._identity is not None
-        assert self.run_directory is not None
         started_ns = time.monotonic_ns()
         if keep:
-            capture.finish(self.run_directory / trace_path(capture.first_step, self._identity.rank))
+            capture.finish()
         else:
             capture.discard()
         last_step.export_ns = time.monotonic_ns() - started_ns
 
     def _new_capture(self, first_step: int) -> Capture:
+        assert self._identity is not None
+        assert self.run_directory is not None
+        target = self.run_directory / trace_path(first_step, self._identity.rank)
         names = ("record_shapes", "with_stack", "profile_memory")
-        return Capture(first_step, **{name: bool(self._settings[name]) for name in names})
+        return Capture(
+            first_step, target, self._close_all_spans, **{name: bool(self._settings[name]) for name in names}
+        )
 
     def _open_step(self, index: int) -> None:
         state = self._schedule.state(index)
@@ -215,8 +217,11 @@ class Profile:
 
     def _close_annotation(self) -> None:
         annotation, self._annotation = self._annotation, None
-        if annotation is not None:
-            annotation.__exit__(None, None, None)
+        self._close_span(annotation)
+
+    def _close_all_spans(self) -> None:
+        for span in reversed(self._open_spans.copy()):
+            self._close_span(span)
 
     def _open_span(self, name: str) -> Any:
         """An entered record_function, or None when profiling is off or torch refuses."""
@@ -225,14 +230,16 @@ class Profile:
         try:
             span = self._record_function(name)
             span.__enter__()
+            self._open_spans.append(span)
         except Exception as error:  # training must never be hurt
             self._give_up(error)
             return None
         return span
 
     def _close_span(self, span: Any) -> None:
-        if span is None:
+        if span not in self._open_spans:  # None while measuring was off, or closed before another profiler began
             return
+        self._open_spans.remove(span)
         try:
             span.__exit__(None, None, None)
         except Exception as error:  # training must never be hurt

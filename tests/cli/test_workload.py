@@ -55,6 +55,9 @@ def test_plain_output_is_the_directory_and_the_losses(tmp_path: Path, capfd: pyt
         (("gpt", "--preset", "huge"), "there is no preset 'huge'"),
         (("gpt", "--pp", "2", "--dp", "2", "--zero", "0", "--schedule", "interleaved"), "internal assertion"),
         (("gpt", "--pp", "4", "--schedule", "interleaved"), "needs 8 layers"),
+        (("gpt", "--run-name", "../evil"), "folder's name"),
+        (("gpt", "--simulate-compute", "nan"), "finite"),
+        (("gpt", "--seed", "-1"), "a seed is"),
     ],
 )
 def test_refusals_are_one_line_with_exit_code_two(
@@ -65,6 +68,17 @@ def test_refusals_are_one_line_with_exit_code_two(
     assert output == ""
     assert errors.count("\n") == 1
     assert reason in errors
+
+
+def test_an_out_folder_that_cannot_be_written_is_one_line_with_exit_code_three(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "file").write_text("no folder")
+    assert _exit_code("run", "gpt", "--device", "cpu", "--out", str(tmp_path / "file" / "runs")) == 3
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors.count("\n") == 1
 
 
 def test_a_refusal_needs_no_torch() -> None:

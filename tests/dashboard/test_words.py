@@ -126,5 +126,11 @@ def test_the_analyzers_metrics_read_as_words() -> None:
     assert words.metric_words("something.new_here") == "Something new here"
 
 
+def test_a_formula_is_not_torn_apart_at_its_minus() -> None:
+    text = "raise micro-batches (as (P-1)/(M+P-1)) of GPT-2, TP-rank 3"
+
+    assert words.action_words(text) == "raise micro-batches (as (P−1)/(M+P−1)) of GPT-2, TP-rank 3"
+
+
 def test_moments_are_utc_and_say_so() -> None:
     assert words.moment(1_785_938_592_123_456_789) == "2026-08-05 14:03 UTC"

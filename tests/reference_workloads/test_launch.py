@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.core.errors import UsageError
+from stepscope.core.errors import DataError, UsageError
 from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_gpt
 
 pytest.importorskip("torch")
@@ -126,8 +126,51 @@ def test_a_rank_of_a_job_of_another_size_is_refused(monkeypatch: pytest.MonkeyPa
         ({"device": "tpu"}, "not 'tpu'"),
         ({"num_steps": 0}, "at least one step"),
         ({"simulate_compute_ms": -1}, "not negative"),
+        ({"simulate_compute_ms": float("nan")}, "finite"),
+        ({"seed": -1}, "a seed is"),
+        ({"seed": 2**32}, "a seed is"),
+        ({"run": "../evil"}, "folder's name"),
+        ({"run": "  "}, "folder's name"),
+        ({"run": "a b"}, "no blanks"),
+        ({"run": "x" * 300}, "at most 200 bytes"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         run_gpt(ParallelPlan(), **options)
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({"RANK": "x", "WORLD_SIZE": "1"}, "RANK: is no rank or size: 'x'"),
+        ({"RANK": "0", "WORLD_SIZE": "y"}, "WORLD_SIZE: is no rank or size: 'y'"),
+        ({"RANK": "1", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}, "a job of 1 has no rank 1"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "but not MASTER_ADDR and MASTER_PORT"),
+    ],
+)
+def test_a_launcher_that_says_nonsense_is_refused(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], reason: str
+) -> None:
+    for variable in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(UsageError, match=reason):
+        run_gpt(ParallelPlan())
+
+
+def test_an_out_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    told: list[object] = []
+    with pytest.raises(DataError, match="cannot be written"):
+        run_gpt(ParallelPlan(), out=tmp_path / "file", device="cpu", on_progress=told.append)
+    assert told == []
+
+
+def test_profiling_that_left_nothing_is_an_error_after_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_DISABLE", "1")
+    with pytest.raises(DataError, match=r"left no run\.json"):
+        run_gpt(ParallelPlan(), out=tmp_path, num_steps=1, device="cpu")

@@ -23,7 +23,7 @@ _COMMAND = [sys.executable, "-m", "stepscope", "workload", "run", "gpt", "--pp",
 
 
 @contextmanager
-def _running(*options: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+def _running(*options: str, temporary: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A workload in a process group of its own that has finished its first step, and its ranks' process ids."""
     process = subprocess.Popen(
         [*_COMMAND, "--no-profile", "--device", "cpu", *options],
@@ -32,6 +32,7 @@ def _running(*options: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]
         text=True,
         start_new_session=True,
         preexec_fn=default_interrupt,
+        env=os.environ if temporary is None else {**os.environ, "TMPDIR": str(temporary)},
     )
     try:
         assert process.stderr is not None
@@ -69,11 +70,13 @@ def test_interrupt_ends_all_ranks_and_exits_with_130() -> None:
         assert _all_end(ranks)
 
 
-def test_a_killed_parent_leaves_no_orphans() -> None:
-    with _running() as (process, ranks):
-        process.kill()
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_parent_leaves_no_orphans_and_no_files(tmp_path: Path, how: signal.Signals) -> None:
+    with _running(temporary=tmp_path) as (process, ranks):
+        process.send_signal(how)
         process.wait()
         assert _all_end(ranks)
+    assert list(tmp_path.glob("stepscope-*")) == []
 
 
 def test_a_killed_rank_ends_the_others_with_one_line_that_names_it() -> None:

@@ -99,7 +99,7 @@ def test_a_run_that_ends_inside_the_capture_keeps_its_whole_steps(tmp_path: Path
     with stepscope.profile("r", tmp_path, once(wait=0, warmup=1, active=10)) as prof:
         _train(prof, 4)
     names = _names(tmp_path / "r" / "traces" / "step1" / "rank0.json.gz")
-    assert {name for name in names if name.startswith("ProfilerStep")} == {f"ProfilerStep#{i}" for i in (1, 2, 3)}
+    assert {f"ProfilerStep#{step}" for step in (1, 2, 3)} <= names
 
 
 @pytest.mark.parametrize("error", [KeyError("mine"), KeyboardInterrupt(), SystemExit(7)])
@@ -115,8 +115,8 @@ def test_the_users_exception_passes_unchanged_and_ends_the_attempt(tmp_path: Pat
     assert caught.value is error
     ended = json.loads((tmp_path / "r" / "run.json").read_text())["attempts"][0]["ended"]
     assert ended == {KeyError: "exception", KeyboardInterrupt: "signal", SystemExit: "finished"}[type(error)]
-    steps = {name for name in _names(tmp_path / "r" / "traces" / "step0" / "rank0.json.gz") if "ProfilerStep" in name}
-    assert steps == {"ProfilerStep#0", "ProfilerStep#1"}  # the crash is when the trace is wanted
+    names = _names(tmp_path / "r" / "traces" / "step0" / "rank0.json.gz")  # a crash is when the trace is wanted
+    assert {"ProfilerStep#0", "ProfilerStep#1"} <= names
     torch.profiler.profile().__enter__().__exit__(None, None, None)  # the profiler is free again
 
 
@@ -187,7 +187,7 @@ def test_wrong_arguments_never_raise_into_training(
 def test_after_giving_up_no_directory_is_named_and_the_attempt_is_closed(tmp_path: Path) -> None:
     with stepscope.profile("r", tmp_path) as prof:
         assert prof.run_directory == tmp_path / "r"
-        prof._figures = None  # type: ignore[assignment]  # breaks the next step
+        prof._figures = None  # breaks the next step
         _train(prof)
         assert prof.run_directory is None
     assert json.loads((tmp_path / "r" / "run.json").read_text())["attempts"][0]["ended"] == "measuring stopped"
@@ -251,7 +251,8 @@ def test_a_profiler_opened_inside_a_capture_gets_its_events_and_ours_keeps_the_s
     with stepscope.profile("r", tmp_path, once(wait=0, warmup=1, active=3)) as prof:
         for step in range(6):
             if step == 3:
-                theirs.__enter__()
+                with prof.phase("theirs"):  # ends under another profiler than it began
+                    theirs.__enter__()
             torch.ones(8, 8) @ torch.ones(8, 8)
             if closes_inside and step == 3:
                 theirs.__exit__(None, None, None)
@@ -262,8 +263,7 @@ def test_a_profiler_opened_inside_a_capture_gets_its_events_and_ours_keeps_the_s
     assert "aten::mm" in (tmp_path / "theirs.json").read_text()
     assert len(_warnings(caplog)) == 1
     assert "another torch profiler began" in _warnings(caplog)[0]
-    steps = {name for name in _names(tmp_path / "r" / "traces" / "step1" / "rank0.json.gz") if "ProfilerStep" in name}
-    assert {"ProfilerStep#1", "ProfilerStep#2"} == steps
+    assert {"ProfilerStep#1", "ProfilerStep#2"} <= _names(tmp_path / "r" / "traces" / "step1" / "rank0.json.gz")
     assert not hasattr(torch.autograd.profiler.profile._start_trace, "__wrapped__")
 
 

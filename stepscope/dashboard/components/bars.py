@@ -34,7 +34,8 @@ def share_bar(
 ) -> Component:
     """One bar of a list, scaled to the largest, with its interval as a whisker."""
     scale = 100 / largest if largest > 0 else 0.0
-    marks = [html.Div(className=f"ss-bar {_classes(heading)}", style={"width": f"{_clamped(share * scale, 100):.3f}%"})]
+    width = f"{_clamped(share * scale, 100):.3f}%"
+    marks = [html.Div(className=f"ss-bar {_classes(heading)}", style={"width": width})] if share > 0 else []
     if interval:
         low, high = (_clamped(edge * scale, 100) for edge in interval)
         marks.append(html.Div(className="ss-whisker", style={"left": f"{low:.3f}%", "width": f"{high - low:.3f}%"}))

@@ -63,7 +63,8 @@ def _item(row: RootCause, largest: float, world_size: int) -> Component:
     details = [ranks_words(row.ranks, world_size=world_size)] if row.ranks else []
     details += [reason_words(reason) for reason in row.reasons]
     if row.interval:
-        details.append(f"{percent(row.interval[0])} to {percent(row.interval[1])}")
+        low, high = map(percent, row.interval)
+        details += [f"{low} to {high}"] if low != high else []
     healthy = " ss-healthy" if row.cause in HEALTHY_CAUSES else ""
     return html.Li(
         [

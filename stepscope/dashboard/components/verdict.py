@@ -17,6 +17,7 @@ from stepscope.dashboard.components.table import Column, table
 from stepscope.dashboard.palette import heading_of_cause
 from stepscope.dashboard.words import (
     UNKNOWN,
+    action_words,
     cause_words,
     evidence_span,
     evidence_value,
@@ -80,7 +81,7 @@ def _figure(number: str, meaning: str, *, class_name: str = "") -> Component:
 
 
 def _actions(verdict: Verdict) -> Component:
-    steps = [html.Li(action) for action in verdict.actions]
+    steps = [html.Li(action_words(action)) for action in verdict.actions]
     body = html.Ol(steps, className="ss-actions") if steps else html.P("Nothing to do.", className="ss-note")
     return html.Div([html.H3("What to do first"), body])
 

@@ -89,10 +89,12 @@ def _table(runs: list[RunSummary]) -> Component:
 
 
 def _row(run: RunSummary) -> Component:
-    name = dmc.Anchor(run.id, href=f"/runs/{quote(run.id, safe='')}", className="ss-run-name")
+    about = [html.Div(run.gpu, className="ss-note")] if run.gpu else []
+    if run.problem:
+        about.append(html.Div(run.problem, className="ss-note ss-problem", title=run.problem))
     return html.Tr(
         [
-            html.Th([name, html.Div(run.gpu, className="ss-note") if run.gpu else None], scope="row"),
+            html.Th([_link(run.id), *about], scope="row"),
             _cell(moment(run.started_ns), run.started_ns),
             _cell(_ranks(run), run.world_size, number=True),
             _cell(milliseconds(run.step_ms), run.step_ms, number=True),
@@ -101,6 +103,15 @@ def _row(run: RunSummary) -> Component:
             _cell(_status(run), run.status.value),
         ]
     )
+
+
+def _link(run_id: str) -> Component:
+    """To the run's page. DMC's anchor goes there without a reload but decodes the address; the plain one reloads."""
+    quoted = quote(run_id, safe="")
+    link: Component = (dmc.Anchor if quoted == run_id else html.A)(
+        run_id, href=f"/runs/{quoted}", className="ss-run-name"
+    )
+    return link
 
 
 def _cell(content: Any, value: object, *, number: bool = False) -> Component:
@@ -133,8 +144,6 @@ def _cost(run: RunSummary) -> Any:
 
 def _status(run: RunSummary) -> Any:
     words, sign = _STATUS[run.status]
-    chip: list[Any] = [html.Span(sign, className="ss-status-sign", **attributes({"aria-hidden": "true"})), words]
-    return [
-        html.Span(chip, className=f"ss-status ss-status-{run.status.value}"),
-        html.Div(run.problem, className="ss-note ss-problem", title=run.problem) if run.problem else None,
-    ]
+    chip: list[Any] = [html.Span(sign, className="ss-status-sign", **attributes({"aria-hidden": "true"}))]
+    chip.append(html.Span(words, className="ss-status-words"))
+    return html.Span(chip, className=f"ss-status ss-status-{run.status.value}", title=words)
