@@ -99,13 +99,7 @@ def run_gpt(
         profiled=profiled,
         schedule=schedule,
     )
-    run_directory = Path(job.out) / job.run
-    if profiled:
-        _prepare(run_directory, is_rank=is_rank)
-    losses = _train(job, on_progress or _say_nothing, is_rank=is_rank)
-    if profiled and (not is_rank or int(os.environ["RANK"]) == 0):
-        _check_profiled(run_directory)
-    return WorkloadResult(run_directory, losses, job.device_type)
+    return _train(job, on_progress or _say_nothing, is_rank=is_rank)
 
 
 def _check_numbers(num_steps: int, simulate_compute_ms: float, seed: int) -> None:
@@ -170,12 +164,19 @@ def _prepare(run_directory: Path, *, is_rank: bool) -> None:
         ) from error
 
 
-def _train(job: TrainingJob, tell: Callable[[Progress], None], *, is_rank: bool) -> list[float]:
-    if not is_rank:
-        return run_ranks(job, tell)
-    from stepscope.reference_workloads.train import train_rank
+def _train(job: TrainingJob, tell: Callable[[Progress], None], *, is_rank: bool) -> WorkloadResult:
+    run_directory = Path(job.out) / job.run
+    if job.profiled:
+        _prepare(run_directory, is_rank=is_rank)
+    if is_rank:
+        from stepscope.reference_workloads.train import train_rank
 
-    return train_rank(job, tell)
+        losses = train_rank(job, tell)
+    else:
+        losses = run_ranks(job, tell)
+    if job.profiled and (not is_rank or int(os.environ["RANK"]) == 0):
+        _check_profiled(run_directory)
+    return WorkloadResult(run_directory, losses, job.device_type)
 
 
 def _check_profiled(run_directory: Path) -> None:
