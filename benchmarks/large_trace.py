@@ -104,7 +104,7 @@ def _hta_python(environment: Path) -> Path:
     if not python.exists():
         venv.create(environment, with_pip=True)
     packages = ["HolisticTraceAnalysis", "pandas<3"]  # with pandas 3 it fails on some traces
-    install = [python, "-m", "pip", "install", "--quiet", "--quiet", *packages]
+    install = [str(python), "-m", "pip", "install", "--quiet", "--quiet", *packages]
     done = subprocess.run(install, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"HolisticTraceAnalysis cannot be installed (leave it out with --without-hta)\n{done.stderr}")

@@ -18,6 +18,9 @@ TIMELINE_FILE = "timeline.json"
 TRACES_FOLDER = "traces"
 STEPS_FOLDER = "steps"
 
+WHOLE_STEPS_KEY = "stepscope_whole_steps"
+"""Top-level key of a captured trace: the steps recorded from their beginning to their end."""
+
 
 def trace_path(first_step: int, rank: int) -> PurePath:
     """Path of one rank's trace inside the run directory; `first_step` is the first captured step."""

@@ -112,7 +112,9 @@ class TraceHeader:
         rank: from distributedInfo, else from the file's name; None when neither tells.
         base_time_ns: what was added to relative timestamps (0 where they were absolute).
         groups: the communicators listed in the header.
-        files_bytes: size of the file, and of its JSON text, in bytes.
+        file_bytes, text_bytes: size of the file, and of its JSON text.
+        whole_steps: the steps that profile() recorded from their beginning to their end: torch closes the mark of a
+            step that an exception cut short as if it had ended.
     """
 
     path: str
@@ -128,6 +130,7 @@ class TraceHeader:
     with_stacks: bool
     file_bytes: int
     text_bytes: int
+    whole_steps: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

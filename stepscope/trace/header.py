@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from stepscope.core.run_layout import WHOLE_STEPS_KEY
 from stepscope.trace.columns import Device, ProcessGroup, TraceHeader
 from stepscope.trace.mending import mended
 
@@ -74,7 +75,14 @@ def build_header(
         with_stacks=bool(metadata.get("with_stack", saw_stacks)),
         file_bytes=file_bytes,
         text_bytes=text_bytes,
+        whole_steps=_whole_steps(metadata.get(WHOLE_STEPS_KEY)),
     )
+
+
+def _whole_steps(value: Any) -> tuple[int, ...] | None:
+    if not isinstance(value, list) or not all(isinstance(step, int) for step in value):
+        return None
+    return tuple(value)
 
 
 def rank_in_name(path: str) -> int | None:

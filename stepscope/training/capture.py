@@ -11,6 +11,7 @@ steps aside when another begins.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import threading
 import warnings
@@ -19,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from stepscope.core.run_layout import WHOLE_STEPS_KEY
 from stepscope.training.run_directory import compress_trace, partial_path
 
 logger = logging.getLogger(__name__)
@@ -149,6 +151,8 @@ class Capture:
         if not _is_profiler_enabled():
             self._profiler = None
             raise RuntimeError("another torch profiler ended this capture, which is lost; let only one run")
+        whole_steps = range(self.first_step, self.first_step + self.num_whole_steps)
+        self._profiler.add_metadata_json(WHOLE_STEPS_KEY, json.dumps(list(whole_steps)))
         self._profiler.stop_trace()
 
     def _watch(self) -> None:

@@ -439,3 +439,13 @@ def test_file_is_read_from_its_path(tmp_path: Path) -> None:
         path.stat().st_size,
         path.stat().st_size,
     )
+
+
+@pytest.mark.parametrize(("told", "read"), [("[4, 5]", (4, 5)), ('"4"', None), ("[4, null]", None), ("{}", None)])
+def test_the_whole_steps_that_profile_wrote_down_are_read(
+    tmp_path: Path, told: str, read: tuple[int, ...] | None
+) -> None:
+    path = tmp_path / "rank0.json"
+    event = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}'
+    path.write_text(f'{{"stepscope_whole_steps": {told}, "traceEvents": [{event}]}}')
+    assert read_trace(path).header.whole_steps == read

@@ -115,8 +115,9 @@ def test_the_users_exception_passes_unchanged_and_ends_the_attempt(tmp_path: Pat
     assert caught.value is error
     ended = json.loads((tmp_path / "r" / "run.json").read_text())["attempts"][0]["ended"]
     assert ended == {KeyError: "exception", KeyboardInterrupt: "signal", SystemExit: "finished"}[type(error)]
-    names = _names(tmp_path / "r" / "traces" / "step0" / "rank0.json.gz")  # a crash is when the trace is wanted
-    assert {"ProfilerStep#0", "ProfilerStep#1"} <= names
+    trace = tmp_path / "r" / "traces" / "step0" / "rank0.json.gz"  # a crash is when the trace is wanted
+    assert {"ProfilerStep#0", "ProfilerStep#1"} <= _names(trace)
+    assert json.loads(gzip.decompress(trace.read_bytes()))["stepscope_whole_steps"] == [0, 1]
     torch.profiler.profile().__enter__().__exit__(None, None, None)  # the profiler is free again
 
 

@@ -61,6 +61,8 @@ def host_steps(trace: TraceColumns) -> HostSteps:
     """Find the steps: `ProfilerStep#` marks, else the optimizer's cycle, else none."""
     rows = trace.rows_of(Category.USER_ANNOTATION)
     marks = [(match, row) for row in rows if (match := _PROFILER_STEP.match(trace.names[trace.name[row]]))]
+    if trace.header.whole_steps:
+        marks = [(match, row) for match, row in marks if int(match.group(1)) in trace.header.whole_steps]
     if marks:
         marks.sort(key=lambda mark: int(trace.start_ns[mark[1]]))
         chosen = np.array([row for _, row in marks])

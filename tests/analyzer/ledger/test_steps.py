@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from stepscope.analyzer.ledger.steps import host_steps
 from stepscope.analyzer.rank import view_rank
 from stepscope.core.errors import DataError
 from tests.analyzer.build import AUTOGRAD, COPY_STREAM, NS_PER_US, TraceBuilder
@@ -147,3 +150,12 @@ def test_a_trace_without_device_and_operators_is_an_error_in_one_line() -> None:
     trace.runtime("cudaDeviceSynchronize", 0, 5)
     with pytest.raises(DataError, match="neither device activities nor host operators"):
         view_rank(trace.build(), 0)
+
+
+def test_a_step_that_was_cut_short_is_no_step() -> None:
+    trace = TraceBuilder()
+    for number in (1, 2, 3):
+        trace.step(number, number * 100, number * 100 + 90)
+    columns = trace.build()
+    told = replace(columns, header=replace(columns.header, whole_steps=(1, 2)))
+    assert host_steps(told).index.tolist() == [1, 2]
