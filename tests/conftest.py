@@ -1,12 +1,18 @@
-"""Where are the recorded traces, and which tests need them?"""
+"""Where are the recorded traces, and how patient are the property tests?"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 _SHARED_TRACES = Path(__file__).resolve().parents[1].parent / "shared" / "traces"
+
+# a busy machine is no fault of the code: speed is measured by benchmarks/; a gate asks everybody the same questions
+settings.register_profile("stepscope", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("stepscope")
 
 
 @pytest.fixture(scope="session")
