@@ -11,7 +11,7 @@ from stepscope.analyzer.alignment.device_calls import Call
 from stepscope.analyzer.alignment.host_calls import complete_together
 from stepscope.analyzer.alignment.matching import CallId, Matches, match_calls
 from stepscope.analyzer.alignment.split import WaitPieces, split_communication, waits_to_blame
-from stepscope.analyzer.blame.root_causes import cause_table
+from stepscope.analyzer.blame.root_causes import cause_table, resample
 from stepscope.analyzer.blame.stragglers import ComputeComparison
 from stepscope.analyzer.blame.waits import blame_waits
 from stepscope.analyzer.collectives import collective_table
@@ -63,7 +63,9 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     table = cause_table(by_rank, blamed)
     ledger = job_ledger(by_rank)
     pipeline = max((p.figures for p in pipelines), key=lambda f: f.measured, default=None)
-    rows = root_causes(table, job.step_ms, pipeline, arrivals_unknown=ledger[Heading.COMMUNICATION_UNSPLIT])
+    resampled = resample(table)
+    unknown = ledger[Heading.COMMUNICATION_UNSPLIT]
+    rows = root_causes(table, resampled, job.step_ms, pipeline, arrivals_unknown=unknown)
     oversubscribed = is_oversubscribed(by_rank, context)
     about = Circumstances(
         step_ms=job.step_ms,
@@ -81,7 +83,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         ledger=ledger,
         ranks=[rank_ledger(view) for view in by_rank.values()],
         root_causes=rows,
-        verdict=judge(rows, table, about),
+        verdict=judge(rows, resampled, about),
         what_if=[],
         collectives=collective_table(by_rank, matches, arrivals),
         pipeline=pipeline,

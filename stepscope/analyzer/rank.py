@@ -152,8 +152,8 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
 def _annotations(trace: TraceColumns, lane: int) -> npt.NDArray[np.intp]:
     """Rows of the optimizer's annotations on a thread."""
     rows = trace.rows_of(Category.USER_ANNOTATION, Category.CPU_OP)
-    is_optimizer = np.array([bool(_OPTIMIZER.match(name)) for name in trace.names] or [False])
-    chosen: npt.NDArray[np.intp] = rows[(trace.lane[rows] == lane) & is_optimizer[trace.name[rows]]]
+    rows = rows[trace.lane[rows] == lane]
+    chosen: npt.NDArray[np.intp] = rows[trace.named(rows, _OPTIMIZER.match)]
     return chosen
 
 
@@ -249,6 +249,5 @@ def _facts(trace: TraceColumns, activities: Activities | None, window: Window, *
 def _count_graph_kernels(trace: TraceColumns, kernel_rows: Sequence[int] | npt.NDArray[np.signedinteger]) -> int:
     """Kernels whose launch is a graph's launch."""
     calls = trace.rows_of(Category.RUNTIME)
-    graph_launch = np.array([bool(_GRAPH_LAUNCH.search(name)) for name in trace.names] or [False])
-    launches = trace.correlation[calls[graph_launch[trace.name[calls]]]]
+    launches = trace.correlation[calls[trace.named(calls, _GRAPH_LAUNCH.search)]]
     return int(np.count_nonzero(np.isin(trace.correlation[np.asarray(kernel_rows)], launches)))

@@ -58,7 +58,8 @@ class RankView:
         segments: its window; communication-only time is not split yet.
         calls: its communication calls in issue order.
         micro_batches: marked forwards and backwards, by start; empty where nothing marks them.
-        autograd_ns: time of compute kernels launched by a thread other than the training loop's, by whole step.
+        optimizer_ns, backward_ns: booked time by step of the kernels that the optimizer, and that autograd's thread
+            launched; without a device, of the optimizer's annotations, and nothing.
         on_device: whether the ledger is of a device (else of the host's main thread).
     """
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyzer.blame.remedies import ACTIONS, COSTS
-from stepscope.analyzer.blame.root_causes import INTERVAL, CauseTable, resample
+from stepscope.analyzer.blame.root_causes import INTERVAL, CauseTable, Resampled
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER
 from stepscope.core.analysis import Evidence, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
 from stepscope.core.causes import HEALTHY_CAUSES, Cause, Reason
@@ -30,8 +30,9 @@ class Circumstances:
     Attributes:
         step_ms: the job's step, or None.
         mfu: model FLOPs utilisation, or None.
-        missing_ranks: ranks of the job without a usable trace.
+        num_ranks: ranks with a usable trace.
         world_size: ranks of the job.
+        num_steps: steps seen on every rank.
         oversubscribed: more runnable ranks than cores on the host.
     """
 
@@ -46,11 +47,15 @@ class Circumstances:
 
 
 def root_causes(
-    table: CauseTable, step_ms: float | None, pipeline: Pipeline | None, *, arrivals_unknown: float
+    table: CauseTable,
+    resampled: Resampled,
+    step_ms: float | None,
+    pipeline: Pipeline | None,
+    *,
+    arrivals_unknown: float,
 ) -> list[RootCause]:
     """The root-cause table, largest first; causes without time are left out."""
     fractions = table.fractions()
-    resampled = resample(table)
     low, high = np.quantile(resampled, INTERVAL, axis=0)
     rows = []
     for code, cause in enumerate(CAUSE_ORDER):
@@ -70,7 +75,7 @@ def root_causes(
     return sorted(rows, key=lambda row: -row.fraction)
 
 
-def judge(rows: Sequence[RootCause], table: CauseTable, about: Circumstances) -> Verdict:
+def judge(rows: Sequence[RootCause], resampled: Resampled, about: Circumstances) -> Verdict:
     """Name the largest loss if it is at least a tenth of the step, else what bounds the compute."""
     by_cause = {row.cause: row for row in rows}
     losses = [row for row in rows if row.cause not in _NEVER_NAMED]
@@ -82,11 +87,11 @@ def judge(rows: Sequence[RootCause], table: CauseTable, about: Circumstances) ->
         healthy = [row for row in rows if row.cause in HEALTHY_CAUSES]
         if not healthy:
             return _insufficient(unexplained, about)
-        return _healthy(healthy[0], losses, table, about)
+        return _healthy(healthy[0], losses, resampled, about)
     return Verdict(
         cause=named.cause,
         reasons=named.reasons,
-        confidence=_confidence(named.cause, table, about),
+        confidence=_confidence(named.cause, resampled, about),
         summary=_summary(named, about),
         ranks=named.ranks,
         evidence=named.evidence,
@@ -95,7 +100,7 @@ def judge(rows: Sequence[RootCause], table: CauseTable, about: Circumstances) ->
     )
 
 
-def _healthy(row: RootCause, losses: Sequence[RootCause], table: CauseTable, about: Circumstances) -> Verdict:
+def _healthy(row: RootCause, losses: Sequence[RootCause], resampled: Resampled, about: Circumstances) -> Verdict:
     bound = "arithmetic" if row.cause is Cause.COMPUTE_BOUND else "memory bandwidth"
     mfu = "" if about.mfu is None else f" at {about.mfu:.0%} MFU"
     largest = f"; the largest loss is {losses[0].fraction:.1%} ({losses[0].cause})" if losses else ""
@@ -105,7 +110,7 @@ def _healthy(row: RootCause, losses: Sequence[RootCause], table: CauseTable, abo
     return Verdict(
         cause=row.cause,
         reasons=[],
-        confidence=_confidence(row.cause, table, about),
+        confidence=_confidence(row.cause, resampled, about),
         summary=f"healthy: {row.fraction:.1%} of the time is bound by {bound}{mfu}{largest}",
         ranks=[],
         evidence=evidence,
@@ -153,9 +158,8 @@ def _secondary(losses: Sequence[RootCause], about: Circumstances) -> list[Second
     ][:3]
 
 
-def _confidence(cause: Cause, table: CauseTable, about: Circumstances) -> float:
+def _confidence(cause: Cause, resampled: Resampled, about: Circumstances) -> float:
     """Share of resamples in which the cause ranks first among its kind, lowered by what the traces lack."""
-    resampled = resample(table)
     rivals = [
         code
         for code, other in enumerate(CAUSE_ORDER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -189,3 +190,8 @@ class TraceColumns:
         for category in categories:
             wanted |= self.category == category
         return np.flatnonzero(wanted)
+
+    def named(self, rows: npt.NDArray[np.intp], wanted: Callable[[str], object]) -> npt.NDArray[np.bool_]:
+        """For each of the rows, whether its name is wanted; each distinct name is asked once."""
+        answers = np.array([bool(wanted(name)) for name in self.names] or [False])
+        return answers[self.name[rows]]

@@ -101,8 +101,7 @@ def _operators(trace: TraceColumns, lane: int) -> list[_Operator]:
 def _union_of(
     trace: TraceColumns, rows: npt.NDArray[np.intp], pattern: re.Pattern[str]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    wanted = np.array([bool(pattern.match(name)) for name in trace.names] or [False])
-    rows = rows[wanted[trace.name[rows]]]
+    rows = rows[trace.named(rows, pattern.match)]
     return trace.start_ns[rows], np.maximum.accumulate(trace.end_ns[rows]) if len(rows) else trace.end_ns[rows]
 
 

@@ -22,6 +22,9 @@ INTERVAL = (0.05, 0.95)
 CULPRIT_SHARE = 0.25
 """A rank is named for a cause from this share of the worst rank's contribution on."""
 
+Resampled = npt.NDArray[np.float64]
+"""Fractions by cause in each bootstrap resample, shape (resamples, causes)."""
+
 
 @dataclass(frozen=True, slots=True)
 class CauseTable:
@@ -73,8 +76,8 @@ def cause_table(views: Mapping[int, RankView], blamed: Sequence[BlamedWait]) -> 
     return CauseTable(time, length, culprits)
 
 
-def resample(table: CauseTable, seed: int = 0) -> npt.NDArray[np.float64]:
-    """Bootstrap over steps: fractions by cause, shape (resamples, causes). The same input gives the same answer."""
+def resample(table: CauseTable, seed: int = 0) -> Resampled:
+    """Bootstrap over steps. The same input gives the same answer."""
     generator = np.random.default_rng(seed)
     steps = len(table.step_ns)
     chosen = generator.integers(0, steps, size=(NUM_RESAMPLES, steps))

@@ -77,10 +77,10 @@ def device_activities(trace: TraceColumns) -> Activities:
 
 def _work_of(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> IntColumn:
     """Communication by what the row says of itself, else by its name; so are copies from GPU to GPU."""
-    communicates = np.array([is_communication(name) for name in trace.names] or [False])[trace.name[rows]]
+    communicates = trace.named(rows, is_communication)
     communicates |= np.isin(rows, trace.communication.row)
     is_kernel = trace.category[rows] == Category.KERNEL
-    between_gpus = np.array([_PEER_COPY in name for name in trace.names] or [False])[trace.name[rows]]
+    between_gpus = trace.named(rows, lambda name: _PEER_COPY in name)
     work = np.where(is_kernel, Work.COMPUTE, Work.COPY).astype(np.int8)
     work[(communicates & is_kernel) | (between_gpus & ~is_kernel)] = Work.COMMUNICATION
     return work

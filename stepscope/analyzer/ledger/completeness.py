@@ -16,8 +16,7 @@ _ASKS_FOR_WORK = re.compile(
 
 def lost_launches(trace: TraceColumns, activities: Activities) -> float:
     """Share of the calls that ask for device work and have none in the trace; 0 without such calls."""
-    asks = np.array([bool(_ASKS_FOR_WORK.match(name)) for name in trace.names] or [False])
     calls = trace.rows_of(Category.RUNTIME)
-    calls = calls[asks[trace.name[calls]] & (trace.correlation[calls] > 0)]
+    calls = calls[trace.named(calls, _ASKS_FOR_WORK.match) & (trace.correlation[calls] > 0)]
     lost = ~np.isin(trace.correlation[calls], trace.correlation[activities.row])
     return float(lost.mean()) if len(lost) else 0.0

@@ -67,9 +67,9 @@ def book_host(trace: TraceColumns, steps: HostSteps, window: Window) -> Segments
 
 def _classes(trace: TraceColumns, rows: npt.NDArray[np.intp], lane: int) -> tuple[Intervals, Intervals]:
     """Time in operators outside communication, and time in which communication was in flight on any thread."""
-    is_communication = _names_matching(trace, _COMMUNICATION_OPERATOR)[trace.name[rows]]
-    is_backend = _names_matching(trace, _BACKEND_SPAN)[trace.name[rows]]
-    is_simulated = _names_matching(trace, _SIMULATED_COMPUTE)[trace.name[rows]]
+    is_communication = trace.named(rows, _COMMUNICATION_OPERATOR.search)
+    is_backend = trace.named(rows, _BACKEND_SPAN.search)
+    is_simulated = trace.named(rows, _SIMULATED_COMPUTE.search)
     on_main = trace.lane[rows] == lane
     is_operator = trace.category[rows] == Category.CPU_OP
     operator_rows = rows[on_main & (is_operator | is_simulated) & ~is_communication]
@@ -78,7 +78,3 @@ def _classes(trace: TraceColumns, rows: npt.NDArray[np.intp], lane: int) -> tupl
     operators = union(trace.start_ns[operator_rows], trace.end_ns[operator_rows])
     calling = union(trace.start_ns[own_communication], trace.end_ns[own_communication])
     return subtract(operators, calling), union(trace.start_ns[in_flight], trace.end_ns[in_flight])
-
-
-def _names_matching(trace: TraceColumns, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-    return np.array([bool(pattern.search(name)) for name in trace.names] or [False])

@@ -96,19 +96,14 @@ def _blocked(trace: TraceColumns, lanes: list[int], activities: Activities) -> I
     """Calls that synchronize, and copies whose call returned only when the copy had ended."""
     calls = trace.rows_of(Category.RUNTIME)
     calls = calls[np.isin(trace.lane[calls], lanes)]
-    asynchronous = calls[_named(trace, _ASYNCHRONOUS_CALL)[trace.name[calls]]]
-    calls = calls[_named(trace, _BLOCKING_CALL)[trace.name[calls]]]
+    asynchronous = calls[trace.named(calls, _ASYNCHRONOUS_CALL.search)]
+    calls = calls[trace.named(calls, _BLOCKING_CALL.search)]
     copies = activities.of(Work.COPY)
     copies = copies[np.isin(activities.launch_lane[copies], lanes)]
-    not_waited_for = _named(trace, _NOT_WAITED_FOR)[trace.name[activities.row[copies]]]
+    not_waited_for = trace.named(activities.row[copies], _NOT_WAITED_FOR.search)
     copies = copies[~(not_waited_for & np.isin(activities.launch_ns[copies], trace.start_ns[asynchronous]))]
     copies = copies[activities.launch_end_ns[copies] >= activities.end_ns[copies]]
     return union(
         np.concatenate((trace.start_ns[calls], activities.launch_ns[copies])),
         np.concatenate((trace.end_ns[calls], activities.launch_end_ns[copies])),
     )
-
-
-def _named(trace: TraceColumns, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-    """By name: whether the pattern is found in it."""
-    return np.array([bool(pattern.search(name)) for name in trace.names] or [False])
