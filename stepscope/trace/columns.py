@@ -79,6 +79,9 @@ class CommunicationCalls:
         dtype: index into `dtypes` (the profiler's words: Float, BFloat16, ...), or NONE.
         source_rank, destination_rank: as recorded (rank in the group), or NONE.
         sequence: the group's sequence number (torch >= 2.12), or NONE.
+        root_rank: torch's "Rank" of an operator: the root (rank in the group) of broadcast, reduce, gather and scatter,
+            else the caller or the peer; or NONE. Kernels do not record it.
+        communicator: which communicator it ran on ("Comms Id", torch >= 2.12; modulo 2^63), or NONE.
     """
 
     row: IntColumn
@@ -90,6 +93,8 @@ class CommunicationCalls:
     source_rank: IntColumn
     destination_rank: IntColumn
     sequence: IntColumn
+    root_rank: IntColumn
+    communicator: IntColumn
     kinds: tuple[str, ...]
     dtypes: tuple[str, ...]
 

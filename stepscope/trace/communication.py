@@ -14,7 +14,9 @@ from stepscope.trace.events import Arguments
 from stepscope.trace.header import parse_ranks
 from stepscope.trace.interning import Numbered, narrow
 
-_NUMBERS = ("in_elements", "out_elements", "source_rank", "destination_rank", "sequence")
+_NUMBERS = ("in_elements", "out_elements", "source_rank", "destination_rank", "sequence", "root_rank", "communicator")
+_LARGEST = 2**63
+"""An identity of 64 bits without a sign is kept modulo this."""
 
 
 class CommunicationBuilder:
@@ -40,7 +42,7 @@ class CommunicationBuilder:
             group = (bytes(args.group_name), bytes(args.group_description), bytes(args.group_ranks))
             self._group.append(self._groups[group] if any(group) else NONE)
             for name, values in self._numbers.items():
-                values.append(_number(getattr(args, name)))
+                values.append(_number(getattr(args, name), is_identity=name == "communicator"))
 
     def build(self, listed: tuple[ProcessGroup, ...]) -> tuple[CommunicationCalls, tuple[ProcessGroup, ...]]:
         """The columns, and all groups: those the header lists first, then those only the rows name.
@@ -111,10 +113,12 @@ def _text(raw: Raw) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _number(raw: Raw) -> int:
-    """An integer that may stand in quotes; NONE when it is absent, negative or larger than int64."""
+def _number(raw: Raw, *, is_identity: bool = False) -> int:
+    """An integer that may stand in quotes; NONE when it is absent, negative or (unless an identity) above int64."""
     value = _parsed(raw)
     if isinstance(value, str):
-        value = int(value) if value.strip().isdecimal() and len(value) < 20 else NONE
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+        value = int(value) if value.strip().isdecimal() and len(value) <= 20 else NONE
+    if is_identity and isinstance(value, int) and _LARGEST <= value < 2 * _LARGEST:
+        value -= _LARGEST
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST
     return value if is_count else NONE

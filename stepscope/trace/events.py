@@ -35,6 +35,8 @@ class Arguments(Struct, gc=False):
     source_rank: Raw = field(default=NO_TEXT, name="Src Rank")
     destination_rank: Raw = field(default=NO_TEXT, name="Dst Rank")
     sequence: Raw = field(default=NO_TEXT, name="Seq")
+    root_rank: Raw = field(default=NO_TEXT, name="Rank")
+    communicator: Raw = field(default=NO_TEXT, name="Comms Id")
     legacy_external_id: int = field(default=NONE, name="external id")
 
 

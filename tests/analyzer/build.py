@@ -40,6 +40,7 @@ class _Row:
     correlation: int = NONE
     shapes: Shapes | None = None
     num_bytes: int = NONE
+    external_id: int = NONE
 
 
 @dataclass(slots=True)
@@ -53,6 +54,8 @@ class _Description:
     source: int
     destination: int
     sequence: int
+    root: int = NONE
+    communicator: int = NONE
 
 
 @dataclass
@@ -86,11 +89,13 @@ class TraceBuilder:
         *,
         thread: int = MAIN,
         concrete: str = "",
+        dims: str = "",
+        types: str = "",
         category: Category | None = None,
     ) -> None:
         self._host_row(category or Category.CPU_OP, name, start, end, thread)
-        if concrete:
-            self._rows[-1].shapes = Shapes("", "", concrete)
+        if concrete or dims:
+            self._rows[-1].shapes = Shapes(dims, types, concrete)
 
     def runtime(self, name: str, start: int, end: int, *, thread: int = MAIN) -> None:
         """A CUDA or HIP call that launches nothing."""
@@ -168,14 +173,25 @@ class TraceBuilder:
         stream: int = COMMUNICATION_STREAM,
         thread: int = MAIN,
         sequence: int = NONE,
+        communicator: int = NONE,
+        root: int = NONE,
         described: bool = True,
         name: str = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)",
     ) -> None:
-        """A communication kernel that says what it is (unless `described` is false)."""
-        self.kernel(start, end, launch=launch, name=name, stream=stream, thread=thread)
-        if described:
+        """A communication kernel that says what it is (unless `described` is false); its operator says the root."""
+        identity = NONE
+        if root != NONE:
+            identity = 1_000_000 + len(self._rows)
+            self._host_row(Category.CPU_OP, "record_param_comms", launch, launch + 1, thread)
             row = len(self._rows) - 1
-            self._descriptions.append(_Description(row, kind, group, elements, NONE, NONE, sequence))
+            self._rows[row].external_id = identity
+            self._descriptions.append(_Description(row, kind, group, elements, NONE, NONE, sequence, root))
+        self.kernel(start, end, launch=launch, name=name, stream=stream, thread=thread)
+        row = len(self._rows) - 1
+        self._rows[row].external_id = identity
+        if described:
+            told = _Description(row, kind, group, elements, NONE, NONE, sequence, communicator=communicator)
+            self._descriptions.append(told)
 
     def point_to_point(
         self,
@@ -217,7 +233,7 @@ class TraceBuilder:
             start_ns=column(row.start * self.ns + self.base_ns for row in rows),
             end_ns=column(row.end * self.ns + self.base_ns for row in rows),
             correlation=column(row.correlation for row in rows),
-            external_id=column(NONE for _ in rows),
+            external_id=column(row.external_id for row in rows),
             shapes=column(NONE if row.shapes is None else shapes.index(row.shapes) for row in rows),
             num_blocks=column(NONE for _ in rows),
             num_bytes=column(row.num_bytes for row in rows),
@@ -246,6 +262,8 @@ class TraceBuilder:
             source_rank=column(d.source for d in told),
             destination_rank=column(d.destination for d in told),
             sequence=column(d.sequence for d in told),
+            root_rank=column(d.root for d in told),
+            communicator=column(d.communicator for d in told),
             kinds=tuple(kinds),
             dtypes=("Float",),
         )

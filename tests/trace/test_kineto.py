@@ -324,7 +324,7 @@ def test_collectives_carry_what_their_arguments_say() -> None:
         "Seq": 42,
         "Comms Id": 2**64 - 1,
     }
-    other = {"Collective name": "send", "Process Group Ranks": "[4, 5]", "dtype": ""}
+    other = {"Collective name": "send", "Process Group Ranks": "[4, 5]", "dtype": "", "Rank": 1}
     listed = {"pg_name": "1", "pg_desc": "mesh_tp", "ranks": [0, 1, 2, 3]}
     events = [_event(0), _kernel(1, args=args), _event(2, name="record_param_comms", args=other)]
     trace = _read(json.dumps({"traceEvents": events, "distributedInfo": {"pg_config": [listed]}}))
@@ -336,6 +336,7 @@ def test_collectives_carry_what_their_arguments_say() -> None:
     assert (calls.in_elements.tolist(), calls.out_elements.tolist()) == ([10, NONE], [20, NONE])
     assert (calls.source_rank.tolist(), calls.destination_rank.tolist()) == ([1, NONE], [0, NONE])
     assert (calls.sequence.tolist(), calls.dtype.tolist()) == ([42, NONE], [0, NONE])
+    assert (calls.communicator.tolist(), calls.root_rank.tolist()) == ([2**63 - 1, NONE], [NONE, 1])
 
 
 def test_group_cut_short_and_not_listed_has_unknown_members() -> None:
