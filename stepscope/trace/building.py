@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from stepscope.trace.categories import (
     LEGACY_ANNOTATIONS,
     LEGACY_NAMES,
     LEGACY_OPERATOR,
+    MODULE_FRAME,
     PYTHON_FUNCTION,
     TRACE_SPAN,
     category_of,
@@ -25,6 +25,7 @@ from stepscope.trace.columns import (
     NONE,
     Category,
     IntColumn,
+    KernelLaunch,
     ReadQuality,
     Shapes,
     TraceColumns,
@@ -37,9 +38,13 @@ from stepscope.trace.lanes import Track, lanes_of
 from stepscope.trace.splitting import Batch
 from stepscope.trace.times import UNKNOWN_NS, durations_ns, exact_starts_ns, starts_ns
 
+LaunchKey = tuple[tuple[int, ...], tuple[int, ...], int, int]
+"""Grid, block, registers per thread, shared memory, as recorded."""
+
 _BETWEEN_TEXTS = b"\0"
 """Never part of valid JSON."""
 _NO_SHAPES = _BETWEEN_TEXTS * 2
+_NO_LAUNCH: LaunchKey = ((), (), NONE, NONE)
 _IS_DEVICE = np.isin(np.arange(len(Category)), DEVICE_CATEGORIES)
 _MAY_COMMUNICATE = np.isin(np.arange(len(Category)), (Category.CPU_OP, Category.KERNEL))
 _COLUMNS = (
@@ -50,7 +55,7 @@ _COLUMNS = (
     "correlation",
     "external_id",
     "shapes",
-    "num_blocks",
+    "launch",
     "num_bytes",
 )
 
@@ -74,6 +79,8 @@ class ColumnsBuilder:
         self.names: Numbered[str | None] = Numbered()
         self.shapes: Numbered[bytes] = Numbered()
         self.shapes[_NO_SHAPES]
+        self.launches: Numbered[LaunchKey] = Numbered()
+        self.launches[_NO_LAUNCH]
         self.columns = {name: GrowingColumn() for name in _COLUMNS}
         self._ignored = {TRACE_SPAN} if keep_python_functions else {TRACE_SPAN, PYTHON_FUNCTION}
         self._categories: list[Category] = []
@@ -129,6 +136,7 @@ class ColumnsBuilder:
             names=tuple(name or "" for name in self.names),
             lanes=lanes,
             shape_table=tuple(_shapes(texts) for texts in list(self.shapes)[1:]),
+            launches=tuple(_launch(key) for key in list(self.launches)[1:]),
             groups=groups,
             communication=calls,
         )
@@ -144,7 +152,7 @@ class ColumnsBuilder:
 
     def _complete(self, events: Sequence[Any]) -> list[Any]:
         ignored = self._ignored
-        return [event for event in events if event.ph == "X" and event.cat not in ignored]
+        return [event for event in events if event.ph == "X" and (event.cat not in ignored or _is_module_frame(event))]
 
     def _append(self, events: list[Event | ExactEvent], start: npt.NDArray[np.int64]) -> None:
         duration = durations_ns([event.dur for event in events])
@@ -185,8 +193,9 @@ class ColumnsBuilder:
         self._add_at(operators, "shapes", numbers - 1, len(category))  # number 0 is "nothing recorded"
 
         kernels = np.flatnonzero(category == Category.KERNEL)
-        blocks = [_num_blocks(args.grid) for args in _pick(arguments, kernels)]
-        self._add_at(kernels, "num_blocks", integers(blocks), len(category))
+        keys = [(args.grid, args.block, args.registers, args.shared_memory) for args in _pick(arguments, kernels)]
+        numbers = np.fromiter(map(self.launches.__getitem__, keys), np.int64, len(keys))
+        self._add_at(kernels, "launch", numbers - 1, len(category))  # number 0 is "nothing recorded"
 
         copies = np.flatnonzero((category == Category.MEMCPY) | (category == Category.MEMSET))
         sizes = [args.num_bytes for args in _pick(arguments, copies)]
@@ -210,13 +219,20 @@ class ColumnsBuilder:
         return np.array(self._categories, np.int8)[track]
 
 
+def _is_module_frame(event: Event | ExactEvent) -> bool:
+    """Few, where frames of functions are many, and they tie kernels to modules."""
+    return event.name is not None and event.name.startswith(MODULE_FRAME) and event.cat == PYTHON_FUNCTION
+
+
 def _pick(arguments: list[Arguments], rows: npt.NDArray[np.intp]) -> list[Arguments]:
     return [arguments[row] for row in rows.tolist()]
 
 
-def _num_blocks(grid: tuple[int, ...]) -> int:
-    blocks = prod(grid) if grid else NONE
-    return blocks if 0 <= blocks < 2**63 else NONE
+def _launch(key: LaunchKey) -> KernelLaunch:
+    grid, block, registers, shared_memory = key
+    return KernelLaunch(
+        grid, block, registers if registers >= 0 else None, shared_memory if shared_memory >= 0 else None
+    )
 
 
 def _shapes(texts: bytes) -> Shapes:

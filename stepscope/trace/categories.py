@@ -13,6 +13,8 @@ LEGACY_ANNOTATIONS = ("ProfilerStep#", "enumerate(DataLoader)#", "Optimizer.step
 """How torch's own annotations begin; before user_annotation existed they were operators."""
 
 PYTHON_FUNCTION = "python_function"
+MODULE_FRAME = "nn.Module: "
+"""How the names of python_function events begin that are calls of a module."""
 TRACE_SPAN = "Trace"
 """The profiler's own life span, with words for ids and, in some versions, an overflowed duration."""
 

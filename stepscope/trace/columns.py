@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ class Category(IntEnum):
     OVERHEAD = 8
     """the profiler's own: buffer flushes, resource setup"""
     PYTHON_FUNCTION = 9
-    """only kept on request"""
+    """frames of modules; others only on request"""
     OTHER = 10
 
 
@@ -107,6 +108,42 @@ class Device:
     name: str
     num_sms: int | None
     memory_bytes: int | None
+    compute_capability: tuple[int, int] | None = None
+    warp_size: int | None = None
+    max_threads_per_sm: int | None = None
+    registers_per_sm: int | None = None
+    shared_memory_per_sm_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLaunch:
+    """How a kernel was spread over the device; () or None where not recorded (AMD records no registers, no memory).
+
+    Attributes:
+        grid: thread blocks by dimension.
+        block: threads of a block by dimension.
+        registers_per_thread: as compiled.
+        shared_memory_bytes: of a block, static and dynamic.
+    """
+
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    registers_per_thread: int | None
+    shared_memory_bytes: int | None
+
+    @property
+    def num_blocks(self) -> int | None:
+        """Thread blocks of the grid."""
+        return _volume(self.grid)
+
+    @property
+    def threads_per_block(self) -> int | None:
+        return _volume(self.block)
+
+
+def _volume(sizes: tuple[int, ...]) -> int | None:
+    volume = prod(sizes) if sizes else NONE
+    return volume if 0 <= volume < 2**63 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +201,7 @@ class TraceColumns:
         start_ns, end_ns: the event's span, end >= start.
         correlation, external_id: or NONE.
         shapes: index into `shape_table`, or NONE.
-        num_blocks: a kernel's grid size in thread blocks, or NONE.
+        launch: a kernel's index into `launches`, numbered as they first appear in the file, or NONE.
         num_bytes: a copy's or memset's size, or NONE.
     """
 
@@ -178,11 +215,12 @@ class TraceColumns:
     correlation: IntColumn
     external_id: IntColumn
     shapes: IntColumn
-    num_blocks: IntColumn
+    launch: IntColumn
     num_bytes: IntColumn
     names: tuple[str, ...]
     lanes: tuple[Lane, ...]
     shape_table: tuple[Shapes, ...]
+    launches: tuple[KernelLaunch, ...]
     groups: tuple[ProcessGroup, ...]
     communication: CommunicationCalls
 
@@ -195,6 +233,11 @@ class TraceColumns:
         for category in categories:
             wanted |= self.category == category
         return np.flatnonzero(wanted)
+
+    def num_blocks(self, rows: IntColumn) -> npt.NDArray[np.int64]:
+        """For each of the rows, its grid size in thread blocks, or NONE."""
+        blocks = [NONE if launch.num_blocks is None else launch.num_blocks for launch in self.launches]
+        return np.array([*blocks, NONE], np.int64)[self.launch[rows]]  # NONE picks the last
 
     def named(self, rows: npt.NDArray[np.intp], wanted: Callable[[str], object]) -> npt.NDArray[np.bool_]:
         """For each of the rows, whether its name is wanted; each distinct name is asked once."""

@@ -21,6 +21,9 @@ class Arguments(Struct, gc=False):
     external_id: int = field(default=NONE, name="External id")
     correlation: int = NONE
     grid: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
+    registers: int = field(default=NONE, name="registers per thread")
+    shared_memory: int = field(default=NONE, name="shared memory")
     num_bytes: int = field(default=NONE, name="bytes")
     input_dims: Raw = field(default=NO_TEXT, name="Input Dims")
     input_types: Raw = field(default=NO_TEXT, name="Input type")

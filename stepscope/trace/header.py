@@ -116,10 +116,20 @@ def _devices(metadata: Mapping[str, Any]) -> tuple[Device, ...]:
             name=_text(entry.get("name")) or "",
             num_sms=_count(entry.get("numSms")),
             memory_bytes=_count(entry.get("totalGlobalMem")),
+            compute_capability=_capability(entry),
+            warp_size=_count(entry.get("warpSize")),
+            max_threads_per_sm=_count(entry.get("maxThreadsPerMultiprocessor")),
+            registers_per_sm=_count(entry.get("regsPerMultiprocessor")),
+            shared_memory_per_sm_bytes=_count(entry.get("sharedMemPerMultiprocessor")),
         )
         for entry in entries
         if isinstance(entry, dict)
     )
+
+
+def _capability(entry: Mapping[str, Any]) -> tuple[int, int] | None:
+    major, minor = _count(entry.get("computeMajor")), _count(entry.get("computeMinor"))
+    return None if major is None or minor is None else (major, minor)
 
 
 def _groups(distributed: Mapping[str, Any]) -> tuple[ProcessGroup, ...]:

@@ -35,7 +35,8 @@ def read_trace(path: str | os.PathLike[str], *, keep_python_functions: bool = Fa
 
     Args:
         path: the file; its name may tell the rank when the trace does not.
-        keep_python_functions: also keep the rows of Python frames, often nine tenths of a trace with stacks.
+        keep_python_functions: also keep the rows of Python frames that are no modules, often nine tenths of a trace
+            with stacks.
 
     Raises:
         NotATraceError: the file is empty, no JSON, or JSON of another kind.

@@ -12,6 +12,7 @@ from stepscope.trace.columns import (
     Category,
     CommunicationCalls,
     Device,
+    KernelLaunch,
     Lane,
     ProcessGroup,
     ReadQuality,
@@ -41,6 +42,7 @@ class _Row:
     shapes: Shapes | None = None
     num_bytes: int = NONE
     external_id: int = NONE
+    launch: KernelLaunch | None = None
 
 
 @dataclass(slots=True)
@@ -117,6 +119,7 @@ class TraceBuilder:
         call: str = "cudaLaunchKernel",
         category: Category = Category.KERNEL,
         num_bytes: int = NONE,
+        config: KernelLaunch | None = None,
     ) -> None:
         """A device activity, and the call that launched it unless `launch` is None."""
         if launch is not None:
@@ -125,6 +128,7 @@ class TraceBuilder:
             self._rows[-1].correlation = self._correlation
         self._device_row(category, name, start, end, stream, NONE if launch is None else self._correlation)
         self._rows[-1].num_bytes = num_bytes
+        self._rows[-1].launch = config
 
     def copy(
         self,
@@ -217,6 +221,7 @@ class TraceBuilder:
         """The columns, in the order in which events were added."""
         names = list(dict.fromkeys(row.name for row in self._rows))
         lanes = list(dict.fromkeys(row.lane for row in self._rows))
+        launches = list(dict.fromkeys(row.launch for row in self._rows if row.launch is not None))
         shapes = list(dict.fromkeys(row.shapes for row in self._rows if row.shapes is not None))
         groups = self._all_groups()
 
@@ -235,11 +240,12 @@ class TraceBuilder:
             correlation=column(row.correlation for row in rows),
             external_id=column(row.external_id for row in rows),
             shapes=column(NONE if row.shapes is None else shapes.index(row.shapes) for row in rows),
-            num_blocks=column(NONE for _ in rows),
+            launch=column(NONE if row.launch is None else launches.index(row.launch) for row in rows),
             num_bytes=column(row.num_bytes for row in rows),
             names=tuple(names),
             lanes=tuple(lanes),
             shape_table=tuple(shapes),
+            launches=tuple(launches),
             groups=groups,
             communication=self._communication(groups),
         )

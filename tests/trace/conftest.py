@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from decimal import Decimal
-from math import prod
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,7 +23,7 @@ class Row(NamedTuple):
     correlation: int
     external_id: int
     shapes: tuple[Any, Any, Any] | None
-    num_blocks: int
+    launch: tuple[Any, ...] | None
     num_bytes: int
     collective: tuple[Any, ...] | None
 
@@ -60,6 +59,7 @@ _CATEGORIES = {
     "gpu_user_annotation": Category.GPU_USER_ANNOTATION,
     "cuda_sync": Category.SYNC_RECORD,
     "overhead": Category.OVERHEAD,
+    "python_function": Category.PYTHON_FUNCTION,
 }
 _DEVICE = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 _ANNOTATIONS = ("ProfilerStep#", "enumerate(DataLoader)#", "Optimizer.")
@@ -70,8 +70,13 @@ def _expected_rows(text: str) -> list[Row]:
     is_list = isinstance(document, list)
     base = 0 if is_list else document.get("baseTimeNanoseconds", 0)
     events = document if is_list else document["traceEvents"]
-    skipped = ("Trace", "python_function")
-    return [_row(e, base) for e in events if e["ph"] == "X" and e.get("cat") not in skipped]
+    return [_row(e, base) for e in events if e["ph"] == "X" and _is_kept(e)]
+
+
+def _is_kept(event: dict[str, Any]) -> bool:
+    if event.get("cat") == "python_function":
+        return str(event.get("name")).startswith("nn.Module: ")
+    return event.get("cat") != "Trace"
 
 
 def _row(event: dict[str, Any], base: int) -> Row:
@@ -94,10 +99,16 @@ def _row(event: dict[str, Any], base: int) -> Row:
         correlation=args.get("correlation", NONE),
         external_id=args.get("External id", args.get("external id", NONE)),
         shapes=shapes if category is Category.CPU_OP and shapes != (None, None, None) else None,
-        num_blocks=prod(args["grid"]) if category is Category.KERNEL and "grid" in args else NONE,
+        launch=_launch(args) if category is Category.KERNEL else None,
         num_bytes=args.get("bytes", NONE) if category in (Category.MEMCPY, Category.MEMSET) else NONE,
         collective=_collective(args) if category in (Category.KERNEL, Category.CPU_OP) else None,
     )
+
+
+def _launch(args: dict[str, Any]) -> tuple[Any, ...] | None:
+    grid, block = (tuple(args.get(name, ())) for name in ("grid", "block"))
+    recorded = (grid, block, args.get("registers per thread"), args.get("shared memory"))
+    return None if recorded == ((), (), None, None) else recorded
 
 
 def _collective(args: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -117,6 +128,10 @@ def _collective(args: dict[str, Any]) -> tuple[Any, ...] | None:
 
 def _actual_rows(trace: TraceColumns) -> list[Row]:
     calls = _actual_collectives(trace)
+    launches = [
+        (launch.grid, launch.block, launch.registers_per_thread, launch.shared_memory_bytes)
+        for launch in trace.launches
+    ] + [None]
     tables = [_parsed(*(t.input_dims, t.input_types, t.concrete_inputs)) for t in trace.shape_table]
     return [
         Row(
@@ -128,7 +143,7 @@ def _actual_rows(trace: TraceColumns) -> list[Row]:
             correlation=int(trace.correlation[i]),
             external_id=int(trace.external_id[i]),
             shapes=tables[trace.shapes[i]] if trace.shapes[i] != NONE else None,
-            num_blocks=int(trace.num_blocks[i]),
+            launch=launches[trace.launch[i]],
             num_bytes=int(trace.num_bytes[i]),
             collective=calls.get(i),
         )

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stepscope.core.errors import DataError, NotATraceError
-from stepscope.trace.columns import NONE, Category, Lane, ProcessGroup, TraceColumns
+from stepscope.trace.columns import NONE, Category, Device, KernelLaunch, Lane, ProcessGroup, TraceColumns
 from stepscope.trace.kineto import read_trace, read_trace_stream
 
 
@@ -271,6 +272,36 @@ def test_python_functions_are_kept_on_request() -> None:
     kept = _read(text, keep_python_functions=True)
     assert kept.category.tolist() == [Category.CPU_OP, Category.PYTHON_FUNCTION]
     assert kept.header.with_stacks
+
+
+def test_frames_of_modules_are_always_kept() -> None:
+    frames = [_event(1, cat="python_function", name=name) for name in ("nn.Module: Linear_0", "train.py(7): step")]
+    trace = _read(_document([*frames, _event(2, name="nn.Module: no frame")]))
+    assert trace.category.tolist() == [Category.PYTHON_FUNCTION, Category.CPU_OP]
+    assert trace.names[trace.name[0]] == "nn.Module: Linear_0"
+
+
+def test_launches_are_numbered_as_they_first_appear() -> None:
+    full = {"grid": [4, 2, 1], "block": [128, 1, 1], "registers per thread": 40, "shared memory": 0}
+    events = [_kernel(0, args=full), _kernel(1), _event(2, args=full), _kernel(3, args={}), _kernel(4, args=full)]
+    trace = _read(_document(events))
+    assert trace.launch.tolist() == [0, 1, NONE, NONE, 0]
+    assert trace.launches == (
+        KernelLaunch((4, 2, 1), (128, 1, 1), 40, 0),
+        KernelLaunch((4, 2, 1), (), None, None),
+    )
+    assert trace.num_blocks(np.arange(5)).tolist() == [8, 8, NONE, NONE, 8]
+    assert (trace.launches[0].threads_per_block, trace.launches[1].threads_per_block) == (128, None)
+
+
+def test_the_limits_of_a_device_are_read() -> None:
+    limits = {"computeMajor": 9, "computeMinor": 0, "warpSize": 32, "maxThreadsPerMultiprocessor": 2048}
+    limits |= {"numSms": 132, "regsPerMultiprocessor": 65536, "sharedMemPerMultiprocessor": 233472}
+    trace = _read(json.dumps({"deviceProperties": [limits, {"id": 1}], "traceEvents": [_event()]}))
+    assert trace.header.devices == (
+        Device(0, "", 132, None, (9, 0), 32, 2048, 65536, 233472),
+        Device(1, "", None, None),
+    )
 
 
 def test_stream_synchronizations_return_to_their_stream_and_are_no_device_work() -> None:

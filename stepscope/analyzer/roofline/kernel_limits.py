@@ -100,7 +100,7 @@ def kernel_limits(trace: TraceColumns, kernel_rows: IntColumn, *, gpu: GpuModel 
     dtype[is_float32] = _by_name(trace, kernel_rows[is_float32], _float32_arithmetic)
     floor_flops, floor_bytes = _floors(costs, dtype, gpu)
     num_sms = _num_sms(trace, gpu)
-    blocks = trace.num_blocks[kernel_rows]
+    blocks = trace.num_blocks(kernel_rows)
     small = (duration < SHORT_KERNEL_NS) | ((blocks != NONE) & (blocks < num_sms))
     heading, decided_by = _decide(family, duration, small, floor_flops, floor_bytes)
     return KernelLimits(
