@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stepscope.analyzer.blame.reasons import NAMED_FROM, evidence_of, reasons_of
 from stepscope.analyzer.blame.remedies import ACTIONS, COSTS
 from stepscope.analyzer.blame.root_causes import INTERVAL, CauseTable, Resampled
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER
 from stepscope.core.analysis import Evidence, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
-from stepscope.core.causes import HEALTHY_CAUSES, Cause, Reason
+from stepscope.core.causes import HEALTHY_CAUSES, Cause
 
-NAMED_FROM = 0.10
-"""A loss is named as the cause from this share of the step on; below it the job is healthy (ledger, Verdict)."""
 SECONDARY_FROM = 0.05
 OVERSUBSCRIBED_CONFIDENCE = 0.5
 UNTRUSTED_UNLINKED = 0.2
@@ -64,12 +63,12 @@ def root_causes(
         rows.append(
             RootCause(
                 cause=cause,
-                reasons=_reasons(cause, pipeline, arrivals_unknown),
+                reasons=reasons_of(cause, pipeline, arrivals_unknown),
                 fraction=fractions[cause],
                 ms_per_step=None if step_ms is None else fractions[cause] * step_ms,
                 interval=(float(low[code]), float(high[code])),
                 ranks=table.ranks_of(cause),
-                evidence=_evidence(cause, fractions[cause], table, pipeline),
+                evidence=evidence_of(cause, fractions[cause], table, pipeline),
             )
         )
     return sorted(rows, key=lambda row: -row.fraction)
@@ -175,34 +174,3 @@ def _confidence(cause: Cause, resampled: Resampled, about: Circumstances) -> flo
     if about.oversubscribed:
         confidence = min(confidence, OVERSUBSCRIBED_CONFIDENCE)
     return round(confidence, 3)
-
-
-def _reasons(cause: Cause, pipeline: Pipeline | None, arrivals_unknown: float) -> list[Reason]:
-    if cause is Cause.PIPELINE_BUBBLE:
-        return [Reason.FEW_MICRO_BATCHES]
-    if cause is Cause.IMBALANCE and pipeline is not None and pipeline.imbalance > 0:
-        return [Reason.UNEVEN_STAGES]
-    if cause is Cause.COMMUNICATION and arrivals_unknown > 0:
-        return [Reason.ARRIVALS_UNKNOWN]
-    if cause is Cause.DATA_LOADING:
-        return [Reason.STARVED]
-    if cause is Cause.HOST_BOUND:
-        return [Reason.DISPATCH]
-    if cause is Cause.STRAGGLER:
-        return [Reason.EXTRA_WORK]
-    return []
-
-
-def _evidence(cause: Cause, fraction: float, table: CauseTable, pipeline: Pipeline | None) -> list[Evidence]:
-    evidence = [Evidence("fraction_of_step", fraction, "ratio", NAMED_FROM)]
-    culprits = table.culprits.get(cause, {})
-    total = sum(culprits.values())
-    ranks = table.ranks_of(cause)
-    if total > 0 and 0 < len(ranks) < len(culprits):
-        share = sum(culprits[rank] for rank in ranks) / total
-        evidence.append(Evidence("share_caused_by_these_ranks", share, "ratio", ranks=ranks))
-    if cause in (Cause.PIPELINE_BUBBLE, Cause.IMBALANCE) and pipeline is not None:
-        evidence.append(Evidence("pipeline_structural", pipeline.structural, "ratio"))
-        evidence.append(Evidence("pipeline_imbalance", pipeline.imbalance, "ratio"))
-        evidence.append(Evidence("pipeline_textbook", pipeline.textbook, "ratio"))
-    return evidence
