@@ -16,6 +16,7 @@ from stepscope.core.errors import StepscopeError
 
 VERBS: dict[str, str] = {
     "analyze": "Book every instant of every step, follow waits to their cause, give a verdict.",
+    "compare": "Tell what changed between two runs, and gate on it.",
     "dashboard": "Open the web app over runs and their verdicts.",
     "demo": "Train, profile and analyse on this machine, and print the verdict.",
     "trace": "Look into trace files.",

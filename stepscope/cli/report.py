@@ -28,16 +28,20 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def print_analysis(analysis: Analysis) -> None:
-    """Print the report to stdout; plain text when it is no terminal."""
-    terminal = sys.stdout.isatty()
-    console = _Console(
-        width=None if terminal else PLAIN_WIDTH,
+def report_console() -> Console:
+    """A console on stdout; plain text when it is no terminal."""
+    return _Console(
+        width=None if sys.stdout.isatty() else PLAIN_WIDTH,
         no_color=True if "NO_COLOR" in os.environ else None,
         highlight=False,
         markup=False,  # names from traces may hold square brackets
         emoji=False,
     )
+
+
+def print_analysis(analysis: Analysis) -> None:
+    """Print the report to stdout; plain text when it is no terminal."""
+    console = report_console()
     console.print(_headline(analysis))
     console.print(_quality(analysis.trace_quality))
     console.print()

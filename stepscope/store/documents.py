@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from stepscope.core.analysis import ANALYSIS_SCHEMA, Analysis, Job
+from stepscope.core.comparison import Comparison
 from stepscope.core.errors import DataError
 from stepscope.core.headings import Heading
 from stepscope.core.run_layout import RUN_SCHEMA, RunManifest
@@ -50,8 +51,12 @@ class _TimelineDocument(msgspec.Struct):
 
 def encode_analysis(analysis: Analysis) -> bytes:
     """The `stepscope.analysis/1` document, `schema` first."""
-    document = msgspec.to_builtins(analysis)
-    return msgspec.json.encode({"schema": document.pop("schema"), **document})
+    return _schema_first(analysis)
+
+
+def encode_comparison(comparison: Comparison) -> bytes:
+    """The `stepscope.compare/1` document, `schema` first."""
+    return _schema_first(comparison)
 
 
 def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:
@@ -126,6 +131,11 @@ def decode_document(content: bytes, *, kind: type[_Document], schema: str, where
     raise DataError(
         f"has schema {found!r}, this version reads {schema!r}", where=where, what_next="analyse the run again"
     )
+
+
+def _schema_first(answer: Analysis | Comparison) -> bytes:
+    document = msgspec.to_builtins(answer)
+    return msgspec.json.encode({"schema": document.pop("schema"), **document})
 
 
 def _encode_rank(timeline: RankTimeline) -> _RankRow:

@@ -1,0 +1,1 @@
+"""What changed between two runs, or two sets of runs, and is it more than noise?"""

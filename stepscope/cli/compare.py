@@ -1,0 +1,59 @@
+"""`stepscope compare`: did this change make training slower, by how much, and what became slower?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command("compare")
+@click.argument("a")
+@click.argument("b")
+@click.option(
+    "--fail-on",
+    multiple=True,
+    metavar="METRIC:+N%,...",
+    help="Exit with 1 when a metric surely rose (+) or fell (-) by more. docs/compare.md lists the metrics.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as one JSON document.")
+@click.option(
+    "--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write a JUnit file, one test case a gate."
+)
+@click.option(
+    "--run-spread",
+    type=click.FloatRange(min=0, max=100),
+    metavar="PERCENT",
+    help="How much runs of the same code differ (standard deviation), where fewer than 4 runs are given. [default: 1]",
+)
+def command(
+    a: str, b: str, fail_on: tuple[str, ...], as_json: bool, junit: Path | None, run_spread: float | None
+) -> None:
+    """Compare B with A: step time, ledger, causes, kernels, collectives. A change is said only if it is no noise.
+
+    A and B are runs, folders of traces, saved analysis.json files, or sets of these: separated by commas, a directory
+    of runs, a glob.
+    """
+    from stepscope.analyzer.compare.comparison import RUN_SPREAD
+    from stepscope.cli.progress import file_progress
+    from stepscope.core.comparison import GateOutcome
+    from stepscope.store.documents import encode_comparison
+    from stepscope.store.files import write_whole
+    from stepscope.workflow.compare import compare
+    from stepscope.workflow.junit import gates_as_junit
+
+    with file_progress("comparing") as on_progress:
+        spread = RUN_SPREAD if run_spread is None else run_spread / 100
+        comparison = compare(a, b, fail_on=fail_on, assumed_spread=spread, on_progress=on_progress)
+    if junit is not None:
+        write_whole(junit, gates_as_junit(comparison))
+    if as_json:
+        click.echo(encode_comparison(comparison).decode())
+    else:
+        from stepscope.cli.comparison_report import print_comparison
+
+        print_comparison(comparison)
+        for notice in comparison.warnings:
+            click.echo(f"warning: {notice.message}", err=True)
+    if any(gate.outcome is GateOutcome.FAILED for gate in comparison.gates):
+        click.get_current_context().exit(1)

@@ -1,0 +1,184 @@
+"""How are two runs, or two sets of runs, compared? Find the runs, read or analyse each, compare, judge the gates."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepscope.analyzer.compare.comparison import RUN_SPREAD
+from stepscope.analyzer.compare.comparison import compare as compare_records
+from stepscope.analyzer.compare.gates import parse_conditions
+from stepscope.analyzer.compare.run_record import RunRecord
+from stepscope.core.analysis import Analysis, Notice
+from stepscope.core.comparison import Comparison
+from stepscope.core.errors import DataError, StepscopeError
+from stepscope.core.run_layout import ANALYSIS_FILE, RUN_FILE, TRACES_FOLDER, RunManifest
+from stepscope.store.documents import decode_analysis
+from stepscope.store.files import read_whole
+from stepscope.store.runs import is_run, load_manifest
+from stepscope.workflow.analyze import analyze
+from stepscope.workflow.rank_views import Progress
+from stepscope.workflow.step_telemetry import StepTelemetry, read_step_telemetry
+from stepscope.workflow.trace_files import find_trace_files
+
+_SAVED_ANALYSIS = re.compile(rb'"schema"\s*:\s*"stepscope\.analysis/')
+_HEAD_BYTES = 65_536
+
+
+def compare(
+    a: str,
+    b: str,
+    *,
+    fail_on: Sequence[str] = (),
+    assumed_spread: float = RUN_SPREAD,
+    on_progress: Progress | None = None,
+) -> Comparison:
+    """Compare two sides.
+
+    Args:
+        a, b: a run directory, a folder or file of traces, a saved analysis.json, a URL; or a set of these: separated
+            by commas, a directory of them, a glob.
+        fail_on: conditions, see analyzer.compare.gates.
+        assumed_spread: of the step time between runs of the same code, as a share; used for fewer than 4 runs.
+        on_progress: told before each run that is analysed.
+
+    Raises:
+        UsageError: a condition is wrong.
+        DataError: a side holds no run that can be used.
+        UnreachableError: a URL's store does not answer.
+    """
+    conditions = [condition for text in fail_on for condition in parse_conditions(text)]
+    paths = [find_runs(side) for side in (a, b)]
+    total = sum(map(len, paths))
+    notices: list[Notice] = []
+    sides: list[list[RunRecord]] = []
+    done = 0
+    for side, found in zip((a, b), paths, strict=True):
+        records, errors = [], []
+        for path in found:
+            if on_progress is not None:
+                on_progress(done, total, path)
+            done += 1
+            try:
+                records.append(read_run(path, notices))
+            except DataError as error:
+                errors.append(error)
+        if not records:
+            raise errors[0] if len(errors) == 1 else _none_usable(side, errors)
+        notices += [Notice("unusable_run", str(error)) for error in errors]
+        sides.append(records)
+    return compare_records(
+        sides[0], sides[1], names=(a, b), conditions=conditions, assumed_spread=assumed_spread, notices=notices
+    )
+
+
+def find_runs(text: str) -> list[str]:
+    """The runs that one side of the command line means.
+
+    Raises:
+        DataError: it means none.
+    """
+    if "://" in text or (text and Path(text).exists()):
+        return _in_directory(Path(text)) if "://" not in text and Path(text).is_dir() else [text]
+    pieces = [piece for piece in text.split(",") if piece]
+    if len(pieces) > 1:
+        return list(dict.fromkeys(run for piece in pieces for run in find_runs(piece)))
+    matches = sorted(glob.glob(text)) if glob.has_magic(text) else []
+    if not matches:
+        raise DataError("does not exist", where=text or "an empty path", what_next="check the path")
+    return list(dict.fromkeys(run for match in matches for run in find_runs(match)))
+
+
+def read_run(path: str, notices: list[Notice]) -> RunRecord:
+    """One run: its kept analysis where that is as new as its traces, else analysed now.
+
+    Raises:
+        DataError: it cannot be used.
+        UnreachableError: its store does not answer.
+    """
+    place = Path(path)
+    name = path if "://" in path else place.resolve().name or path
+    if "://" in path:
+        return RunRecord(name, _analysed(path, notices))
+    if place.is_file():
+        if not is_saved_analysis(place):
+            return RunRecord(name, _analysed(path, notices))
+        run = place.parent if place.name == ANALYSIS_FILE else None
+        analysis = decode_analysis(read_whole(place), where=path)
+        return _record(run.resolve().name if run else name, analysis, run)
+    analysis = _kept(place, notices) or _analysed(path, notices)
+    return _record(name, analysis, place)
+
+
+def is_saved_analysis(path: Path) -> bool:
+    """Whether a file looks like the output of `analyze --json`."""
+    with path.open("rb") as file:
+        return _SAVED_ANALYSIS.search(file.read(_HEAD_BYTES)) is not None
+
+
+def _record(name: str, analysis: Analysis, run: Path | None) -> RunRecord:
+    telemetry = read_step_telemetry(run) if run else StepTelemetry()
+    return RunRecord(
+        name=name,
+        analysis=analysis,
+        manifest=_manifest(run) if run else None,
+        unprofiled_ms=telemetry.step_ms,
+        tokens=telemetry.tokens,
+        memory_bytes=telemetry.memory_bytes,
+    )
+
+
+def _manifest(run: Path) -> RunManifest | None:
+    try:
+        return load_manifest(run) if (run / RUN_FILE).is_file() else None
+    except DataError:
+        return None
+
+
+def _in_directory(directory: Path) -> list[str]:
+    """The directory itself when it is one job, else each job in it."""
+    if is_run(directory) or _holds_traces(directory):
+        return [str(directory)]
+    inside = sorted(child for child in directory.iterdir() if child.is_dir() and not child.name.startswith("."))
+    runs = [str(child) for child in inside if is_run(child) or _holds_traces(child)]
+    if not runs:
+        raise DataError("holds no runs and no traces", where=str(directory), what_next="check the path")
+    return runs
+
+
+def _holds_traces(directory: Path) -> bool:
+    try:
+        return bool(find_trace_files([str(directory)]).paths)
+    except DataError:
+        return False
+
+
+def _kept(run: Path, notices: list[Notice]) -> Analysis | None:
+    """The kept analysis, unless it is damaged or older than a capture."""
+    kept = run / ANALYSIS_FILE
+    if not kept.is_file():
+        return None
+    captures = list((run / TRACES_FOLDER).glob("step*"))
+    if captures and max(capture.stat().st_mtime_ns for capture in captures) > kept.stat().st_mtime_ns:
+        return None
+    try:
+        return decode_analysis(read_whole(kept), where=str(kept))
+    except DataError as error:
+        if not captures:
+            raise
+        notices.append(Notice("analysed_again", f"{error}: analysed again"))
+        return None
+
+
+def _analysed(path: str, notices: list[Notice]) -> Analysis:
+    analysis = analyze([path], keep=False).analysis
+    notices += [n for n in analysis.warnings if n.code in ("unusable_file", "older_captures") and n not in notices]
+    return analysis
+
+
+def _none_usable(side: str, errors: Sequence[StepscopeError]) -> DataError:
+    return DataError(
+        f"none of {len(errors)} runs can be used; the first: {errors[0]}", where=side, what_next="check the path"
+    )

@@ -1,0 +1,71 @@
+"""How is a small analysed run made for a comparison? From its step times, a ledger, and what else it is to have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from stepscope.analyzer.compare.run_record import RunRecord
+from stepscope.core.analysis import (
+    Analysis,
+    Collective,
+    Job,
+    KernelTime,
+    MeshSizes,
+    Pipeline,
+    RankLedger,
+    Roofline,
+    RooflineCoverage,
+    RootCause,
+    StepLedger,
+    TraceQuality,
+    Verdict,
+)
+from stepscope.core.causes import Cause
+from stepscope.core.headings import Heading
+from stepscope.core.run_layout import RunManifest
+
+
+def make_run(
+    *step_ms: float,
+    name: str = "run",
+    ledger: Mapping[Heading, float] | None = None,
+    causes: Mapping[Cause, float] | None = None,
+    kernels: Sequence[KernelTime] = (),
+    collectives: Sequence[Collective] = (),
+    unprofiled_ms: Sequence[float] = (),
+    mfu: float | None = None,
+    manifest: RunManifest | None = None,
+) -> RunRecord:
+    """A run of one rank whose captured steps took `step_ms`; one more, cut short, follows them as in a trace."""
+    shares = {Heading.COMPUTE_BOUND: 1.0} if ledger is None else dict(ledger)
+    steps = [*step_ms, step_ms[-1]]
+    rank = RankLedger(
+        rank=0,
+        window_ms=sum(steps),
+        step_ms=sum(step_ms) / len(step_ms),
+        ledger=shares,
+        hidden_communication=0.0,
+        steps=[StepLedger(index, ms, shares) for index, ms in enumerate(steps)],
+    )
+    rows = [RootCause(c, [], share, None, (share, share), [0], []) for c, share in (causes or {}).items()]
+    analysis = Analysis(
+        job=Job(1, [0], [], MeshSizes(), "NVIDIA H100", len(steps), rank.step_ms, None, mfu, device_kind="gpu"),
+        trace_quality=TraceQuality(),
+        ledger=shares,
+        ranks=[rank],
+        root_causes=rows,
+        verdict=Verdict(Cause.COMPUTE_BOUND, [], 1.0, "", [], [], [], []),
+        what_if=[],
+        collectives=list(collectives),
+        pipeline=None,
+        roofline=Roofline(RooflineCoverage(1.0, 0.0, 0.0), list(kernels)),
+        warnings=[],
+    )
+    return RunRecord(name, analysis, manifest, unprofiled_ms)
+
+
+def with_pipeline(run: RunRecord, *, micro_batches: int, stages: int = 2) -> RunRecord:
+    """The run as a pipeline."""
+    pipeline = Pipeline("1f1b", stages, micro_batches, 1, 100.0, 0.3, 0.3, 0.0, 0.0, 0.3)
+    return replace(run, analysis=replace(run.analysis, pipeline=pipeline))

@@ -1,0 +1,140 @@
+"""Does a comparison name what changed, stay silent about what did not, and say how little it knows?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stepscope.analyzer.compare.comparison import compare
+from stepscope.analyzer.compare.run_record import RunRecord
+from stepscope.core.analysis import KernelTime
+from stepscope.core.causes import Cause
+from stepscope.core.comparison import Change, Comparison
+from stepscope.core.headings import Heading
+from stepscope.core.run_layout import RunManifest
+from tests.analyzer.compare.runs import make_run, with_pipeline
+
+
+def between(a: RunRecord | list[RunRecord], b: RunRecord | list[RunRecord]) -> Comparison:
+    left, right = (side if isinstance(side, list) else [side] for side in (a, b))
+    return compare(left, right, names=("a", "b"))
+
+
+def codes(comparison: Comparison) -> list[str]:
+    return [notice.code for notice in (*comparison.findings, *comparison.warnings)]
+
+
+def test_a_run_compared_with_itself_has_not_changed() -> None:
+    kernels = [KernelTime("gemm", 30, 90.0, Heading.COMPUTE_BOUND, "model")]
+    run = make_run(100.0, 101.0, causes={Cause.COMPUTE_BOUND: 1.0}, kernels=kernels, mfu=0.4)
+    found = between(run, run)
+    parts = [row.ms for row in found.headings] + [row.ms for row in found.causes] + [row.ms for row in found.kernels]
+    assert {difference.state for difference in (found.step_time, found.mfu, *parts)} == {Change.NOT_SEEN}
+    assert found.summary.startswith("no change seen: 100.5 -> 100.5 ms a step")
+
+
+def test_what_became_slower_is_named_with_its_ranks() -> None:
+    fast = make_run(100.0, 100.2, causes={Cause.COMPUTE_BOUND: 1.0})
+    slow = make_run(150.0, 150.2, causes={Cause.COMPUTE_BOUND: 0.667, Cause.DATA_LOADING: 0.333})
+    found = between(fast, slow)
+    assert found.step_time.state is Change.SLOWER
+    assert found.causes[0].cause is Cause.DATA_LOADING
+    assert found.causes[0].ms.state is Change.SLOWER
+    assert "data loading +50.0 ms (rank 0)" in found.summary
+    assert between(slow, fast).step_time.state is Change.FASTER
+
+
+def test_two_steps_of_one_run_say_how_little_they_are() -> None:
+    found = between(make_run(100.0, 101.0), make_run(100.0, 101.0))
+    assert codes(found)[0] == "little_known"
+    assert "one run a side of 2 captured steps" in found.findings[0].message
+    assert found.run_spread_source == "assumed"
+
+
+def test_telemetry_is_preferred_where_both_sides_have_it() -> None:
+    steps = [90.0, 91.0] * 100
+    a, b = make_run(100.0, unprofiled_ms=steps), make_run(130.0, unprofiled_ms=steps)
+    found = between(a, b)
+    assert (found.a.step_source, found.a.num_steps, found.a.median_ms) == ("unprofiled", [200], 90.5)
+    assert found.step_time.state is Change.NOT_SEEN
+    assert between(a, make_run(130.0)).a.step_source == "captured"
+
+
+def test_runs_and_not_steps_are_the_replicates_of_sets() -> None:
+    """Each run is quiet in itself, but runs differ: thousands of steps must not make 2 % sure."""
+    a = [make_run(100.0, unprofiled_ms=[level] * 500) for level in (98.0, 100.0, 102.0)]
+    b = [make_run(100.0, unprofiled_ms=[level] * 500) for level in (100.0, 102.0, 104.0)]
+    found = between(a, b)
+    assert found.step_time.state is Change.NOT_SEEN
+    assert found.run_spread_source == "measured"
+    assert found.run_spread == pytest.approx(0.02)
+
+
+def test_kernels_that_came_or_went_are_said() -> None:
+    def run(name: str) -> RunRecord:
+        return make_run(100.0, 100.0, kernels=[KernelTime(name, 30, 90.0, Heading.COMPUTE_BOUND, "model")])
+
+    found = between(run("old"), run("new"))
+    assert {row.name: row.ms.state for row in found.kernels} == {"old": Change.GONE, "new": Change.NEW}
+    assert {row.name: (row.calls_a, row.calls_b) for row in found.kernels} == {"old": (10.0, 0.0), "new": (0.0, 10.0)}
+
+
+def test_a_rare_stall_moves_the_mean_alone_and_is_said() -> None:
+    quiet = [100.0] * 200
+    stalls = [300.0 if place % 10 == 9 else 100.0 for place in range(200)]
+    found = between(make_run(100.0, unprofiled_ms=quiet), make_run(100.0, unprofiled_ms=stalls))
+    assert found.step_time.state is Change.NOT_SEEN
+    assert found.step_time_mean.state is Change.SLOWER
+    assert "rare_stalls" in codes(found)
+
+
+def test_more_micro_batches_without_more_throughput_is_the_host_and_not_the_bubble() -> None:
+    few, many = (with_pipeline(make_run(100.0, 100.1), micro_batches=m) for m in (2, 8))
+    assert "host_bound_not_bubble" in codes(between(few, many))
+    assert "host_bound_not_bubble" in codes(between(many, few))
+    better = with_pipeline(make_run(75.0, 75.1), micro_batches=8)
+    assert "host_bound_not_bubble" not in codes(between(few, better))
+    assert "host_bound_not_bubble" not in codes(between(few, few))
+
+
+def test_throughput_is_taken_from_tokens_where_they_are_told() -> None:
+    few = replace(with_pipeline(make_run(100.0, 100.1), micro_batches=2), tokens=1000.0)
+    many = replace(with_pipeline(make_run(200.0, 200.1), micro_batches=8), tokens=2000.0)
+    assert "host_bound_not_bubble" in codes(between(few, many))
+    assert "host_bound_not_bubble" not in codes(between(few, replace(many, tokens=2600.0)))
+
+
+def manifest(**changed: object) -> RunManifest:
+    known = RunManifest("r", "node0", 1, {}, 8, {"torch": "2.11.0"}, {"NCCL_ALGO": "Ring"}, [])
+    return replace(known, **changed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        ({"versions": {"torch": "2.12.0"}}, "version_differs"),
+        ({"environment": {"NCCL_ALGO": "Tree"}}, "environment_differs"),
+        ({"environment": {}}, "environment_differs"),
+        ({"host": "node1"}, "host_differs"),
+    ],
+)
+def test_what_is_not_like_with_like_is_warned_about(changed: dict[str, object], code: str) -> None:
+    a = make_run(100.0, manifest=manifest())
+    assert code in codes(between(a, make_run(100.0, manifest=manifest(**changed))))
+    assert code not in codes(between(a, a))
+
+
+def test_another_gpu_or_world_size_is_warned_about() -> None:
+    a = make_run(100.0)
+    job = replace(a.analysis.job, gpu="NVIDIA A100", world_size=2)
+    b = replace(a, analysis=replace(a.analysis, job=job))
+    assert {"gpu_differs", "world_size_differs", "no_manifest"} <= set(codes(between(a, b)))
+
+
+def test_memory_figures_are_compared_where_both_tell_them() -> None:
+    a, b = (
+        replace(make_run(100.0), memory_bytes={"memory_peak": peak, f"memory_{peak:.0f}": 1.0}) for peak in (5.0, 7.0)
+    )
+    (row,) = between(a, b).memory
+    assert (row.name, row.a, row.b) == ("memory_peak", 5.0, 7.0)
