@@ -8,6 +8,7 @@ from dataclasses import replace
 from stepscope.analyzer.alignment.arrivals import Arrival, needed_arrivals
 from stepscope.analyzer.alignment.clocks import Clocks, estimate_clocks
 from stepscope.analyzer.alignment.device_calls import Call
+from stepscope.analyzer.alignment.groupless import with_groups
 from stepscope.analyzer.alignment.host_calls import complete_together
 from stepscope.analyzer.alignment.matching import CallId, Matches, match_calls
 from stepscope.analyzer.alignment.split import WaitPieces, split_communication, waits_to_blame
@@ -28,6 +29,7 @@ from stepscope.analyzer.summaries import (
     rank_ledger,
     trace_quality,
     warnings,
+    world_size_of,
 )
 from stepscope.analyzer.verdict import Circumstances, judge, root_causes
 from stepscope.core.analysis import Analysis
@@ -97,10 +99,11 @@ def _align(
     views: dict[int, RankView],
 ) -> tuple[dict[int, RankView], Matches, Clocks, dict[CallId, Arrival]]:
     """Match calls, put all ranks on one clock, find the arrivals."""
-    calls = {rank: view.calls for rank, view in views.items()}
+    hosts = {rank: view.header.host_name for rank, view in views.items()}
+    calls = with_groups({rank: view.calls for rank, view in views.items()}, world_size_of(views), hosts)
     matches = match_calls(calls)
-    clocks = estimate_clocks(calls, matches, {rank: view.header.host_name for rank, view in views.items()})
-    views = {rank: _shifted(view, clocks.offset_ns[rank]) for rank, view in views.items()}
+    clocks = estimate_clocks(calls, matches, hosts)
+    views = {rank: _shifted(replace(view, calls=calls[rank]), clocks.offset_ns[rank]) for rank, view in views.items()}
     calls = {rank: view.calls for rank, view in views.items()}
     if not any(view.on_device for view in views.values()):
         calls = complete_together(calls, matches)

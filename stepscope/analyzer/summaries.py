@@ -55,9 +55,14 @@ class JobContext:
     notices: tuple[Notice, ...] = ()
 
 
-def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
+def world_size_of(views: Mapping[int, RankView]) -> int:
+    """Ranks of the job: what the traces say, at least as many as the largest rank tells."""
     told = max((view.header.world_size or 0 for view in views.values()), default=0)
-    world_size = max(told, max(views) + 1)
+    return max(told, max(views) + 1)
+
+
+def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
+    world_size = world_size_of(views)
     steps = [float(np.mean(view.window.whole_step_ns)) / 1e6 for view in views.values()]
     step_ms = float(np.median(steps)) if steps else None
     utilization = _utilization(views, step_ms)

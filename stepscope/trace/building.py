@@ -46,6 +46,8 @@ _BETWEEN_TEXTS = b"\0"
 _NO_SHAPES = _BETWEEN_TEXTS * 2
 _NO_LAUNCH: LaunchKey = ((), (), NONE, NONE)
 _IS_DEVICE = np.isin(np.arange(len(Category)), DEVICE_CATEGORIES)
+_HAVE_SHAPES = np.isin(np.arange(len(Category)), (Category.CPU_OP, Category.USER_ANNOTATION))
+"""Operators, and the annotations of communication backends."""
 _MAY_COMMUNICATE = np.isin(np.arange(len(Category)), (Category.CPU_OP, Category.KERNEL))
 _COLUMNS = (
     "track",
@@ -184,7 +186,7 @@ class ColumnsBuilder:
         self.columns["correlation"].add(integers([args.correlation for args in arguments]))
         self.columns["external_id"].add(external_id)
 
-        operators = np.flatnonzero(category == Category.CPU_OP)
+        operators = np.flatnonzero(_HAVE_SHAPES[category])
         texts = [
             _BETWEEN_TEXTS.join((args.input_dims, args.input_types, args.concrete_inputs))
             for args in _pick(arguments, operators)

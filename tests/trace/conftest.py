@@ -98,7 +98,9 @@ def _row(event: dict[str, Any], base: int) -> Row:
         end_ns=start + int(Decimal(event["dur"]) * 1000),
         correlation=args.get("correlation", NONE),
         external_id=args.get("External id", args.get("external id", NONE)),
-        shapes=shapes if category is Category.CPU_OP and shapes != (None, None, None) else None,
+        shapes=shapes
+        if category in (Category.CPU_OP, Category.USER_ANNOTATION) and shapes != (None, None, None)
+        else None,
         launch=_launch(args) if category is Category.KERNEL else None,
         num_bytes=args.get("bytes", NONE) if category in (Category.MEMCPY, Category.MEMSET) else NONE,
         collective=_collective(args) if category in (Category.KERNEL, Category.CPU_OP) else None,

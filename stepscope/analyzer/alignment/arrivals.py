@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stepscope.analyzer.alignment.call_words import FROM_ROOT_KINDS, SYNCHRONIZING_KINDS, TO_ROOT_KINDS
 from stepscope.analyzer.alignment.clocks import SAME_CLOCK_NS
-from stepscope.analyzer.alignment.device_calls import SYNCHRONIZING_KINDS, Call
+from stepscope.analyzer.alignment.device_calls import Call
 from stepscope.analyzer.alignment.matching import CallId, Matches
 
 
@@ -32,23 +33,19 @@ def needed_arrivals(
 ) -> dict[CallId, Arrival]:
     """The last needed arrival of every call for which it is known; calls on the job's clock.
 
-    None is between ranks of different islands (their clocks cannot be compared), nor where the calls cannot have met.
+    None is between ranks of different islands (their clocks cannot be compared), nor where the calls cannot have met,
+    nor of rooted kinds whose root the trace does not tell.
 
-    All members are needed for the kinds that synchronise. A receive needs the start of its send; a send needs its
-    receive. Rooted kinds need their root, which traces do not name reliably: they stay unknown.
+    All members are needed for the kinds that synchronise. Broadcast and scatter need the root; in reduce and gather
+    only the root needs the others. A receive needs the start of its send; a send needs its receive.
     """
     arrivals: dict[CallId, Arrival] = {}
     for number, match in enumerate(matches.collectives):
-        calls = {rank: calls_of_rank[rank][call.place] for rank, call in match.items()}
-        if len({island[rank] for rank in calls}) > 1 or any(
-            call.kind not in SYNCHRONIZING_KINDS for call in calls.values()
-        ):
+        if len({island[rank] for rank in match}) > 1:
             continue
-        last = max(calls, key=lambda rank: (calls[rank].start_ns, rank))
-        if calls[last].start_ns - min(call.end_ns for call in calls.values()) > SAME_CLOCK_NS:
-            continue  # somebody left before the last came: these calls were matched wrongly
-        for call in match.values():
-            arrivals[call] = Arrival(last, match[last], calls[last].start_ns, number)
+        calls = {rank: calls_of_rank[rank][call.place] for rank, call in match.items()}
+        for rank, last in _last_needed(calls).items():
+            arrivals[match[rank]] = Arrival(last, match[last], calls[last].start_ns, number)
     for call, needed in matches.peers.items():
         if any(island[other.rank] != island[call.rank] for other in needed):
             continue
@@ -61,3 +58,34 @@ def needed_arrivals(
             last_call, at = call, own.start_ns
         arrivals[call] = Arrival(last_call.rank, last_call, at, None)
     return arrivals
+
+
+def _last_needed(calls: Mapping[int, Call]) -> dict[int, int]:
+    """For each member of one collective, the last member that it needs (perhaps itself); empty where nobody can tell.
+
+    Somebody who left before the last that he needs came was matched wrongly.
+    """
+    kinds = {call.kind for call in calls.values()}
+    last = max(calls, key=lambda rank: (calls[rank].start_ns, rank))
+    if kinds <= SYNCHRONIZING_KINDS:
+        first_end = min(call.end_ns for call in calls.values())
+        return dict.fromkeys(calls, last) if calls[last].start_ns - first_end <= SAME_CLOCK_NS else {}
+    root = _root_of(calls)
+    if root is None:
+        return {}
+    if kinds <= TO_ROOT_KINDS:
+        met = calls[last].start_ns - calls[root].end_ns <= SAME_CLOCK_NS
+        return {rank: last if rank == root else rank for rank in calls} if met else {}
+    if kinds <= FROM_ROOT_KINDS:
+        begin = calls[root].start_ns
+        if any(begin - call.end_ns > SAME_CLOCK_NS for call in calls.values()):
+            return {}
+        return {rank: root if call.start_ns < begin else rank for rank, call in calls.items()}
+    return {}
+
+
+def _root_of(calls: Mapping[int, Call]) -> int | None:
+    """The root that the members agree on (those that tell one), or None."""
+    told = {call.root for call in calls.values() if call.root is not None}
+    root = told.pop() if len(told) == 1 else None
+    return root if root in calls else None

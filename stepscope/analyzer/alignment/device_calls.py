@@ -6,71 +6,31 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from stepscope.analyzer.alignment.call_words import (
+    FROM_ROOT_KINDS,
+    P2P_KINDS,
+    SYNCHRONIZING_KINDS,
+    TO_ROOT_KINDS,
+    kind_in_name,
+)
+from stepscope.analyzer.alignment.dimensions import dimension_of_call
+from stepscope.analyzer.alignment.launch_context import LaunchContext, launch_contexts
+from stepscope.analyzer.alignment.told_calls import Issued, Told, operators_by_id, told_by
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
-from stepscope.trace.columns import NONE, Category, CommunicationCalls, IntColumn, ProcessGroup, TraceColumns
+from stepscope.trace.columns import NONE, Category, TraceColumns
+
+__all__ = ["AFTER_STEPS", "BEFORE_STEPS", "P2P_KINDS", "SYNCHRONIZING_KINDS", "Call", "PeerCall", "device_calls"]
+
+_GRAPH_LAUNCH = re.compile(r"GraphLaunch")
 
 BEFORE_STEPS = -1
 """Step of a call that was launched before the first profiled step."""
 
 AFTER_STEPS = -2
 """Step of a call that was launched after the last one, or in a trace without steps."""
-
-_KIND_OF_WORD = {
-    "allreduce": "all_reduce",
-    "all_reduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "allgather": "all_gather",
-    "_allgather_base": "all_gather",
-    "all_gather": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "all_to_allv": "all_to_all",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "barrier": "barrier",
-    "broadcast": "broadcast",
-    "_broadcast_oop": "broadcast",
-    "scatter": "scatter",
-    "reduce": "reduce",
-    "_reduce_oop": "reduce",
-    "gather": "gather",
-    "send": "send",
-    "recv": "recv",
-}
-_KIND_IN_NAME = (
-    (re.compile(r"send_?recv|sendrecv", re.IGNORECASE), "p2p"),
-    (re.compile(r"reduce_?scatter", re.IGNORECASE), "reduce_scatter"),
-    (re.compile(r"all_?gather", re.IGNORECASE), "all_gather"),
-    (re.compile(r"all_?reduce|cross_device_reduce", re.IGNORECASE), "all_reduce"),
-    (re.compile(r"all_?to_?all", re.IGNORECASE), "all_to_all"),
-    (re.compile(r"broadcast", re.IGNORECASE), "broadcast"),
-    (re.compile(r"reduce", re.IGNORECASE), "reduce"),
-)
-_BYTES_OF_DTYPE = {
-    "float": 4,
-    "double": 8,
-    "half": 2,
-    "bfloat16": 2,
-    "int": 4,
-    "long": 8,
-    "short": 2,
-    "byte": 1,
-    "char": 1,
-    "bool": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
-_NO_TRANSFER = frozenset({"wait", "init", "init_ranks", "comms_init"})
-"""Described like collectives, but nothing is sent."""
-P2P_KINDS = frozenset({"send", "recv", "p2p"})
-SYNCHRONIZING_KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-"""Nobody leaves before everybody has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +52,15 @@ class Call:
         step: the step number it was launched in, or BEFORE_STEPS, or AFTER_STEPS.
         group: members, or None where the trace does not tell.
         kind: all_reduce, all_gather, ..., send, recv, p2p (several directions at once), unknown.
-        num_bytes: the larger of input and output on this rank, or None.
+        num_bytes: the larger of input and output on this rank, all calls of a coalesced group together; or None.
         peers: the directions of a point-to-point call; empty for the others.
         described: whether the trace itself says what the call is.
         sequence: the group's own count of its calls (torch >= 2.12), or None.
+        communicator: which of the communicators with these members it ran on (torch >= 2.12), or None.
+        root: the root of a rooted kind, or None.
+        stream: the device stream it ran on, or None without a device.
+        graph_launch: which CUDA or HIP graph launch of the step it belongs to, or None.
+        dimension: tp, pp, dp, ep or cp: whom it serves, or None.
     """
 
     rank: int
@@ -108,160 +73,174 @@ class Call:
     peers: tuple[PeerCall, ...]
     described: bool
     sequence: int | None = None
+    communicator: int | None = None
+    root: int | None = None
+    stream: int | None = None
+    graph_launch: int | None = None
+    dimension: str | None = None
 
 
 def device_calls(trace: TraceColumns, rank: int, activities: Activities, steps: HostSteps) -> list[Call]:
     """The communication kernels of a rank in launch order, each with what the trace tells about it.
 
-    A kernel's own arguments come first; torch records none on send/receive kernels, so these take the operators
-    issued on the launching thread since the previous communication kernel; then the stream's known group and
-    the kernel's name.
+    A kernel's own arguments come first; a kernel that records none (send/receive, coalesced groups) takes the
+    operators issued on the launching thread since the previous communication kernel, then the spans that this thread
+    had open (before 2023, engines' own kernels), then the stream's known group and the kernel's name.
     """
     chosen = activities.of(Work.COMMUNICATION)
-    launched = activities.launch_ns[chosen]
-    chosen = chosen[
-        np.lexsort((activities.start_ns[chosen], np.where(launched == NONE, np.iinfo(np.int64).min, launched)))
-    ]
-    reader = _CallReader(trace, rank, activities)
-    place = np.where(activities.launch_ns[chosen] == NONE, NONE, steps.position_of(activities.launch_ns[chosen]))
+    chosen = chosen[np.argsort(activities.start_ns[chosen], kind="stable")]
+    launched = _launch_in_line(activities, chosen)
+    order = np.argsort(launched, kind="stable")
+    chosen, launched = chosen[order], launched[order]
+    place = np.where(launched == NONE, NONE, steps.position_of(launched))
     first = steps.start_ns[0] if len(steps) else 0
+    reader = _CallReader(trace, rank, activities, chosen)
+    graphs = _graph_launches(trace, steps, activities.launch_ns[chosen])
     calls = []
-    for position, where in zip(chosen.tolist(), place.tolist(), strict=True):
-        launch = int(activities.launch_ns[position])
+    for number, where in enumerate(place.tolist()):
         if where != NONE:
             step = int(steps.index[where])
         else:
-            step = AFTER_STEPS if launch != NONE and launch >= first else BEFORE_STEPS
-        calls.append(reader.read(position, step))
+            step = AFTER_STEPS if launched[number] != NONE and launched[number] >= first else BEFORE_STEPS
+        calls.append(reader.read(number, step, graphs[number]))
     return calls
+
+
+def _launch_in_line(activities: Activities, chosen: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+    """When each call was launched. A launch that the trace lost lies between its neighbours' on the stream, so such
+    a call takes its predecessor's; NONE before a stream's first known launch."""
+    launched = activities.launch_ns[chosen].copy()
+    latest: dict[int, int] = {}
+    for place, stream in enumerate(activities.stream[chosen].tolist()):
+        launched[place] = latest.setdefault(stream, NONE) if launched[place] == NONE else launched[place]
+        latest[stream] = int(launched[place])
+    return launched
+
+
+def _graph_launches(trace: TraceColumns, steps: HostSteps, launches: npt.NDArray[np.int64]) -> list[int | None]:
+    """For each launch, the how-manieth graph launch of its step it is; None for an ordinary launch."""
+    rows = trace.rows_of(Category.RUNTIME)
+    starts = np.unique(trace.start_ns[rows[trace.named(rows, _GRAPH_LAUNCH.search)]])
+    if not len(starts):
+        return [None] * len(launches)
+    place = steps.position_of(starts)
+    begins = np.concatenate(([True], place[1:] != place[:-1]))
+    ordinal = np.arange(len(starts)) - np.maximum.accumulate(np.where(begins, np.arange(len(starts)), 0))
+    where = np.minimum(np.searchsorted(starts, launches), len(starts) - 1)
+    return [int(ordinal[w]) if starts[w] == time else None for w, time in zip(where, launches, strict=True)]
 
 
 class _CallReader:
     """Reads one rank's calls in launch order; remembers which peers and streams it has seen."""
 
-    def __init__(self, trace: TraceColumns, rank: int, activities: Activities) -> None:
+    def __init__(self, trace: TraceColumns, rank: int, activities: Activities, chosen: npt.NDArray[np.intp]) -> None:
         self._trace = trace
         self._rank = rank
         self._activities = activities
+        self._chosen = chosen
         self._entry_of_row = {int(row): entry for entry, row in enumerate(trace.communication.row)}
-        self._operators = _Operators(trace)
+        self._operator_of_id = operators_by_id(trace)
+        self._contexts = launch_contexts(trace, activities.launch_lane[chosen], activities.launch_ns[chosen])
+        self._issued = Issued(trace)
         self._group_of_stream = self._groups_by_stream()
         self._ordinals: dict[tuple[int, int, int], int] = {}
 
-    def read(self, position: int, step: int) -> Call:
-        trace, activities = self._trace, self._activities
-        row = int(activities.row[position])
-        entry = self._entry_of_row.get(row)
-        lane, launch = int(activities.launch_lane[position]), int(activities.launch_ns[position])
-        issued = self._operators.since_last(lane, launch) if lane != NONE else []
-        entries = [entry] if entry is not None else issued
-        kinds = [self._kind(e) for e in entries]
-        name_kind = _kind_in_name(trace.names[int(trace.name[row])])
-        group = self._group(entries)
-        if group is None:
-            group = self._group_of_stream.get(int(activities.stream[position]))
-        peers = self._peers(entries, kinds, group, step)
-        if peers:
-            kind = kinds[0] if len(peers) == 1 else "p2p"
-        else:
-            kind = next((k for k in reversed(kinds) if k not in P2P_KINDS), name_kind)
+    def read(self, number: int, step: int, graph_launch: int | None) -> Call:
+        position, context = int(self._chosen[number]), self._contexts[number]
+        activities = self._activities
+        row, stream = int(activities.row[position]), int(activities.stream[position])
+        told, described = self._told(row, position, context)
+        group, members = next(((t.group, t.members) for t in told if t.members is not None), (None, None))
+        if members is None:
+            members = self._group_of_stream.get(stream)
+        peers = self._peers(told, members, step)
+        name = self._trace.names[int(self._trace.name[row])]
+        kind = _kind_of(told, peers, context, name)
         return Call(
             rank=self._rank,
             start_ns=int(activities.start_ns[position]),
             end_ns=int(activities.end_ns[position]),
             step=step,
-            group=group,
+            group=members,
             kind=kind,
-            num_bytes=max((b for e in entries if (b := self._num_bytes(e)) is not None), default=None),
+            num_bytes=_num_bytes(told, kind) if told else context.num_bytes,
             peers=peers,
-            described=bool(entries),
-            sequence=self._sequence(entries),
+            described=described,
+            sequence=_only({t.sequence for t in told}),
+            communicator=_only({t.communicator for t in told}),
+            root=_root(told, context, kind, members),
+            stream=stream,
+            graph_launch=graph_launch,
+            dimension=dimension_of_call(group, context.open_spans, kind),
         )
 
+    def _told(self, row: int, position: int, context: LaunchContext) -> tuple[list[Told], bool]:
+        """What arguments say of the kernel, and whether it is described by them (and not by an annotation)."""
+        lane, launch = int(self._activities.launch_lane[position]), int(self._activities.launch_ns[position])
+        issued = self._issued.since_last(lane, launch) if lane != NONE else []
+        entry = self._entry_of_row.get(row)
+        operator = self._operator_of_id.get(int(self._trace.external_id[row]))
+        if entry is not None:
+            return [told_by(self._trace, entry, operator)], True
+        if operator is not None and not issued:
+            return [told_by(self._trace, operator, operator)], True
+        if issued:
+            return issued, self._issued.by_arguments
+        if context.kind in ("send", "recv") and context.peer is not None:
+            return [Told(context.kind, peer=context.peer, num_bytes=context.num_bytes)], False
+        return [], False
+
     def _groups_by_stream(self) -> dict[int, tuple[int, ...]]:
-        """A communicator keeps its stream: what one call says of its group holds for the silent ones."""
-        groups: dict[int, tuple[int, ...]] = {}
-        for position in self._activities.of(Work.COMMUNICATION).tolist():
+        """A communicator keeps its stream: what its other calls say of their group holds for the silent ones, unless
+        several groups share the stream."""
+        groups: dict[int, set[tuple[int, ...]]] = {}
+        for position in self._chosen.tolist():
             entry = self._entry_of_row.get(int(self._activities.row[position]))
-            group = self._group([entry]) if entry is not None else None
-            if group is not None:
-                groups.setdefault(int(self._activities.stream[position]), group)
-        return groups
+            members = told_by(self._trace, entry, None).members if entry is not None else None
+            if members is not None:
+                groups.setdefault(int(self._activities.stream[position]), set()).add(members)
+        return {stream: next(iter(seen)) for stream, seen in groups.items() if len(seen) == 1}
 
-    def _kind(self, entry: int) -> str:
-        calls = self._trace.communication
-        word = calls.kinds[int(calls.kind[entry])].lower()
-        return _KIND_OF_WORD.get(word, word)
-
-    def _group(self, entries: list[int]) -> tuple[int, ...] | None:
-        for entry in entries:
-            place = int(self._trace.communication.group[entry])
-            if place != NONE and (members := _members(self._trace, self._trace.groups[place])) is not None:
-                return members
-        return None
-
-    def _num_bytes(self, entry: int) -> int | None:
-        calls = self._trace.communication
-        elements = max(int(calls.in_elements[entry]), int(calls.out_elements[entry]))
-        dtype = int(calls.dtype[entry])
-        if elements < 0 or dtype == NONE:
-            return None
-        size = _BYTES_OF_DTYPE.get(calls.dtypes[dtype].lower())
-        return None if size is None else elements * size
-
-    def _sequence(self, entries: list[int]) -> int | None:
-        numbers = {int(self._trace.communication.sequence[entry]) for entry in entries}
-        return numbers.pop() if len(numbers) == 1 and NONE not in numbers else None
-
-    def _peers(
-        self, entries: list[int], kinds: list[str], group: tuple[int, ...] | None, step: int
-    ) -> tuple[PeerCall, ...]:
-        calls: CommunicationCalls = self._trace.communication
+    def _peers(self, told: list[Told], members: tuple[int, ...] | None, step: int) -> tuple[PeerCall, ...]:
         peers = []
-        for entry, kind in zip(entries, kinds, strict=True):
-            if kind not in ("send", "recv"):
+        for part in told:
+            if part.kind not in ("send", "recv") or part.peer is None:
                 continue
-            told = int(calls.destination_rank[entry] if kind == "send" else calls.source_rank[entry])
-            if told == NONE:
-                continue
-            peer = group[told] if group is not None and told < len(group) else told
-            source, destination = (self._rank, peer) if kind == "send" else (peer, self._rank)
+            peer = members[part.peer] if members is not None and part.peer < len(members) else part.peer
+            source, destination = (self._rank, peer) if part.kind == "send" else (peer, self._rank)
             key = (step, source, destination)
             ordinal = self._ordinals[key] = self._ordinals.get(key, -1) + 1
             peers.append(PeerCall(source, destination, ordinal))
         return tuple(peers)
 
 
-class _Operators:
-    """The described communication operators of each host thread, handed out in issue order."""
-
-    def __init__(self, trace: TraceColumns) -> None:
-        calls = trace.communication
-        is_operator = trace.category[calls.row] == Category.CPU_OP
-        waits = np.array(
-            [kind.lower() in ("wait", "init", "init_ranks", "comms_init") for kind in calls.kinds] or [False]
-        )
-        entries = np.flatnonzero(is_operator & ~waits[calls.kind])
-        self._start = trace.start_ns[calls.row[entries]]
-        order = np.argsort(self._start, kind="stable")
-        self._entries, self._start = entries[order], self._start[order]
-        self._lane: IntColumn = trace.lane[calls.row[self._entries]]
-        self._taken_until: dict[int, int] = {}
-
-    def since_last(self, lane: int, launch_ns: int) -> list[int]:
-        """Operators that `lane` issued up to `launch_ns` and that no earlier call of this function returned."""
-        after = self._taken_until.get(lane, -1)
-        self._taken_until[lane] = launch_ns
-        low, high = np.searchsorted(self._start, [after, launch_ns], side="right")
-        return [int(e) for e, on in zip(self._entries[low:high], self._lane[low:high], strict=True) if on == lane]
+def _kind_of(told: list[Told], peers: tuple[PeerCall, ...], context: LaunchContext, name: str) -> str:
+    if peers:
+        return told[0].kind if len(peers) == 1 else "p2p"
+    by_arguments = next((t.kind for t in reversed(told) if t.kind not in P2P_KINDS), None)
+    by_span = None if context.kind in P2P_KINDS else context.kind
+    return by_arguments or by_span or kind_in_name(name)
 
 
-def _kind_in_name(name: str) -> str:
-    return next((kind for pattern, kind in _KIND_IN_NAME if pattern.search(name)), "unknown")
+def _num_bytes(told: list[Told], kind: str) -> int | None:
+    """A coalesced group moves all its parts; of sends and receives at once, the busier direction counts."""
+    if any(part.num_bytes is None for part in told):
+        return None
+    if kind not in P2P_KINDS:
+        return sum(part.num_bytes or 0 for part in told if part.kind == kind) or None
+    out = sum(part.num_bytes or 0 for part in told if part.kind == "send")
+    back = sum(part.num_bytes or 0 for part in told if part.kind == "recv")
+    return max(out, back) or None
 
 
-def _members(trace: TraceColumns, group: ProcessGroup) -> tuple[int, ...] | None:
-    if group.ranks:
-        return group.ranks
-    listed = (g.ranks for g in trace.header.groups if g.name == group.name)
-    return next((ranks for ranks in listed if ranks), None)
+def _root(told: list[Told], context: LaunchContext, kind: str, members: tuple[int, ...] | None) -> int | None:
+    """The root of a rooted kind as a rank of the job."""
+    if kind not in FROM_ROOT_KINDS | TO_ROOT_KINDS:
+        return None
+    place = _only({part.root for part in told})
+    place = context.root if place is None else place
+    return members[place] if place is not None and members is not None and place < len(members) else None
+
+
+def _only(values: set[int | None]) -> int | None:
+    return values.pop() if len(values) == 1 else None

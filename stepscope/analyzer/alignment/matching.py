@@ -1,21 +1,24 @@
 """Which call on one rank is the same collective as which call on another?
 
-Key: the group's own sequence number where the trace has it, else the i-th collective of a group within a step, kinds
-and sizes agreeing; never counted from the file's start (profilers start apart) and never by record ids.
-Point-to-point: the i-th call from source to destination in the step.
+Key: the group's own sequence number where the trace has it, else the i-th collective of a communicator within a step
+(within a graph launch of the step), kinds and sizes agreeing; never counted from the file's start (profilers start
+apart) and never by record ids. Point-to-point: the i-th call from source to destination in the step.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
 from stepscope.analyzer.alignment.device_calls import BEFORE_STEPS, P2P_KINDS, Call
 
 _Word = tuple[str, int | None]
 """What must agree on all members: kind and size."""
+
+_Key = tuple[tuple[int, ...], int, int | None, int]
+"""Group, step, graph launch within the step, communicator."""
 
 _UNEVEN_KINDS = frozenset({"all_to_all", "gather", "scatter"})
 """Each member may send and receive another size: experts, a root."""
@@ -41,37 +44,66 @@ class Matches:
         peers: for each point-to-point call the counterpart calls it needs.
         unmatched: calls of loaded groups without their counterpart.
         incomplete: calls whose group is unknown or has a member without a trace.
+        partial: for collectives of groups with such a member, the calls of the others (two at least), by rank.
     """
 
     collectives: list[dict[int, CallId]]
     peers: dict[CallId, list[CallId]]
     unmatched: list[CallId]
     incomplete: list[CallId]
+    partial: list[dict[int, CallId]] = field(default_factory=list)
 
 
 def match_calls(calls_of_rank: Mapping[int, list[Call]]) -> Matches:
     """Match the calls of all loaded ranks. Each list is in issue order."""
-    collectives: list[dict[int, CallId]] = []
     unmatched: list[CallId] = []
     incomplete: list[CallId] = []
-    series: dict[tuple[tuple[int, ...], int], dict[int, list[CallId]]] = defaultdict(lambda: defaultdict(list))
-    is_complete: dict[tuple[int, ...] | None, bool] = {None: False}
+    series: dict[_Key, dict[int, list[CallId]]] = defaultdict(lambda: defaultdict(list))
+    place_of = _communicators(calls_of_rank)
     for rank, calls in calls_of_rank.items():
         for place, call in enumerate(calls):
             if call.kind in P2P_KINDS:
                 continue
-            if call.group not in is_complete and call.group is not None:
-                is_complete[call.group] = len(call.group) > 1 and set(call.group) <= calls_of_rank.keys()
-            if call.group is None or not is_complete[call.group]:
+            if call.group is None or len(call.group) < 2:
                 incomplete.append(CallId(rank, place))
                 continue
-            series[call.group, call.step][rank].append(CallId(rank, place))
-    for (group, step), by_rank in series.items():
-        found, left = _align(group, by_rank, calls_of_rank, from_end=step == BEFORE_STEPS)
-        collectives += found
-        unmatched += left
+            communicator = place_of.get((call.group, rank, call.communicator), 0)
+            series[call.group, call.step, call.graph_launch, communicator][rank].append(CallId(rank, place))
+    collectives: list[dict[int, CallId]] = []
+    partial: list[dict[int, CallId]] = []
+    is_complete: dict[tuple[int, ...], bool] = {}
+    for (group, step, *_), by_rank in series.items():
+        if group not in is_complete:
+            is_complete[group] = set(group) <= calls_of_rank.keys()
+        members = group if is_complete[group] else tuple(by_rank)
+        found, left = _align(members, by_rank, calls_of_rank, from_end=step == BEFORE_STEPS)
+        if is_complete[group]:
+            collectives += found
+            unmatched += left
+        else:
+            partial += found if len(members) > 1 else []
+            incomplete += [call for calls in by_rank.values() for call in calls]
     peers = _match_peers(calls_of_rank, unmatched, incomplete)
-    return Matches(collectives, peers, unmatched, incomplete)
+    return Matches(collectives, peers, unmatched, incomplete, partial)
+
+
+def _communicators(calls_of_rank: Mapping[int, list[Call]]) -> dict[tuple[tuple[int, ...], int, int | None], int]:
+    """Number of each communicator among those with the same members. Ids that all ranks know are the same
+    communicator; else the first one that each rank used is."""
+    ids: dict[tuple[int, ...], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank, calls in calls_of_rank.items():
+        for call in calls:
+            if call.group is not None and call.communicator is not None:
+                own = ids[call.group][rank]
+                if call.communicator not in own:
+                    own.append(call.communicator)
+    numbers: dict[tuple[tuple[int, ...], int, int | None], int] = {}
+    for group, by_rank in ids.items():
+        shared = len({frozenset(own) for own in by_rank.values()}) == 1
+        for rank, own in by_rank.items():
+            for number, identity in enumerate(sorted(own) if shared else own):
+                numbers[group, rank, identity] = number
+    return numbers
 
 
 def _align(
@@ -115,14 +147,15 @@ def _by_sequence_number(
 
 
 def _by_order(by_rank: Mapping[int, list[CallId]], calls_of_rank: Mapping[int, list[Call]]) -> list[dict[int, CallId]]:
-    words = {rank: [_word(calls_of_rank[rank][c.place]) for c in calls] for rank, calls in by_rank.items()}
+    words = {rank: [word_of(calls_of_rank[rank][c.place]) for c in calls] for rank, calls in by_rank.items()}
     reference = max(words, key=lambda rank: len(words[rank]))
     place_of = {rank: _places(words[reference], own) for rank, own in words.items()}
     whole = [i for i in range(len(words[reference])) if all(i in places for places in place_of.values())]
     return [{rank: by_rank[rank][places[i]] for rank, places in place_of.items()} for i in whole]
 
 
-def _word(call: Call) -> _Word:
+def word_of(call: Call) -> _Word:
+    """What must agree on all members for calls to be one."""
     return call.kind, (0 if call.kind in _UNEVEN_KINDS else call.num_bytes)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from stepscope.analyzer.alignment.arrivals import Arrival, needed_arrivals
 from stepscope.analyzer.alignment.device_calls import Call, PeerCall
 from stepscope.analyzer.alignment.matching import CallId, match_calls
@@ -33,8 +37,30 @@ def test_a_receive_waits_for_its_send_and_a_send_for_its_receive() -> None:
     assert late_receive[CallId(0, 0)].rank == late_receive[CallId(1, 0)].rank == 1
 
 
-def test_the_arrivals_of_rooted_kinds_are_unknown() -> None:
+def rooted(rank: int, start_us: int, end_us: int, kind: str, root: int | None) -> Call:
+    return replace(call(rank, start_us, end_us, kind), root=root)
+
+
+def test_the_arrivals_of_rooted_kinds_are_unknown_without_the_root() -> None:
     assert arrivals_of(call(0, 0, 100, "broadcast"), call(1, 60, 100, "broadcast")) == {}
+    assert arrivals_of(rooted(0, 0, 100, "broadcast", 0), rooted(1, 60, 100, "broadcast", 1)) == {}, "they disagree"
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "scatter"])
+def test_a_broadcast_needs_its_root_and_the_root_nobody(kind: str) -> None:
+    late_root = arrivals_of(rooted(0, 0, 100, kind, 1), rooted(1, 60, 100, kind, 1))
+    assert (late_root[CallId(0, 0)].rank, late_root[CallId(0, 0)].at_ns) == (1, 60 * US)
+    late_receiver = arrivals_of(rooted(0, 60, 100, kind, 1), rooted(1, 0, 40, kind, None))
+    assert (late_receiver[CallId(0, 0)].rank, late_receiver[CallId(0, 0)].at_ns) == (0, 60 * US)
+    assert late_receiver[CallId(1, 0)].at_ns == 0, "the root does not wait for a late receiver"
+
+
+@pytest.mark.parametrize("kind", ["reduce", "gather"])
+def test_only_the_root_of_a_reduction_waits(kind: str) -> None:
+    arrivals = arrivals_of(rooted(0, 0, 100, kind, 0), rooted(1, 60, 80, kind, 0))
+    assert (arrivals[CallId(0, 0)].rank, arrivals[CallId(0, 0)].at_ns) == (1, 60 * US)
+    early = arrivals_of(rooted(0, 0, 20, kind, 1), rooted(1, 60, 100, kind, 1))
+    assert (early[CallId(0, 0)].rank, early[CallId(0, 0)].at_ns) == (0, 0), "it left its part and went on"
 
 
 def test_clocks_that_nothing_ties_together_tell_no_arrivals() -> None:

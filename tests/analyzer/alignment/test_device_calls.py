@@ -96,3 +96,71 @@ def test_the_collectives_of_a_graph_follow_one_another_in_the_order_they_ran() -
     trace.graph([(200, 210), (220, 230), (215, 219)], launch=120, names=names)
     assert [call.kind for call in calls_of(trace)] == ["all_reduce", "all_reduce", "all_gather"]
     assert {call.group for call in calls_of(trace)} == {(0, 1)}
+
+
+def test_a_silent_kernel_takes_kind_size_and_root_from_the_spans_around_its_launch() -> None:
+    trace = stepped()
+    trace.annotation("DistributedDataParallel.forward", 110, 140)
+    trace.operator("c10d::broadcast_", 115, 135, concrete='["", "", "1", "0"]', dims="[[8]]", types='["float"]')
+    trace.collective("", 200, 220, launch=120, group=None, described=False)
+    trace.operator("nccl:all_to_all", 145, 165, dims="[[6144]]", types='["float"]')
+    trace.collective("", 230, 240, launch=150, group=None, described=False, name="ncclKernel_SendRecv_RING_SIMPLE(a)")
+    broadcast, exchange = calls_of(trace)
+    assert (broadcast.kind, broadcast.num_bytes, broadcast.dimension, broadcast.described) == (
+        "broadcast",
+        32,
+        "dp",
+        False,
+    )
+    assert (exchange.kind, exchange.num_bytes, exchange.dimension) == ("all_to_all", 24576, "ep")
+
+
+def test_the_operator_of_a_kernel_tells_the_root() -> None:
+    trace = TraceBuilder(rank=1, world_size=4)
+    trace.step(3, 0, 1000)
+    trace.kernel(50, 100, launch=10)
+    trace.collective("broadcast", 100, 200, launch=20, group=(1, 3), root=1)
+    trace.collective("allreduce", 200, 300, launch=30, group=(1, 3), root=1)
+    assert [call.root for call in calls_of(trace)] == [3, None]
+
+
+def test_sends_without_arguments_name_their_peer_in_the_annotation() -> None:
+    trace = stepped()
+    name = "ncclKernel_SendRecv_RING_SIMPLE(a)"
+    trace.annotation("nccl:send 0->1", 110, 120)
+    trace.annotation("nccl:recv 0<-1", 121, 129)
+    trace.collective("", 140, 200, launch=130, group=None, described=False, name=name)
+    trace.annotation("nccl:send 0->1", 210, 230)
+    trace.collective("", 240, 300, launch=220, group=None, described=False, name=name)
+    both, sent = calls_of(trace)
+    assert (both.kind, both.peers) == ("p2p", (PeerCall(0, 1, 0), PeerCall(1, 0, 0)))
+    assert (sent.kind, sent.peers) == ("send", (PeerCall(0, 1, 1),))
+
+
+def test_a_stream_that_several_groups_share_tells_no_group() -> None:
+    trace = stepped()
+    trace.collective("allreduce", 100, 110, launch=20, group=(0, 1), stream=7)
+    trace.collective("allreduce", 120, 130, launch=30, group=(0, 1, 2, 3), stream=7)
+    trace.collective("", 140, 150, launch=40, group=None, described=False, stream=7)
+    assert [call.group for call in calls_of(trace)] == [(0, 1), (0, 1, 2, 3), None]
+
+
+def test_a_launch_that_the_trace_lost_lies_between_its_neighbours() -> None:
+    trace = stepped()
+    trace.collective("allreduce", 100, 110, launch=20, group=(0, 1))
+    trace.kernel(120, 130, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL(a)", stream=20)
+    trace.collective("allgather", 140, 150, launch=40, group=(0, 1))
+    calls = calls_of(trace)
+    assert [call.kind for call in calls] == ["all_reduce", "all_reduce", "all_gather"]
+    assert {call.step for call in calls} == {3}
+
+
+def test_each_graph_launch_of_a_step_has_a_number() -> None:
+    trace = stepped()
+    names = ["ncclDevKernel_AllGather_RING_LL(a)"]
+    for launch in (120, 220):
+        trace.graph([(launch + 10, launch + 20)], launch=launch, names=names)
+    trace.collective("allreduce", 300, 310, launch=290, group=(0, 1))
+    trace.step(4, 1000, 2000)
+    trace.graph([(1210, 1220)], launch=1200, names=names)
+    assert [call.graph_launch for call in calls_of(trace)] == [0, 1, None, 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given, settings
@@ -92,6 +93,30 @@ def test_two_communicators_with_the_same_members_fall_back_to_order() -> None:
     assert pairs(match_calls({0: one, 1: other})) == [(0, 0), (1, 1), (2, 2)]
 
 
+def test_communicators_with_the_same_members_are_told_apart_by_their_id() -> None:
+    def numbered(rank: int, sequence: int, communicator: int) -> Call:
+        return replace(call(rank, sequence=sequence), communicator=communicator)
+
+    one = [numbered(0, 1, 70), numbered(0, 1, 90), numbered(0, 2, 70)]
+    other = [numbered(1, 1, 90), numbered(1, 1, 70), numbered(1, 2, 70)]
+    assert sorted(pairs(match_calls({0: one, 1: other}))) == [(0, 1), (1, 0), (2, 2)]
+    private = [numbered(1, 1, 8), numbered(1, 1, 9), numbered(1, 2, 8)]  # ids of the process: by first use
+    assert sorted(pairs(match_calls({0: one, 1: private}))) == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_a_node_that_one_graph_launch_lost_does_not_shift_the_next_launch() -> None:
+    def nodes(rank: int, counts: Sequence[int]) -> list[Call]:
+        return [
+            replace(call(rank, size=None), graph_launch=number)
+            for number, count in enumerate(counts)
+            for _ in range(count)
+        ]
+
+    matches = match_calls({0: nodes(0, (2, 2)), 1: nodes(1, (1, 2))})
+    assert sorted(pairs(matches)) == [(0, 0), (2, 1), (3, 2)]
+    assert matches.unmatched == [CallId(0, 1)]
+
+
 def test_calls_before_the_steps_are_counted_from_their_end_as_profilers_start_apart() -> None:
     one = [call(0, step=BEFORE_STEPS), call(0, step=BEFORE_STEPS), call(0, step=1)]
     other = [call(1, step=BEFORE_STEPS), call(1, step=1)]
@@ -103,6 +128,7 @@ def test_a_group_with_a_missing_member_is_incomplete_and_not_unmatched() -> None
     assert matches.collectives == []
     assert matches.unmatched == []
     assert len(matches.incomplete) == 2
+    assert matches.partial == [{0: CallId(0, 0), 1: CallId(1, 0)}]
 
 
 def test_a_group_that_is_not_told_is_incomplete() -> None:

@@ -1,0 +1,109 @@
+"""Which word stands for which kind of communication, in every profiler's and library's language?"""
+
+from __future__ import annotations
+
+import re
+
+_KIND_OF_WORD = {
+    "allreduce": "all_reduce",
+    "all_reduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "multimem_all_reduce": "all_reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather",
+    "_all_gather_base": "all_gather",
+    "all_gather": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "_allgather_base_coalesced": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "_reduce_scatter_base_coalesced": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "all_to_allv": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "barrier": "barrier",
+    "all_reduce_barrier": "barrier",
+    "broadcast": "broadcast",
+    "_broadcast_oop": "broadcast",
+    "scatter": "scatter",
+    "reduce": "reduce",
+    "_reduce_oop": "reduce",
+    "gather": "gather",
+    "send": "send",
+    "recv": "recv",
+}
+_KIND_IN_NAME = (
+    (re.compile(r"send_?recv|sendrecv", re.IGNORECASE), "p2p"),
+    (re.compile(r"reduce_?scatter", re.IGNORECASE), "reduce_scatter"),
+    (re.compile(r"all_?gather", re.IGNORECASE), "all_gather"),
+    (re.compile(r"all_?reduce|cross_device_reduce", re.IGNORECASE), "all_reduce"),
+    (re.compile(r"all_?to_?all", re.IGNORECASE), "all_to_all"),
+    (re.compile(r"broadcast", re.IGNORECASE), "broadcast"),
+    (re.compile(r"reduce", re.IGNORECASE), "reduce"),
+)
+_ROOM = re.compile(r"^(?:nccl|rccl|gloo|c10d|_c10d_functional|vllm|sglang|symm_mem):{1,2}")
+"""Where the spans of communication operators and backends come from."""
+
+_BYTES_OF_DTYPE = {
+    "float": 4,
+    "double": 8,
+    "half": 2,
+    "bfloat16": 2,
+    "c10::half": 2,
+    "c10::bfloat16": 2,
+    "int": 4,
+    "long": 8,
+    "long int": 8,
+    "short": 2,
+    "short int": 2,
+    "byte": 1,
+    "unsigned char": 1,
+    "char": 1,
+    "signed char": 1,
+    "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "c10::float8_e4m3fn": 1,
+    "c10::float8_e5m2": 1,
+}
+
+NO_TRANSFER = frozenset({"wait", "init", "init_ranks", "comms_init"})
+"""Described like collectives, but nothing is sent."""
+P2P_KINDS = frozenset({"send", "recv", "p2p"})
+SYNCHRONIZING_KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
+"""Nobody leaves before everybody has come."""
+FROM_ROOT_KINDS = frozenset({"broadcast", "scatter"})
+"""Everybody needs the root; the root needs nobody."""
+TO_ROOT_KINDS = frozenset({"reduce", "gather"})
+"""The root needs everybody; the others need nobody."""
+
+
+def kind_of_word(word: str) -> str:
+    """The kind behind a `Collective name`; a word that nobody knows stays as it is."""
+    return _KIND_OF_WORD.get(word.lower(), word.lower())
+
+
+def kind_in_name(kernel_name: str) -> str:
+    """The kind that a kernel's name suggests; `unknown` where it does not (RCCL calls all of them Generic)."""
+    return next((kind for pattern, kind in _KIND_IN_NAME if pattern.search(kernel_name)), "unknown")
+
+
+def kind_of_span(name: str) -> str | None:
+    """The kind of a communication operator's or backend's span (`nccl:all_to_all`, `c10d::allreduce_`), else None."""
+    room = _ROOM.match(name)
+    if room is None:
+        return None
+    word = name[room.end() :].split(" ")[0]
+    return _KIND_OF_WORD.get(word) or _KIND_OF_WORD.get(word.rstrip("_"))
+
+
+def bytes_of_dtype(dtype: str) -> int | None:
+    """Size of one element, by torch's or C++'s name of the type."""
+    return _BYTES_OF_DTYPE.get(dtype.lower())

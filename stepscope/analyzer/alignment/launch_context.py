@@ -1,0 +1,133 @@
+"""What had the launching thread open when it asked for a communication kernel?
+
+torch records no arguments on many communication kernels (before 2023, send/receive, vLLM's own all-reduce, coalesced
+groups); the operator and the backend's annotation around the launch still tell the kind, the size and the root.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.alignment.call_words import bytes_of_dtype, kind_of_span
+from stepscope.analyzer.alignment.dimensions import tells_dimension
+from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+
+_PLACE_OF_ROOT = {"c10d::broadcast_": 2, "c10d::reduce_": 3, "c10d::gather_": 3, "c10d::scatter_": 3}
+"""Which argument of the operator is the root (a rank in the group)."""
+
+_PEER = re.compile(r"^nccl:(send|recv) (\d+)(?:->|<-)(\d+)$")
+"""torch names the annotation of a send `nccl:send 0->3` (ranks in the group)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchContext:
+    """What the open spans tell of a call; None where they do not.
+
+    Attributes:
+        kind: by the innermost communication span.
+        num_bytes: the largest tensor that the communication spans were called with.
+        root: the root of a rooted kind, a rank in the group.
+        peer: whom a send goes to or a receive comes from, a rank in the group.
+        open_spans: names of the spans that say whom the call serves.
+    """
+
+    kind: str | None = None
+    num_bytes: int | None = None
+    root: int | None = None
+    peer: int | None = None
+    open_spans: tuple[str, ...] = ()
+
+
+NOTHING_OPEN = LaunchContext()
+
+
+def launch_contexts(trace: TraceColumns, lanes: IntColumn, moments_ns: npt.NDArray[np.int64]) -> list[LaunchContext]:
+    """The context of each launch, given its thread's lane and its time (NONE where the launch is unknown)."""
+    rows = trace.rows_of(Category.CPU_OP, Category.USER_ANNOTATION)
+    rows = rows[trace.named(rows, lambda name: kind_of_span(name) is not None or tells_dimension(name))]
+    contexts = [NOTHING_OPEN] * len(lanes)
+    for lane in np.unique(lanes[lanes != NONE]).tolist():
+        asked = np.flatnonzero((lanes == lane) & (moments_ns != NONE))
+        asked = asked[np.argsort(moments_ns[asked], kind="stable")]
+        spans = rows[trace.lane[rows] == lane]
+        spans = spans[np.lexsort((-trace.end_ns[spans], trace.start_ns[spans]))]
+        open_rows: list[int] = []
+        opened = 0
+        starts, ends = trace.start_ns[spans], trace.end_ns[spans]
+        for place, moment in zip(asked.tolist(), moments_ns[asked].tolist(), strict=True):
+            while opened < len(spans) and starts[opened] <= moment:
+                open_rows.append(opened)
+                opened += 1
+            open_rows = [span for span in open_rows if ends[span] > moment]
+            if open_rows:
+                contexts[place] = _read(trace, [int(spans[span]) for span in open_rows])
+    return contexts
+
+
+def _read(trace: TraceColumns, open_rows: Sequence[int]) -> LaunchContext:
+    """Args: open_rows: outermost first."""
+    names = [trace.names[int(trace.name[row])] for row in open_rows]
+    kind = root = peer = None
+    sizes = []
+    for row, name in zip(open_rows, names, strict=True):
+        own = kind_of_span(name)
+        if own is None:
+            continue
+        kind = own
+        dims, types, concrete = arguments_of(trace, row)
+        if (size := largest_tensor_bytes(dims, types)) is not None:
+            sizes.append(size)
+        root = _whole(concrete, _PLACE_OF_ROOT.get(name)) if name in _PLACE_OF_ROOT else root
+        peer = peer_of(name, concrete) if kind in ("send", "recv") else peer
+    return LaunchContext(
+        kind, max(sizes, default=None), root, peer, tuple(name for name in names if tells_dimension(name))
+    )
+
+
+def peer_of(name: str, concrete: list[Any]) -> int | None:
+    """The peer of a send's or receive's span: in the annotation's name, else the operator's third argument."""
+    told = _PEER.match(name)
+    return int(told.group(3)) if told else _whole(concrete, 2)
+
+
+def arguments_of(trace: TraceColumns, row: int) -> tuple[list[Any], list[Any], list[Any]]:
+    """A row's dimensions, types and concrete inputs; empty where not recorded."""
+    place = int(trace.shapes[row])
+    if place == NONE:
+        return [], [], []
+    shapes = trace.shape_table[place]
+    dims, types, concrete = (_list(t) for t in (shapes.input_dims, shapes.input_types, shapes.concrete_inputs))
+    return dims, types, concrete
+
+
+def largest_tensor_bytes(dims: list[Any], types: list[Any]) -> int | None:
+    """Size of the largest tensor among an operator's inputs whose type is told."""
+    sizes = []
+    for shape, dtype in zip(dims, types, strict=False):
+        size = bytes_of_dtype(dtype) if isinstance(dtype, str) else None
+        if size is not None and isinstance(shape, list) and shape and all(isinstance(n, int) for n in shape):
+            sizes.append(prod(shape) * size)
+    return max(sizes, default=None)
+
+
+def _whole(values: list[Any], place: int | None) -> int | None:
+    try:
+        return int(values[place]) if place is not None else None
+    except (ValueError, IndexError, TypeError):
+        return None
+
+
+def _list(text: str) -> list[Any]:
+    try:
+        value = json.loads(text) if text else []
+    except ValueError:
+        return []
+    return value if isinstance(value, list) else []

@@ -1,0 +1,98 @@
+"""Are the members of calls that tell no group found by their ends, and is nobody put into a wrong group?"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.analyzer.alignment.device_calls import Call
+from stepscope.analyzer.alignment.groupless import with_groups
+from stepscope.core.headings import Heading
+from stepscope.workflow.analyze import analyze
+
+US = 1000
+MS = 1000 * US
+
+
+def silent_job(
+    groups: list[tuple[int, ...]],
+    *,
+    hosts: dict[int, str | None] | None = None,
+    ahead_ns: dict[int, int] | None = None,
+    rounds: int = 10,
+    seed: int = 1,
+) -> tuple[dict[int, list[Call]], dict[int, str | None]]:
+    """All ranks call the same in the same order; members of a group leave within 5 us, groups at their own times."""
+    generator = random.Random(seed)
+    ranks = sorted(rank for group in groups for rank in group)
+    calls: dict[int, list[Call]] = {rank: [] for rank in ranks}
+    for number in range(rounds):
+        for group in groups:
+            end = number * 10 * MS + generator.randrange(8 * MS)
+            for rank in group:
+                own = end + generator.randrange(5 * US) + (ahead_ns or {}).get(rank, 0)
+                kind = "all_reduce" if number % 2 else "all_gather"
+                calls[rank].append(Call(rank, own - MS, own, 1, None, kind, 64, (), False, stream=20))
+    return calls, hosts or dict.fromkeys(ranks)
+
+
+def groups_of(calls: dict[int, list[Call]]) -> set[tuple[int, ...] | None]:
+    return {call.group for own in calls.values() for call in own}
+
+
+def test_ranks_that_leave_together_are_one_group() -> None:
+    calls, hosts = silent_job([(0, 1, 2, 3)])
+    assert groups_of(with_groups(calls, 4, hosts)) == {(0, 1, 2, 3)}
+
+
+def test_pairs_that_call_the_same_in_the_same_order_are_told_apart() -> None:
+    calls, hosts = silent_job([(0, 1), (2, 3)])
+    found = with_groups(calls, 4, hosts)
+    assert {call.group for call in found[0]} == {(0, 1)}
+    assert {call.group for call in found[3]} == {(2, 3)}
+
+
+@given(st.permutations(range(6)), st.integers(0, 99))
+def test_any_partition_is_found(order: list[int], seed: int) -> None:
+    groups = [tuple(sorted(order[:2])), tuple(sorted(order[2:]))]
+    calls, hosts = silent_job(groups, seed=seed)
+    assert groups_of(with_groups(calls, 6, hosts)) == set(groups)
+
+
+def test_hosts_clocks_may_stand_apart_if_they_do_so_steadily() -> None:
+    hosts: dict[int, str | None] = {0: "a", 1: "a", 2: "b", 3: "b"}
+    ahead = {2: 7 * MS, 3: 7 * MS}
+    calls, hosts = silent_job([(0, 2), (1, 3)], hosts=hosts, ahead_ns=ahead)
+    assert groups_of(with_groups(calls, 4, hosts)) == {(0, 2), (1, 3)}
+    calls, hosts = silent_job([(0, 2), (1, 3)], hosts=hosts, ahead_ns=ahead, rounds=4)
+    assert groups_of(with_groups(calls, 4, hosts)) == {None}, "four meetings prove no offset"
+
+
+def test_a_missing_trace_may_be_a_members() -> None:
+    calls, hosts = silent_job([(0, 1)])
+    assert groups_of(with_groups(calls, 4, hosts)) == {None}
+
+
+def test_a_rank_that_calls_something_else_is_in_no_group() -> None:
+    calls, hosts = silent_job([(0, 1, 2)])
+    calls[2] = calls[2][:-1]
+    found = with_groups(calls, 3, hosts)
+    assert {call.group for call in found[0] + found[1]} == {(0, 1)}
+    assert {call.group for call in found[2]} == {None}
+
+
+@pytest.mark.shared
+def test_eight_ranks_of_2023_without_arguments_are_split(shared_traces: Path) -> None:
+    """The known skew of the first collective is 7,624 us, rank 1 the earliest; HTA names ranks 2 and 7 as late."""
+    analysis = analyze([str(shared_traces / "public" / "param" / "dlrm_8rank_kineto")], keep=False).analysis
+    assert analysis.ledger[Heading.COMMUNICATION_UNSPLIT] == 0.0
+    assert analysis.trace_quality.unmatched_collectives == 0.0
+    rows = {(row.kind, row.bytes): row for row in analysis.collectives}
+    assert {row.group for row in rows.values()} == {"0,1,2,3,4,5,6,7"}
+    assert rows["all_to_all", 24576].count == 2
+    assert rows["all_to_all", 24576].last_arriver == 7
+    assert rows["all_reduce", 394241 * 4].count == 1
