@@ -19,16 +19,9 @@ from stepscope.analyzer.ledger.idle_rule import observe_host
 from stepscope.analyzer.ledger.steps import HostSteps, Window, device_window, file_window, host_steps
 from stepscope.analyzer.pipeline.micro_batches import marked_micro_batches
 from stepscope.analyzer.rank_view import RankView, ReadFacts
-from stepscope.analyzer.roofline.kernel_limits import (
-    DecidedBy,
-    KernelLimits,
-    coverage,
-    dominant_dtype,
-    kernel_limits,
-    peak_flops,
-    peak_is_convicted,
-    step_flops,
-)
+from stepscope.analyzer.roofline.kernel_costs import DecidedBy
+from stepscope.analyzer.roofline.kernel_limits import KernelLimits, kernel_limits
+from stepscope.analyzer.roofline.utilization import coverage, dominant_dtype, peak_is_convicted, step_flops
 from stepscope.core.analysis import KernelTime, Notice, RooflineCoverage
 from stepscope.core.errors import DataError, TruncatedTraceError
 from stepscope.core.hardware import GpuModel, find_gpu
@@ -220,7 +213,7 @@ def _flops_a_step(
 
 def _peak(gpu: GpuModel | None, limits: KernelLimits) -> float | None:
     dtype = dominant_dtype(limits)
-    return peak_flops(gpu, dtype) if gpu is not None and dtype is not None else None
+    return gpu.peak_flops(dtype) if gpu is not None and dtype is not None else None
 
 
 def _facts(trace: TraceColumns, activities: Activities | None, window: Window, *, lost_launches: float) -> ReadFacts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -179,13 +179,10 @@ def job_roofline(views: Mapping[int, RankView]) -> Roofline:
             sample.setdefault(kernel.name, kernel)
     kernels = [replace(sample[name], ms=ms, count=count[name]) for name, ms in time.most_common()]
     parts = [view.coverage for view in views.values()]
-    size = max(len(parts), 1)
-    return Roofline(
-        RooflineCoverage(
-            sum(p.model for p in parts) / size, sum(p.by_name for p in parts) / size, sum(p.none for p in parts) / size
-        ),
-        kernels,
-    )
+    shares = {
+        part.name: sum(getattr(p, part.name) for p in parts) / max(len(parts), 1) for part in fields(RooflineCoverage)
+    }
+    return Roofline(RooflineCoverage(**shares), kernels)
 
 
 def is_oversubscribed(views: Mapping[int, RankView], context: JobContext) -> bool:

@@ -197,11 +197,22 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class RooflineCoverage:
-    """Share of kernel time by how its limit was decided."""
+    """Share of kernel time by how its limit was decided; the shares add up to 1."""
 
     model: float
+    """from the shapes that the kernel's operator recorded"""
     by_name: float
+    """by what kind of work its name tells"""
     none: float
+    borrowed: float = 0.0
+    """launched before the trace begins: from the same kernel seen with its operator"""
+    parameters: float = 0.0
+    """passes over the parameters: from the grid and the gradients' sizes"""
+
+    @property
+    def costed(self) -> float:
+        """Share whose FLOPs and bytes are known, whichever way."""
+        return self.model + self.borrowed + self.parameters
 
 
 @dataclass(frozen=True, slots=True)

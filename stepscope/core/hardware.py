@@ -26,6 +26,17 @@ class GpuModel:
     link_bytes_per_second: float | None
     source: str
 
+    def peak_flops(self, dtype: str) -> float | None:
+        """Dense peak in FLOP/s for an element type of matrix operands, or None when the catalogue has none."""
+        peak = self.dense_flops.get(dtype)
+        if peak is None and dtype in _AS_FLOAT32:
+            return self.dense_flops.get("float32")
+        return peak
+
+
+_AS_FLOAT32 = ("tfloat32", "bfloat16")
+"""Where the matrix units do not know these types (before Ampere), products run on the vector units as float32."""
+
 
 def _flops(**tera: float) -> MappingProxyType[str, float]:
     return MappingProxyType({dtype: value * 1e12 for dtype, value in tera.items()})

@@ -122,13 +122,19 @@ def is_communication(name: str) -> bool:
     return any(word in name for word in _ALL_REDUCE) and any(word in name for word in _SHOTS)
 
 
+def is_elementwise(name: str) -> bool:
+    """Whether a kernel is torch's loop over elements: each input read once, each output written once."""
+    function = _function(name.lower())
+    return bool(_ELEMENTWISE.search(function)) and not _BY_INDEX.search(function)
+
+
 @lru_cache(maxsize=4096)
 def family_of(name: str) -> Family:
     """The kind of work of a kernel that is not communication; Family.OTHER when the name does not tell."""
     name = name.lower()
-    function = _function(name)
-    if _ELEMENTWISE.search(function) and not _BY_INDEX.search(function):
+    if is_elementwise(name):
         return Family.COPY_LIKE if _FILL_OR_COPY.search(name) else Family.POINTWISE
+    function = _function(name)
     for pattern, family in _COMPILED:
         if pattern.search(function):
             return _of_list_pass(name) if family is Family.OPTIMIZER else family

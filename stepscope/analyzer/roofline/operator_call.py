@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from math import prod
 
 from stepscope.analyzer.roofline.kernel_family import Family
@@ -51,14 +52,18 @@ class OperatorCall:
     """One call. Entry i of each tuple belongs to argument i.
 
     Attributes:
-        dims: an argument's dimensions; None for what is no tensor with dimensions (scalars, lists, zero-dim tensors).
+        dims: an argument's dimensions, () for a tensor of one number; None for what is no tensor (scalars, lists).
+        lists: the dimensions of a list of tensors; None for what is none or was too long to be recorded.
         types: the profiler's word for its element type, or "Scalar", "ScalarList", "TensorList", "".
         values: text of scalars and lists, "" for tensors; empty where the profiler (before torch 2.1) kept none.
+        list_element_bytes: bytes of one element of the lists' tensors, whose type is not recorded; None if unknown.
     """
 
     dims: tuple[Dims | None, ...]
+    lists: tuple[tuple[Dims, ...] | None, ...]
     types: tuple[str, ...]
     values: tuple[str, ...]
+    list_element_bytes: int | None = None
 
     def tensor(self, argument: int) -> Dims | None:
         """Dimensions of an argument, or None when it is no tensor or not recorded."""
@@ -76,6 +81,11 @@ class OperatorCall:
     def compute_dtype(self, argument: int) -> str | None:
         """The word core.hardware has for an argument's element type, or None."""
         return _COMPUTE_DTYPES.get(self.types[argument]) if argument < len(self.types) else None
+
+    def list_elements(self, argument: int) -> int | None:
+        """Elements of all tensors of a list, or None when it is none or was not recorded."""
+        dims = self.lists[argument] if argument < len(self.lists) else None
+        return sum(map(prod, dims)) if dims is not None else None
 
     def flag(self, argument: int) -> bool | None:
         """A boolean argument's value, or None when not recorded."""
@@ -109,6 +119,7 @@ class OperatorCost:
         dtype: element type of the matrix operands in core.hardware's words ("float32" leaves TF32 open); None where
             flops is 0 or the type is not in its catalogue.
         families: the kernels that do the work; others of the same operator are side kernels.
+        side_bytes: fewest bytes of one side kernel by its family, where they are known.
     """
 
     flops: float
@@ -116,12 +127,13 @@ class OperatorCost:
     num_bytes: float
     dtype: str | None
     families: frozenset[Family]
+    side_bytes: Mapping[Family, float] = field(default_factory=dict)
 
 
 CostModel = Callable[[OperatorCall], OperatorCost | None]
 
 
-def parse_call(shapes: Shapes) -> OperatorCall | None:
+def parse_call(shapes: Shapes, *, list_element_bytes: int | None = None) -> OperatorCall | None:
     """Parse what the trace recorded, or None when it recorded no shapes or they make no sense."""
     dims, types, values = (
         _parse(text) for text in (shapes.input_dims, shapes.input_types, shapes.concrete_inputs or "[]")
@@ -129,9 +141,11 @@ def parse_call(shapes: Shapes) -> OperatorCall | None:
     if not isinstance(dims, list) or not isinstance(types, list) or not isinstance(values, list):
         return None
     return OperatorCall(
-        dims=tuple(_as_dims(entry) or None for entry in dims),
+        dims=tuple(_tensor_dims(entry, kind) for entry, kind in zip_longest(dims, types[: len(dims)])),
+        lists=tuple(_list_dims(entry) for entry in dims),
         types=tuple(str(entry) for entry in types),
         values=tuple(str(entry) for entry in values),
+        list_element_bytes=list_element_bytes,
     )
 
 
@@ -140,6 +154,19 @@ def _parse(text: str) -> object:
         return json.loads(text)
     except ValueError:
         return None
+
+
+def _tensor_dims(entry: object, kind: object) -> Dims | None:
+    """[] stands for scalars and missing tensors too: there the type is no element type."""
+    return _as_dims(entry) or (() if entry == [] and kind in ELEMENT_BYTES else None)
+
+
+def _list_dims(entry: object) -> tuple[Dims, ...] | None:
+    if not isinstance(entry, list) or not entry:
+        return None
+    dims = [_as_dims(inner) for inner in entry]
+    found = tuple(inner for inner in dims if inner is not None)
+    return found if len(found) == len(dims) else None
 
 
 def _as_dims(entry: object) -> Dims | None:

@@ -1,6 +1,6 @@
-"""How few bytes do operators move that only stream through memory: pointwise, norms, reductions, copies, lookups?
+"""How few bytes do operators move that only stream through memory: pointwise, norms, reductions, copies?
 
-To teach a new operator, add a row to `_STREAMS`, a word to `_POINTWISE` or `_REDUCTIONS`, or a function to `_LOOKUPS`.
+To teach a new operator, add a row to `_STREAMS` or a word to `_POINTWISE` or `_REDUCTIONS`.
 Argument numbers are those of the operator's schema. FLOPs are 0: these run far below the vector units' rate.
 """
 
@@ -16,7 +16,8 @@ from stepscope.analyzer.roofline.operator_call import CostModel, Dims, OperatorC
 _POINTWISE_KERNELS = frozenset({Family.POINTWISE, Family.COPY_LIKE})
 
 
-def _traffic(num_bytes: int, families: frozenset[Family]) -> OperatorCost:
+def traffic(num_bytes: int, families: frozenset[Family]) -> OperatorCost:
+    """The cost of an operator that only moves bytes."""
     return OperatorCost(0.0, 0.0, float(num_bytes), None, families)
 
 
@@ -34,6 +35,7 @@ class _Stream(NamedTuple):
 _NORM = frozenset({Family.NORMALIZATION})
 _SOFTMAX = frozenset({Family.SOFTMAX})
 _POOL = frozenset({Family.REDUCTION})
+_SORT = frozenset({Family.SORT})
 
 _STREAMS = {
     "aten::native_layer_norm": _Stream((0, 2, 3), (0,), _NORM),
@@ -46,6 +48,13 @@ _STREAMS = {
     "aten::cudnn_batch_norm_backward": _Stream((0, 1), (0,), _NORM),
     "aten::miopen_batch_norm": _Stream((0,), (0,), _NORM),
     "aten::miopen_batch_norm_backward": _Stream((0, 1), (0,), _NORM),
+    "aten::_native_batch_norm_legit": _Stream((0,), (0,), _NORM),
+    "aten::_batch_norm_with_update": _Stream((0,), (0,), _NORM),
+    "aten::batch_norm_backward": _Stream((0, 1), (0,), _NORM),
+    "aten::batch_norm_stats": _Stream((0,), (), _NORM),
+    "aten::batch_norm_elemt": _Stream((0,), (0,), _NORM),
+    "aten::batch_norm_backward_reduce": _Stream((0, 1), (), _NORM),
+    "aten::batch_norm_backward_elemt": _Stream((0, 1), (0,), _NORM),
     "aten::native_group_norm": _Stream((0,), (0,), _NORM),
     "aten::native_group_norm_backward": _Stream((0, 1), (0,), _NORM),
     "_C::rms_norm": _Stream((1, 2), (0,), _NORM),
@@ -55,15 +64,25 @@ _STREAMS = {
     "aten::_log_softmax": _Stream((0,), (0,), _SOFTMAX),
     "aten::_softmax_backward_data": _Stream((0, 1), (0,), _SOFTMAX),
     "aten::_log_softmax_backward_data": _Stream((0, 1), (0,), _SOFTMAX),
-    "aten::native_dropout": _Stream((0,), (0,), _POINTWISE_KERNELS),
     "aten::copy_": _Stream((1,), (0,), _POINTWISE_KERNELS),
     "aten::fill_": _Stream((), (0,), _POINTWISE_KERNELS),
     "aten::zero_": _Stream((), (0,), _POINTWISE_KERNELS),
     "aten::split_with_sizes_copy": _Stream((0,), (0,), _POINTWISE_KERNELS),
-    "aten::cumsum": _Stream((0,), (0,), frozenset({Family.SORT})),
+    "aten::tril": _Stream((0,), (0,), _POINTWISE_KERNELS),
+    "aten::triu": _Stream((0,), (0,), _POINTWISE_KERNELS),
+    "aten::flip": _Stream((0,), (0,), _POINTWISE_KERNELS),
+    "aten::roll": _Stream((0,), (0,), _POINTWISE_KERNELS),
+    "aten::cumsum": _Stream((0,), (0,), _SORT),
+    "aten::cumprod": _Stream((0,), (0,), _SORT),
+    "aten::sort": _Stream((0,), (0,), _SORT),
+    "aten::topk": _Stream((0,), (), _SORT),
     "aten::max_pool2d_with_indices": _Stream((0,), (), _POOL),
     "aten::max_pool2d_with_indices_backward": _Stream((0, 7), (1,), _POOL),
+    "aten::avg_pool2d": _Stream((0,), (), _POOL),
     "aten::avg_pool2d_backward": _Stream((0,), (1,), _POOL),
+    "aten::_adaptive_avg_pool2d": _Stream((0,), (), _POOL),
+    "aten::_adaptive_avg_pool2d_backward": _Stream((0,), (1,), _POOL),
+    "aten::adaptive_max_pool2d": _Stream((0,), (), _POOL),
 }
 
 
@@ -73,9 +92,15 @@ def _stream_model(row: _Stream) -> CostModel:
         written = [call.num_bytes(at) for at in row.writes]
         if None in (*read[:1], *written[:1]):
             return None
-        return _traffic(sum(size or 0 for size in read + written), row.families)
+        return traffic(sum(size or 0 for size in read + written), row.families)
 
     return model
+
+
+def _dropout(call: OperatorCall) -> OperatorCost | None:
+    """Reads the input, writes the result and a mask of one byte an element."""
+    dims, size = call.tensor(0), call.num_bytes(0)
+    return traffic(2 * size + prod(dims), _POINTWISE_KERNELS) if dims is not None and size is not None else None
 
 
 # Pointwise -----------------------------------------------------------------------------------------------------------
@@ -95,32 +120,43 @@ _POINTWISE = {
     "hardtanh_backward hardswish_backward elu_backward softplus_backward mish_backward native_dropout_backward",
     3: "addcmul addcdiv lerp where clamp mse_loss_backward",
 }
-"""By the number of arguments that may be tensors."""
+"""By the number of arguments that may be tensors. Others are known by their kernels' names (operator_cost)."""
 
 
-def _broadcast(shapes: list[Dims]) -> Dims:
+def broadcast(shapes: list[Dims]) -> Dims:
     """The common shape of tensors that torch has already found to fit."""
     reverse = zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
     return tuple(max(sizes) for sizes in reverse)[::-1]
 
 
-def _pointwise_model(num_inputs: int, *, in_place: bool, comparison: bool) -> CostModel:
+def pointwise_model(num_inputs: int | None, *, in_place: bool, comparison: bool) -> CostModel:
+    """The model of an operator that works element by element.
+
+    Args:
+        num_inputs: its first arguments that may be tensors it reads, a tensor after them is the result; None for all.
+        in_place: the first is written.
+        comparison: the result is one byte an element.
+    """
+
     def model(call: OperatorCall) -> OperatorCost | None:
-        tensors = [at for at in range(num_inputs) if call.tensor(at) is not None]
+        limit = len(call.dims) if num_inputs is None else num_inputs
+        tensors = [at for at in range(limit) if call.tensor(at)]
+        if not tensors:  # all of them one number
+            tensors = [at for at in range(limit) if call.tensor(at) is not None]
         sizes, widths = [call.num_bytes(at) for at in tensors], [call.element_bytes(at) for at in tensors]
         if not tensors or None in sizes or (in_place and tensors[0] != 0):
             return None
-        given = [call.num_bytes(at) for at in range(num_inputs, len(call.dims)) if call.tensor(at) is not None]
+        given = [call.num_bytes(at) for at in range(limit, len(call.dims)) if call.tensor(at) is not None]
         if in_place:
             written = sizes[0]
         elif given:
             written = given[-1]  # the out= argument stands last
         else:
             width = 1 if comparison else max(width or 0 for width in widths)
-            written = prod(_broadcast([call.dims[at] or () for at in tensors])) * width
+            written = prod(broadcast([call.dims[at] or () for at in tensors])) * width
         if written is None:
             return None
-        return _traffic(sum(size or 0 for size in sizes) + written, _POINTWISE_KERNELS)
+        return traffic(sum(size or 0 for size in sizes) + written, _POINTWISE_KERNELS)
 
     return model
 
@@ -136,64 +172,7 @@ def _reduction(call: OperatorCall) -> OperatorCost | None:
         return None
     reduced = call.integers(1)  # empty or absent: over everything, or not recorded, where the output counts as nothing
     num_reduced = prod(dims[at] for at in reduced) if reduced and max(map(abs, reduced)) <= len(dims) else 0
-    return _traffic(size + (size // num_reduced if num_reduced else 0), frozenset({Family.REDUCTION}))
-
-
-# Lookups by index ----------------------------------------------------------------------------------------------------
-
-_LOOKUP = frozenset({Family.EMBEDDING})
-
-
-def _rows_moved(call: OperatorCall, *, table: int, index: int, row_elements: int) -> OperatorCost | None:
-    dims, width = call.tensor(index), call.element_bytes(table)
-    if dims is None or width is None:
-        return None
-    # the index is often expanded without being stored: only the rows count, read once and written once
-    return _traffic(2 * prod(dims) * row_elements * width, _LOOKUP)
-
-
-def _embedding(call: OperatorCall) -> OperatorCost | None:
-    table = call.tensor(0)
-    return _rows_moved(call, table=0, index=1, row_elements=table[-1]) if table is not None else None
-
-
-def _index_select(call: OperatorCall) -> OperatorCost | None:
-    table, axis = call.tensor(0), call.integer(1)
-    if table is None or axis is None or not -len(table) <= axis < len(table):
-        return None
-    return _rows_moved(call, table=0, index=2, row_elements=prod(table) // max(table[axis], 1))
-
-
-def _gather(call: OperatorCall) -> OperatorCost | None:
-    return _rows_moved(call, table=0, index=2, row_elements=1)
-
-
-def _embedding_backward(call: OperatorCall) -> OperatorCost | None:
-    gradient, size, num_rows, width = call.tensor(0), call.num_bytes(0), call.integer(2), call.element_bytes(0)
-    if gradient is None or size is None or num_rows is None or width is None:
-        return None
-    return _traffic(size + num_rows * gradient[-1] * width, _LOOKUP)
-
-
-def _nll_loss(*, table: int) -> CostModel:
-    def model(call: OperatorCall) -> OperatorCost | None:
-        width, targets = call.element_bytes(table), call.num_bytes(table + 1)
-        dims = call.tensor(table + 1)
-        if width is None or targets is None or dims is None:
-            return None
-        return _traffic(prod(dims) * width + targets, _SOFTMAX)
-
-    return model
-
-
-_LOOKUPS: dict[str, CostModel] = {
-    "aten::embedding": _embedding,
-    "aten::index_select": _index_select,
-    "aten::gather": _gather,
-    "aten::embedding_dense_backward": _embedding_backward,
-    "aten::nll_loss_forward": _nll_loss(table=0),
-    "aten::nll_loss_backward": _nll_loss(table=1),
-}
+    return traffic(size + (size // num_reduced if num_reduced else 0), frozenset({Family.REDUCTION}))
 
 
 def generated_kernel(call: OperatorCall) -> OperatorCost | None:
@@ -201,20 +180,18 @@ def generated_kernel(call: OperatorCall) -> OperatorCost | None:
     sizes = [call.num_bytes(at) for at in range(len(call.dims)) if call.tensor(at) is not None]
     if not sizes or None in sizes:
         return None
-    return _traffic(sum(size or 0 for size in sizes), frozenset({Family.POINTWISE, Family.REDUCTION}))
+    return traffic(sum(size or 0 for size in sizes), frozenset({Family.POINTWISE, Family.REDUCTION}))
 
 
 TRAFFIC_MODELS: dict[str, CostModel] = {
     **{
-        f"aten::{word}{'_' * in_place}": _pointwise_model(
-            num_inputs, in_place=in_place, comparison=word in _COMPARISONS
-        )
+        f"aten::{word}{'_' * in_place}": pointwise_model(num_inputs, in_place=in_place, comparison=word in _COMPARISONS)
         for num_inputs, words in _POINTWISE.items()
         for word in words.split()
         for in_place in (False, True)
     },
     **{f"aten::{word}": _reduction for word in _REDUCTIONS.split()},
     **{name: _stream_model(row) for name, row in _STREAMS.items()},
-    **_LOOKUPS,
+    "aten::native_dropout": _dropout,
 }
 """By the operator's name."""

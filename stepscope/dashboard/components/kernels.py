@@ -31,7 +31,7 @@ def kernels_panel(analysis: Analysis) -> list[Component]:
     windows = sum(rank.window_ms for rank in analysis.ranks)
     coverage = analysis.roofline.coverage
     note = (
-        f"limits known from a model for {percent(coverage.model)} of kernel time, "
+        f"limits known from a model for {percent(coverage.costed)} of kernel time, "
         f"by name for {percent(coverage.by_name)}, unknown for {percent(coverage.none)}"
     )
     rows = [_row(kernel, windows) for kernel in kernels]

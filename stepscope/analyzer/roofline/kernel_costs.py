@@ -1,0 +1,155 @@
+"""How much arithmetic and memory traffic is each kernel's part, and how do we know?
+
+By its operator's model first; passes over lists of tensors by their grid; what was launched before the trace begins by
+the same kernel seen later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.roofline.borrowing import stand_ins
+from stepscope.analyzer.roofline.kernel_family import Family
+from stepscope.analyzer.roofline.kernel_operator import launching_operators
+from stepscope.analyzer.roofline.list_passes import list_pass_bytes
+from stepscope.analyzer.roofline.operator_call import OperatorCost
+from stepscope.analyzer.roofline.operator_cost import operator_cost
+from stepscope.analyzer.roofline.recomputation import recomputed
+from stepscope.trace.columns import NONE, IntColumn, TraceColumns
+
+Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.uint8]
+
+DTYPES = ("", "bfloat16", "float16", "tfloat32", "float32", "float64", "float8")
+"""Element types of matrix operands by code, in core.hardware's words; "" where there are none."""
+
+
+class DecidedBy(IntEnum):
+    """How a kernel's limit was found."""
+
+    NOTHING = 0
+    NAME = 1
+    """by its family"""
+    MODEL = 2
+    """from the shapes that its operator recorded"""
+    BORROWED = 3
+    """from the same kernel seen with its operator"""
+    PARAMETERS = 4
+    """a pass over the parameters, sized by its grid and the gradients"""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCosts:
+    """One entry a kernel; nan where nothing tells its cost.
+
+    Attributes:
+        flops: matrix FLOPs executed.
+        model_flops: those that are no repetition: without attention's recomputation and recomputed forwards.
+        num_bytes: fewest bytes to and from memory.
+        dtype: index into DTYPES.
+        source: DecidedBy codes, NOTHING where nan.
+    """
+
+    flops: Floats
+    model_flops: Floats
+    num_bytes: Floats
+    dtype: Codes
+    source: Codes
+
+
+def kernel_costs(trace: TraceColumns, kernel_rows: IntColumn, family: Codes) -> KernelCosts:
+    """What each kernel has to do.
+
+    Args:
+        trace: one rank's events.
+        kernel_rows: rows of its compute kernels.
+        family: their Family codes.
+    """
+    operator = launching_operators(trace, kernel_rows)
+    costs = _by_model(trace, kernel_rows, operator, family)
+    costs.model_flops[recomputed(trace, operator)] *= 0.0
+    passes = list_pass_bytes(trace, kernel_rows, operator)
+    sized = np.isnan(costs.num_bytes) & ~np.isnan(passes.num_bytes)
+    costs.flops[sized] = costs.model_flops[sized] = 0.0
+    costs.num_bytes[sized] = passes.num_bytes[sized]
+    costs.source[sized] = np.where(passes.from_shapes[sized], DecidedBy.MODEL, DecidedBy.PARAMETERS)
+    donor = stand_ins(trace, kernel_rows, operator)
+    borrows = np.flatnonzero((donor != NONE) & np.isnan(costs.num_bytes))
+    donor = donor[borrows]
+    for column in (costs.flops, costs.model_flops, costs.num_bytes, costs.dtype):
+        column[borrows] = column[donor]
+    costs.source[borrows] = np.where(np.isnan(costs.num_bytes[donor]), DecidedBy.NOTHING, DecidedBy.BORROWED)
+    return costs
+
+
+def _by_model(trace: TraceColumns, kernel_rows: IntColumn, operator: IntColumn, family: Codes) -> KernelCosts:
+    """Each operator's cost, shared among the kernels that do its work in proportion to their durations."""
+    duration = trace.end_ns[kernel_rows] - trace.start_ns[kernel_rows]
+    distinct, which = _distinct_calls(trace, operator)
+    table = np.full((len(distinct), 3), np.nan)
+    side = np.full((len(distinct), len(Family)), np.nan)
+    dtype = np.zeros(len(distinct), np.uint8)
+    works = np.zeros((len(distinct), len(Family)), np.bool_)
+    kernel_names = trace.name[kernel_rows[_longest(which, duration, len(distinct))]]
+    for place, pair in enumerate(distinct.tolist()):
+        cost = _cost(trace, pair, trace.names[kernel_names[place]])
+        if cost is None:
+            continue
+        table[place] = cost.flops, cost.flops - cost.recomputed_flops, cost.num_bytes
+        dtype[place] = DTYPES.index(cost.dtype) if cost.dtype in DTYPES else 0
+        works[place, list(cost.families)] = True
+        for side_family, num_bytes in cost.side_bytes.items():
+            side[place, side_family] = num_bytes
+    share = _share_of_work(operator, works[which, family], family, duration)
+    flops, model_flops, num_bytes = (table[which, column] * share for column in range(3))
+    beside = np.isnan(num_bytes) & ~np.isnan(side[which, family])
+    num_bytes[beside] = side[which, family][beside]
+    flops[beside] = model_flops[beside] = 0.0
+    known = ~np.isnan(num_bytes)
+    return KernelCosts(
+        flops,
+        model_flops,
+        num_bytes,
+        np.where(known & ~beside, dtype[which], 0).astype(np.uint8),
+        np.where(known, DecidedBy.MODEL, DecidedBy.NOTHING).astype(np.uint8),
+    )
+
+
+def _distinct_calls(trace: TraceColumns, operator: IntColumn) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
+    """Operators' names and shapes are few: each pair of them (one number) once, and each kernel's index into them."""
+    pairs = np.where(operator != NONE, trace.name[operator].astype(np.int64) << 32 | trace.shapes[operator], NONE)
+    pairs[(operator == NONE) | (trace.shapes[operator] == NONE)] = NONE
+    distinct, which = np.unique(pairs, return_inverse=True)
+    return distinct, which
+
+
+def _longest(which: npt.NDArray[np.intp], duration: IntColumn, num_calls: int) -> npt.NDArray[np.intp]:
+    """Of the kernels of each distinct call, the position of the longest."""
+    longest = np.zeros(num_calls, np.intp)
+    order = np.argsort(duration, kind="stable")
+    longest[which[order]] = order  # the last assignment stays
+    return longest
+
+
+def _cost(trace: TraceColumns, pair: int, kernel_name: str) -> OperatorCost | None:
+    if pair == NONE:
+        return None
+    return operator_cost(trace.names[pair >> 32], trace.shape_table[pair & 0xFFFFFFFF], kernel_name=kernel_name)
+
+
+def _share_of_work(operator: IntColumn, does_work: npt.NDArray[np.bool_], family: Codes, duration: IntColumn) -> Floats:
+    """The share of its operator's cost that each kernel bears: nan for side kernels."""
+    seen = np.zeros(int(operator.max(initial=NONE)) + 2, np.bool_)
+    seen[operator + 1] = True  # NONE is a call of its own
+    call = (np.cumsum(seen) - 1)[operator + 1]
+    # where no kernel of a call has a fitting name, those without any known name may be the one
+    unnamed = np.isin(family, [Family.OTHER, Family.TRITON])
+    has_named = np.bincount(call, weights=does_work) > 0
+    main = does_work | (unnamed & ~has_named[call])
+    weight = np.where(main, np.maximum(duration, 1), 0).astype(np.float64)
+    total = np.bincount(call, weights=weight)[call]
+    return np.where(main, weight / np.maximum(total, 1.0), np.nan)
