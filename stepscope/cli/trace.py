@@ -53,7 +53,7 @@ def _print(found: TraceInfo) -> None:
     if not sys.stdout.isatty():
         for file in found.files:
             for name, value in _facts(file):
-                click.echo(f"{file.path}: {name}: {value}")
+                click.echo(f"{_title(file)}: {name}: {value}")
         return
     from rich import box
     from rich.console import Console
@@ -61,10 +61,15 @@ def _print(found: TraceInfo) -> None:
 
     console = Console(highlight=False)  # rich itself heeds NO_COLOR
     for file in found.files:
-        table = Table("", "", box=box.SIMPLE, show_header=False, title=file.path, title_justify="left")
+        table = Table("", "", box=box.SIMPLE, show_header=False, title=_title(file), title_justify="left")
         for name, value in _facts(file):
             table.add_row(name, value)
         console.print(table)
+
+
+def _title(file: TraceFileInfo) -> str:
+    """The path, and which of the ranks in it."""
+    return f"{file.path} ({file.part})" if file.part else file.path
 
 
 def _facts(file: TraceFileInfo) -> list[tuple[str, str]]:
@@ -122,5 +127,9 @@ def _problems(problems: Problems) -> str:
         "clipped": problems.clipped,
     }
     parts = [f"{count:,} {name}" for name, count in counted.items() if count]
+    if problems.clipped:
+        parts[-1] += f" (by {problems.clipped_ms:,.3f} ms)"
+    if problems.damaged_at_byte is not None:
+        parts.append(f"first damage near byte {problems.damaged_at_byte:,} of the text")
     parts += ["the file ends early"] if problems.truncated else []
     return ", ".join(parts) or "none"

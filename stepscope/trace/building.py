@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import compress
 from typing import Any
 
@@ -19,7 +18,6 @@ from stepscope.trace.categories import (
     TRACE_SPAN,
     category_of,
 )
-from stepscope.trace.clipping import clip_overruns
 from stepscope.trace.columns import (
     DEVICE_CATEGORIES,
     NONE,
@@ -31,7 +29,7 @@ from stepscope.trace.columns import (
     TraceColumns,
     TraceHeader,
 )
-from stepscope.trace.communication import CommunicationBuilder
+from stepscope.trace.communication import CommunicationBuilder, number_in
 from stepscope.trace.events import NO_ARGUMENTS, Arguments, Event, ExactEvent
 from stepscope.trace.interning import GrowingColumn, Numbered, integers, narrow
 from stepscope.trace.lanes import Track, lanes_of
@@ -70,6 +68,7 @@ class ColumnsBuilder:
         dropped: complete events that are impossible: no times, negative or overflowed ones, device work at time 0.
         saw_stacks: a python_function was among them.
         communication: the rows that name a collective.
+        told_ranks: process -> rank, where the events' arguments tell it (merging tools write it there).
     """
 
     def __init__(self, *, keep_python_functions: bool) -> None:
@@ -78,6 +77,7 @@ class ColumnsBuilder:
         self.saw_stacks = False
         self.communication = CommunicationBuilder()
         self.tracks: Numbered[Track] = Numbered()
+        self.told_ranks: dict[int | str | None, int] = {}
         self.names: Numbered[str | None] = Numbered()
         self.shapes: Numbered[bytes] = Numbered()
         self.shapes[_NO_SHAPES]
@@ -105,26 +105,22 @@ class ColumnsBuilder:
         if events:
             self._append(events, start)
 
-    def build(self, header: TraceHeader, quality: ReadQuality, *, may_clip: bool) -> TraceColumns:
+    def build(self, header: TraceHeader, quality: ReadQuality) -> TraceColumns:
         """All rows as one trace; called once.
 
         Args:
             header: its base time is added to all timestamps, its groups complete the rows' groups.
             quality: the counts so far.
-            may_clip: whether overruns on a stream are cut (`clipping`).
         """
         start = self.columns.pop("start_ns").finish()
         start += header.base_time_ns
         end = start + self.columns.pop("duration_ns").finish()
         track = self.columns.pop("track").finish()
-        places, lanes = lanes_of(list(self.tracks), self._categories)
+        places, lanes = lanes_of(list(self.tracks), self._categories, self.told_ranks)
         lane = narrow(np.array(places, np.int64))[track]
         name = self.columns.pop("name").finish()
         category = self._final_categories(track, name)
         del track
-        if may_clip:
-            num_clipped = clip_overruns(category=category, lane=lane, start_ns=start, end_ns=end)
-            quality = replace(quality, clipped=num_clipped)
         calls, groups = self.communication.build(header.groups)
         return TraceColumns(
             header=header,
@@ -159,7 +155,10 @@ class ColumnsBuilder:
     def _append(self, events: list[Event | ExactEvent], start: npt.NDArray[np.int64]) -> None:
         duration = durations_ns([event.dur for event in events])
         tracks = self.tracks
+        num_known = len(tracks)
         track = integers([tracks[event.cat, event.pid, event.tid] for event in events])
+        if len(tracks) > num_known:
+            self._note_ranks(events, track, num_known)
         category = self._categories_of(track)
         impossible = (start == UNKNOWN_NS) | (duration == UNKNOWN_NS)
         impossible |= (start == 0) & (duration == 0) & _IS_DEVICE[category]
@@ -177,6 +176,12 @@ class ColumnsBuilder:
         self.columns["name"].add(integers([names[event.name] for event in events]))
         self._append_arguments([event.args or NO_ARGUMENTS for event in events], category)
         self.num_rows += len(events)
+
+    def _note_ranks(self, events: list[Event | ExactEvent], track: IntColumn, num_known: int) -> None:
+        for place in np.flatnonzero(track >= num_known).tolist():
+            event = events[place]
+            if event.args is not None and (rank := number_in(event.args.merged_rank)) != NONE:
+                self.told_ranks.setdefault(event.pid, rank)
 
     def _append_arguments(self, arguments: list[Arguments], category: IntColumn) -> None:
         external_id = integers([args.external_id for args in arguments])

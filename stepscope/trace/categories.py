@@ -57,3 +57,27 @@ ON_DEVICE = frozenset(
 def category_of(name: str | None) -> Category:
     """The kind behind a category name; OTHER for names that are not known."""
     return CATEGORIES.get(name, Category.OTHER)
+
+
+_FURTHER_NAMES = frozenset(
+    {
+        "external_correlation",
+        "cpu_instant_event",
+        "mtia_ccp_events",
+        "mtia_insight",
+        "mtia_counters",
+        "cuda_profiler_range",
+        "collective_comm",
+        "xpu_scope_profiler",
+        "hardware_counters",
+        "user_annotations",
+        "async_cpu_to_gpu",
+        TRACE_SPAN,
+    }
+)
+"""What Kineto writes besides; none of it is booked."""
+
+
+def is_pytorchs(name: str | None) -> bool:
+    """Whether PyTorch's profiler, of any age, writes events of this kind."""
+    return name is not None and (name in CATEGORIES or name in _FURTHER_NAMES)

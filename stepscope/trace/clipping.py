@@ -8,11 +8,11 @@ launch, branches of a graph), so nothing is ever cut there.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from stepscope.trace.columns import DEVICE_CATEGORIES, IntColumn, TraceHeader
+from stepscope.trace.columns import DEVICE_CATEGORIES, TraceColumns, TraceHeader
 
 
 def is_rocm(header: TraceHeader, metadata: Mapping[str, object]) -> bool:
@@ -21,17 +21,17 @@ def is_rocm(header: TraceHeader, metadata: Mapping[str, object]) -> bool:
     return keys_tell or any(device.name.startswith("AMD ") for device in header.devices)
 
 
-def clip_overruns(
-    *, category: IntColumn, lane: IntColumn, start_ns: npt.NDArray[np.int64], end_ns: npt.NDArray[np.int64]
-) -> int:
-    """Cut ends at the next start on the same lane, in place; how many were cut.
+def clip_overruns(trace: TraceColumns) -> TraceColumns:
+    """Cut ends at the next start on the same lane, in place, and count them.
 
     Rows that start together stay as they are: nothing tells which one ran first.
     """
-    rows = np.flatnonzero(np.isin(category, DEVICE_CATEGORIES))
-    rows = rows[np.lexsort((start_ns[rows], lane[rows]))]
+    rows = trace.rows_of(*DEVICE_CATEGORIES)
+    rows = rows[np.lexsort((trace.start_ns[rows], trace.lane[rows]))]
     this, following = rows[:-1], rows[1:]
-    overruns = (lane[this] == lane[following]) & (end_ns[this] > start_ns[following])
-    overruns &= start_ns[this] < start_ns[following]
-    end_ns[this[overruns]] = start_ns[following[overruns]]
-    return int(overruns.sum())
+    overruns = (trace.lane[this] == trace.lane[following]) & (trace.end_ns[this] > trace.start_ns[following])
+    overruns &= trace.start_ns[this] < trace.start_ns[following]
+    cut, until = this[overruns], trace.start_ns[following[overruns]]
+    cut_ns = int((trace.end_ns[cut] - until).sum())
+    trace.end_ns[cut] = until
+    return replace(trace, quality=replace(trace.quality, clipped=len(cut), clipped_ns=cut_ns))

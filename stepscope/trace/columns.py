@@ -43,11 +43,15 @@ DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Where an event ran: a host thread (process id, thread id) or a stream (device, stream id)."""
+    """Where an event ran: a host thread (process id, thread id) or a stream (device, stream id).
+
+    `part` is what a tool that merged several ranks into one file wrote on this rank's events; empty elsewhere.
+    """
 
     process: int
     thread: int
     on_device: bool
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +162,7 @@ class TraceHeader:
         file_bytes, text_bytes: size of the file, and of its JSON text.
         whole_steps: the steps that profile() recorded from their beginning to their end: torch closes the mark of a
             step that an exception cut short as if it had ended.
+        part: in a file of several ranks, what tells this one's events ("process 4711"); empty in a file of one.
     """
 
     path: str
@@ -174,17 +179,28 @@ class TraceHeader:
     file_bytes: int
     text_bytes: int
     whole_steps: tuple[int, ...] | None = None
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadQuality:
-    """What the reader had to mend or leave out, in events."""
+    """What the reader had to mend or leave out, in events.
+
+    Attributes:
+        num_events: entries of all phases, lost ones included.
+        repaired, dropped, clipped: events mended, events lost, and device rows cut where the next one starts.
+        truncated: the text ends before its closing bracket.
+        clipped_ns: time cut off.
+        damaged_at_byte: where in the text the first event was mended or lost, or None.
+    """
 
     num_events: int
     repaired: int
     dropped: int
     clipped: int
     truncated: bool
+    clipped_ns: int = 0
+    damaged_at_byte: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class Arguments(Struct, gc=False):
     root_rank: Raw = field(default=NO_TEXT, name="Rank")
     communicator: Raw = field(default=NO_TEXT, name="Comms Id")
     legacy_external_id: int = field(default=NONE, name="external id")
+    merged_rank: Raw = field(default=NO_TEXT, name="rank")
 
 
 class Event(Struct, gc=False):

@@ -18,6 +18,7 @@ _LOG = logging.getLogger(__name__)
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.IGNORECASE)
 _SHORT_RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])r(\d+)(?:t\d+)?(?=[^a-z0-9]|$)", re.IGNORECASE)
 _SINGLE_NUMBERS = re.compile(rb'"(baseTimeNanoseconds|rank|world_size)"\s*:\s*(\d+)')
+_DISTRIBUTED = "distributedInfo"
 _LARGEST_BASE_NS = 2**62
 
 
@@ -39,7 +40,7 @@ def parse_metadata(before: bytes, after: bytes) -> dict[str, Any]:
 def _parse_object(text: bytes) -> dict[str, Any]:
     for candidate in (text, *mended(text)):
         try:
-            found = json.loads(candidate, strict=False)
+            found = json.loads(candidate, strict=False, object_pairs_hook=_keep_all_ranks)
         except (ValueError, RecursionError):
             continue
         if isinstance(found, dict):
@@ -50,15 +51,33 @@ def _parse_object(text: bytes) -> dict[str, Any]:
         if name == b"baseTimeNanoseconds":
             numbers["baseTimeNanoseconds"] = int(value)
         else:
-            numbers.setdefault("distributedInfo", {})[name.decode()] = int(value)
+            numbers.setdefault(_DISTRIBUTED, {})[name.decode()] = int(value)
     return numbers
+
+
+def _keep_all_ranks(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of doubled keys the last counts, but a merged file's several distributedInfo are all kept."""
+    found = dict(pairs)
+    infos = [value for key, value in pairs if key == _DISTRIBUTED]
+    if len(infos) > 1:
+        found[_DISTRIBUTED] = infos
+    return found
+
+
+def listed_ranks(metadata: Mapping[str, Any]) -> list[int]:
+    """The ranks of all distributedInfo of a merged file, in its order; empty unless all tell one."""
+    infos = metadata.get(_DISTRIBUTED)
+    ranks = [_count(_mapping(info).get("rank")) for info in infos] if isinstance(infos, list) else []
+    known = [rank for rank in ranks if rank is not None]
+    return known if len(set(known)) == len(ranks) else []
 
 
 def build_header(
     metadata: Mapping[str, Any], *, path: str, file_bytes: int, text_bytes: int, saw_shapes: bool, saw_stacks: bool
 ) -> TraceHeader:
     """The typed header; `saw_shapes` and `saw_stacks` answer for traces that do not say how they were recorded."""
-    distributed = _mapping(metadata.get("distributedInfo"))
+    distributed = metadata.get(_DISTRIBUTED)
+    distributed = _mapping(distributed[0] if isinstance(distributed, list) and distributed else distributed)
     rank = _count(distributed.get("rank"))
     base = _count(metadata.get("baseTimeNanoseconds")) or 0
     return TraceHeader(

@@ -33,6 +33,7 @@ class Recovery:
         events: what could be read.
         consumed: bytes of the buffer that are dealt with.
         repaired, dropped: events mended, and events lost.
+        damaged_at: where in the buffer the first of these begins, or None.
         array_closed: the array's closing bracket was met; what follows `consumed` comes after the array.
     """
 
@@ -41,6 +42,7 @@ class Recovery:
         self.consumed = 0
         self.repaired = 0
         self.dropped = 0
+        self.damaged_at: int | None = None
         self.array_closed = False
         self._buffer = buffer
         self._is_last = is_last
@@ -62,7 +64,10 @@ class Recovery:
                 run = (stop - index) // 2
                 continue
             else:
+                start, num_damaged = self.consumed, self.repaired + self.dropped
                 num_covered = self._take_one(bounds[index : index + _MOST_PIECES_JOINED])
+                if self.damaged_at is None and self.repaired + self.dropped > num_damaged:
+                    self.damaged_at = start
                 if num_covered == 0:
                     return
                 stop, run = index + num_covered, 1

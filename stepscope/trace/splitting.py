@@ -42,6 +42,8 @@ class EventSplitter:
     Attributes:
         num_events: entries of all phases seen so far, lost ones included.
         repaired, dropped: entries mended, and entries lost to damage.
+        damaged_at_byte: where in the text the first such entry begins (in its array, where a whole block was mended);
+            None without any. Holes of zeros before it blur the place.
         num_bytes: text of the entries.
         array_closed: the closing bracket was met.
         tail: text after it that was read along.
@@ -51,6 +53,7 @@ class EventSplitter:
         self.num_events = 0
         self.repaired = 0
         self.dropped = 0
+        self.damaged_at_byte: int | None = None
         self.num_bytes = 0
         self.array_closed = False
         self.tail = b""
@@ -96,7 +99,13 @@ class EventSplitter:
             return None
         changed = [old != new for old, new in zip(before, after, strict=True)]
         self.repaired += sum(event.ph != "X" or event.dur >= 0 for event in compress(events, changed))
+        if any(changed):
+            self._note_damage(sum(len(text) + len(separator) for text in before[: changed.index(True)]))
         return self._pass_on(events, b"[" + text + b"]", end, start)
+
+    def _note_damage(self, place: int) -> None:
+        if self.damaged_at_byte is None:
+            self.damaged_at_byte = max(0, self._source.num_bytes - len(self._buffer) + place)
 
     def _pass_on(self, events: Sequence[Event], array_text: bytes, end: int, start: int) -> Batch:
         self._separator = self._buffer[end - 1 : start + 1]
@@ -119,6 +128,8 @@ class EventSplitter:
         self.num_events += len(recovery.events) + recovery.dropped
         self.repaired += recovery.repaired
         self.dropped += recovery.dropped
+        if recovery.damaged_at is not None:
+            self._note_damage(recovery.damaged_at)
         self.num_bytes += recovery.consumed
         self.array_closed = recovery.array_closed
         self._buffer = self._buffer[recovery.consumed :]

@@ -10,8 +10,9 @@ from stepscope.analyzer.rank_view import RankView
 from stepscope.core.analysis import Notice
 from stepscope.core.errors import DataError, TruncatedTraceError
 from stepscope.trace.columns import TraceColumns
-from stepscope.workflow.trace_files import open_trace
+from stepscope.workflow.trace_files import open_ranks
 
+MOST_RANKS_SHOWN = 8
 Progress = Callable[[int, int, str], None]
 """Called as (files done, files in all, the file being read)."""
 
@@ -55,14 +56,16 @@ def view_files(
         if on_progress is not None:
             on_progress(done - len(nameless), len(paths), path)
         try:
-            trace = open_trace(path)
-            if trace.header.rank is None and len(paths) > 1 and done < len(paths):
+            traces = open_ranks(path)
+            if traces[0].header.rank is None and len(paths) > 1 and done < len(paths):
                 nameless.append(path)
                 queue.append(path)
                 continue
-            if since_ns is not None and int(trace.end_ns.max()) < since_ns:
+            if since_ns is not None and max(int(trace.end_ns.max()) for trace in traces) < since_ns:
                 raise DataError("was recorded by an earlier attempt of this run", where=path)
-            _take(found, trace, whole_file=whole_file)
+            found.notices += _merged(traces)
+            for trace in traces:
+                _take(found, trace, whole_file=whole_file)
         except _MixedJobsError:
             raise
         except DataError as error:
@@ -74,6 +77,15 @@ def view_files(
     _leave_out_hosts_only(found)
     _leave_out_other_times(found, nameless)
     return found
+
+
+def _merged(traces: list[TraceColumns]) -> list[Notice]:
+    """Says of a file of several ranks which they are."""
+    if len(traces) == 1:
+        return []
+    shown = ", ".join(f"rank {trace.header.rank} = {trace.header.part}" for trace in traces[:MOST_RANKS_SHOWN])
+    more = ", ..." if len(traces) > MOST_RANKS_SHOWN else ""
+    return [Notice("merged_file", f"{traces[0].header.path}: holds {len(traces)} ranks: {shown}{more}")]
 
 
 class _MixedJobsError(DataError):

@@ -12,9 +12,10 @@ from stepscope.core.analysis import Notice
 from stepscope.core.errors import DataError, UnreachableError
 from stepscope.core.run_layout import RUN_FILE, TRACES_FOLDER
 from stepscope.trace.columns import TraceColumns
-from stepscope.trace.kineto import read_trace, read_trace_stream
+from stepscope.trace.kineto import read_ranks, read_ranks_stream
 
 _TRACE_NAME = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
+_UNFINISHED = re.compile(r"\.json(\.gz)?\.tmp$", re.IGNORECASE)
 _NOT_TRACES = frozenset({"run.json", "analysis.json", "timeline.json", "truth.json"})
 _CAPTURE = re.compile(r"step(\d+)$")
 
@@ -60,20 +61,20 @@ def find_trace_files(paths: Iterable[str]) -> TraceFiles:
     return TraceFiles(sorted(found.values()), run_directory, notices)
 
 
-def open_trace(path: str) -> TraceColumns:
-    """Read one trace from a file or URL.
+def open_ranks(path: str) -> list[TraceColumns]:
+    """Read the trace in a file or at a URL; one a rank where several were merged into it.
 
     Raises:
         DataError: it cannot be used.
         UnreachableError: its store does not answer.
     """
     if "://" not in path:
-        return read_trace(path)
+        return read_ranks(path)
     import fsspec
 
     try:
         with fsspec.open(path, "rb") as stream:
-            return read_trace_stream(stream, path=path, file_bytes=getattr(stream, "size", None) or 0)
+            return read_ranks_stream(stream, path=path, file_bytes=getattr(stream, "size", None) or 0)
     except FileNotFoundError as error:
         raise DataError("does not exist", where=path, what_next="check the URL") from error
     except (OSError, ImportError, ValueError) as error:
@@ -90,7 +91,7 @@ def _on_disk(text: str, notices: list[Notice]) -> list[str]:
             raise DataError("is neither a file nor a folder", where=text, what_next="give trace files")
         if not text or not path.is_dir():
             raise DataError("does not exist", where=text or "an empty path", what_next="check the path")
-        return _in_run(path, notices) if _is_run(path) else _in_folder(path)
+        return _in_run(path, notices) if _is_run(path) else _in_folder(path, notices)
     except OSError as error:
         why = error.strerror or str(error)
         raise DataError(f"cannot be read ({why})", where=text, what_next="check the path") from error
@@ -114,6 +115,7 @@ def _in_run(run: Path, notices: list[Notice]) -> list[str]:
     if len(captures) > 1:
         older = ", ".join(folder.name for folder in captures[:-1])
         notices.append(Notice("older_captures", f"analysed {captures[-1].name}; the run also has {older}"))
+    _note_unfinished(captures[-1], notices)
     return _traces_in(captures[-1])
 
 
@@ -122,8 +124,9 @@ def _first_step(capture: Path) -> int:
     return int(match.group(1)) if match else -1
 
 
-def _in_folder(folder: Path) -> list[str]:
+def _in_folder(folder: Path, notices: list[Notice]) -> list[str]:
     files = _traces_in(folder)
+    _note_unfinished(folder, notices)
     if files:
         return files
     folders = (inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith("."))
@@ -136,6 +139,14 @@ def _in_folder(folder: Path) -> list[str]:
             what_next="give one of them: a folder is one job",
         )
     raise DataError("holds no trace (*.json, *.json.gz)", where=str(folder), what_next="check the path")
+
+
+def _note_unfinished(folder: Path, notices: list[Notice]) -> None:
+    """The profiler writes to name.tmp and renames it when the trace is whole."""
+    unfinished = sorted(path.name for path in folder.iterdir() if _UNFINISHED.search(path.name))
+    if unfinished:
+        shown = ", ".join(unfinished[:4]) + (", ..." if len(unfinished) > 4 else "")
+        notices.append(Notice("unfinished_file", f"{folder}: still being written or broken off, left out: {shown}"))
 
 
 def _traces_in(folder: Path) -> list[str]:

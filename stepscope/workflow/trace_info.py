@@ -11,7 +11,7 @@ import numpy as np
 from stepscope.core.analysis import Notice
 from stepscope.core.errors import DataError
 from stepscope.trace.columns import Category, ProcessGroup, TraceColumns
-from stepscope.workflow.trace_files import find_trace_files, open_trace
+from stepscope.workflow.trace_files import find_trace_files, open_ranks
 
 TRACE_INFO_SCHEMA = "stepscope.trace_info/1"
 
@@ -40,13 +40,17 @@ class Problems:
     dropped: int
     clipped: int
     truncated: bool
+    clipped_ms: float = 0.0
+    damaged_at_byte: int | None = None
+    """where in the text the first event was mended or lost"""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceFileInfo:
-    """One file. None where the trace does not say.
+    """One file, or one rank of a file that holds several. None where the trace does not say.
 
     Attributes:
+        part: in a file of several ranks, what tells this one's events; empty in a file of one.
         versions: what the trace records: CUDA or HIP, CUPTI, NCCL, torch where a version writes it.
         gpu: name of the devices that did work, else of the first device listed.
         start_ns: first event's start, ns since the epoch.
@@ -75,6 +79,7 @@ class TraceFileInfo:
     problems: Problems
     file_bytes: int
     text_bytes: int
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,7 @@ def read_trace_info(paths: Sequence[str], *, on_progress: Progress | None = None
         if on_progress is not None:
             on_progress(done, len(found), path)
         try:
-            files.append(describe_trace(open_trace(path)))
+            files += map(describe_trace, open_ranks(path))
         except DataError as error:
             errors.append(error)
     if not files:
@@ -133,9 +138,17 @@ def describe_trace(trace: TraceColumns) -> TraceFileInfo:
         groups=_groups(trace),
         with_shapes=header.with_shapes,
         with_stacks=header.with_stacks,
-        problems=Problems(quality.repaired, quality.dropped, quality.clipped, quality.truncated),
+        problems=Problems(
+            quality.repaired,
+            quality.dropped,
+            quality.clipped,
+            quality.truncated,
+            clipped_ms=quality.clipped_ns / 1e6,
+            damaged_at_byte=quality.damaged_at_byte,
+        ),
         file_bytes=header.file_bytes,
         text_bytes=header.text_bytes,
+        part=header.part,
     )
 
 

@@ -247,7 +247,7 @@ def test_unsigned_and_larger_integers_are_no_obstacle() -> None:
 
 def test_ids_may_be_negative_quoted_or_words() -> None:
     ids = [(7, -3), ("7", "9"), (0, "stream 7"), ("Spans", 0), ("Spans", "PyTorch"), (5.0, None)]
-    trace = _read(_document([_event(i, pid=pid, tid=tid) for i, (pid, tid) in enumerate(ids)]))
+    trace = _read(_document([_event(i, pid=pid, tid=tid, cat="overhead") for i, (pid, tid) in enumerate(ids)]))
     lanes = [trace.lanes[i] for i in trace.lane]
     assert lanes[:3] == [Lane(7, -3, False), Lane(7, 9, False), Lane(0, 7, False)]
     assert lanes[3].process == lanes[4].process < -(2**31)

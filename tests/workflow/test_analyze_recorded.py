@@ -14,7 +14,7 @@ from stepscope.core.analysis import Analysis, RankLedger
 from stepscope.core.errors import StepscopeError
 from stepscope.core.headings import COMPUTE_HEADINGS, EXPOSED_COMMUNICATION_HEADINGS, IDLE_HEADINGS, Heading
 from stepscope.workflow.analyze import analyze
-from stepscope.workflow.trace_files import open_trace
+from stepscope.workflow.trace_files import open_ranks
 
 pytestmark = pytest.mark.shared
 
@@ -69,7 +69,7 @@ def assert_adds_up(analysis: Analysis) -> None:
 def _each_file_is_read_once() -> Iterator[None]:
     """Folders hold files that are also analysed alone, and some files are booked by steps and whole."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stepscope.workflow.rank_views.open_trace", cache(open_trace))
+        patch.setattr("stepscope.workflow.rank_views.open_ranks", cache(open_ranks))
         yield
         analysis_of.cache_clear()
 

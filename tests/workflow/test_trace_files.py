@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 from stepscope.core.errors import DataError, UnreachableError
-from stepscope.workflow.trace_files import find_trace_files, open_trace
+from stepscope.workflow.trace_files import find_trace_files, open_ranks
 from tests.workflow.written_traces import write_trace
 
 
@@ -110,14 +110,14 @@ def test_a_url_is_a_file_or_the_traces_directly_under_it(store: str) -> None:
 def test_a_trace_is_read_from_a_url(tmp_path: Path, store: str) -> None:
     written = write_trace(tmp_path / "rank7.json.gz", 7, world_size=8)
     fsspec.filesystem("memory").pipe_file("/bucket/run/rank7.json.gz", written.read_bytes())
-    trace = open_trace(f"{store}/rank7.json.gz")
+    (trace,) = open_ranks(f"{store}/rank7.json.gz")
     assert trace.header.rank == 7
     assert trace.header.file_bytes == written.stat().st_size
 
 
 def test_a_url_that_leads_nowhere_is_a_data_error(store: str) -> None:
     with pytest.raises(DataError, match="does not exist"):
-        open_trace(f"{store}/absent.json")
+        open_ranks(f"{store}/absent.json")
 
 
 def test_a_store_without_driver_is_unreachable() -> None:
