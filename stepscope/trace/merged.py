@@ -194,10 +194,10 @@ def _with_device_annotations(trace: TraceColumns, owner: IntColumn, rows: npt.ND
 
 
 def _split(trace: TraceColumns, owner: IntColumn, names: Sequence[str], ranks: Sequence[int]) -> list[TraceColumns]:
-    """The rows of each owner; what was mended or lost is counted once, with the first."""
+    """The rows of each owner, by rank; what was mended or lost is counted once, with the first."""
     num_lost = int(np.count_nonzero(owner == NONE))
     traces: list[TraceColumns] = []
-    for place, (name, rank) in enumerate(zip(names, ranks, strict=True)):
+    for place, (name, rank) in sorted(enumerate(zip(names, ranks, strict=True)), key=_rank):
         rows = np.flatnonzero(owner == place)
         if not len(rows):
             continue
@@ -208,6 +208,10 @@ def _split(trace: TraceColumns, owner: IntColumn, names: Sequence[str], ranks: S
             quality = replace(whole, num_events=len(rows) + others, dropped=whole.dropped + num_lost)
         traces.append(_rows_only(trace, rows, rank, name, quality))
     return traces
+
+
+def _rank(numbered: tuple[int, tuple[str, int]]) -> int:
+    return numbered[1][1]
 
 
 def _rows_only(
@@ -229,7 +233,7 @@ def _rows_only(
     )
 
 
-def _arrays(table: TraceColumns | CommunicationCalls) -> dict[str, npt.NDArray[Any]]:
+def _arrays(table: TraceColumns | CommunicationCalls) -> dict[str, Any]:
     values = {name: getattr(table, name) for name in table.__slots__}
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 

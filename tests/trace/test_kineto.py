@@ -430,7 +430,7 @@ def test_rank_is_taken_from_the_name_when_the_trace_does_not_tell(name: str, ran
     [
         b"",
         b"  \n",
-        gzip.compress(b""),
+        gzip.compress(b"", mtime=0),
         b"hello",
         b"\x80\x04\x95",
         b"{}",

@@ -47,6 +47,8 @@ def test_a_folder_is_the_traces_in_it_and_nothing_else(tmp_path: Path) -> None:
     found = find_trace_files([str(tmp_path)])
     assert names(found.paths) == ["rank0.json", "rank1.json.gz"]
     assert found.run_directory is None
+    (notice,) = found.notices
+    assert (notice.code, "rank2.json.tmp" in notice.message) == ("unfinished_file", True)
 
 
 def test_the_same_file_by_two_ways_is_one(tmp_path: Path) -> None:
