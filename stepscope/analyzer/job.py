@@ -12,6 +12,7 @@ from stepscope.analyzer.alignment.groupless import with_groups
 from stepscope.analyzer.alignment.host_calls import complete_together
 from stepscope.analyzer.alignment.matching import CallId, Matches, match_calls
 from stepscope.analyzer.alignment.split import WaitPieces, split_communication, waits_to_blame
+from stepscope.analyzer.blame.reasons import Grounds
 from stepscope.analyzer.blame.root_causes import cause_table, resample
 from stepscope.analyzer.blame.stragglers import ComputeComparison
 from stepscope.analyzer.blame.waits import blame_waits
@@ -66,9 +67,16 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     ledger = job_ledger(by_rank)
     pipeline = max((p.figures for p in pipelines), key=lambda f: f.measured, default=None)
     resampled = resample(table)
-    unknown = ledger[Heading.COMMUNICATION_UNSPLIT]
-    rows = root_causes(table, resampled, job.step_ms, pipeline, arrivals_unknown=unknown)
     oversubscribed = is_oversubscribed(by_rank, context)
+    grounds = Grounds(
+        views=by_rank,
+        table=table,
+        pipeline=pipeline,
+        arrivals_unknown=ledger[Heading.COMMUNICATION_UNSPLIT],
+        oversubscribed=oversubscribed,
+        data_waits_ns=context.data_waits_ns,
+    )
+    rows = root_causes(grounds, resampled, job.step_ms)
     about = Circumstances(
         step_ms=job.step_ms,
         mfu=job.mfu,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from stepscope.analyzer.ledger.activities import Activities, Work, device_activi
 from stepscope.analyzer.ledger.completeness import lost_launches
 from stepscope.analyzer.ledger.device_ledger import OwnLedger, book
 from stepscope.analyzer.ledger.host_ledger import book_host, host_window, main_lane
+from stepscope.analyzer.ledger.host_work import host_work
 from stepscope.analyzer.ledger.idle_rule import observe_host
 from stepscope.analyzer.ledger.steps import HostSteps, Window, device_window, file_window, host_steps
 from stepscope.analyzer.pipeline.micro_batches import marked_micro_batches
@@ -100,6 +102,7 @@ def _view_device(
         step_flops=_flops_a_step(activities, kernels, limits, steps, window),
         peak_flops=_peak(gpu, limits),
         facts=_facts(trace, activities, window, lost_launches=lost_launches(trace, activities)),
+        host_work=host_work(trace, steps, activities, own.segments),
         on_device=True,
         notices=notices,
     )
@@ -122,11 +125,12 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
     optimizer = union(trace.start_ns[rows], trace.end_ns[rows])
     bounds = np.concatenate((window.boundary_ns, [window.end_ns]))
     zeros = np.zeros(len(window.boundary_ns), np.int64)
+    segments = book_host(trace, steps, window)
     return RankView(
         rank=rank,
         header=trace.header,
         window=window,
-        segments=book_host(trace, steps, window),
+        segments=segments,
         calls=host_calls(trace, rank, steps, lane),
         hidden_communication_ns=0,
         micro_batches=marked_micro_batches(trace, lane, window),
@@ -137,6 +141,7 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
         step_flops=None,
         peak_flops=None,
         facts=_facts(trace, None, window, lost_launches=0.0),
+        host_work=host_work(trace, replace(steps, main_lane=lane), None, segments),
         on_device=False,
         notices=list(steps.notices),
     )

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.alignment.device_calls import Call
+from stepscope.analyzer.ledger.host_work import HostWork
 from stepscope.analyzer.ledger.segments import CHARGE, Segments, TimeTable
 from stepscope.analyzer.ledger.steps import Window
 from stepscope.core.analysis import KernelTime, Notice, RooflineCoverage
@@ -77,6 +78,7 @@ class RankView:
     step_flops: float | None
     peak_flops: float | None
     facts: ReadFacts
+    host_work: HostWork
     on_device: bool
     notices: list[Notice]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
@@ -45,6 +45,7 @@ class JobContext:
         num_cpus: processors that the ranks of a host share.
         simulated_compute: layers sleep instead of computing.
         truncated_files: traces left out because they end too early.
+        data_waits_ns: by rank, how long each step waited for its data, where the run kept that.
     """
 
     unprofiled_step_ms: float | None = None
@@ -53,6 +54,7 @@ class JobContext:
     simulated_compute: bool = False
     truncated_files: int = 0
     notices: tuple[Notice, ...] = ()
+    data_waits_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
 def world_size_of(views: Mapping[int, RankView]) -> int:

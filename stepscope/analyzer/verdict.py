@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyzer.blame.reasons import NAMED_FROM, evidence_of, reasons_of
+from stepscope.analyzer.blame.reasons import NAMED_FROM, Grounds, reasons_of
 from stepscope.analyzer.blame.remedies import ACTIONS, COSTS
-from stepscope.analyzer.blame.root_causes import INTERVAL, CauseTable, Resampled
+from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER
 from stepscope.core.analysis import Evidence, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
 from stepscope.core.causes import HEALTHY_CAUSES, Cause
@@ -45,30 +45,25 @@ class Circumstances:
     pipeline: Pipeline | None
 
 
-def root_causes(
-    table: CauseTable,
-    resampled: Resampled,
-    step_ms: float | None,
-    pipeline: Pipeline | None,
-    *,
-    arrivals_unknown: float,
-) -> list[RootCause]:
+def root_causes(grounds: Grounds, resampled: Resampled, step_ms: float | None) -> list[RootCause]:
     """The root-cause table, largest first; causes without time are left out."""
+    table = grounds.table
     fractions = table.fractions()
     low, high = np.quantile(resampled, INTERVAL, axis=0)
     rows = []
     for code, cause in enumerate(CAUSE_ORDER):
         if fractions[cause] <= 0:
             continue
+        reasons, evidence = reasons_of(cause, grounds)
         rows.append(
             RootCause(
                 cause=cause,
-                reasons=reasons_of(cause, pipeline, arrivals_unknown),
+                reasons=reasons,
                 fraction=fractions[cause],
                 ms_per_step=None if step_ms is None else fractions[cause] * step_ms,
                 interval=(float(low[code]), float(high[code])),
                 ranks=table.ranks_of(cause),
-                evidence=evidence_of(cause, fractions[cause], table, pipeline),
+                evidence=evidence,
             )
         )
     return sorted(rows, key=lambda row: -row.fraction)

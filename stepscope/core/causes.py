@@ -34,11 +34,30 @@ class Cause(StrEnum):
 class Reason(StrEnum):
     """Which kind of a cause it is; docs/verdicts.md tells the evidence and first remedy of each."""
 
+    # data_loading
     STARVED = "starved"
+    BURSTY = "bursty"
+    NO_WORKERS = "no_workers"
+    # host_bound
     DISPATCH = "dispatch"
+    PYTHON = "python"
+    GC = "gc"
+    ALLOCATOR = "allocator"
+    COMPILE = "compile"
+    CPU_OPTIMIZER = "cpu_optimizer"
+    CPU_LIMITED = "cpu_limited"
+    # synchronization
+    READS_VALUE = "reads_value"
+    BLOCKING_COPY = "blocking_copy"
+    EXPLICIT_SYNCHRONIZE = "explicit_synchronize"
+    # pipeline_bubble, imbalance, straggler
     FEW_MICRO_BATCHES = "few_micro_batches"
     UNEVEN_STAGES = "uneven_stages"
+    UNEVEN_BATCHES = "uneven_batches"
     EXTRA_WORK = "extra_work"
+    LOW_CLOCK = "low_clock"
+    SLOWER_KERNELS = "slower_kernels"
+    # communication
     ARRIVALS_UNKNOWN = "arrivals_unknown"
 
 

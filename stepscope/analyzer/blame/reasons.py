@@ -2,32 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stepscope.analyzer.blame.host_reasons import why_blocked, why_host_is_late
+from stepscope.analyzer.blame.loader_reasons import why_data_is_late
 from stepscope.analyzer.blame.root_causes import CauseTable
+from stepscope.analyzer.blame.straggler_reasons import why_slower
+from stepscope.analyzer.rank_view import RankView
 from stepscope.core.analysis import Evidence, Pipeline
 from stepscope.core.causes import Cause, Reason
 
 NAMED_FROM = 0.10
 """A loss is named as the cause from this share of the step on; below it the job is healthy (ledger, Verdict)."""
 
-
-def reasons_of(cause: Cause, pipeline: Pipeline | None, arrivals_unknown: float) -> list[Reason]:
-    if cause is Cause.PIPELINE_BUBBLE:
-        return [Reason.FEW_MICRO_BATCHES]
-    if cause is Cause.IMBALANCE and pipeline is not None and pipeline.imbalance > 0:
-        return [Reason.UNEVEN_STAGES]
-    if cause is Cause.COMMUNICATION and arrivals_unknown > 0:
-        return [Reason.ARRIVALS_UNKNOWN]
-    if cause is Cause.DATA_LOADING:
-        return [Reason.STARVED]
-    if cause is Cause.HOST_BOUND:
-        return [Reason.DISPATCH]
-    if cause is Cause.STRAGGLER:
-        return [Reason.EXTRA_WORK]
-    return []
+Found = tuple[list[Reason], list[Evidence]]
 
 
-def evidence_of(cause: Cause, fraction: float, table: CauseTable, pipeline: Pipeline | None) -> list[Evidence]:
-    evidence = [Evidence("fraction_of_step", fraction, "ratio", NAMED_FROM)]
+@dataclass(frozen=True, slots=True)
+class Grounds:
+    """What reasons are found on.
+
+    Attributes:
+        table: root causes with the ranks to blame.
+        arrivals_unknown: share of the job's time in which waiting could not be told from transfer.
+        oversubscribed: more runnable ranks than cores.
+        data_waits_ns: by rank, how long each step waited for its data, where the run kept that.
+    """
+
+    views: Mapping[int, RankView]
+    table: CauseTable
+    pipeline: Pipeline | None
+    arrivals_unknown: float = 0.0
+    oversubscribed: bool = False
+    data_waits_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+    def to_blame(self, cause: Cause) -> list[RankView]:
+        """Views of the ranks to blame for a cause, worst first."""
+        return [self.views[rank] for rank in self.table.ranks_of(cause)]
+
+
+def reasons_of(cause: Cause, grounds: Grounds) -> Found:
+    """Reasons of a cause, the strongest first, and the evidence of both."""
+    reasons, evidence = _FIND[cause](grounds) if cause in _FIND else ([], [])
+    return reasons, [*_evidence_of(cause, grounds), *evidence]
+
+
+def _host(grounds: Grounds) -> Found:
+    reasons, evidence = why_host_is_late(grounds.to_blame(Cause.HOST_BOUND))
+    return ([*reasons, Reason.CPU_LIMITED] if grounds.oversubscribed else reasons), evidence
+
+
+def _imbalance(grounds: Grounds) -> Found:
+    if grounds.pipeline is not None and grounds.pipeline.imbalance > 0:
+        return [Reason.UNEVEN_STAGES], []
+    return [Reason.UNEVEN_BATCHES], []
+
+
+def _loading(grounds: Grounds) -> Found:
+    return why_data_is_late(grounds.to_blame(Cause.DATA_LOADING), grounds.data_waits_ns)
+
+
+def _straggler(grounds: Grounds) -> Found:
+    late = grounds.table.ranks_of(Cause.STRAGGLER)
+    return why_slower([grounds.views[rank] for rank in late], [v for r, v in grounds.views.items() if r not in late])
+
+
+_FIND: dict[Cause, Callable[[Grounds], Found]] = {
+    Cause.COMMUNICATION: lambda grounds: ([Reason.ARRIVALS_UNKNOWN] if grounds.arrivals_unknown > 0 else [], []),
+    Cause.DATA_LOADING: _loading,
+    Cause.HOST_BOUND: _host,
+    Cause.IMBALANCE: _imbalance,
+    Cause.PIPELINE_BUBBLE: lambda _: ([Reason.FEW_MICRO_BATCHES], []),
+    Cause.STRAGGLER: _straggler,
+    Cause.SYNCHRONIZATION: lambda grounds: why_blocked(grounds.to_blame(Cause.SYNCHRONIZATION)),
+}
+
+
+def _evidence_of(cause: Cause, grounds: Grounds) -> list[Evidence]:
+    table, pipeline = grounds.table, grounds.pipeline
+    evidence = [Evidence("fraction_of_step", table.fractions()[cause], "ratio", NAMED_FROM)]
     culprits = table.culprits.get(cause, {})
     total = sum(culprits.values())
     ranks = table.ranks_of(cause)

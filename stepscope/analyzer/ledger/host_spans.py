@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.intervals import Intervals, empty, union
+from stepscope.analyzer.intervals import Intervals, Nanoseconds, empty, union
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.trace.columns import Category, TraceColumns
@@ -59,7 +59,7 @@ def host_spans(trace: TraceColumns, steps: HostSteps, activities: Activities, la
     backward (load data, save a checkpoint, wait for the device) stands on the loop's thread.
     """
     lanes = [lane, steps.main_lane]
-    return HostSpans(host_annotations(trace, lanes), _blocked(trace, lanes, activities))
+    return HostSpans(host_annotations(trace, lanes), union(*blocking_calls(trace, lanes, activities)))
 
 
 def host_annotations(trace: TraceColumns, lanes: list[int]) -> Annotated:
@@ -72,6 +72,14 @@ def host_annotations(trace: TraceColumns, lanes: list[int]) -> Annotated:
         checkpoint=_spans(trace, rows, lambda name, _: bool(_CHECKPOINT.search(name))),
         data_loading=_spans(trace, rows, lambda name, _: bool(_DATA_LOADING.search(name))),
     )
+
+
+def data_loading_rows(trace: TraceColumns, lanes: list[int]) -> npt.NDArray[np.intp]:
+    """The loader's annotations on these threads."""
+    rows = trace.rows_of(Category.USER_ANNOTATION, Category.CPU_OP)
+    rows = rows[np.isin(trace.lane[rows], lanes)]
+    loading: npt.NDArray[np.intp] = rows[trace.named(rows, _DATA_LOADING.search)]
+    return loading
 
 
 def _is_profiler(trace: TraceColumns, name: str, row: int) -> bool:
@@ -92,8 +100,8 @@ def _spans(trace: TraceColumns, rows: npt.NDArray[np.intp], wanted: Callable[[st
     return union(trace.start_ns[rows], trace.end_ns[rows])
 
 
-def _blocked(trace: TraceColumns, lanes: list[int], activities: Activities) -> Intervals:
-    """Calls that synchronize, and copies whose call returned only when the copy had ended."""
+def blocking_calls(trace: TraceColumns, lanes: list[int], activities: Activities) -> tuple[Nanoseconds, Nanoseconds]:
+    """Start and end of the calls that synchronize, and of the copies whose call returned only when they had ended."""
     calls = trace.rows_of(Category.RUNTIME)
     calls = calls[np.isin(trace.lane[calls], lanes)]
     asynchronous = calls[trace.named(calls, _ASYNCHRONOUS_CALL.search)]
@@ -103,7 +111,7 @@ def _blocked(trace: TraceColumns, lanes: list[int], activities: Activities) -> I
     not_waited_for = trace.named(activities.row[copies], _NOT_WAITED_FOR.search)
     copies = copies[~(not_waited_for & np.isin(activities.launch_ns[copies], trace.start_ns[asynchronous]))]
     copies = copies[activities.launch_end_ns[copies] >= activities.end_ns[copies]]
-    return union(
+    return (
         np.concatenate((trace.start_ns[calls], activities.launch_ns[copies])),
         np.concatenate((trace.end_ns[calls], activities.launch_end_ns[copies])),
     )

@@ -1,0 +1,158 @@
+"""What kept the host while the device idled for it: Python, operators, garbage, the allocator, a blocking call?"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.intervals import (
+    Intervals,
+    Nanoseconds,
+    contains,
+    covered_time,
+    empty,
+    intersect,
+    subtract,
+    union,
+)
+from stepscope.analyzer.ledger.activities import Activities
+from stepscope.analyzer.ledger.host_spans import blocking_calls, data_loading_rows
+from stepscope.analyzer.ledger.segments import CHARGE, Segments
+from stepscope.analyzer.ledger.steps import HostSteps
+from stepscope.core.causes import Cause, Reason
+from stepscope.core.headings import Heading
+from stepscope.trace.columns import NONE, Category, TraceColumns
+
+_GARBAGE = re.compile(r"^(prof\.phase: )?gc(\.collect)?$|garbage[_ ]collect|<built-in (function|method) collect>")
+_ALLOCATOR = re.compile(
+    r"^(cuda|hip)(Malloc|Free|HostAlloc|HostFree|HostRegister|HostUnregister)(?!.*Async)"
+    r"|^cuMem(Alloc|Free|Create|Release|Map|Unmap|AddressReserve|AddressFree|SetAccess|HostAlloc)(?!.*Async)"
+)
+_COMPILER = re.compile(r"_compile\.compile_inner|dynamo_timed|CachingAutotuner\.benchmark_all_configs")
+_OPTIMIZER = re.compile(r"^Optimizer\.step#")
+_READS_A_VALUE = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero|nonzero|equal|masked_select|_?unique\w*)$")
+_COPIES = re.compile(r"^aten::(copy_|_to_copy|to)$")
+_IN_PROCESS_LOADER = re.compile(r"_SingleProcessDataLoaderIter")
+
+
+@dataclass(frozen=True, slots=True)
+class HostWork:
+    """Attributes:
+    late_ns: time charged to a late host, by what its threads did meanwhile.
+    blocked_ns: time booked as synchronization, by the kind of call that it followed.
+    num_blocking_calls: in the window, by kind.
+    load_waits_ns: how long each batch was waited for, in order, over the whole trace.
+    loads_in_process: whether the training process itself makes the batches.
+    """
+
+    late_ns: dict[Reason, int] = field(default_factory=dict)
+    blocked_ns: dict[Reason, int] = field(default_factory=dict)
+    num_blocking_calls: dict[Reason, int] = field(default_factory=dict)
+    load_waits_ns: tuple[int, ...] = ()
+    loads_in_process: bool = False
+
+
+def host_work(trace: TraceColumns, steps: HostSteps, activities: Activities | None, segments: Segments) -> HostWork:
+    """Look at what was open on the launching threads and the training loop's while the device idled for them.
+
+    Args:
+        activities: None for a run without a device.
+        segments: the rank's window.
+    """
+    launching = () if activities is None else np.unique(activities.launch_lane).tolist()
+    lanes = sorted({int(lane) for lane in (*launching, steps.main_lane) if lane != NONE})
+    late = _charged(segments, Cause.HOST_BOUND)
+    waits, in_process = _loads(trace, lanes)
+    blocked_ns, num_calls = _blocked(trace, lanes, activities, segments)
+    return HostWork(_late(trace, lanes, activities, late), blocked_ns, num_calls, waits, in_process)
+
+
+def _charged(segments: Segments, cause: Cause) -> Intervals:
+    keep = segments.charge == CHARGE[cause]
+    return Intervals(segments.start_ns[keep], segments.end_ns[keep])
+
+
+def _late(trace: TraceColumns, lanes: list[int], activities: Activities | None, left: Intervals) -> dict[Reason, int]:
+    """First match: collecting garbage, asking the driver for memory, compiling, an optimizer on the CPU, operators."""
+    if not len(left):
+        return {}
+    spans = trace.rows_of(Category.USER_ANNOTATION, Category.CPU_OP, Category.PYTHON_FUNCTION)
+    spans = spans[np.isin(trace.lane[spans], lanes)]
+    calls = trace.rows_of(Category.RUNTIME)
+    calls = calls[np.isin(trace.lane[calls], lanes)]
+    operators = spans[trace.category[spans] == Category.CPU_OP]
+    time = {}
+    for reason, rows in (
+        (Reason.GC, spans[trace.named(spans, _GARBAGE.search)]),
+        (Reason.ALLOCATOR, calls[trace.named(calls, _ALLOCATOR.search)]),
+        (Reason.COMPILE, spans[trace.named(spans, _COMPILER.search)]),
+        (Reason.CPU_OPTIMIZER, _optimizers_on_cpu(trace, spans, activities)),
+        (Reason.DISPATCH, np.concatenate((operators, calls))),
+    ):
+        cover = union(trace.start_ns[rows], trace.end_ns[rows])
+        time[reason] = intersect(left, cover).total
+        left = subtract(left, cover)
+    time[Reason.PYTHON] = left.total
+    return {reason: nanoseconds for reason, nanoseconds in time.items() if nanoseconds}
+
+
+def _optimizers_on_cpu(
+    trace: TraceColumns, spans: npt.NDArray[np.intp], activities: Activities | None
+) -> npt.NDArray[np.intp]:
+    """Optimizer steps in which nothing was launched: the parameters live on the host."""
+    if activities is None:
+        return spans[:0]
+    rows = spans[trace.named(spans, _OPTIMIZER.search)]
+    launches = np.sort(activities.launch_ns)
+    first = np.searchsorted(launches, trace.start_ns[rows])
+    nothing_launched: npt.NDArray[np.bool_] = first == np.searchsorted(launches, trace.end_ns[rows])
+    return rows[nothing_launched]
+
+
+def _blocked(
+    trace: TraceColumns, lanes: list[int], activities: Activities | None, segments: Segments
+) -> tuple[dict[Reason, int], dict[Reason, int]]:
+    """Idle time by the last blocking call before it, and how many calls of each kind the window has."""
+    idle = segments.intervals_of(Heading.SYNCHRONIZATION)
+    if activities is None or not len(idle):
+        return {}, {}
+    start, _ = blocking_calls(trace, lanes, activities)
+    start = np.sort(start)
+    kind = _kinds_of_calls(trace, lanes, start)
+    window = (start >= segments.start_ns[0]) & (start < segments.end_ns[-1])
+    place = np.searchsorted(start, idle.start, side="right") - 1
+    time: dict[Reason, int] = {}
+    for code, reason in enumerate(_CALLS):
+        mine = (place >= 0) & (kind[np.maximum(place, 0)] == code)
+        nanoseconds = int((idle.end - idle.start)[mine].sum())
+        if nanoseconds:
+            time[reason] = nanoseconds
+    counts = {reason: int((kind[window] == code).sum()) for code, reason in enumerate(_CALLS)}
+    return time, {reason: count for reason, count in counts.items() if count}
+
+
+_CALLS = (Reason.READS_VALUE, Reason.BLOCKING_COPY, Reason.EXPLICIT_SYNCHRONIZE)
+
+
+def _kinds_of_calls(trace: TraceColumns, lanes: list[int], start: Nanoseconds) -> npt.NDArray[np.int64]:
+    """By the operator that each call was made in."""
+    operators = trace.rows_of(Category.CPU_OP)
+    operators = operators[np.isin(trace.lane[operators], lanes)]
+    kind = np.full(len(start), 2, np.int64)
+    for code, pattern in ((1, _COPIES), (0, _READS_A_VALUE)):
+        rows = operators[trace.named(operators, pattern.search)]
+        kind[contains(union(trace.start_ns[rows], trace.end_ns[rows]), start)] = code
+    return kind
+
+
+def _loads(trace: TraceColumns, lanes: list[int]) -> tuple[tuple[int, ...], bool]:
+    """How long each batch was waited for, and whether the process itself made it."""
+    rows = data_loading_rows(trace, lanes)
+    spans = union(trace.start_ns[rows], trace.end_ns[rows]) if len(rows) else empty()
+    in_process = rows[trace.named(rows, _IN_PROCESS_LOADER.search)]
+    inside = union(trace.start_ns[in_process], trace.end_ns[in_process])
+    share = covered_time(spans.start, spans.end, inside).sum() / spans.total if len(spans) else 0.0
+    return tuple((spans.end - spans.start).tolist()), bool(share > 0.5)

@@ -1,0 +1,110 @@
+"""Is it told apart what kept the host, on the smallest trace that shows it? Each has one gap, [100, 300) us."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.core.causes import Reason
+from tests.analyzer.build import MAIN, TraceBuilder
+from tests.analyzer.readings import view_of
+
+
+def gap_trace(*, launch: int = 290) -> TraceBuilder:
+    trace = TraceBuilder()
+    trace.step(5, 0, 1000)
+    trace.kernel(50, 100, launch=10)
+    trace.kernel(300, 400, launch=launch)
+    return trace
+
+
+def late_us(trace: TraceBuilder) -> dict[str, float]:
+    return {reason.value: time / 1000 for reason, time in view_of(trace).host_work.late_ns.items()}
+
+
+def test_without_any_span_it_is_python() -> None:
+    assert late_us(gap_trace()) == {"python": 190}
+
+
+@pytest.mark.parametrize("name", ["aten::add", "autograd::engine::evaluate_function: AddBackward0"])
+def test_inside_an_operator_it_is_dispatch(name: str) -> None:
+    trace = gap_trace()
+    trace.operator(name, 150, 300)
+    assert late_us(trace) == {"dispatch": 140, "python": 50}
+
+
+@pytest.mark.parametrize("name", ["gc", "gc.collect", "prof.phase: gc", "garbage_collection"])
+def test_collecting_garbage_is_told(name: str) -> None:
+    trace = gap_trace()
+    trace.operator("aten::add", 110, 300)
+    trace.annotation(name, 120, 200)
+    assert late_us(trace) == {"gc": 80, "dispatch": 100, "python": 10}
+
+
+@pytest.mark.parametrize(
+    "call", ["cudaMalloc", "cudaFree", "hipMalloc", "cudaHostAlloc", "cuMemMap", "cuMemAddressReserve"]
+)
+def test_asking_the_driver_for_memory_is_the_allocators(call: str) -> None:
+    trace = gap_trace()
+    trace.operator("aten::empty", 120, 250)
+    trace.runtime(call, 130, 240)
+    assert late_us(trace) == {"allocator": 110, "dispatch": 20, "python": 60}
+
+
+def test_memory_from_the_streams_own_pool_is_no_allocator() -> None:
+    trace = gap_trace()
+    trace.runtime("cudaMallocAsync", 130, 240)
+    assert "allocator" not in late_us(trace)
+
+
+def test_an_optimizer_that_launches_nothing_runs_on_the_cpu() -> None:
+    trace = gap_trace()
+    trace.annotation("Optimizer.step#Adam.step", 120, 280)
+    trace.operator("aten::add_", 125, 275)
+    assert late_us(trace) == {"cpu_optimizer": 160, "python": 30}
+
+
+def test_an_optimizer_that_launches_kernels_does_not() -> None:
+    trace = gap_trace(launch=270)
+    trace.annotation("Optimizer.step#Adam.step", 120, 280)
+    trace.operator("aten::_fused_adam_", 125, 275)
+    assert "cpu_optimizer" not in late_us(trace)
+
+
+def blocked(operator: str | None) -> TraceBuilder:
+    trace = gap_trace()
+    trace.kernel(20, 100, launch=15)
+    if operator is not None:
+        trace.operator(operator, 60, 106, thread=MAIN)
+    trace.runtime("cudaStreamSynchronize", 70, 105)
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("operator", "reason"),
+    [
+        ("aten::_local_scalar_dense", Reason.READS_VALUE),
+        ("aten::nonzero", Reason.READS_VALUE),
+        ("aten::copy_", Reason.BLOCKING_COPY),
+        (None, Reason.EXPLICIT_SYNCHRONIZE),
+    ],
+)
+def test_a_blocking_call_is_known_by_the_operator_that_makes_it(operator: str | None, reason: Reason) -> None:
+    work = view_of(blocked(operator)).host_work
+    assert work.blocked_ns == {reason: 190_000}
+    assert work.num_blocking_calls == {reason: 1}
+
+
+def test_each_batch_is_waited_for_once_however_its_spans_nest() -> None:
+    trace = gap_trace()
+    trace.annotation("dataloader", 110, 200)
+    trace.annotation("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 115, 195)
+    trace.annotation("prof.data", 500, 510)
+    work = view_of(trace).host_work
+    assert work.load_waits_ns == (90_000, 10_000)
+    assert not work.loads_in_process
+
+
+def test_a_loader_without_workers_is_seen_by_its_name() -> None:
+    trace = gap_trace()
+    trace.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 110, 200)
+    assert view_of(trace).host_work.loads_in_process
