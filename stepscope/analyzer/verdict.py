@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyzer.blame.reasons import NAMED_FROM, Grounds, reasons_of
-from stepscope.analyzer.blame.remedies import ACTIONS, COSTS
+from stepscope.analyzer.blame.remedies import COSTS, actions_for
 from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER
 from stepscope.core.analysis import Evidence, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
@@ -89,7 +89,7 @@ def judge(rows: Sequence[RootCause], resampled: Resampled, about: Circumstances)
         summary=_summary(named, about),
         ranks=named.ranks,
         evidence=named.evidence,
-        actions=list(ACTIONS.get(named.cause, ())),
+        actions=actions_for(named.cause, named.reasons),
         secondary=_secondary(losses[1:], about),
     )
 
@@ -108,7 +108,7 @@ def _healthy(row: RootCause, losses: Sequence[RootCause], resampled: Resampled, 
         summary=f"healthy: {row.fraction:.1%} of the time is bound by {bound}{mfu}{largest}",
         ranks=[],
         evidence=evidence,
-        actions=list(ACTIONS[row.cause]),
+        actions=actions_for(row.cause, row.reasons),
         secondary=_secondary(losses, about),
     )
 
@@ -121,7 +121,7 @@ def _insufficient(unexplained: float, about: Circumstances) -> Verdict:
         summary=f"{unexplained:.0%} of the time cannot be explained from these traces",
         ranks=[],
         evidence=[Evidence("unexplained", unexplained, "ratio", 0.5)],
-        actions=list(ACTIONS[Cause.INSUFFICIENT_EVIDENCE]),
+        actions=actions_for(Cause.INSUFFICIENT_EVIDENCE, []),
         secondary=[],
     )
 

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from stepscope.core.causes import Cause
+from collections.abc import Sequence
+
+from stepscope.core.causes import Cause, Reason
 
 ACTIONS: dict[Cause, tuple[str, ...]] = {
-    Cause.PIPELINE_BUBBLE: (
-        "raise the number of micro-batches (the bubble shrinks as (P-1)/(M+P-1))",
-        "or interleave: give each rank several smaller stages",
-    ),
+    Cause.PIPELINE_BUBBLE: ("give each rank several smaller stages (interleaving)",),
     Cause.IMBALANCE: ("re-cut the stages (or the batch) so that every rank computes for the same time",),
-    Cause.STRAGGLER: (
-        "compare clocks, temperature and running processes of the named ranks with their peers'",
-        "take the node out of the job if it stays slower",
-    ),
+    Cause.STRAGGLER: ("take the node out of the job if it stays slower",),
     Cause.COMMUNICATION: (
         "check that traffic takes the fastest link (NCCL_DEBUG=INFO: P2P over NVLink, IB with GDRDMA)",
         "overlap it with compute: larger buckets, prefetch, fewer small messages",
     ),
-    Cause.DATA_LOADING: (
-        "raise num_workers and prefetch_factor, pin memory",
-        "move decoding or slow storage out of the step (cache, shard, local disk)",
-    ),
-    Cause.HOST_BOUND: (
-        "launch less from Python: torch.compile or CUDA graphs, fused optimizer, larger batches",
-        "check that the training processes own enough CPU cores",
-    ),
+    Cause.DATA_LOADING: ("move decoding or slow storage out of the step (cache, shard, local disk)",),
+    Cause.HOST_BOUND: ("check that the training processes own enough CPU cores",),
     Cause.SYNCHRONIZATION: ("remove .item(), print(loss), nonzero and blocking copies from the step",),
     Cause.CHECKPOINT: ("save asynchronously (torch.distributed.checkpoint.async_save) or less often",),
     Cause.COPY: ("pin host memory, copy with non_blocking=True on a side stream",),
@@ -36,6 +26,38 @@ ACTIONS: dict[Cause, tuple[str, ...]] = {
     Cause.PROFILER: ("capture fewer steps or without shapes and stacks; the profiler itself costs this much",),
     Cause.INSUFFICIENT_EVIDENCE: ("profile every rank for at least two whole steps, with CPU and GPU activities",),
 }
+
+REMEDIES: dict[Reason, str] = {
+    Reason.STARVED: "raise num_workers and prefetch_factor; then move decoding or slow storage out of the step",
+    Reason.BURSTY: "raise num_workers and prefetch_factor a little: the workers are nearly fast enough",
+    Reason.NO_WORKERS: "set num_workers > 0: the training process makes every batch itself",
+    Reason.DISPATCH: "launch less from Python: torch.compile or CUDA graphs, fused optimizer, larger batches",
+    Reason.PYTHON: "profile with with_stack=True to see which Python runs between the operators",
+    Reason.GC: "gc.freeze() after set-up, gc.disable() in the loop and collect every few hundred steps on all ranks",
+    Reason.ALLOCATOR: "avoid empty_cache() in the loop; expandable_segments:True, or fixed sequence lengths",
+    Reason.COMPILE: "find out what recompiles (TORCH_LOGS=recompiles); mark changing sizes as dynamic",
+    Reason.CPU_OPTIMIZER: "keep the optimizer on the GPU (a higher ZeRO level instead of offloading) or overlap it",
+    Reason.CPU_LIMITED: "give every training process its own cores (cgroup, --cpus-per-task, bind cores to ranks)",
+    Reason.READS_VALUE: "read losses and norms every N steps, not every step; replace nonzero and masks by where()",
+    Reason.BLOCKING_COPY: "pin host memory and copy with non_blocking=True",
+    Reason.EXPLICIT_SYNCHRONIZE: "drop torch.cuda.synchronize() from the step; time with events that are read later",
+    Reason.FEW_MICRO_BATCHES: "raise the number of micro-batches (the bubble shrinks as (P-1)/(M+P-1))",
+    Reason.UNEVEN_STAGES: "re-cut the stages: give the slowest one fewer layers",
+    Reason.UNEVEN_BATCHES: "even out the batches: pack sequences, balance experts",
+    Reason.EXTRA_WORK: "find the kernels that the named rank alone runs (kernels table)",
+    Reason.LOW_CLOCK: "compare clocks, power cap and temperature of the named rank's GPU with its peers'",
+    Reason.SLOWER_KERNELS: "look for other processes on that GPU, and for shapes that differ from the peers'",
+    Reason.ARRIVALS_UNKNOWN: "profile every rank, so that waiting can be told from transfer",
+}
+"""What to try first, by reason."""
+
+MOST_ACTIONS = 3
+
+
+def actions_for(cause: Cause, reasons: Sequence[Reason]) -> list[str]:
+    """The remedies of the reasons, the strongest first, then the cause's own."""
+    return list(dict.fromkeys((*(REMEDIES[reason] for reason in reasons), *ACTIONS.get(cause, ()))))[:MOST_ACTIONS]
+
 
 COSTS: dict[Cause, str] = {
     Cause.PIPELINE_BUBBLE: "the pipeline's bubble costs",
