@@ -18,7 +18,8 @@ from stepscope.analyzer.blame.stragglers import ComputeComparison
 from stepscope.analyzer.blame.waits import blame_waits
 from stepscope.analyzer.collectives import collective_table
 from stepscope.analyzer.ledger.segments import Segments
-from stepscope.analyzer.pipeline.bubble import PipelineParts, explain, find_chains
+from stepscope.analyzer.pipeline.bubble import PipelineParts, explain
+from stepscope.analyzer.pipeline.chains import find_chains
 from stepscope.analyzer.pipeline.schedule_waits import charge_schedule
 from stepscope.analyzer.rank_view import RankView, compute_by_step
 from stepscope.analyzer.summaries import (
@@ -63,7 +64,8 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
 
     job = describe_job(by_rank, context)
     quality = trace_quality(by_rank, matches, clocks, job, context)
-    table = cause_table(by_rank, blamed)
+    heavy = {rank: parts.heavy for parts in pipelines for rank in parts.chain.ranks}
+    table = cause_table(by_rank, blamed, heavy)
     ledger = job_ledger(by_rank)
     pipeline = max((p.figures for p in pipelines), key=lambda f: f.measured, default=None)
     resampled = resample(table)
@@ -143,7 +145,8 @@ def _shifted(view: RankView, offset_ns: int) -> RankView:
 
 
 def _shifted_call(call: Call, offset_ns: int) -> Call:
-    return replace(call, start_ns=call.start_ns - offset_ns, end_ns=call.end_ns - offset_ns)
+    awaited = None if call.awaited_ns is None else call.awaited_ns - offset_ns
+    return replace(call, start_ns=call.start_ns - offset_ns, end_ns=call.end_ns - offset_ns, awaited_ns=awaited)
 
 
 def _waits(view: RankView, arrivals: Mapping[CallId, Arrival]) -> WaitPieces:

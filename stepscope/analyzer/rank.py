@@ -19,7 +19,7 @@ from stepscope.analyzer.ledger.host_ledger import book_host, host_window, main_l
 from stepscope.analyzer.ledger.host_work import host_work
 from stepscope.analyzer.ledger.idle_rule import observe_host
 from stepscope.analyzer.ledger.steps import HostSteps, Window, device_window, file_window, host_steps
-from stepscope.analyzer.pipeline.micro_batches import marked_micro_batches
+from stepscope.analyzer.pipeline.micro_batches import device_micro_batches, host_micro_batches
 from stepscope.analyzer.rank_view import RankView, ReadFacts
 from stepscope.analyzer.roofline.kernel_costs import DecidedBy
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits, kernel_limits
@@ -94,7 +94,7 @@ def _view_device(
         segments=own.segments,
         calls=device_calls(trace, rank, activities, steps),
         hidden_communication_ns=own.hidden_communication_ns,
-        micro_batches=[],
+        micro_batches=device_micro_batches(trace, steps, activities, kernels, own.kernel_owned_ns),
         optimizer_ns=optimizer,
         backward_ns=backward,
         kernels=_kernel_times(trace, activities, own, limits, kernels),
@@ -133,7 +133,7 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
         segments=segments,
         calls=host_calls(trace, rank, steps, lane),
         hidden_communication_ns=0,
-        micro_batches=marked_micro_batches(trace, lane, window),
+        micro_batches=host_micro_batches(trace, lane, steps),
         optimizer_ns=covered_time(bounds[:-1], bounds[1:], optimizer),
         backward_ns=zeros,
         kernels=[],

@@ -11,6 +11,7 @@ from stepscope.analyzer.alignment.device_calls import Call
 from stepscope.analyzer.ledger.host_work import HostWork
 from stepscope.analyzer.ledger.segments import CHARGE, Segments, TimeTable
 from stepscope.analyzer.ledger.steps import Window
+from stepscope.analyzer.pipeline.tasks import Task
 from stepscope.core.analysis import KernelTime, Notice, RooflineCoverage
 from stepscope.core.headings import COMPUTE_HEADINGS
 from stepscope.core.timeline import HEADING_ORDER
@@ -27,13 +28,20 @@ _IS_COMPUTE = np.isin(np.arange(len(HEADING_ORDER)), [list(HEADING_ORDER).index(
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One forward or backward of one micro-batch on one stage; times on the rank's clock."""
+    """One pass of one micro-batch through one stage, as a mark in the trace tells it.
 
-    is_forward: bool
-    stage: int
-    number: int
+    Attributes:
+        task: which pass; its stage is NONE where the mark does not tell.
+        step: the step number it was launched in, or NONE without steps.
+        start_ns, end_ns: on the rank's clock; on a device of the kernels launched under the mark.
+        busy_ns: booked time of those kernels; None without a device.
+    """
+
+    task: Task
+    step: int
     start_ns: int
     end_ns: int
+    busy_ns: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,7 @@ class RankView:
     Attributes:
         segments: its window; communication-only time is not split yet.
         calls: its communication calls in issue order.
-        micro_batches: marked forwards and backwards, by start; empty where nothing marks them.
+        micro_batches: marked forwards and backwards in launch order; empty where nothing marks them.
         optimizer_ns, backward_ns: booked time by step of the kernels that the optimizer, and that autograd's thread
             launched; without a device, of the optimizer's annotations, and nothing.
         on_device: whether the ledger is of a device (else of the host's main thread).

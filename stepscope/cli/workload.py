@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,6 +35,11 @@ def command() -> None:
 @click.option("--schedule", default="1f1b", show_default=True, help="gpipe, 1f1b, interleaved or zero-bubble.")
 @click.option("--micro-batches", type=int, help="Parts of each rank's batch.  [default: pp]")
 @click.option(
+    "--layers",
+    metavar="N[,N...]",
+    help="Layers of the model, or of each pipeline stage (1,1,1,2: a heavy last one).  [default: the preset's]",
+)
+@click.option(
     "--simulate-compute", default=0.0, metavar="MS", help="Each layer sleeps MS forwards and twice that backwards."
 )
 @click.option("--steps", default=9, show_default=True, help="Optimizer steps.")
@@ -49,16 +55,21 @@ def run_command(name: str, as_json: bool, **options: Any) -> None:
     Under torchrun this process is one rank. Ends with 4 when a rank dies.
     """
     from stepscope.reference_workloads.launch import run_gpt
-    from stepscope.reference_workloads.plan import ParallelPlan
+    from stepscope.reference_workloads.plan import ParallelPlan, find_preset
 
     if name not in _WORKLOADS:
         raise UsageError(f"there is no workload {name!r}", what_next=f"choose one of {', '.join(_WORKLOADS)}")
-    plan = ParallelPlan(**{key: options[key] for key in ("tp", "pp", "dp", "zero", "schedule", "micro_batches")})
+    layers = _numbers(options["layers"])
+    preset = find_preset(options["preset"])
+    plan = ParallelPlan(
+        **{key: options[key] for key in ("tp", "pp", "dp", "zero", "schedule", "micro_batches")},
+        stage_layers=layers if layers is not None and len(layers) > 1 else None,
+    )
     result = run_gpt(
         plan,
         out=options["out"],
         run=options["run_name"],
-        preset=options["preset"],
+        preset=preset if layers is None else replace(preset, num_layers=sum(layers)),
         num_steps=options["steps"],
         simulate_compute_ms=options["simulate_compute"],
         profiled=not options["no_profile"],
@@ -74,6 +85,17 @@ def run_command(name: str, as_json: bool, **options: Any) -> None:
     else:
         where = "not profiled" if options["no_profile"] else str(result.run_dir)
         click.echo(f"{where}\nloss {result.first_loss:.4f} -> {result.last_loss:.4f} in {len(result.losses)} steps")
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+        raise UsageError(
+            f"a number of layers, or one for each stage with commas between, not {text!r}", where="--layers"
+        )
+    return tuple(map(int, parts))
 
 
 def _show_progress(progress: Progress) -> None:
@@ -95,6 +117,7 @@ def _document(name: str, preset: str, plan: ParallelPlan, result: WorkloadResult
             "zero": plan.zero,
             "schedule": plan.schedule if plan.pp > 1 else None,
             "micro_batches": plan.micro_batches,
+            "stage_layers": plan.stage_layers,
         },
         "world_size": plan.world_size,
         "device": result.device_type,

@@ -3,6 +3,7 @@
 run.json                       who, where, mesh, versions, environment, attempts, unprofiled step time
 traces/step{k}/rank{r}.json.gz each capture in its own folder, k = first captured step
 steps/rank{r}.jsonl            one line a step
+truth/rank{r}.jsonl            of simulated compute only: one line a step by the process's own clock
 analysis.json, timeline.json   once analysed
 """
 
@@ -17,6 +18,7 @@ ANALYSIS_FILE = "analysis.json"
 TIMELINE_FILE = "timeline.json"
 TRACES_FOLDER = "traces"
 STEPS_FOLDER = "steps"
+TRUTH_FOLDER = "truth"
 
 WHOLE_STEPS_KEY = "stepscope_whole_steps"
 """Top-level key of a captured trace: the steps recorded from their beginning to their end."""

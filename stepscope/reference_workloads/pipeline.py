@@ -66,7 +66,7 @@ class PipelineExecutor:
         self.modules: list[nn.Module] = []
         stages: list[PipelineStage] = []
         for index in range(pp_rank, plan.num_stages, plan.pp):
-            module = build(_layers(plan, preset, index))
+            module = build(plan.layers_of(index, preset.num_layers))
             self.modules.append(module)
             stage_class = PipelineStage if plan.is_multi_stage else AnnotatedStage
             examples = _example_tensors(plan, preset, index)
@@ -163,8 +163,3 @@ def make_executor(
 
 def _device_of(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
-
-
-def _layers(plan: ParallelPlan, preset: Preset, stage_index: int) -> range:
-    num_layers = preset.num_layers // plan.num_stages
-    return range(stage_index * num_layers, (stage_index + 1) * num_layers)

@@ -61,6 +61,7 @@ class ParallelPlan:
             None: 2 with data parallelism, else 0.
         schedule: one of SCHEDULES; only matters with pp > 1.
         micro_batches: parts each rank's batch is cut into. None: pp.
+        stage_layers: layers of each pipeline stage in order, for uneven cuts. None: the same number each.
 
     Raises:
         UsageError: torch cannot do it, or does it wrongly; the message says why.
@@ -72,6 +73,7 @@ class ParallelPlan:
     zero: int | None = None
     schedule: str = "1f1b"
     micro_batches: int | None = None
+    stage_layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.zero is None:
@@ -103,6 +105,14 @@ class ParallelPlan:
         """Whether a rank holds several stages."""
         return self.pp > 1 and self.schedule in MULTI_STAGE_SCHEDULES
 
+    def layers_of(self, stage_index: int, num_layers: int) -> range:
+        """The layers that a pipeline stage holds, of a model that `check_preset` has let through."""
+        if self.stage_layers is None:
+            share = num_layers // self.num_stages
+            return range(stage_index * share, (stage_index + 1) * share)
+        first = sum(self.stage_layers[:stage_index])
+        return range(first, first + self.stage_layers[stage_index])
+
     def check_world(self, world_size: int) -> None:
         """Raises UsageError when the job has another number of processes than the plan."""
         if world_size != self.world_size:
@@ -114,16 +124,23 @@ class ParallelPlan:
 
     def check_preset(self, preset: Preset) -> None:
         """Raises UsageError when the model or the batch cannot be cut this way."""
-        parts = (
-            ("layers", preset.num_layers, self.num_stages, "pipeline stages"),
+        parts = [
             ("heads", preset.num_heads, self.tp, "tensor parallel ranks"),
             ("sequences in a batch", preset.batch_size, self.dp * self.num_micro_batches, "dp x micro-batches"),
-        )
+        ]
+        if self.stage_layers is None:
+            parts.insert(0, ("layers", preset.num_layers, self.num_stages, "pipeline stages"))
+        elif sum(self.stage_layers) != preset.num_layers:
+            raise UsageError(
+                f"the stages take {sum(self.stage_layers)} layers together, the model has {preset.num_layers}",
+                where=f"preset {preset.name}",
+                what_next="give each layer to one stage",
+            )
         if self.is_multi_stage and preset.num_layers < NUM_CHUNKS * self.pp:
             raise UsageError(
                 f"the {self.schedule} schedule holds {NUM_CHUNKS} stages a rank and needs {NUM_CHUNKS * self.pp} layers"
                 f" for pp {self.pp}, but preset {preset.name} has {preset.num_layers}",
-                what_next="use 1f1b or gpipe, or a smaller pp",
+                what_next="use 1f1b or gpipe, a smaller pp, or more layers",
             )
         for what, amount, divisor, of_what in parts:
             if amount % divisor:
@@ -137,6 +154,11 @@ class ParallelPlan:
         for name in ("tp", "pp", "dp", "micro_batches"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.stage_layers is not None and (len(self.stage_layers) != self.num_stages or min(self.stage_layers) < 1):
+            raise UsageError(
+                f"{self.num_stages} pipeline stages cannot hold {', '.join(map(str, self.stage_layers))} layers",
+                what_next=f"give {self.num_stages} numbers of layers, each at least 1",
+            )
         if self.schedule not in SCHEDULES:
             raise UsageError(
                 f"there is no schedule {self.schedule!r}", what_next=f"choose one of {', '.join(SCHEDULES)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,16 @@ from torch.profiler import record_function
 SPAN_NAME = "simulated_compute"
 BACKWARD_FACTOR = 2
 """A backward pass multiplies twice as many matrices as its forward pass."""
+
+
+@dataclass(slots=True)
+class _Slept:
+    """What the layers of this process have slept so far, by its own clock."""
+
+    seconds: float = 0.0
+
+
+SLEPT = _Slept()
 
 
 class _Sleep(torch.autograd.Function):
@@ -30,7 +41,9 @@ class _Sleep(torch.autograd.Function):
 
 def _sleep(seconds: float) -> None:
     with record_function(SPAN_NAME):
+        started = time.perf_counter()
         time.sleep(seconds)
+        SLEPT.seconds += time.perf_counter() - started
 
 
 def simulate_compute(activations: torch.Tensor, milliseconds: float) -> torch.Tensor:

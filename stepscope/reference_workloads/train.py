@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from stepscope.reference_workloads.job import Progress, TrainingJob
 from stepscope.reference_workloads.parallelize import make_optimizer
 from stepscope.reference_workloads.pipeline import make_executor
 from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.truth import TruthLog
 from stepscope.training import Profile, profile
 
 logger = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ def _train(job: TrainingJob, mesh: DeviceMesh, on_progress: Callable[[Progress],
     )
     reports = _reports_progress(mesh, plan)
     losses: list[torch.Tensor | None] = []
+    truth = TruthLog(optimizer)
     with _profile(job, mesh) as prof:
         started = time.monotonic()
         for step, (inputs, targets) in enumerate(prof.data(loader)):
@@ -78,8 +81,12 @@ def _train(job: TrainingJob, mesh: DeviceMesh, on_progress: Callable[[Progress],
             # On a GPU reading the loss would make the host wait for the device, so the run tells it at its end.
             if reports and loss is not None and job.device_type == "cpu":
                 on_progress(Progress(step, loss.item(), (time.monotonic() - started) * 1e3))
+            truth.end()
             prof.step()
+            truth.begin()
             started = time.monotonic()
+    if job.simulate_ms and job.profiled:
+        truth.write(Path(job.out) / job.run, dist.get_rank())
     return losses
 
 

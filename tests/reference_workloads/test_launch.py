@@ -68,6 +68,7 @@ def test_the_run_directory_is_complete(run_2x2x2: WorkloadResult) -> None:
         "run.json",
         *(f"steps/rank{rank}.jsonl" for rank in ranks),
         *(f"traces/step3/rank{rank}.json.gz" for rank in ranks),
+        *(f"truth/rank{rank}.jsonl" for rank in ranks),
     }
     manifest = json.loads((run / "run.json").read_text())
     assert manifest["mesh"] == {"tp": 2, "pp": 2, "dp": 2}

@@ -61,6 +61,7 @@ class Call:
         stream: the device stream it ran on, or None without a device.
         graph_launch: which CUDA or HIP graph launch of the step it belongs to, or None.
         dimension: tp, pp, dp, ep or cp: whom it serves, or None.
+        awaited_ns: without a device, since when the thread waits for nothing but this call; None: from the start.
     """
 
     rank: int
@@ -78,6 +79,12 @@ class Call:
     stream: int | None = None
     graph_launch: int | None = None
     dimension: str | None = None
+    awaited_ns: int | None = None
+
+    @property
+    def exposed_from_ns(self) -> int:
+        """From when on its time is its own: before, the thread had asked for it and went on with something else."""
+        return self.start_ns if self.awaited_ns is None else min(max(self.start_ns, self.awaited_ns), self.end_ns)
 
 
 def device_calls(trace: TraceColumns, rank: int, activities: Activities, steps: HostSteps) -> list[Call]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.device_calls import BEFORE_STEPS, Call, PeerCall
+from stepscope.analyzer.alignment.device_calls import BEFORE_STEPS, P2P_KINDS, Call, PeerCall
 from stepscope.analyzer.alignment.dimensions import dimension_of
 from stepscope.analyzer.alignment.matching import Matches
 from stepscope.analyzer.ledger.steps import HostSteps
@@ -72,7 +72,22 @@ def host_calls(trace: TraceColumns, rank: int, steps: HostSteps, lane: int) -> l
         peers = _peer(trace, operator, rank, group, step, ordinals)
         start = int(trace.start_ns[operator.row])
         calls.append(Call(rank, start, max(end, start), step, group, operator.kind, None, peers, True))
-    return calls
+    return _awaited(calls)
+
+
+def _awaited(calls: list[Call]) -> list[Call]:
+    """Point-to-point calls from when the thread waits for them: not before it is done waiting for an earlier one.
+
+    gloo closes a call's span when the thread has waited for it, however long the bytes have been there, and a thread
+    waits for one call at a time.
+    """
+    awaited = list(calls)
+    done = 0
+    for place in sorted(range(len(calls)), key=lambda place: calls[place].end_ns):
+        if calls[place].kind in P2P_KINDS:
+            awaited[place] = replace(calls[place], awaited_ns=done)
+            done = calls[place].end_ns
+    return awaited
 
 
 def _operators(trace: TraceColumns, lane: int) -> list[_Operator]:

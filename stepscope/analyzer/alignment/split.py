@@ -66,7 +66,7 @@ def split_communication(
 def waits_to_blame(segments: Segments, rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]) -> WaitPieces:
     """The waiting that still has to be charged to someone; overlapping waits belong to the call that began first."""
     places = [place for place in range(len(calls)) if CallId(rank, place) in arrivals]
-    start = np.array([calls[place].start_ns for place in places], np.int64)
+    start = np.array([calls[place].exposed_from_ns for place in places], np.int64)
     end = np.array([min(calls[place].end_ns, arrivals[CallId(rank, place)].at_ns) for place in places], np.int64)
     start, end = owned(start, np.maximum(start, end), tie=np.arange(len(start)))
     open_ = segments.charge == TO_BLAME
@@ -84,11 +84,11 @@ def _by_state(
     for place, call in enumerate(calls):
         arrival = arrivals.get(CallId(rank, place))
         if arrival is None:
-            spans[1].append((call.start_ns, call.end_ns))
+            spans[1].append((call.exposed_from_ns, call.end_ns))
             continue
-        arrived = min(max(call.start_ns, arrival.at_ns), call.end_ns)
+        arrived = min(max(call.exposed_from_ns, arrival.at_ns), call.end_ns)
         spans[0].append((arrived, call.end_ns))
-        spans[2].append((call.start_ns, arrived))
+        spans[2].append((call.exposed_from_ns, arrived))
     transfer, unknown, waiting = (union([s for s, _ in part], [e for _, e in part]) for part in spans)
     return transfer, unknown, waiting
 

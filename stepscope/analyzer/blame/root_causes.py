@@ -52,8 +52,14 @@ class CauseTable:
         return sorted(named, key=lambda rank: (-shares[rank], rank))
 
 
-def cause_table(views: Mapping[int, RankView], blamed: Sequence[BlamedWait]) -> CauseTable:
-    """Add up own charges and blamed waits, step by step."""
+def cause_table(
+    views: Mapping[int, RankView], blamed: Sequence[BlamedWait], heavy: Mapping[int, Mapping[int, float]]
+) -> CauseTable:
+    """Add up own charges and blamed waits, step by step.
+
+    Args:
+        heavy: by rank of a pipeline, the shares of that pipeline's ranks in what its uneven cut costs.
+    """
     num_steps = max(len(view.window.boundary_ns) for view in views.values())
     time = np.zeros((num_steps, len(CAUSE_ORDER)))
     length = np.zeros(num_steps)
@@ -65,7 +71,9 @@ def cause_table(views: Mapping[int, RankView], blamed: Sequence[BlamedWait]) -> 
         time[: len(own)] += own
         length[: len(own)] += np.diff(bounds)
         for code, nanoseconds in enumerate(own.sum(axis=0).tolist()):
-            culprits[CAUSE_ORDER[code]][rank] += nanoseconds
+            cause = CAUSE_ORDER[code]
+            for culprit, share in _to_blame(cause, rank, heavy).items():
+                culprits[cause][culprit] += nanoseconds * share
     begins = {rank: view.window.boundary_ns.tolist() for rank, view in views.items()}
     code_of = {cause: code for code, cause in enumerate(CAUSE_ORDER)}
     for wait in blamed:
@@ -74,6 +82,11 @@ def cause_table(views: Mapping[int, RankView], blamed: Sequence[BlamedWait]) -> 
             time[step, code_of[cause]] += nanoseconds
             culprits[cause][culprit] += nanoseconds
     return CauseTable(time, length, culprits)
+
+
+def _to_blame(cause: Cause, rank: int, heavy: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:
+    """Whose doing it is that a rank lost time: the heavy stages' when the pipeline is cut unevenly, else its own."""
+    return heavy.get(rank) or {rank: 1.0} if cause is Cause.IMBALANCE else {rank: 1.0}
 
 
 def resample(table: CauseTable, seed: int = 0) -> Resampled:

@@ -93,7 +93,7 @@ def _case(
         end_ns=piece[1],
         late=arrival.rank,
         since_own_ns=since_own,
-        arrived_own_ns=views[call.rank].calls[call.place].start_ns,
+        arrived_own_ns=views[call.rank].calls[call.place].exposed_from_ns,
         since_late_ns=since_late,
         arrived_late_ns=arrival.at_ns,
         before_ns=max(unseen_late - unseen_own, 0) + (0 if met else max(since_late - since_own, 0)),

@@ -1,4 +1,10 @@
-"""Where does each micro-batch's forward and backward run, by the marks a trace carries?"""
+"""Where does each pass of each micro-batch run, by the marks a trace carries?
+
+torch's multi-stage schedules mark every action of a rank (`PP:2F0`, `PP:0B3`, the split `PP:0I3` and `PP:0W3`, two at
+once `PP:(0F5;7B2)OVERLAP_F_B`), and beside passes `PP:2RECV_F0`, `PP:0SEND_F1`, `PP:0UNSHARD`, `PP:0RESHARD` and
+`PP:2REDUCE_GRAD`, which are no passes. GPipe marks `Forward 0` and `Backward 0` without the stage; torch's 1F1B marks
+nothing, the reference workload writes `PP:` marks for it.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +12,99 @@ import re
 
 import numpy as np
 
-from stepscope.analyzer.ledger.steps import Window
+from stepscope.analyzer.intervals import Nanoseconds
+from stepscope.analyzer.ledger.activities import Activities
+from stepscope.analyzer.ledger.steps import HostSteps
+from stepscope.analyzer.pipeline.tasks import Pass, Task
 from stepscope.analyzer.rank_view import MicroBatch
-from stepscope.trace.columns import NONE, Category, TraceColumns
+from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
-_STAGE_MARK = re.compile(r"^PP:(\d+)([FB])(\d+)$")
-"""Written by torch's multi-stage schedules, and by the reference workload for all."""
+_PASS_MARK = re.compile(r"^PP:(\d+)([FBIW])(\d+)$")
+_OVERLAP_MARK = re.compile(r"^PP:\((\d+)F(\d+);(\d+)([BI])(\d+)\)OVERLAP_F_B$")
 _PLAIN_MARK = re.compile(r"^(Forward|Backward) (\d+)$")
-"""Written by torch's GPipe, which does not name the stage."""
+
+FORWARD_SHARE = 1 / 3
+"""Of a forward and a backward under one mark: a backward multiplies twice as many matrices."""
 
 
-def marked_micro_batches(trace: TraceColumns, lane: int, window: Window) -> list[MicroBatch]:
-    """The marks on the training loop's thread inside the window, by start; stage NONE where the mark does not tell."""
-    rows = trace.rows_of(Category.USER_ANNOTATION)
-    rows = rows[(trace.lane[rows] == lane) & (trace.start_ns[rows] >= window.start_ns)]
-    rows = rows[trace.end_ns[rows] <= window.end_ns]
-    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
-    staged, plain = [], []
-    for row in rows.tolist():
-        name = trace.names[int(trace.name[row])]
+def host_micro_batches(trace: TraceColumns, lane: int, steps: HostSteps) -> list[MicroBatch]:
+    """The marked passes on the training loop's thread inside the steps, by start.
+
+    The stage is NONE where the mark does not tell. Without steps all marks count as one step's.
+    """
+    rows, tasks = _marks(trace, lane, steps)
+    where = steps.position_of(trace.start_ns[rows])
+    found = []
+    for row, place, marked in zip(rows.tolist(), where.tolist(), tasks, strict=True):
+        step = int(steps.index[place]) if place != NONE else NONE
         start, end = int(trace.start_ns[row]), int(trace.end_ns[row])
-        if match := _STAGE_MARK.match(name):
-            staged.append(MicroBatch(match.group(2) == "F", int(match.group(1)), int(match.group(3)), start, end))
-        elif match := _PLAIN_MARK.match(name):
-            plain.append(MicroBatch(match.group(1) == "Forward", NONE, int(match.group(2)), start, end))
-    return staged or plain
+        for task, first, last in _within(marked, start, end):
+            found.append(MicroBatch(task, step, first, last))
+    return found
+
+
+def device_micro_batches(
+    trace: TraceColumns, steps: HostSteps, activities: Activities, kernels: IntColumn, owned_ns: Nanoseconds
+) -> list[MicroBatch]:
+    """The marked passes with the kernels that were launched under each mark, by any thread: autograd has its own.
+
+    Args:
+        kernels: positions of the compute kernels in `activities`.
+        owned_ns: of each of them the booked time.
+    """
+    rows, tasks = _marks(trace, steps.main_lane, steps)
+    if not len(rows):
+        return []
+    where = steps.position_of(trace.start_ns[rows])
+    launch = activities.launch_ns[kernels]
+    mark = np.searchsorted(trace.start_ns[rows], launch, side="right") - 1
+    inside = (mark >= 0) & (launch < trace.end_ns[rows[np.maximum(mark, 0)]]) & (owned_ns > 0)
+    mark, kernels = mark[inside], kernels[inside]
+    busy = np.bincount(mark, weights=owned_ns[inside], minlength=len(rows))
+    begin = np.full(len(rows), np.iinfo(np.int64).max)
+    end = np.full(len(rows), np.iinfo(np.int64).min)
+    np.minimum.at(begin, mark, activities.start_ns[kernels])
+    np.maximum.at(end, mark, activities.end_ns[kernels])
+    found = []
+    for place, marked in enumerate(tasks):
+        launched = int(trace.start_ns[rows[place]])
+        empty = busy[place] == 0  # a pass without kernels still has its place in the order
+        first, last = (launched, launched) if empty else (int(begin[place]), int(end[place]))
+        for task, start, stop in _within(marked, first, last):
+            share = 1.0 if len(marked) == 1 else FORWARD_SHARE if task is marked[0] else 1 - FORWARD_SHARE
+            found.append(MicroBatch(task, int(steps.index[where[place]]), start, stop, float(busy[place]) * share))
+    return found
+
+
+def _marks(trace: TraceColumns, lane: int, steps: HostSteps) -> tuple[IntColumn, list[tuple[Task, ...]]]:
+    """Rows of the marks by start, and what each marks; marks that name their stage win over those that do not."""
+    rows = trace.rows_of(Category.USER_ANNOTATION)
+    rows = rows[trace.lane[rows] == lane]
+    if len(steps):
+        rows = rows[steps.position_of(trace.start_ns[rows]) != NONE]
+    read = {name: task for name in np.unique(trace.name[rows]).tolist() if (task := _read(trace.names[name]))}
+    staged = {name: tasks for name, tasks in read.items() if tasks[0].stage != NONE}
+    read = staged or read
+    rows = rows[np.isin(trace.name[rows], list(read))]
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    return rows, [read[name] for name in trace.name[rows].tolist()]
+
+
+def _read(name: str) -> tuple[Task, ...] | None:
+    """What a mark says is run under it, in order."""
+    if match := _PASS_MARK.match(name):
+        return (Task(Pass(match.group(2)), int(match.group(1)), int(match.group(3))),)
+    if match := _OVERLAP_MARK.match(name):
+        forward = Task(Pass.FORWARD, int(match.group(1)), int(match.group(2)))
+        return forward, Task(Pass(match.group(4)), int(match.group(3)), int(match.group(5)))
+    if match := _PLAIN_MARK.match(name):
+        return (Task(Pass(match.group(1)[0]), NONE, int(match.group(2))),)
+    return None
+
+
+def _within(tasks: tuple[Task, ...], start: int, end: int) -> list[tuple[Task, int, int]]:
+    """Each task's part of a mark."""
+    if len(tasks) == 1:
+        return [(tasks[0], start, end)]
+    middle = start + round((end - start) * FORWARD_SHARE)
+    return [(tasks[0], start, middle), (tasks[1], middle, end)]

@@ -1,27 +1,11 @@
-"""How long would one period of a pipeline schedule take if each forward and backward took just its given time?"""
+"""How long would one period of a pipeline schedule take if each pass took just its given time?"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class Schedule(StrEnum):
-    """Pipeline schedules by torch's names."""
-
-    GPIPE = "gpipe"
-    ONE_F_ONE_B = "1f1b"
-    INTERLEAVED = "interleaved"
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One forward or backward: `stage` is the virtual stage (its place in the chain of model parts)."""
-
-    is_forward: bool
-    stage: int
-    micro_batch: int
+from stepscope.analyzer.pipeline.tasks import Pass, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,34 +16,20 @@ class Replay:
     busy_ns: tuple[float, ...]
 
 
-def schedule_order(schedule: Schedule, num_devices: int, num_micro_batches: int) -> list[list[Task]]:
-    """Each device's tasks in order, for the schedules with one stage a device."""
-    order = []
-    for device in range(num_devices):
-        forwards = [Task(True, device, m) for m in range(num_micro_batches)]
-        backwards = [Task(False, device, m) for m in range(num_micro_batches)]
-        if schedule is Schedule.GPIPE:
-            order.append(forwards + backwards)
-            continue
-        warmup = min(num_devices - 1 - device, num_micro_batches)
-        steady = [task for m in range(num_micro_batches - warmup) for task in (forwards[warmup + m], backwards[m])]
-        order.append(forwards[:warmup] + steady + backwards[num_micro_batches - warmup :])
-    return order
-
-
 def replay(
     order: Sequence[Sequence[Task]], duration_ns: Mapping[Task, float], *, num_stages: int, transfer_ns: float = 0.0
 ) -> Replay:
     """Run every device's tasks in their order, each as soon as its input is there.
 
-    A forward needs the previous stage's forward, a backward its own forward and the next stage's backward;
-    between devices the input travels for `transfer_ns`.
+    A forward needs the previous stage's forward, a backward its own forward and the next stage's backward (of a split
+    one the half for the input), the half for the weights its own other half; between devices the input travels for
+    `transfer_ns`.
 
     Raises:
         ValueError: the order waits for itself or for a task that nobody runs.
     """
     device_of_stage = {task.stage: device for device, tasks in enumerate(order) for task in tasks}
-    end: dict[Task, float] = {}
+    end: dict[tuple[bool, int, int], float] = {}  # (is gradient, stage, micro-batch) -> when it is there
     free = [0.0] * len(order)
     next_task = [0] * len(order)
     remaining = sum(map(len, order))
@@ -71,7 +41,9 @@ def replay(
                 ready = _ready(task, end, device_of_stage, num_stages, transfer_ns)
                 if ready is None:
                     break
-                free[device] = end[task] = max(free[device], ready) + duration_ns[task]
+                free[device] = max(free[device], ready) + duration_ns[task]
+                if task.kind is not Pass.BACKWARD_WEIGHT:
+                    end[task.kind.sends_gradient, task.stage, task.micro_batch] = free[device]
                 next_task[device] += 1
                 remaining -= 1
                 progressed = True
@@ -82,21 +54,30 @@ def replay(
 
 
 def _ready(
-    task: Task, end: Mapping[Task, float], device_of_stage: Mapping[int, int], num_stages: int, transfer_ns: float
+    task: Task,
+    end: Mapping[tuple[bool, int, int], float],
+    device_of_stage: Mapping[int, int],
+    num_stages: int,
+    transfer_ns: float,
 ) -> float | None:
     """When the task's inputs are there, or None while one is missing."""
-    needs = []
-    if task.is_forward:
-        if task.stage > 0:
-            needs.append(Task(True, task.stage - 1, task.micro_batch))
-    else:
-        needs.append(Task(True, task.stage, task.micro_batch))
-        if task.stage < num_stages - 1:
-            needs.append(Task(False, task.stage + 1, task.micro_batch))
     ready = 0.0
-    for need in needs:
-        if need not in end:
+    for is_gradient, stage in _needs(task, num_stages):
+        made = end.get((is_gradient, stage, task.micro_batch))
+        if made is None:
             return None
-        travels = device_of_stage[need.stage] != device_of_stage[task.stage]
-        ready = max(ready, end[need] + (transfer_ns if travels else 0.0))
+        travels = device_of_stage[stage] != device_of_stage[task.stage]
+        ready = max(ready, made + (transfer_ns if travels else 0.0))
     return ready
+
+
+def _needs(task: Task, num_stages: int) -> list[tuple[bool, int]]:
+    """(is gradient, stage) of what a task takes."""
+    if task.kind is Pass.FORWARD:
+        return [(False, task.stage - 1)] if task.stage else []
+    if task.kind is Pass.BACKWARD_WEIGHT:
+        return [(True, task.stage)]
+    needs = [(False, task.stage)]
+    if task.stage < num_stages - 1:
+        needs.append((True, task.stage + 1))
+    return needs

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyzer.job import analyse_job
-from stepscope.analyzer.pipeline.bubble import Chain, explain, find_chains
+from stepscope.analyzer.pipeline.bubble import explain
+from stepscope.analyzer.pipeline.chains import Chain, find_chains
+from stepscope.analyzer.pipeline.tasks import Pass, Task
 from stepscope.analyzer.rank_view import MicroBatch, RankView
 from stepscope.analyzer.summaries import JobContext
 from stepscope.core.analysis import Pipeline
@@ -112,11 +114,13 @@ def marked_views(stage_of: dict[int, list[int]], *, plain: bool = False) -> dict
         for place, name in enumerate(operators):
             trace.operator(f"c10d::{name}", 100 + 10 * place, 105 + 10 * place, concrete=f'["", "", "{peer}", "0"]')
         view = view_of(trace)
-        tasks = [(True, stage, number) for stage in stages for number in range(2)]
-        tasks += [(False, stage, number) for stage in reversed(stages) for number in range(2)]
+        tasks = [Task(Pass.FORWARD, stage, number) for stage in stages for number in range(2)]
+        tasks += [Task(Pass.BACKWARD, stage, number) for stage in reversed(stages) for number in range(2)]
         marks = [
-            MicroBatch(forward, NONE if plain else stage, number, 1000 * (200 + 10 * place), 1000 * (210 + 10 * place))
-            for place, (forward, stage, number) in enumerate(tasks)
+            MicroBatch(
+                replace(task, stage=NONE) if plain else task, 0, 1000 * (200 + 10 * place), 1000 * (210 + 10 * place)
+            )
+            for place, task in enumerate(tasks)
         ]
         views[rank] = replace(view, micro_batches=marks)
     return views
@@ -128,10 +132,10 @@ def test_marks_that_do_not_name_their_stage_take_it_from_the_chain() -> None:
     assert (parts.figures.schedule, parts.figures.chunks, parts.figures.micro_batches) == ("gpipe", 1, 2)
 
 
-def test_several_stages_a_rank_are_interleaved() -> None:
+def test_several_stages_a_rank_one_after_another_are_looped() -> None:
     parts = explain(Chain((0, 1)), marked_views({0: [0, 2], 1: [1, 3]}))
     assert parts is not None
-    assert (parts.figures.schedule, parts.figures.chunks) == ("interleaved", 2)
+    assert (parts.figures.schedule, parts.figures.chunks) == ("looped_bfs", 2)
 
 
 def test_marks_of_which_a_stage_is_missing_explain_nothing_and_break_nothing() -> None:

@@ -1,0 +1,64 @@
+"""What did a simulated run really do, by each process's own clock? Kept beside the traces, read by no analysis.
+
+Sleeping layers are all the compute there is, so a step's idle share is known without any trace: what the rank did not
+sleep of the step without its optimizer.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from stepscope.core.run_layout import TRUTH_FOLDER
+from stepscope.reference_workloads.simulate import SLEPT
+
+
+@dataclass(frozen=True, slots=True)
+class StepTruth:
+    """One step of one rank: all of it, and what of it its layers slept and its optimizer took."""
+
+    index: int
+    seconds: float
+    slept_seconds: float
+    optimizer_seconds: float
+
+
+class TruthLog:
+    """Times the steps of this rank; what happens between `end` and `begin`, as writing a trace, is in none."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._steps: list[StepTruth] = []
+        self._optimizer_seconds = 0.0
+        self._optimizer_started = 0.0
+        optimizer.register_step_pre_hook(self._before_optimizer)
+        optimizer.register_step_post_hook(self._after_optimizer)
+        self.begin()
+
+    def begin(self) -> None:
+        """The next step begins."""
+        self._started = time.perf_counter()
+        self._slept_before = SLEPT.seconds
+        self._optimizer_seconds = 0.0
+
+    def end(self) -> None:
+        """A step has ended."""
+        now = time.perf_counter()
+        slept = SLEPT.seconds - self._slept_before
+        self._steps.append(StepTruth(len(self._steps), now - self._started, slept, self._optimizer_seconds))
+
+    def write(self, run_directory: Path, rank: int) -> None:
+        """One JSON object a line and step, in truth/rank{r}.jsonl."""
+        folder = run_directory / TRUTH_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(asdict(step)) for step in self._steps]
+        (folder / f"rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
+
+    def _before_optimizer(self, *_: object) -> None:
+        self._optimizer_started = time.perf_counter()
+
+    def _after_optimizer(self, *_: object) -> None:
+        self._optimizer_seconds += time.perf_counter() - self._optimizer_started
