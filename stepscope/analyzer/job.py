@@ -17,6 +17,7 @@ from stepscope.analyzer.blame.root_causes import cause_table, resample
 from stepscope.analyzer.blame.stragglers import ComputeComparison
 from stepscope.analyzer.blame.waits import blame_waits
 from stepscope.analyzer.collectives import collective_table
+from stepscope.analyzer.kernels.evidence import with_kernel_reasons
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.pipeline.bubble import PipelineParts, explain
 from stepscope.analyzer.pipeline.chains import find_chains
@@ -78,7 +79,8 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         oversubscribed=oversubscribed,
         data_waits_ns=context.data_waits_ns,
     )
-    rows = root_causes(grounds, resampled, job.step_ms)
+    roofline = job_roofline(by_rank)
+    rows = with_kernel_reasons(root_causes(grounds, resampled, job.step_ms), roofline)
     about = Circumstances(
         step_ms=job.step_ms,
         mfu=job.mfu,
@@ -99,7 +101,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         what_if=[],
         collectives=collective_table(by_rank, matches, arrivals),
         pipeline=pipeline,
-        roofline=job_roofline(by_rank),
+        roofline=roofline,
         warnings=warnings(by_rank, job, quality, context, oversubscribed=oversubscribed),
     )
     return analysis, list(by_rank.values())

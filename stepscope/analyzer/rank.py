@@ -12,6 +12,8 @@ import numpy.typing as npt
 from stepscope.analyzer.alignment.device_calls import device_calls
 from stepscope.analyzer.alignment.host_calls import host_calls
 from stepscope.analyzer.intervals import covered_time, union
+from stepscope.analyzer.kernels.rank_kernels import no_kernels, rank_kernels
+from stepscope.analyzer.kernels.tables import kernel_table
 from stepscope.analyzer.ledger.activities import Activities, Work, device_activities
 from stepscope.analyzer.ledger.completeness import lost_launches
 from stepscope.analyzer.ledger.device_ledger import OwnLedger, book
@@ -21,17 +23,12 @@ from stepscope.analyzer.ledger.idle_rule import observe_host
 from stepscope.analyzer.ledger.steps import HostSteps, Window, device_window, file_window, host_steps
 from stepscope.analyzer.pipeline.micro_batches import device_micro_batches, host_micro_batches
 from stepscope.analyzer.rank_view import RankView, ReadFacts
-from stepscope.analyzer.roofline.kernel_costs import DecidedBy
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits, kernel_limits
 from stepscope.analyzer.roofline.utilization import coverage, dominant_dtype, peak_is_convicted, step_flops
-from stepscope.core.analysis import KernelTime, Notice, RooflineCoverage
+from stepscope.core.analysis import Notice, RooflineCoverage
 from stepscope.core.errors import DataError, TruncatedTraceError
 from stepscope.core.hardware import GpuModel, find_gpu
-from stepscope.core.timeline import HEADING_ORDER
 from stepscope.trace.columns import NONE, Category, TraceColumns
-
-NUM_KERNELS_KEPT = 50
-"""Kernel names a rank passes on, by time."""
 
 _OPTIMIZER = re.compile(r"^Optimizer\.step#|^optimizer$")
 _GRAPH_LAUNCH = re.compile(r"GraphLaunch")
@@ -87,6 +84,7 @@ def _view_device(
     host = observe_host(trace, steps, activities)
     own = book(activities, window, host, limits.heading.astype(np.int8))
     backward, optimizer = _by_launcher(trace, activities, own, window, steps, kernels)
+    sums = rank_kernels(trace, activities, limits, own.kernel_owned_ns, window)
     return RankView(
         rank=rank,
         header=trace.header,
@@ -97,7 +95,8 @@ def _view_device(
         micro_batches=device_micro_batches(trace, steps, activities, kernels, own.kernel_owned_ns),
         optimizer_ns=optimizer,
         backward_ns=backward,
-        kernels=_kernel_times(trace, activities, own, limits, kernels),
+        kernels=kernel_table([sums.by_name]),
+        kernel_sums=sums,
         coverage=coverage(limits),
         step_flops=_flops_a_step(activities, kernels, limits, steps, window),
         peak_flops=_peak(gpu, limits),
@@ -137,6 +136,7 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
         optimizer_ns=covered_time(bounds[:-1], bounds[1:], optimizer),
         backward_ns=zeros,
         kernels=[],
+        kernel_sums=no_kernels(),
         coverage=RooflineCoverage(0.0, 0.0, 0.0),
         step_flops=None,
         peak_flops=None,
@@ -177,32 +177,6 @@ def _by_launcher(
         np.bincount(place, weights=weights * in_backward, minlength=num_steps).astype(np.int64),
         np.bincount(place, weights=weights * in_optimizer, minlength=num_steps).astype(np.int64),
     )
-
-
-def _kernel_times(
-    trace: TraceColumns, activities: Activities, own: OwnLedger, limits: KernelLimits, kernels: npt.NDArray[np.intp]
-) -> list[KernelTime]:
-    """The kernels that own most of the window, by name; a name's limit is the one most of its time has."""
-    names, which = np.unique(trace.name[activities.row[kernels]], return_inverse=True)
-    time = np.bincount(which, weights=own.kernel_owned_ns, minlength=len(names))
-    counts = np.bincount(which, weights=own.kernel_owned_ns > 0, minlength=len(names))
-    kept = np.argsort(-time, kind="stable")[:NUM_KERNELS_KEPT]
-    result = []
-    for place in kept[time[kept] > 0].tolist():
-        mine = which == place
-        weight = own.kernel_owned_ns[mine]
-        heading = int(np.bincount(limits.heading[mine], weights=weight).argmax())
-        decided = int(np.bincount(limits.decided_by[mine], weights=weight).argmax())
-        result.append(
-            KernelTime(
-                name=trace.names[names[place]],
-                count=int(counts[place]),
-                ms=float(time[place]) / 1e6,
-                limit=HEADING_ORDER[heading],
-                decided_by=DecidedBy(decided).name.lower(),
-            )
-        )
-    return result
 
 
 def _flops_a_step(

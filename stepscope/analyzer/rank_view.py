@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.alignment.device_calls import Call
+from stepscope.analyzer.kernels.rank_kernels import RankKernels
 from stepscope.analyzer.ledger.host_work import HostWork
 from stepscope.analyzer.ledger.segments import CHARGE, Segments, TimeTable
 from stepscope.analyzer.ledger.steps import Window
@@ -69,6 +70,8 @@ class RankView:
         micro_batches: marked forwards and backwards in launch order; empty where nothing marks them.
         optimizer_ns, backward_ns: booked time by step of the kernels that the optimizer, and that autograd's thread
             launched; without a device, of the optimizer's annotations, and nothing.
+        kernels: those with most time, by name.
+        kernel_sums: kernels and copies, ready to be added up over ranks.
         on_device: whether the ledger is of a device (else of the host's main thread).
     """
 
@@ -82,6 +85,7 @@ class RankView:
     optimizer_ns: npt.NDArray[np.int64]
     backward_ns: npt.NDArray[np.int64]
     kernels: list[KernelTime]
+    kernel_sums: RankKernels
     coverage: RooflineCoverage
     step_flops: float | None
     peak_flops: float | None

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from stepscope.analyzer.alignment.clocks import Clocks
 from stepscope.analyzer.alignment.dimensions import dimension_of_members
 from stepscope.analyzer.alignment.matching import CallId, Matches
+from stepscope.analyzer.kernels.findings import kernel_findings, tiny_share
+from stepscope.analyzer.kernels.tables import copy_table, kernel_tables
 from stepscope.analyzer.ledger.device_ledger import fractions
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.analysis import (
     Job,
-    KernelTime,
     Ledger,
     MeshSizes,
     Notice,
@@ -171,20 +172,23 @@ def _cut(segments: Segments, start: int, end: int) -> Segments:
 
 
 def job_roofline(views: Mapping[int, RankView]) -> Roofline:
-    """Kernels of all ranks by name, and how their limits were decided."""
-    time, count = Counter[str](), Counter[str]()
-    sample: dict[str, KernelTime] = {}
-    for view in views.values():
-        for kernel in view.kernels:
-            time[kernel.name] += kernel.ms  # type: ignore[assignment] # Counter adds floats well
-            count[kernel.name] += kernel.count
-            sample.setdefault(kernel.name, kernel)
-    kernels = [replace(sample[name], ms=ms, count=count[name]) for name, ms in time.most_common()]
+    """Kernels and copies of all ranks, and how the kernels' limits were decided."""
+    ranks = [view.kernel_sums for view in views.values()]
+    tables = kernel_tables(ranks)
+    total = np.sum([rank.total for rank in ranks], axis=0)
+    copies = copy_table(copy for rank in ranks for copy in rank.copies)
+    window_ms = sum(view.window_ns for view in views.values()) / 1e6
     parts = [view.coverage for view in views.values()]
     shares = {
         part.name: sum(getattr(p, part.name) for p in parts) / max(len(parts), 1) for part in fields(RooflineCoverage)
     }
-    return Roofline(RooflineCoverage(**shares), kernels)
+    return Roofline(
+        RooflineCoverage(**shares),
+        **tables,
+        copies=copies,
+        tiny_kernels=tiny_share(total),
+        findings=kernel_findings(total, tables["kernels"], copies, window_ms),
+    )
 
 
 def is_oversubscribed(views: Mapping[int, RankView], context: JobContext) -> bool:

@@ -98,14 +98,16 @@ def _healthy(row: RootCause, losses: Sequence[RootCause], resampled: Resampled, 
     bound = "arithmetic" if row.cause is Cause.COMPUTE_BOUND else "memory bandwidth"
     mfu = "" if about.mfu is None else f" at {about.mfu:.0%} MFU"
     largest = f"; the largest loss is {losses[0].fraction:.1%} ({losses[0].cause})" if losses else ""
+    faster = ", ".join(reason.replace("_", " ") for reason in row.reasons)
+    faster = f"; yet it could be faster ({faster})" if faster else ""
     evidence = list(row.evidence)
     if about.mfu is not None:
         evidence.append(Evidence("mfu", about.mfu, "ratio"))
     return Verdict(
         cause=row.cause,
-        reasons=[],
+        reasons=row.reasons,
         confidence=_confidence(row.cause, resampled, about),
-        summary=f"healthy: {row.fraction:.1%} of the time is bound by {bound}{mfu}{largest}",
+        summary=f"healthy: {row.fraction:.1%} of the time is bound by {bound}{mfu}{faster}{largest}",
         ranks=[],
         evidence=evidence,
         actions=actions_for(row.cause, row.reasons),

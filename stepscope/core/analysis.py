@@ -217,13 +217,69 @@ class RooflineCoverage:
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """Kernels of one name. `ms` is the time they own in the ledger, over all ranks and steps."""
+    """Kernels of one name (or of one operator, module or call). None is unknown.
+
+    Attributes:
+        ms: the time they own in the ledger, over all ranks and steps.
+        operator, module, shapes: where most of that time comes from: what launched it, the module or annotated region
+            around that, and the dimensions of its tensors.
+        mean_us: a kernel's mean duration.
+        roof_share: least time at the GPU's peaks / duration, of the kernels whose operator has a cost model.
+        occupancy: share of a multiprocessor's warps that the launches could keep resident.
+        achieved_occupancy: the same, but no more than their grids fill.
+        limiter: what keeps that from being more: registers | shared_memory | blocks | grid | threads.
+        grid, block, registers_per_thread, shared_memory_bytes: of the launch with most of the time; empty or None
+            where not recorded.
+        findings: codes of Roofline.findings that hold for at least half of the time.
+    """
 
     name: str
     count: int
     ms: float
     limit: Heading
     decided_by: str
+    operator: str | None = None
+    module: str | None = None
+    shapes: str | None = None
+    mean_us: float | None = None
+    roof_share: float | None = None
+    occupancy: float | None = None
+    achieved_occupancy: float | None = None
+    limiter: str | None = None
+    grid: list[int] = field(default_factory=list)
+    block: list[int] = field(default_factory=list)
+    registers_per_thread: int | None = None
+    shared_memory_bytes: int | None = None
+    findings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTime:
+    """Copies of one kind, "HtoD (Pageable -> Device)"; bandwidths are GB/s (1e9 bytes), None is unknown.
+
+    `ms` is their duration, over all ranks and steps; `link_gbs` is what the host's link carries in one direction.
+    """
+
+    kind: str
+    count: int
+    ms: float
+    bytes: int
+    gbs: float | None
+    link_gbs: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFinding:
+    """Something that makes kernels or copies slower than they need be.
+
+    `fraction` is the affected time's share of all ranks' windows.
+    """
+
+    code: str
+    fraction: float
+    ms: float
+    message: str
+    advice: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +288,15 @@ class Roofline:
 
     coverage: RooflineCoverage
     kernels: list[KernelTime]
+    by_operator: list[KernelTime] = field(default_factory=list)
+    by_module: list[KernelTime] = field(default_factory=list)
+    by_call: list[KernelTime] = field(default_factory=list)
+    """by operator and the shapes it was called with"""
+    copies: list[CopyTime] = field(default_factory=list)
+    findings: list[KernelFinding] = field(default_factory=list)
+    """largest first"""
+    tiny_kernels: float | None = None
+    """share of the kernels, by number, that take under 10 us"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,12 @@ class Reason(StrEnum):
     SLOWER_KERNELS = "slower_kernels"
     # communication
     ARRIVALS_UNKNOWN = "arrivals_unknown"
+    # compute_bound, memory_bound, latency_bound, copy
+    NO_TENSOR_CORES = "no_tensor_cores"
+    INEFFICIENT_KERNELS = "inefficient_kernels"
+    UNFUSED = "unfused"
+    TINY_KERNELS = "tiny_kernels"
+    PAGEABLE_MEMORY = "pageable_memory"
 
 
 HEALTHY_CAUSES = frozenset({Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND})

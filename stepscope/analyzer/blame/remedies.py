@@ -48,6 +48,11 @@ REMEDIES: dict[Reason, str] = {
     Reason.LOW_CLOCK: "compare clocks, power cap and temperature of the named rank's GPU with its peers'",
     Reason.SLOWER_KERNELS: "look for other processes on that GPU, and for shapes that differ from the peers'",
     Reason.ARRIVALS_UNKNOWN: "profile every rank, so that waiting can be told from transfer",
+    Reason.NO_TENSOR_CORES: "autocast to a 16-bit type, or set_float32_matmul_precision('high') for TF32 (Ampere on)",
+    Reason.INEFFICIENT_KERNELS: "see the kernels table for the shapes: pad odd sizes to multiples of 8",
+    Reason.UNFUSED: "torch.compile the element-wise chains; foreach or fused=True for the optimizer",
+    Reason.TINY_KERNELS: "CUDA graphs (torch.compile mode='reduce-overhead'), fusion, or larger batches",
+    Reason.PAGEABLE_MEMORY: "pin_memory=True in the loader and .to(device, non_blocking=True)",
 }
 """What to try first, by reason."""
 

@@ -23,8 +23,7 @@ def launching_operators(trace: TraceColumns, kernel_rows: IntColumn) -> Rows:
     operators = trace.rows_of(Category.CPU_OP)
     if not len(operators) or not len(kernel_rows):
         return np.full(len(kernel_rows), NONE, np.intp)
-    calls = trace.rows_of(Category.RUNTIME)
-    launch = _find(trace.correlation[calls], calls, trace.correlation[kernel_rows])
+    launch = launch_rows(trace, kernel_rows)
     found = _find(trace.external_id[operators], operators, trace.external_id[kernel_rows])
     unnamed = np.flatnonzero((found == NONE) & (launch != NONE))
     found[unnamed] = _find(trace.external_id[operators], operators, trace.external_id[launch[unnamed]])
@@ -35,8 +34,14 @@ def launching_operators(trace: TraceColumns, kernel_rows: IntColumn) -> Rows:
     found[stranger] = NONE
     missing = np.flatnonzero((found == NONE) & launched)
     if len(missing):
-        found[missing] = _innermost_open(trace, operators, launch[missing])
+        found[missing] = innermost_open(trace, operators, launch[missing])
     return found
+
+
+def launch_rows(trace: TraceColumns, kernel_rows: IntColumn) -> Rows:
+    """For each kernel row, the row of the runtime or driver call that launched it, or NONE."""
+    calls = trace.rows_of(Category.RUNTIME)
+    return _find(trace.correlation[calls], calls, trace.correlation[kernel_rows])
 
 
 def _find(keys: IntColumn, rows: Rows, wanted: IntColumn) -> Rows:
@@ -56,19 +61,19 @@ def _find(keys: IntColumn, rows: Rows, wanted: IntColumn) -> Rows:
     return np.where((keys[place] == wanted) & (wanted > 0), rows[place], NONE)
 
 
-def _innermost_open(trace: TraceColumns, operators: Rows, launches: Rows) -> Rows:
-    """The innermost operator open on each launch's thread at its start, or NONE."""
+def innermost_open(trace: TraceColumns, operators: Rows, launches: Rows) -> Rows:
+    """The innermost of some host rows that is open on each launch's thread at its start, or NONE."""
     found = np.full(len(launches), NONE, np.intp)
     thread = trace.lane[operators]
     launch_thread = trace.lane[launches]
     for lane in np.unique(launch_thread):
         asking = np.flatnonzero(launch_thread == lane)
-        found[asking] = _innermost_on_thread(trace, operators[thread == lane], launches[asking])
+        found[asking] = innermost_on_thread(trace, operators[thread == lane], launches[asking])
     return found
 
 
-def _innermost_on_thread(trace: TraceColumns, operators: Rows, launches: Rows) -> Rows:
-    """The same where all are on one thread, whose operators nest."""
+def innermost_on_thread(trace: TraceColumns, operators: Rows, launches: Rows) -> Rows:
+    """The innermost of some host rows of one thread, where they nest, that is open at each launch, or NONE."""
     start, end = trace.start_ns[operators], trace.end_ns[operators]
     order = np.lexsort((-end, start))
     operators, start, end = operators[order], start[order], end[order]

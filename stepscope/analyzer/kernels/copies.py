@@ -1,0 +1,81 @@
+"""How fast were the copies, against what the host's link carries, and did they start from pageable memory?
+
+A pageable copy is staged through a pinned buffer by the driver, piece by piece, and blocks the launching thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analyzer.kernels.occupancy import is_nvidia
+from stepscope.trace.columns import NONE, Category, Device, IntColumn, TraceColumns
+
+_HOST_LINK_BYTES_PER_SECOND = {6: 15.75e9, 7: 15.75e9, 8: 31.5e9, 9: 63.0e9, 10: 63.0e9}
+"""PCIe x16, one direction, of the generation that data-centre GPUs of this compute capability are built for: 3.0 for
+Pascal and Volta, 4.0 for Ampere, 5.0 for Hopper and Blackwell (data sheets). NVLink-C2C hosts are faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopySums:
+    """All copies of one kind ("HtoD (Pageable -> Device)") in one rank's window.
+
+    `num_bytes` and `sized_ns` are of the copies that record their size; `link_bytes_per_second` is of the host's link,
+    None for copies that do not take it and where it is not known.
+    """
+
+    kind: str
+    count: int
+    duration_ns: int
+    num_bytes: int
+    sized_ns: int
+    link_bytes_per_second: float | None
+
+    def __add__(self, other: CopySums) -> CopySums:
+        return CopySums(
+            self.kind,
+            self.count + other.count,
+            self.duration_ns + other.duration_ns,
+            self.num_bytes + other.num_bytes,
+            self.sized_ns + other.sized_ns,
+            self.link_bytes_per_second,
+        )
+
+
+def takes_host_link(kind: str) -> bool:
+    return kind.startswith(("HtoD", "DtoH"))
+
+
+def is_pageable(kind: str) -> bool:
+    return takes_host_link(kind) and "Pageable" in kind
+
+
+def copy_sums(trace: TraceColumns, rows: IntColumn, device: Device | None) -> list[CopySums]:
+    """Sum the copies among some device rows by their kind."""
+    rows = rows[trace.category[rows] == Category.MEMCPY]
+    names, which = np.unique(trace.name[rows], return_inverse=True)
+    duration = trace.end_ns[rows] - trace.start_ns[rows]
+    size = trace.num_bytes[rows]
+    sums = []
+    for place, name in enumerate(names.tolist()):
+        mine = which == place
+        sized = mine & (size != NONE)
+        kind = trace.names[name].removeprefix("Memcpy ")
+        sums.append(
+            CopySums(
+                kind=kind,
+                count=int(np.count_nonzero(mine)),
+                duration_ns=int(duration[mine].sum()),
+                num_bytes=int(size[sized].sum()),
+                sized_ns=int(duration[sized].sum()),
+                link_bytes_per_second=_host_link(device) if takes_host_link(kind) else None,
+            )
+        )
+    return sums
+
+
+def _host_link(device: Device | None) -> float | None:
+    if device is None or device.compute_capability is None or not is_nvidia(device):
+        return None
+    return _HOST_LINK_BYTES_PER_SECOND.get(device.compute_capability[0])

@@ -1,0 +1,189 @@
+"""How full can a launch keep the device, and what stops more: threads, registers, shared memory, blocks or its grid?
+
+The arithmetic is CUDA's occupancy calculator (cuda_occupancy.h) for the limits that the trace lists of its device, with
+the largest shared memory that a kernel can opt in to. Kineto's own "est. achieved occupancy %" leaves that opt-in out:
+it reads 0 for every kernel with more than 48 KB, which are the tensor-core matmuls. torch-tb-profiler showed that
+number as it is and called any low one bad, yet a matmul is best with few fat warps: here a launch is faulted only where
+its kernel also stays far from its roof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.trace.columns import Device, KernelLaunch
+
+Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.uint8]
+
+
+class Limiter(IntEnum):
+    """What keeps more warps from being resident."""
+
+    UNKNOWN = 0
+    THREADS = 1
+    """nothing else: the multiprocessors are full"""
+    REGISTERS = 2
+    SHARED_MEMORY = 3
+    BLOCKS = 4
+    """a multiprocessor takes only so many blocks, and these are small"""
+    GRID = 5
+    """too few blocks for the device, or a last wave that leaves much of it empty"""
+
+
+FULL_WAVES = 0.75
+"""Below this share of its waves filled, a grid loses more than a quarter of the device to its last wave."""
+
+_REGISTER_UNIT = 256
+"""Registers are allotted to a warp in units of this many (capability 3 and later)."""
+_MOST_REGISTERS = 255
+_MOST_COUNT = 2**40
+"""Larger sizes are damage."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmLimits:
+    """What one multiprocessor of an NVIDIA GPU holds."""
+
+    num_sms: int
+    max_threads: int
+    max_blocks: int
+    registers: int
+    shared_memory_bytes: int
+    warp_size: int
+    register_files: int
+    shared_memory_unit_bytes: int
+    reserved_bytes_per_block: int
+
+    @property
+    def max_warps(self) -> int:
+        return self.max_threads // self.warp_size
+
+
+def is_nvidia(device: Device) -> bool:
+    """Whether the occupancy rules and the tensor cores of NVIDIA apply."""
+    name = device.name.lower()
+    return device.warp_size in (None, 32) and not any(word in name for word in ("amd", "radeon", "instinct", "intel"))
+
+
+def sm_limits(device: Device) -> SmLimits | None:
+    """A device's limits, or None where the trace does not list them or they are not NVIDIA's."""
+    if not is_nvidia(device) or not (
+        device.compute_capability
+        and device.num_sms
+        and device.max_threads_per_sm
+        and device.registers_per_sm
+        and device.shared_memory_per_sm_bytes
+        and device.warp_size
+    ):
+        return None
+    capability = device.compute_capability
+    is_recent = capability >= (8, 0)
+    return SmLimits(
+        num_sms=device.num_sms,
+        max_threads=device.max_threads_per_sm,
+        max_blocks=_max_blocks(capability),
+        registers=device.registers_per_sm,
+        shared_memory_bytes=device.shared_memory_per_sm_bytes,
+        warp_size=device.warp_size,
+        register_files=2 if capability == (6, 0) else 4,
+        shared_memory_unit_bytes=128 if is_recent else 256,
+        reserved_bytes_per_block=1024 if is_recent else 0,
+    )
+
+
+def _max_blocks(capability: tuple[int, int]) -> int:
+    """Resident blocks per multiprocessor (CUDA programming guide, technical specifications)."""
+    major, minor = capability
+    if major < 5:
+        return 16
+    if major == 7:
+        return 16 if minor == 5 else 32
+    if major == 8:
+        return {0: 32, 9: 24}.get(minor, 16)
+    return 24 if major in (11, 12) else 32
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFit:
+    """One entry a launch; nan is unknown.
+
+    Attributes:
+        occupancy: resident warps / the most a multiprocessor holds, were the grid large enough.
+        achieved: the same with no more blocks than the grid has, spread evenly, as Kineto estimates.
+        waves: the grid's blocks / the blocks that the device holds at a time.
+        limiter: Limiter codes.
+        num_blocks: of the grid.
+    """
+
+    occupancy: Floats
+    achieved: Floats
+    waves: Floats
+    limiter: Codes
+    num_blocks: Floats
+
+    @property
+    def wave_efficiency(self) -> Floats:
+        """Share of the waves' places that the grid fills."""
+        return self.waves / np.ceil(self.waves)
+
+
+def fit_launches(launches: Sequence[KernelLaunch], device: Device | None) -> LaunchFit:
+    """Lay each launch out on a device."""
+    num_blocks = _counts(launch.num_blocks for launch in launches)
+    limits = sm_limits(device) if device is not None else None
+    if limits is None:
+        num_sms = device.num_sms if device is not None and device.num_sms else 0
+        unknown = np.full(len(launches), np.nan)
+        limiter = np.where(num_blocks < num_sms, Limiter.GRID, Limiter.UNKNOWN).astype(np.uint8)
+        return LaunchFit(unknown, unknown, unknown, limiter, num_blocks)
+    warps = np.ceil(_counts(launch.threads_per_block for launch in launches) / limits.warp_size)
+    resident, limiter = _resident_blocks(launches, warps, limits)
+    resident[resident == 0] = np.nan  # cannot have been launched on this device
+    limiter[np.isnan(resident)] = Limiter.UNKNOWN
+    waves = num_blocks / (resident * limits.num_sms)
+    fit = LaunchFit(
+        occupancy=resident * warps / limits.max_warps,
+        achieved=np.minimum(resident, num_blocks / limits.num_sms) * warps / limits.max_warps,
+        waves=waves,
+        limiter=limiter,
+        num_blocks=num_blocks,
+    )
+    limiter[(waves < 1) | (fit.wave_efficiency < FULL_WAVES)] = Limiter.GRID
+    return fit
+
+
+def _resident_blocks(launches: Sequence[KernelLaunch], warps: Floats, limits: SmLimits) -> tuple[Floats, Codes]:
+    """Blocks that a multiprocessor holds at a time, and which of its limits says so; nan where not recorded."""
+    registers = _counts(launch.registers_per_thread for launch in launches)
+    registers[registers > _MOST_REGISTERS] = np.nan
+    shared = _counts(launch.shared_memory_bytes for launch in launches)
+    per_warp = _round_up(np.maximum(registers, 1) * limits.warp_size, _REGISTER_UNIT)
+    warps_of_registers = (limits.registers // limits.register_files // per_warp) * limits.register_files
+    per_block = _round_up(shared + limits.reserved_bytes_per_block, limits.shared_memory_unit_bytes)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        by_limit = {
+            Limiter.THREADS: limits.max_warps // warps,
+            Limiter.REGISTERS: warps_of_registers // warps,
+            Limiter.SHARED_MEMORY: np.where(per_block == 0, np.inf, limits.shared_memory_bytes // per_block),
+            Limiter.BLOCKS: np.full(len(launches), float(limits.max_blocks)),
+        }
+    table = np.vstack(list(by_limit.values()))
+    table[:, ~np.isfinite(warps) | (warps < 1)] = np.nan
+    resident = table.min(axis=0)  # nan where any is
+    tightest = np.where(np.isnan(table), np.inf, table).argmin(axis=0)  # threads first among equals
+    return resident, np.array(list(by_limit), np.uint8)[tightest]
+
+
+def _round_up(values: Floats, unit: int) -> Floats:
+    return np.ceil(values / unit) * unit
+
+
+def _counts(values: Iterable[int | None]) -> Floats:
+    """As floats; nan where unknown or absurd."""
+    return np.array([np.nan if value is None or value > _MOST_COUNT else value for value in values], np.float64)

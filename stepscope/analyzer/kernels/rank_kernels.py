@@ -1,0 +1,275 @@
+"""Which names, operators, modules and calls hold one rank's kernel time? The per-rank half: sums, ready to be added up.
+
+Kernels that agree in name, operator, module, shapes and launch are summed once, over interned ids; everything after
+that works on these few combinations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.kernels.copies import CopySums, copy_sums
+from stepscope.analyzer.kernels.flags import KernelFlags, flag_kernels
+from stepscope.analyzer.kernels.occupancy import LaunchFit, fit_launches
+from stepscope.analyzer.kernels.regions import launching_regions, region_name
+from stepscope.analyzer.kernels.sums import (
+    ACHIEVED_NS,
+    COUNT,
+    DECIDED,
+    DURATION_NS,
+    FITTED_NS,
+    FLAGS,
+    FLOOR_NS,
+    HEADINGS,
+    LIMITERS,
+    MODELLED_NS,
+    OCCUPIED_NS,
+    OWNED_NS,
+    SIZE,
+    TINY_COUNT,
+    Sums,
+)
+from stepscope.analyzer.ledger.activities import Activities, Work
+from stepscope.analyzer.ledger.steps import Window
+from stepscope.analyzer.roofline.kernel_limits import KernelLimits
+from stepscope.analyzer.roofline.kernel_operator import launching_operators
+from stepscope.core.timeline import HEADING_ORDER
+from stepscope.trace.columns import NONE, Device, IntColumn, KernelLaunch, TraceColumns
+
+NUM_NAMES_KEPT = 50
+NUM_GROUPS_KEPT = 20
+"""Kernel names, and operators, modules, calls, that a rank passes on, by time."""
+LONGEST_SHAPES = 200
+"""Characters of a call's shapes that are kept; lists of tensors run to thousands."""
+
+NOT_KNOWN = "(not known)"
+_MOST_CODES = 2**62
+_NO_LAUNCH = KernelLaunch((), (), None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """The largest part of a group: where it came from; None where not known."""
+
+    operator: str | None
+    module: str | None
+    shapes: str | None
+    launch: KernelLaunch
+
+
+@dataclass(frozen=True, slots=True)
+class KernelGroups:
+    """Groups of kernels by some key, largest first. Entry i of each belongs to group i."""
+
+    keys: list[str]
+    sums: Sums
+    examples: list[Example]
+
+
+@dataclass(frozen=True, slots=True)
+class RankKernels:
+    """One rank's compute kernels, and the copies in its window.
+
+    `total` has shape (SIZE,): of all kernels, also of those whose group is not kept.
+    """
+
+    by_name: KernelGroups
+    by_operator: KernelGroups
+    by_module: KernelGroups
+    by_call: KernelGroups
+    total: Sums
+    copies: list[CopySums]
+
+
+@dataclass(frozen=True, slots=True)
+class _Combinations:
+    """What some kernels agree in, as indices into the trace's tables (NONE: not known), and their sums."""
+
+    name: IntColumn
+    operator: IntColumn
+    module: IntColumn
+    shapes: IntColumn
+    launch: IntColumn
+    sums: Sums
+
+
+def rank_kernels(
+    trace: TraceColumns, activities: Activities, limits: KernelLimits, owned_ns: IntColumn, window: Window
+) -> RankKernels:
+    """Sum up one rank's kernels.
+
+    Args:
+        trace: its events.
+        activities: its device activities.
+        limits: of the compute kernels among them, in order.
+        owned_ns: the time in the window that is booked on each.
+        window: the copies in it count.
+    """
+    kernels = activities.of(Work.COMPUTE)
+    device = _device(trace, activities, kernels)
+    fit = fit_launches([*trace.launches, _NO_LAUNCH], device)
+    flags = flag_kernels(trace, activities, kernels, limits, fit, device)
+    combined = _combine(trace, activities.row[kernels], limits, owned_ns, flags, fit)
+    inside = (activities.end_ns > window.start_ns) & (activities.start_ns < window.end_ns)
+    return RankKernels(
+        by_name=_grouped(trace, combined, [combined.name], lambda at: trace.names[combined.name[at]], NUM_NAMES_KEPT),
+        by_operator=_grouped(trace, combined, [combined.operator], lambda at: _operator(trace, combined, at)),
+        by_module=_grouped(trace, combined, [combined.module], lambda at: _module(trace, combined, at)),
+        by_call=_grouped(trace, combined, [combined.operator, combined.shapes], lambda at: _call(trace, combined, at)),
+        total=combined.sums.sum(axis=0),
+        copies=copy_sums(trace, activities.row[inside & (activities.work != Work.COMPUTE)], device),
+    )
+
+
+def no_kernels() -> RankKernels:
+    """Of a rank without a device."""
+    none = KernelGroups([], np.zeros((0, SIZE)), [])
+    return RankKernels(none, none, none, none, np.zeros(SIZE), [])
+
+
+def _device(trace: TraceColumns, activities: Activities, kernels: npt.NDArray[np.intp]) -> Device | None:
+    """The device on which the kernels ran, else the first that the trace lists."""
+    devices = {device.index: device for device in trace.header.devices}
+    if not len(kernels) or not devices:
+        return next(iter(devices.values()), None)
+    lane = int(np.bincount(trace.lane[activities.row[kernels]]).argmax())
+    return devices.get(trace.lanes[lane].process, next(iter(devices.values())))
+
+
+def _combine(
+    trace: TraceColumns,
+    rows: IntColumn,
+    limits: KernelLimits,
+    owned_ns: IntColumn,
+    flags: KernelFlags,
+    fit: LaunchFit,
+) -> _Combinations:
+    operator = launching_operators(trace, rows)
+    region = launching_regions(trace, rows)
+    columns = (
+        trace.name[rows],
+        np.where(operator != NONE, trace.name[operator], NONE),
+        np.where(region != NONE, trace.name[region], NONE),
+        np.where(operator != NONE, trace.shapes[operator], NONE),
+        trace.launch[rows],
+    )
+    which, first = _distinct(columns)
+    name, operator, module, shapes, launch = (column[first] for column in columns)
+    sums = _sums(which, len(first), limits, owned_ns, flags)
+    _add_fit(sums, fit, launch)
+    return _Combinations(name, operator, module, shapes, launch, sums)
+
+
+def _distinct(columns: tuple[IntColumn, ...]) -> tuple[IntColumn, IntColumn]:
+    """For each row the number of its combination of values, and for each combination its first row."""
+    code, size = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        used = np.zeros(int(column.max(initial=NONE)) + 2, np.bool_)
+        used[column + 1] = True
+        number = np.cumsum(used) - 1
+        num_values = int(number[-1]) + 1
+        if size * num_values > _MOST_CODES:
+            code = np.unique(code, return_inverse=True)[1]
+            size = int(code.max(initial=0)) + 1
+        code = code * num_values + number[column + 1]
+        size *= num_values
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    return which, first
+
+
+def _sums(which: IntColumn, count: int, limits: KernelLimits, owned_ns: IntColumn, flags: KernelFlags) -> Sums:
+    """Everything that differs from kernel to kernel, added up by combination."""
+
+    def total(weights: npt.NDArray[Any]) -> Sums:
+        return np.bincount(which, weights=weights, minlength=count).astype(np.float64)
+
+    def spread(codes: npt.NDArray[np.uint8], size: int) -> Sums:
+        flat = np.bincount(which * size + codes, weights=owned_ns, minlength=count * size)
+        return flat.astype(np.float64).reshape(count, size)
+
+    sums = np.zeros((count, SIZE))
+    owns = owned_ns > 0
+    floor = np.fmax(limits.floor_ns_flops, limits.floor_ns_bytes)
+    modelled = ~np.isnan(floor)
+    sums[:, COUNT] = total(owns)
+    sums[:, TINY_COUNT] = total(owns & flags.tiny_kernels)
+    sums[:, OWNED_NS] = total(owned_ns)
+    sums[:, DURATION_NS] = total(limits.duration_ns * owns)
+    sums[:, MODELLED_NS] = total(limits.duration_ns * (owns & modelled))
+    sums[:, FLOOR_NS] = total(np.where(owns & modelled, floor, 0.0))
+    for place, flag in enumerate(fields(flags), start=FLAGS.start):
+        sums[:, place] = total(owned_ns * getattr(flags, flag.name))
+    sums[:, HEADINGS] = spread(limits.heading, len(HEADING_ORDER))
+    sums[:, DECIDED] = spread(limits.decided_by, DECIDED.stop - DECIDED.start)
+    return sums
+
+
+def _add_fit(sums: Sums, fit: LaunchFit, launch: IntColumn) -> None:
+    """What all kernels of a combination share, weighted with their owned time."""
+    owned = sums[:, OWNED_NS]
+    occupancy, achieved = fit.occupancy[launch], fit.achieved[launch]
+    known = ~np.isnan(occupancy) & ~np.isnan(achieved)
+    sums[:, FITTED_NS] = np.where(known, owned, 0.0)
+    sums[:, OCCUPIED_NS] = np.where(known, owned * occupancy, 0.0)
+    sums[:, ACHIEVED_NS] = np.where(known, owned * achieved, 0.0)
+    sums[np.arange(len(sums)), LIMITERS.start + fit.limiter[launch]] = owned
+
+
+def _grouped(
+    trace: TraceColumns,
+    combined: _Combinations,
+    keys: list[IntColumn],
+    key_of: Callable[[int], str],
+    most: int = NUM_GROUPS_KEPT,
+) -> KernelGroups:
+    """Combinations added up by some of their columns; the largest groups that own time."""
+    which, first = _distinct(tuple(keys))
+    sums = np.zeros((len(first), SIZE))
+    np.add.at(sums, which, combined.sums)
+    largest = np.zeros(len(first), np.intp)
+    by_time = np.argsort(combined.sums[:, OWNED_NS], kind="stable")
+    largest[which[by_time]] = by_time  # of several the last, which has most time, stays
+    kept = np.argsort(-sums[:, OWNED_NS], kind="stable")[:most]
+    kept = kept[sums[kept, OWNED_NS] > 0]
+    return KernelGroups(
+        keys=[key_of(at) for at in first[kept].tolist()],
+        sums=sums[kept],
+        examples=[_example(trace, combined, at) for at in largest[kept].tolist()],
+    )
+
+
+def _example(trace: TraceColumns, combined: _Combinations, at: int) -> Example:
+    launch = int(combined.launch[at])
+    return Example(
+        operator=None if combined.operator[at] == NONE else _operator(trace, combined, at),
+        module=None if combined.module[at] == NONE else _module(trace, combined, at),
+        shapes=_shapes(trace, combined, at) or None,
+        launch=_NO_LAUNCH if launch == NONE else trace.launches[launch],
+    )
+
+
+def _operator(trace: TraceColumns, combined: _Combinations, at: int) -> str:
+    return NOT_KNOWN if combined.operator[at] == NONE else trace.names[combined.operator[at]]
+
+
+def _module(trace: TraceColumns, combined: _Combinations, at: int) -> str:
+    return NOT_KNOWN if combined.module[at] == NONE else region_name(trace.names[combined.module[at]])
+
+
+def _shapes(trace: TraceColumns, combined: _Combinations, at: int) -> str:
+    """Dimensions of the tensors that a call was given, on one line; "" where not recorded."""
+    shapes = int(combined.shapes[at])
+    text = "" if shapes == NONE else trace.shape_table[shapes].input_dims
+    text = "".join(text.split()).replace(",", ", ")
+    while text.endswith(", []]"):  # scalars at the end
+        text = text.removesuffix(", []]") + "]"
+    return text if len(text) <= LONGEST_SHAPES else text[: LONGEST_SHAPES - 3] + "..."
+
+
+def _call(trace: TraceColumns, combined: _Combinations, at: int) -> str:
+    return f"{_operator(trace, combined, at)} {_shapes(trace, combined, at)}".rstrip()

@@ -1,0 +1,45 @@
+"""In which module, or annotated region, was each kernel launched?
+
+Frames of modules are there when the profiler recorded stacks or modules; annotations are the user's own
+(record_function), the optimizer's and FSDP's. Backward is launched from a thread of its own, mostly without either:
+what is open on the training loop's thread, which waits for it, counts there.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.roofline.kernel_operator import innermost_on_thread, innermost_open, launch_rows
+from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+
+_MODULE_FRAME = "nn.Module: "
+_NO_REGION = re.compile(r"^(ProfilerStep#|nccl:|gloo:|c10d::|enumerate\(DataLoader\)#|\[pl]\[)|##")
+"""Annotations of the whole step, of communication and of loading say nothing of a kernel's place in the model."""
+
+
+def launching_regions(trace: TraceColumns, kernel_rows: IntColumn) -> npt.NDArray[np.intp]:
+    """For each kernel row, the row of the innermost module or annotation that was open at its launch, or NONE."""
+    found = np.full(len(kernel_rows), NONE, np.intp)
+    rows = trace.rows_of(Category.USER_ANNOTATION, Category.PYTHON_FUNCTION)
+    is_frame = trace.category[rows] == Category.PYTHON_FUNCTION
+    is_module = trace.named(rows, lambda name: name.startswith(_MODULE_FRAME))
+    is_region = trace.named(rows, lambda name: not _NO_REGION.search(name))
+    rows = rows[np.where(is_frame, is_module, is_region)]
+    launch = launch_rows(trace, kernel_rows)
+    linked = np.flatnonzero(launch != NONE)
+    if not len(rows) or not len(linked):
+        return found
+    found[linked] = innermost_open(trace, rows, launch[linked])
+    lane = trace.lane[rows]
+    of_loop = rows[lane == np.bincount(lane).argmax()]
+    missing = linked[found[linked] == NONE]
+    found[missing] = innermost_on_thread(trace, of_loop, launch[missing])
+    return found
+
+
+def region_name(name: str) -> str:
+    """A module's or annotation's name as people know it."""
+    return name.removeprefix(_MODULE_FRAME)
