@@ -94,11 +94,7 @@ def device_calls(trace: TraceColumns, rank: int, activities: Activities, steps: 
     operators issued on the launching thread since the previous communication kernel, then the spans that this thread
     had open (before 2023, engines' own kernels), then the stream's known group and the kernel's name.
     """
-    chosen = activities.of(Work.COMMUNICATION)
-    chosen = chosen[np.argsort(activities.start_ns[chosen], kind="stable")]
-    launched = _launch_in_line(activities, chosen)
-    order = np.argsort(launched, kind="stable")
-    chosen, launched = chosen[order], launched[order]
+    chosen, launched = calls_in_order(activities)
     place = np.where(launched == NONE, NONE, steps.position_of(launched))
     first = steps.start_ns[0] if len(steps) else 0
     reader = _CallReader(trace, rank, activities, chosen)
@@ -113,9 +109,20 @@ def device_calls(trace: TraceColumns, rank: int, activities: Activities, steps: 
     return calls
 
 
+def calls_in_order(activities: Activities) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
+    """Positions of the communication kernels in launch order, and when each was launched.
+
+    A launch that the trace lost lies between its neighbours' on the stream, so such a call takes its predecessor's;
+    NONE before a stream's first known launch.
+    """
+    chosen = activities.of(Work.COMMUNICATION)
+    chosen = chosen[np.argsort(activities.start_ns[chosen], kind="stable")]
+    launched = _launch_in_line(activities, chosen)
+    order = np.argsort(launched, kind="stable")
+    return chosen[order], launched[order]
+
+
 def _launch_in_line(activities: Activities, chosen: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
-    """When each call was launched. A launch that the trace lost lies between its neighbours' on the stream, so such
-    a call takes its predecessor's; NONE before a stream's first known launch."""
     launched = activities.launch_ns[chosen].copy()
     latest: dict[int, int] = {}
     for place, stream in enumerate(activities.stream[chosen].tolist()):

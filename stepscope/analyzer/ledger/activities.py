@@ -36,6 +36,7 @@ class Activities:
         launch_ns: start of the host call that asked for it, or NONE when the trace lacks that call.
         launch_lane: index of that call's thread in the trace's lanes, or NONE.
         launch_end_ns: when that call returned, or NONE.
+        launch_row: that call's row in the trace's columns, or NONE.
     """
 
     row: IntColumn
@@ -46,6 +47,7 @@ class Activities:
     launch_ns: Nanoseconds
     launch_lane: IntColumn
     launch_end_ns: Nanoseconds
+    launch_row: IntColumn
 
     def __len__(self) -> int:
         return len(self.row)
@@ -72,6 +74,7 @@ def device_activities(trace: TraceColumns) -> Activities:
         launch_ns=np.where(linked, trace.start_ns[launch], NONE),
         launch_lane=np.where(linked, trace.lane[launch], NONE),
         launch_end_ns=np.where(linked, trace.end_ns[launch], NONE),
+        launch_row=launch,
     )
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, empty, union
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
-from stepscope.trace.columns import Category, TraceColumns
+from stepscope.trace.columns import NONE, Category, TraceColumns
 
 AFTER_BLOCKING_CALL_NS = 20_000
 """A gap that opens this soon after a blocking call returned is still that call's doing (the return itself costs)."""
@@ -27,7 +27,7 @@ _DATA_LOADING = re.compile(
     r"^enumerate\(DataLoader\)#|^prof\.data$|^(prof\.phase: )?data[_ ]?load(er|ing)$|^(next|get)[_ ]batch$",
     re.IGNORECASE,
 )
-_BLOCKING_CALL = re.compile(r"^(cuda|hip|cu)(Device|Stream|Event|Ctx|Thread)Synchronize")
+BLOCKING_CALL = re.compile(r"^(cuda|hip|cu)(Device|Stream|Event|Ctx|Thread)Synchronize")
 _NOT_THE_PROFILER = re.compile(r"^Command Buffer Full|Module Loading|Lazy Function Loading")
 """Recorded as profiler overhead though it is none: back-pressure of the launch queue, CUDA loading its kernels."""
 _ASYNCHRONOUS_CALL = re.compile(r"Async")
@@ -104,14 +104,21 @@ def blocking_calls(trace: TraceColumns, lanes: list[int], activities: Activities
     """Start and end of the calls that synchronize, and of the copies whose call returned only when they had ended."""
     calls = trace.rows_of(Category.RUNTIME)
     calls = calls[np.isin(trace.lane[calls], lanes)]
-    asynchronous = calls[trace.named(calls, _ASYNCHRONOUS_CALL.search)]
-    calls = calls[trace.named(calls, _BLOCKING_CALL.search)]
-    copies = activities.of(Work.COPY)
+    calls = calls[trace.named(calls, BLOCKING_CALL.search)]
+    copies = blocking_copies(trace, activities)
     copies = copies[np.isin(activities.launch_lane[copies], lanes)]
-    not_waited_for = trace.named(activities.row[copies], _NOT_WAITED_FOR.search)
-    copies = copies[~(not_waited_for & np.isin(activities.launch_ns[copies], trace.start_ns[asynchronous]))]
-    copies = copies[activities.launch_end_ns[copies] >= activities.end_ns[copies]]
     return (
         np.concatenate((trace.start_ns[calls], activities.launch_ns[copies])),
         np.concatenate((trace.end_ns[calls], activities.launch_end_ns[copies])),
     )
+
+
+def blocking_copies(trace: TraceColumns, activities: Activities) -> npt.NDArray[np.intp]:
+    """Positions of the copies whose call returned only when the copy had ended."""
+    copies = activities.of(Work.COPY)
+    copies = copies[activities.launch_row[copies] != NONE]
+    not_waited_for = trace.named(activities.row[copies], _NOT_WAITED_FOR.search)
+    asynchronous = trace.named(activities.launch_row[copies], _ASYNCHRONOUS_CALL.search)
+    copies = copies[~(not_waited_for & asynchronous)]
+    kept: npt.NDArray[np.intp] = copies[activities.launch_end_ns[copies] >= activities.end_ns[copies]]
+    return kept

@@ -1,0 +1,248 @@
+"""What waits for what on one rank? Streams, events, blocking calls, back-pressure.
+
+Traces rarely tell which event a stream waited for, so waits are inferred where the host called for one, and never
+against what was measured: an activity that began before another had ended did not wait for it. What was measured
+decides whether an edge exists, never how long it takes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.intervals import Nanoseconds
+from stepscope.analyzer.ledger.activities import Activities, Work
+from stepscope.analyzer.what_if.host_work import ObservedCalls
+from stepscope.analyzer.what_if.rank_graph import Edges
+from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+
+MOST_PENDING = 1026
+"""Launches that have not started: the next one returns only when one of them starts. Measured on H100 with CUDA 13:
+1,023 to 1,025 at every launch that took long."""
+
+PENDING_SLACK = 4
+BLOCKED_NS = 20_000
+"""A synchronize call that took longer had to wait for something."""
+
+RETURNS_WITHIN_NS = 100_000
+"""A blocked call returns this soon after what it waited for has ended."""
+
+_WAIT_EVENT = re.compile(r"StreamWaitEvent")
+_RECORD_EVENT = re.compile(r"EventRecord")
+_WHOLE_DEVICE = re.compile(r"(Device|Ctx|Thread)Synchronize")
+_ONE_STREAM = re.compile(r"StreamSynchronize")
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """The activities of each stream, in order.
+
+    Attributes:
+        members: positions of each stream's activities, by start.
+        place: of each activity in its stream.
+        number: which entry of `members` each activity is in.
+        launch_order: of each activity among all; those without a launch first.
+    """
+
+    members: list[npt.NDArray[np.intp]]
+    place: IntColumn
+    number: IntColumn
+    launch_order: IntColumn
+
+
+def read_streams(activities: Activities) -> Streams:
+    """Sort the activities by stream."""
+    members = []
+    place = np.zeros(len(activities), np.int64)
+    number = np.zeros(len(activities), np.int64)
+    for stream in np.unique(activities.stream).tolist():
+        mine = np.flatnonzero(activities.stream == stream)
+        place[mine], number[mine] = np.arange(len(mine)), len(members)
+        members.append(mine)
+    order = np.empty(len(activities), np.int64)
+    order[np.lexsort((activities.start_ns, activities.launch_ns))] = np.arange(len(activities))
+    return Streams(members, place, number, order)
+
+
+def stream_edges(streams: Streams) -> Edges:
+    """Each activity waits for the one before it on its stream."""
+    return Edges(
+        np.concatenate([mine[:-1] for mine in streams.members] or [np.empty(0, np.intp)]),
+        np.concatenate([mine[1:] for mine in streams.members] or [np.empty(0, np.intp)]),
+    )
+
+
+def event_edges(trace: TraceColumns, activities: Activities, streams: Streams) -> Edges:
+    """Waits between streams.
+
+    A communication kernel waits for what its thread launched before it (the current stream). Any other activity that
+    was launched after a wait call waits, on each other stream, for the last activity that had ended when it began.
+    """
+    launched = np.flatnonzero(activities.launch_row != NONE)
+    launched = launched[np.argsort(streams.launch_order[launched])]
+    if not len(launched):
+        return Edges(np.empty(0, np.intp), np.empty(0, np.intp))
+    sources, targets = [], []
+    waiting = launched[_called_for(trace, activities, launched)]
+    for number in range(len(streams.members)):
+        mine = waiting[streams.number[waiting] != number]
+        source = _last_ended(activities, streams, number, mine)
+        sources.append(source[source != NONE])
+        targets.append(mine[source != NONE])
+    for lane in np.unique(activities.launch_lane[launched]).tolist():
+        source, target = _current_stream(activities, streams, launched[activities.launch_lane[launched] == lane])
+        sources.append(source)
+        targets.append(target)
+    pairs = np.unique(np.stack((np.concatenate(sources), np.concatenate(targets))), axis=1)
+    return Edges(pairs[0], pairs[1])
+
+
+def _called_for(
+    trace: TraceColumns, activities: Activities, launched: npt.NDArray[np.intp]
+) -> npt.NDArray[np.bool_]:
+    """Which launches (no communication) are the first after a wait call that is not NCCL's own.
+
+    Whichever thread called: the training loop waits, then autograd's thread launches. NCCL itself records an event and
+    lets a stream of its own wait for it after each launch.
+    """
+    calls = trace.rows_of(Category.RUNTIME)
+    calls = calls[np.isin(trace.lane[calls], np.unique(activities.launch_lane[launched]))]
+    is_wait, is_record = trace.named(calls, _WAIT_EVENT.search), trace.named(calls, _RECORD_EVENT.search)
+    kept = is_wait | is_record | np.isin(calls, activities.launch_row[launched])
+    order = np.flatnonzero(kept)[np.argsort(trace.start_ns[calls[kept]], kind="stable")]
+    calls, is_wait, is_record = calls[order], is_wait[order], is_record[order]
+    communicates = activities.work[launched] == Work.COMMUNICATION
+    is_communication = np.isin(calls, activities.launch_row[launched[communicates]])
+    internal = np.zeros(len(calls), np.bool_)
+    internal[2:] = is_wait[2:] & is_record[1:-1] & is_communication[:-2]
+    is_other_launch = ~(is_wait | is_record | is_communication)
+    waits_so_far = np.cumsum(is_wait & ~internal)[is_other_launch]
+    first_after = calls[is_other_launch][np.diff(waits_so_far, prepend=0) > 0]
+    called: npt.NDArray[np.bool_] = np.isin(activities.launch_row[launched], first_after)
+    return called
+
+
+def _last_ended(
+    activities: Activities, streams: Streams, number: int, waiting: npt.NDArray[np.intp]
+) -> npt.NDArray[np.intp]:
+    """For each waiting activity the last one of a stream that was launched before it and had ended when it began."""
+    members = streams.members[number]
+    ended = np.maximum.accumulate(activities.end_ns[members])
+    by_time = np.searchsorted(ended, activities.start_ns[waiting], side="right")
+    by_launch = np.searchsorted(
+        np.maximum.accumulate(streams.launch_order[members]), streams.launch_order[waiting], side="left"
+    )
+    place = np.minimum(by_time, by_launch) - 1
+    found: npt.NDArray[np.intp] = np.where(place >= 0, members[np.maximum(place, 0)], NONE)
+    return found
+
+
+def _current_stream(
+    activities: Activities, streams: Streams, launched: npt.NDArray[np.intp]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Each communication kernel of a thread with the last activity before it on the stream the thread used last."""
+    communicates = activities.work[launched] == Work.COMMUNICATION
+    others, kernels = launched[~communicates], launched[communicates]
+    place = np.searchsorted(streams.launch_order[others], streams.launch_order[kernels]) - 1
+    kernels = kernels[place >= 0]
+    stream = streams.number[others[place[place >= 0]]]
+    source = np.full(len(kernels), NONE, np.intp)
+    for number in range(len(streams.members)):
+        here = stream == number
+        source[here] = _last_ended(activities, streams, number, kernels[here])
+    return source[source != NONE], kernels[source != NONE]
+
+
+def blocking_edges(
+    trace: TraceColumns, activities: Activities, streams: Streams, calls: ObservedCalls
+) -> tuple[Edges, npt.NDArray[np.bool_]]:
+    """Device work -> the call that returns once it has ended; and whether each call was blocked by such work."""
+    sources: list[npt.NDArray[np.intp]] = [calls.waits_for[calls.waits_for != NONE]]
+    targets: list[npt.NDArray[np.intp]] = [np.flatnonzero(calls.waits_for != NONE)]
+    synchronize = np.flatnonzero(calls.blocks)
+    whole = trace.named(calls.row[synchronize], _WHOLE_DEVICE.search)
+    took_long = calls.end_ns[synchronize] - calls.start_ns[synchronize] > BLOCKED_NS
+    ended_last = np.full(len(synchronize), NONE, np.intp)
+    for members in streams.members:
+        source = _last_before(activities, members, calls, synchronize[whole])
+        kept = source != NONE
+        sources.append(source[kept])
+        targets.append(synchronize[whole][kept])
+        _keep_later(activities, ended_last, _ended_during(activities, members, calls, synchronize))
+    known = took_long & ~whole & (ended_last != NONE)
+    sources.append(ended_last[known])
+    targets.append(synchronize[known])
+    at_rest = synchronize[~took_long & trace.named(calls.row[synchronize], _ONE_STREAM.search)]
+    source = _last_launched(activities, calls, at_rest)
+    sources.append(source[source != NONE])
+    targets.append(at_rest[source != NONE])
+    edges = Edges(np.concatenate(sources), np.concatenate(targets))
+    blocked = np.zeros(len(calls), np.bool_)
+    blocked[edges.target] = True
+    return edges, blocked
+
+
+def _last_before(
+    activities: Activities, members: npt.NDArray[np.intp], calls: ObservedCalls, chosen: npt.NDArray[np.intp]
+) -> npt.NDArray[np.intp]:
+    """A stream's last activity launched before each call, where it had ended when the call returned."""
+    place = np.searchsorted(np.maximum.accumulate(activities.launch_ns[members]), calls.start_ns[chosen]) - 1
+    source = np.where(place >= 0, members[np.maximum(place, 0)], NONE)
+    return np.where((source != NONE) & (activities.end_ns[source] <= calls.end_ns[chosen]), source, NONE)
+
+
+def _ended_during(
+    activities: Activities, members: npt.NDArray[np.intp], calls: ObservedCalls, chosen: npt.NDArray[np.intp]
+) -> npt.NDArray[np.intp]:
+    """A stream's activity that ended last before each call returned, if that was while the call lasted."""
+    ended = np.maximum.accumulate(activities.end_ns[members])
+    place = np.searchsorted(ended, calls.end_ns[chosen], side="right") - 1
+    source = np.where(place >= 0, members[np.maximum(place, 0)], NONE)
+    end = activities.end_ns[source]
+    fits = (end > calls.start_ns[chosen]) & (calls.end_ns[chosen] - end < RETURNS_WITHIN_NS)
+    return np.where((source != NONE) & fits & (activities.launch_ns[source] < calls.start_ns[chosen]), source, NONE)
+
+
+def _keep_later(
+    activities: Activities, best: npt.NDArray[np.intp], other: npt.NDArray[np.intp]
+) -> None:
+    """Put into `best` what ended later."""
+    end = np.where(best == NONE, np.iinfo(np.int64).min, activities.end_ns[best])
+    later = (other != NONE) & (activities.end_ns[other] > end)
+    best[later] = other[later]
+
+
+def _last_launched(
+    activities: Activities, calls: ObservedCalls, chosen: npt.NDArray[np.intp]
+) -> npt.NDArray[np.intp]:
+    """What the thread had launched last before each call (the stream it waits for is not told)."""
+    source = np.full(len(chosen), NONE, np.intp)
+    for lane in np.unique(calls.lane[chosen]).tolist():
+        here = np.flatnonzero(calls.lane[chosen] == lane)
+        launched = np.flatnonzero(activities.launch_lane == lane)
+        launched = launched[np.argsort(activities.launch_ns[launched], kind="stable")]
+        place = np.searchsorted(activities.launch_ns[launched], calls.start_ns[chosen[here]]) - 1
+        found = np.where(place >= 0, launched[np.maximum(place, 0)] if len(launched) else NONE, NONE)
+        ended = (found != NONE) & (activities.end_ns[found] <= calls.end_ns[chosen[here]])
+        source[here] = np.where(ended, found, NONE)
+    return source
+
+
+def queue_edges(activities: Activities, calls: ObservedCalls) -> tuple[Edges, npt.NDArray[np.bool_]]:
+    """Started activity -> the launch that can return only then; and which launches were held up when measured."""
+    orphans = np.flatnonzero(activities.launch_row == NONE)
+    launches = np.flatnonzero(calls.first_activity != NONE)
+    queued = np.concatenate((orphans, calls.first_activity[launches]))  # both in launch order
+    num_orphans = len(orphans)
+    blocked = np.zeros(len(calls), np.bool_)
+    if not len(launches):
+        return Edges(np.empty(0, np.intp), np.empty(0, np.intp)), blocked
+    number = num_orphans + np.arange(len(launches))
+    started = np.sort(activities.start_ns[queued])
+    pending = number + 1 - np.searchsorted(started, calls.end_ns[launches], side="right")
+    blocked[launches] = pending >= MOST_PENDING - PENDING_SLACK
+    held = number >= MOST_PENDING
+    return Edges(queued[number[held] - MOST_PENDING], launches[held]), blocked

@@ -1,0 +1,188 @@
+"""What would each fix change? One a cause: a scenario with that cause's time taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from stepscope.analyzer.intervals import Nanoseconds
+from stepscope.analyzer.ledger.activities import Work
+from stepscope.analyzer.what_if.edge_blocks import Nodes
+from stepscope.analyzer.what_if.job_graph import JobGraph
+from stepscope.analyzer.what_if.kernel_match import compute_by_step, match_kernels
+from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK
+from stepscope.analyzer.what_if.replay import Scenario
+from stepscope.core.causes import Cause
+from stepscope.trace.columns import NONE
+
+LOWER_MEDIAN_FROM = 4
+"""Ranks from which "fastest" is the lower median: of many ranks one is fast by luck."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What the fixes need beside the graph.
+
+    Attributes:
+        role: by rank, its place in the pipeline.
+        expected_transfer_ns: by communication, what its link should take, or NONE where that is not known.
+        alike: by communication, a number that calls of the same group, kind and size share.
+    """
+
+    role: Mapping[int, int]
+    expected_transfer_ns: Nanoseconds
+    alike: Nodes
+
+
+Fix = Callable[[JobGraph, JobFacts, Scenario], Scenario | None]
+"""Takes the cause out of a scenario; None where it would change nothing or cannot be told."""
+
+
+def without_loading(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+    """Data is ready at once."""
+    return _without_spans(graph, scenario, Cause.DATA_LOADING)
+
+
+def without_checkpoint(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+    """A checkpoint costs nothing."""
+    return _without_spans(graph, scenario, Cause.CHECKPOINT)
+
+
+def _without_spans(graph: JobGraph, scenario: Scenario, cause: Cause) -> Scenario | None:
+    """No host time, no waiting and no copies inside spans of this kind."""
+    column = HOST_COLUMN[cause]
+    parts = graph.layout.parts.values()
+    inside = np.concatenate([p.graph.device.inside for p in parts]) == column
+    labelled = np.concatenate([p.graph.host.label for p in parts]) == column
+    if not scenario.host_ns[:, column].any() and not inside.any():
+        return None
+    return replace(
+        scenario.scaled_host([column], 0.0),
+        duration_ns=np.where(inside, 0, scenario.duration_ns),
+        is_free=scenario.is_free | inside,
+        blocks=scenario.blocks & ~labelled,
+    )
+
+
+def without_host_delay(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+    """The host launches everything at once; it still waits where it blocks, loads data or saves a checkpoint."""
+    return scenario.scaled_host([HOST_COLUMN[Cause.HOST_BOUND]], 0.0)
+
+
+def without_blocking(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+    """No call waits for device work."""
+    blocks = np.zeros_like(scenario.blocks)
+    return replace(scenario.scaled_host([HOST_COLUMN[Cause.SYNCHRONIZATION]], 0.0), blocks=blocks)
+
+
+def expected_transfers(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+    """Transfers take what the link should take, where that is known."""
+    known = facts.expected_transfer_ns != NONE
+    if not known.any():
+        return None
+    expected = np.where(known, facts.expected_transfer_ns, scenario.transfer_ns)
+    return replace(scenario, transfer_ns=np.minimum(scenario.transfer_ns, expected))
+
+
+def free_transfers(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+    """Transfers take no time; arrivals are still waited for."""
+    if not len(scenario.transfer_ns):
+        return None
+    return replace(scenario, transfer_ns=np.zeros_like(scenario.transfer_ns))
+
+
+def without_copies(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+    """Copies and fills take no time."""
+    copies = np.concatenate([p.graph.device.work for p in graph.layout.parts.values()]) == Work.COPY
+    if not copies.any():
+        return None
+    return replace(
+        scenario, duration_ns=np.where(copies, 0, scenario.duration_ns), is_free=scenario.is_free | copies
+    )
+
+
+def without_straggler(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+    """Each matched kernel takes what it takes on the fastest rank of its role; kernels that no other has are gone."""
+    duration = scenario.duration_ns.copy()
+    is_free = scenario.is_free.copy()
+    host = scenario.host_ns.copy()
+    groups = match_kernels(graph.layout, facts.role)
+    if not groups:
+        return None
+    launched_by = np.concatenate(
+        [np.where(p.graph.device.launched_by == NONE, NONE, p.graph.device.launched_by + p.first_call)
+         for p in graph.layout.parts.values()]
+    )
+    for matched, extra in groups:
+        table = np.stack(matched)
+        times = np.where(table == NONE, np.iinfo(np.int64).max, scenario.duration_ns[table])
+        fastest = _fastest(times, np.count_nonzero(table != NONE, axis=0))
+        for row in table:
+            own = row != NONE
+            duration[row[own]] = fastest[own]
+        gone = np.concatenate(extra)
+        duration[gone] = 0
+        is_free[gone] = True
+        host[launched_by[gone], HOST_COLUMN[Cause.HOST_BOUND]] = 0
+    return replace(scenario, duration_ns=duration, is_free=is_free, host_ns=host)
+
+
+def _fastest(times: Nanoseconds, num_present: Nodes) -> Nanoseconds:
+    """By column the least, from four ranks up the lower median; absent ranks are sorted last."""
+    ordered = np.sort(times, axis=0)
+    place = np.where(num_present >= LOWER_MEDIAN_FROM, (num_present - 1) // 2, 0)
+    result: Nanoseconds = np.take_along_axis(ordered, np.maximum(place, 0)[None, :], axis=0)[0]
+    return result
+
+
+def balanced(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+    """Each step's compute is cut evenly over the ranks."""
+    kernels = {rank: compute_by_step(graph.layout, rank) for rank in graph.layout.parts}
+    common = set.intersection(*(set(k) for k in kernels.values())) if len(kernels) > 1 else set()
+    if not common:
+        return None
+    duration = scenario.duration_ns.copy()
+    for step in common:
+        own = [scenario.duration_ns[kernels[rank][step]].sum() for rank in kernels]
+        mean = float(np.mean(own))
+        for rank, total in zip(kernels, own, strict=True):
+            if total > 0:
+                chosen = kernels[rank][step]
+                duration[chosen] = (duration[chosen] * (mean / total)).astype(np.int64)
+    return replace(scenario, duration_ns=duration)
+
+
+def ideal(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario:
+    """Every rank computes the mean of all ranks and steps, like transfers take their median, the host is never late."""
+    duration = scenario.duration_ns.copy()
+    kernels = [own for rank in graph.layout.parts for own in compute_by_step(graph.layout, rank).values()]
+    totals = [duration[own].sum() for own in kernels]
+    for own, total in zip(kernels, totals, strict=True):
+        if total > 0:
+            duration[own] = (duration[own] * (float(np.mean(totals)) / total)).astype(np.int64)
+    transfer = scenario.transfer_ns.copy()
+    for number in np.unique(facts.alike).tolist():
+        same = facts.alike == number
+        transfer[same] = int(np.median(transfer[same]))
+    return replace(
+        scenario.scaled_host(list(range(len(HOST_WORK))), 0.0),
+        duration_ns=duration,
+        transfer_ns=transfer,
+        blocks=np.zeros_like(scenario.blocks),
+    )
+
+
+FIXES: dict[tuple[Cause, str], Fix] = {
+    (Cause.DATA_LOADING, "data ready at once"): without_loading,
+    (Cause.STRAGGLER, "every kernel as fast as on its fastest rank"): without_straggler,
+    (Cause.IMBALANCE, "compute cut evenly over the ranks"): balanced,
+    (Cause.HOST_BOUND, "the host never late"): without_host_delay,
+    (Cause.SYNCHRONIZATION, "no blocking calls"): without_blocking,
+    (Cause.COMMUNICATION, "transfers at the link's expected bandwidth"): expected_transfers,
+    (Cause.COMMUNICATION, "transfers free"): free_transfers,
+    (Cause.CHECKPOINT, "checkpoints free"): without_checkpoint,
+    (Cause.COPY, "copies free"): without_copies,
+}
+"""(cause, what is changed) -> how."""

@@ -1,0 +1,134 @@
+"""Which host calls launch work or wait for it, and what did the host do between them?
+
+A call follows the call that returned last before it began, on whichever thread that launches: the training loop hands
+over to autograd's thread and back, so the time in between is host work of the one or the other. A thread that launches
+beside another keeps its own order as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.intervals import Intervals, Nanoseconds, contains, covered_time, subtract
+from stepscope.analyzer.ledger.activities import Activities
+from stepscope.analyzer.ledger.host_spans import BLOCKING_CALL, HostSpans, blocking_copies
+from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK
+from stepscope.core.causes import Cause
+from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedCalls:
+    """Launching and blocking calls as measured, by start; a copy that blocks is two: its launch and its return.
+
+    Attributes:
+        row: in the trace's columns.
+        start_ns, end_ns: the call; the launch of a blocking copy ends no later than the copy starts.
+        lane: its thread.
+        first_activity: position of what it launched, or NONE.
+        waits_for: position of the copy whose end a return waits for, or NONE.
+        blocks: whether it is a synchronize call.
+    """
+
+    row: IntColumn
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    lane: IntColumn
+    first_activity: IntColumn
+    waits_for: IntColumn
+    blocks: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+def observe_calls(trace: TraceColumns, activities: Activities) -> ObservedCalls:
+    """Collect them from every thread that launches something."""
+    linked = np.flatnonzero(activities.launch_row != NONE)
+    launches, first = np.unique(activities.launch_row[linked], return_index=True)
+    first = linked[first]  # activities come by start: the first index of a launch is its first activity
+    runtime = trace.rows_of(Category.RUNTIME)
+    runtime = runtime[np.isin(trace.lane[runtime], np.unique(trace.lane[launches]))]
+    blocking = np.setdiff1d(runtime[trace.named(runtime, BLOCKING_CALL.search)], launches)
+    copies = blocking_copies(trace, activities)
+    copies = copies[np.isin(copies, first)]  # not the later nodes of a graph
+    end = trace.end_ns[launches].copy()
+    place = np.searchsorted(launches, activities.launch_row[copies])
+    end[place] = np.clip(activities.start_ns[copies], activities.launch_ns[copies], activities.launch_end_ns[copies])
+    row = np.concatenate((launches, blocking, activities.launch_row[copies]))
+    none = np.full(len(row), NONE, np.int64)
+    first_activity, waits_for = none.copy(), none
+    first_activity[: len(launches)] = first
+    waits_for[len(launches) + len(blocking) :] = copies
+    start = np.concatenate((trace.start_ns[launches], trace.start_ns[blocking], end[place]))
+    end = np.concatenate((end, trace.end_ns[blocking], activities.launch_end_ns[copies]))
+    blocks = np.zeros(len(row), np.bool_)
+    blocks[len(launches) : len(launches) + len(blocking)] = True
+    order = np.lexsort((waits_for != NONE, start))
+    return ObservedCalls(
+        row=row[order],
+        start_ns=start[order],
+        end_ns=end[order],
+        lane=trace.lane[row[order]],
+        first_activity=first_activity[order],
+        waits_for=waits_for[order],
+        blocks=blocks[order],
+    )
+
+
+def followed_calls(calls: ObservedCalls) -> tuple[IntColumn, IntColumn]:
+    """For each call the one that returned last before it began, and the previous one of its own thread if another."""
+    by_end = np.lexsort((np.arange(len(calls)), calls.end_ns))
+    before = np.searchsorted(calls.end_ns[by_end], calls.start_ns, side="right") - 1
+    follows = np.where(before >= 0, by_end[np.maximum(before, 0)], NONE)
+    # calls of no length end where they start: nobody follows itself or a later one
+    follows = np.where(follows < np.arange(len(calls)), follows, np.arange(len(calls)) - 1)
+    own = np.full(len(calls), NONE, np.int64)
+    for lane in np.unique(calls.lane):
+        here = np.flatnonzero(calls.lane == lane)
+        own[here[1:]] = here[:-1]
+    return follows, np.where(own == follows, NONE, own)
+
+
+def host_work(
+    calls: ObservedCalls,
+    follows: IntColumn,
+    own_ns: Nanoseconds,
+    opens_ns: int,
+    spans_of_lane: dict[int, HostSpans],
+) -> tuple[npt.NDArray[np.int64], IntColumn]:
+    """Host time before and in each call by what it was, shape (calls, HOST_WORK), and where each call stands.
+
+    Args:
+        calls: the calls.
+        follows: as `followed_calls` gives it.
+        own_ns: what each call itself took of the host, without being blocked.
+        opens_ns: what a call that follows none follows.
+        spans_of_lane: the spans of each launching thread.
+    """
+    work = np.zeros((len(calls), len(HOST_WORK)), np.int64)
+    label = np.full(len(calls), HOST_COLUMN[Cause.HOST_BOUND], np.int8)
+    opens = np.where(follows == NONE, opens_ns, calls.end_ns[np.maximum(follows, 0)])
+    opens = np.minimum(opens, calls.start_ns)  # nested calls: nothing lies between
+    rest = calls.start_ns - opens
+    for lane in np.unique(calls.lane).tolist():
+        here = np.flatnonzero(calls.lane == lane)
+        for cause, cover in _covers(spans_of_lane[lane]):
+            column = HOST_COLUMN[cause]
+            work[here, column] = covered_time(opens[here], calls.start_ns[here], cover)
+            label[here[contains(cover, calls.start_ns[here])]] = column
+    work[:, HOST_COLUMN[Cause.HOST_BOUND]] = rest - work.sum(axis=1)
+    label[calls.blocks & (label == HOST_COLUMN[Cause.HOST_BOUND])] = HOST_COLUMN[Cause.SYNCHRONIZATION]
+    work[np.arange(len(calls)), label] += own_ns
+    return work, label
+
+
+def _covers(spans: HostSpans) -> list[tuple[Cause, Intervals]]:
+    """Disjoint: the profiler first, then the checkpoint, then the loader."""
+    profiler, checkpoint, loader = spans.annotated.profiler, spans.annotated.checkpoint, spans.annotated.data_loading
+    checkpoint = subtract(checkpoint, profiler)
+    loader = subtract(subtract(loader, profiler), checkpoint)
+    return [(Cause.PROFILER, profiler), (Cause.CHECKPOINT, checkpoint), (Cause.DATA_LOADING, loader)]

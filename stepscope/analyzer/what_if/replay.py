@@ -1,0 +1,114 @@
+"""When would everything have happened? One pass over the graph in its order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.intervals import Nanoseconds
+from stepscope.analyzer.what_if.edge_blocks import EdgeKind
+from stepscope.analyzer.what_if.job_graph import NEVER, JobGraph, end_of_steps
+from stepscope.trace.columns import NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What everything takes; a fix is a changed copy.
+
+    Attributes:
+        host_ns: by call, host time before and in it, shape (calls, HOST_WORK).
+        duration_ns: by activity.
+        transfer_ns: by communication.
+        is_free: by activity, whether it leaves its stream at once (no gap before it).
+        blocks: by call, whether it waits for device work.
+    """
+
+    host_ns: npt.NDArray[np.int64]
+    duration_ns: Nanoseconds
+    transfer_ns: Nanoseconds
+    is_free: npt.NDArray[np.bool_]
+    blocks: npt.NDArray[np.bool_]
+
+    def scaled_host(self, columns: list[int], factor: float) -> Scenario:
+        """The same with host time of these columns multiplied."""
+        host = self.host_ns.copy()
+        host[:, columns] = (host[:, columns] * factor).astype(np.int64)
+        return replace(self, host_ns=host)
+
+
+def as_measured(graph: JobGraph) -> Scenario:
+    """Nothing changed."""
+    return Scenario(
+        graph.host_ns,
+        graph.duration_ns,
+        graph.transfer_ns,
+        np.zeros(graph.layout.num_activities, np.bool_),
+        np.ones(graph.layout.num_calls, np.bool_),
+    )
+
+
+def replay(graph: JobGraph, scenario: Scenario) -> Nanoseconds:
+    """Times of all nodes, ns from the origin; of those that come after the last boundary, 0."""
+    flat = np.full(2 * graph.num_slots, NEVER, np.int64)
+    chained = np.asarray(graph.first_source) > 0
+    flat[: graph.num_slots][chained] = 0
+    flat[0] = 0  # the origin
+    flat[graph.weight_place] = _weights(graph, scenario)
+    first, second = flat[: graph.num_slots].tolist(), flat[graph.num_slots :].tolist()
+    times = [0]
+    append = times.append
+    steps = zip(graph.first_source, first, graph.second_source, second, strict=True)
+    next(steps)
+    for source, weight, other, more in steps:
+        a = times[source] + weight
+        b = times[other] + more
+        append(a if a > b else b)
+    result = np.array(times, np.int64)
+    return np.where(graph.slot_of_node == NONE, 0, result[graph.slot_of_node])
+
+
+def _weights(graph: JobGraph, scenario: Scenario) -> Nanoseconds:
+    """By edge, what it takes in this scenario."""
+    host = scenario.host_ns.sum(axis=1)
+    weights = []
+    for block in graph.edges:
+        carried = np.where(block.carries == NONE, 0, scenario.duration_ns[block.carries])
+        weight = block.base_ns + carried
+        if block.kind is EdgeKind.HOST:
+            weight = weight + host[block.item]
+        elif block.kind is EdgeKind.TRANSFER:
+            weight = weight + scenario.transfer_ns[block.item]
+        elif block.kind is EdgeKind.STREAM:
+            weight = np.where(scenario.is_free[block.item], carried, weight)
+        elif block.kind is EdgeKind.BLOCKING:
+            weight = np.where(scenario.blocks[block.item], weight, NEVER)
+        weights.append(weight)
+    return np.concatenate(weights)
+
+
+def step_times(graph: JobGraph, times: Nanoseconds, duration_ns: Nanoseconds) -> dict[int, Nanoseconds]:
+    """By rank, the lengths of its whole steps; with a single step, from its boundary to its last end."""
+    steps = {}
+    for rank, part in graph.layout.parts.items():
+        nodes = end_of_steps(graph.layout, rank)
+        at = times[nodes]
+        if len(part.graph.boundaries) > 1:
+            steps[rank] = np.diff(at)
+            continue
+        last = part.first_activity + part.graph.last
+        communicates = graph.layout.communication_of_activity[last] != NONE
+        ends = at[1:] + np.where(communicates, 0, duration_ns[last])
+        steps[rank] = np.array([ends.max() - at[0]])
+    return steps
+
+
+def measured_steps(graph: JobGraph) -> dict[int, Nanoseconds]:
+    """By rank, the lengths of its whole steps as measured."""
+    steps = {}
+    for rank, part in graph.layout.parts.items():
+        device, boundaries = part.graph.device, part.graph.boundaries
+        at = device.start_ns[boundaries]
+        steps[rank] = np.diff(at) if len(at) > 1 else np.array([device.end_ns[part.graph.last].max() - at[0]])
+    return steps
