@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from stepscope.analyzer.alignment.arrivals import Arrival, needed_arrivals
 from stepscope.analyzer.alignment.clocks import Clocks, estimate_clocks
@@ -13,12 +13,12 @@ from stepscope.analyzer.alignment.host_calls import complete_together
 from stepscope.analyzer.alignment.matching import CallId, Matches, match_calls
 from stepscope.analyzer.alignment.split import WaitPieces, split_communication, waits_to_blame
 from stepscope.analyzer.blame.reasons import Grounds
-from stepscope.analyzer.blame.root_causes import cause_table, resample
+from stepscope.analyzer.blame.root_causes import CauseTable, cause_table, resample
 from stepscope.analyzer.blame.stragglers import ComputeComparison
 from stepscope.analyzer.blame.waits import blame_waits
 from stepscope.analyzer.collectives import collective_table
 from stepscope.analyzer.kernels.evidence import with_kernel_reasons
-from stepscope.analyzer.ledger.segments import Segments
+from stepscope.analyzer.ledger.segments import CAUSE_ORDER, Segments
 from stepscope.analyzer.pipeline.bubble import PipelineParts, explain
 from stepscope.analyzer.pipeline.chains import find_chains
 from stepscope.analyzer.pipeline.schedule_waits import charge_schedule
@@ -35,8 +35,14 @@ from stepscope.analyzer.summaries import (
     world_size_of,
 )
 from stepscope.analyzer.verdict import Circumstances, judge, root_causes
+from stepscope.analyzer.what_if.model import ReplayModel, build_model
+from stepscope.analyzer.what_if.named_causes import beside_verdict, replay_causes
+from stepscope.analyzer.what_if.predict import predict
 from stepscope.core.analysis import Analysis
+from stepscope.core.causes import Cause
+from stepscope.core.errors import DataError
 from stepscope.core.headings import Heading
+from stepscope.core.what_if import WhatIfReport
 
 
 def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysis, list[RankView]]:
@@ -49,26 +55,12 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     Returns:
         The analysis, and the views with their final segments, on the job's clock.
     """
-    by_rank = {view.rank: view for view in sorted(views, key=lambda view: view.rank)}
-    by_rank, matches, clocks, arrivals = _align(by_rank)
-    by_rank = {
-        rank: replace(view, segments=split_communication(view.segments, rank, view.calls, arrivals))
-        for rank, view in by_rank.items()
-    }
-    chains = find_chains({rank: view.calls for rank, view in by_rank.items()})
-    pipelines = [parts for chain in chains if (parts := explain(chain, by_rank)) is not None]
-    by_rank = _charge_pipelines(by_rank, pipelines, arrivals)
-    role = dict.fromkeys(by_rank, 0) | {rank: stage for chain in chains for stage, rank in enumerate(chain.ranks)}
-    comparison = ComputeComparison({rank: compute_by_step(view) for rank, view in by_rank.items()}, role)
-    waits = {rank: _waits(view, arrivals) for rank, view in by_rank.items()}
-    blamed = blame_waits(by_rank, waits, arrivals, matches, comparison.cause)
-
+    found = _explain(views)
+    by_rank, matches, arrivals, table = found.views, found.matches, found.arrivals, found.table
     job = describe_job(by_rank, context)
-    quality = trace_quality(by_rank, matches, clocks, job, context)
-    heavy = {rank: parts.heavy for parts in pipelines for rank in parts.chain.ranks}
-    table = cause_table(by_rank, blamed, heavy)
+    quality = trace_quality(by_rank, matches, found.clocks, job, context)
     ledger = job_ledger(by_rank)
-    pipeline = max((p.figures for p in pipelines), key=lambda f: f.measured, default=None)
+    pipeline = max((p.figures for p in found.pipelines), key=lambda f: f.measured, default=None)
     resampled = resample(table)
     oversubscribed = is_oversubscribed(by_rank, context)
     grounds = Grounds(
@@ -91,20 +83,88 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         quality=quality,
         pipeline=pipeline,
     )
+    what_if, notices = replay_causes(lambda: _replay_model(found), rows, context.unprofiled_step_ms)
     analysis = Analysis(
         job=job,
         trace_quality=quality,
         ledger=ledger,
         ranks=[rank_ledger(view) for view in by_rank.values()],
         root_causes=rows,
-        verdict=judge(rows, resampled, about),
-        what_if=[],
+        verdict=beside_verdict(judge(rows, resampled, about), what_if),
+        what_if=what_if,
         collectives=collective_table(by_rank, matches, arrivals),
         pipeline=pipeline,
         roofline=roofline,
-        warnings=warnings(by_rank, job, quality, context, oversubscribed=oversubscribed),
+        warnings=[*warnings(by_rank, job, quality, context, oversubscribed=oversubscribed), *notices],
     )
     return analysis, list(by_rank.values())
+
+
+def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Collection[Cause] = ()) -> WhatIfReport:
+    """Replay the job with one cause removed at a time.
+
+    Args:
+        views: one a rank, each rank once.
+        context: what is known beside the traces.
+        causes: fixes to replay; all when empty.
+
+    Raises:
+        DataError: the traces do not allow a replay.
+    """
+    model = replay_model(views)
+    if model is None:
+        raise DataError(
+            "these traces cannot be replayed: a rank has no profiled steps, no launches, or too many events",
+            what_next="profile whole steps with CPU and CUDA activities (stepscope.profile does)",
+        )
+    report = predict(model, unprofiled_ms=context.unprofiled_step_ms, causes=causes)
+    return replace(report, warnings=[*report.warnings, *context.notices])
+
+
+def replay_model(views: Sequence[RankView]) -> ReplayModel | None:
+    """The job as a graph that can be replayed; None where the traces do not allow it."""
+    return _replay_model(_explain(views))
+
+
+@dataclass(frozen=True, slots=True)
+class _Explained:
+    """The job after alignment and blame.
+
+    Attributes:
+        views: on the job's clock, with their final segments.
+        role: by rank, its pipeline stage.
+    """
+
+    views: dict[int, RankView]
+    matches: Matches
+    clocks: Clocks
+    arrivals: dict[CallId, Arrival]
+    pipelines: list[PipelineParts]
+    role: dict[int, int]
+    table: CauseTable
+
+
+def _explain(views: Sequence[RankView]) -> _Explained:
+    by_rank = {view.rank: view for view in sorted(views, key=lambda view: view.rank)}
+    by_rank, matches, clocks, arrivals = _align(by_rank)
+    by_rank = {
+        rank: replace(view, segments=split_communication(view.segments, rank, view.calls, arrivals))
+        for rank, view in by_rank.items()
+    }
+    chains = find_chains({rank: view.calls for rank, view in by_rank.items()})
+    pipelines = [parts for chain in chains if (parts := explain(chain, by_rank)) is not None]
+    by_rank = _charge_pipelines(by_rank, pipelines, arrivals)
+    role = dict.fromkeys(by_rank, 0) | {rank: stage for chain in chains for stage, rank in enumerate(chain.ranks)}
+    comparison = ComputeComparison({rank: compute_by_step(view) for rank, view in by_rank.items()}, role)
+    waits = {rank: _waits(view, arrivals) for rank, view in by_rank.items()}
+    blamed = blame_waits(by_rank, waits, arrivals, matches, comparison.cause)
+    heavy = {rank: parts.heavy for parts in pipelines for rank in parts.chain.ranks}
+    return _Explained(by_rank, matches, clocks, arrivals, pipelines, role, cause_table(by_rank, blamed, heavy))
+
+
+def _replay_model(found: _Explained) -> ReplayModel | None:
+    before_window = found.table.time_ns[:, CAUSE_ORDER.index(Cause.BEFORE_WINDOW)] / found.table.step_ns
+    return build_model(found.views, found.matches, found.clocks.offset_ns, found.role, before_window.tolist())
 
 
 def _align(

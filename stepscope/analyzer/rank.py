@@ -25,6 +25,7 @@ from stepscope.analyzer.pipeline.micro_batches import device_micro_batches, host
 from stepscope.analyzer.rank_view import RankView, ReadFacts
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits, kernel_limits
 from stepscope.analyzer.roofline.utilization import coverage, dominant_dtype, peak_is_convicted, step_flops
+from stepscope.analyzer.what_if.graph import build_graph
 from stepscope.core.analysis import Notice, RooflineCoverage
 from stepscope.core.errors import DataError, TruncatedTraceError
 from stepscope.core.hardware import GpuModel, find_gpu
@@ -104,6 +105,7 @@ def _view_device(
         host_work=host_work(trace, steps, activities, own.segments),
         on_device=True,
         notices=notices,
+        graph=build_graph(trace, activities, steps, window, host.spans_of_lane),
     )
 
 

@@ -13,6 +13,7 @@ from stepscope.analyzer.ledger.host_work import HostWork
 from stepscope.analyzer.ledger.segments import CHARGE, Segments, TimeTable
 from stepscope.analyzer.ledger.steps import Window
 from stepscope.analyzer.pipeline.tasks import Task
+from stepscope.analyzer.what_if.rank_graph import RankGraph
 from stepscope.core.analysis import KernelTime, Notice, RooflineCoverage
 from stepscope.core.headings import COMPUTE_HEADINGS
 from stepscope.core.timeline import HEADING_ORDER
@@ -73,6 +74,7 @@ class RankView:
         kernels: those with most time, by name.
         kernel_sums: kernels and copies, ready to be added up over ranks.
         on_device: whether the ledger is of a device (else of the host's main thread).
+        graph: what a replay needs (on the rank's own clock); None without steps, or where it would be too large.
     """
 
     rank: int
@@ -93,6 +95,7 @@ class RankView:
     host_work: HostWork
     on_device: bool
     notices: list[Notice]
+    graph: RankGraph | None = None
 
     @property
     def window_ns(self) -> int:

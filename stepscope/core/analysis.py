@@ -309,6 +309,8 @@ class WhatIf:
     calibrated_step_ms: float | None
     binds_next: Cause | None
     replay_error: float
+    change: str = ""
+    """what exactly is changed, in words"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from stepscope.core.errors import DataError
 from stepscope.core.headings import Heading
 from stepscope.core.run_layout import RUN_SCHEMA, RunManifest
 from stepscope.core.timeline import HEADING_ORDER, RankTimeline
+from stepscope.core.what_if import WhatIfReport
 
 TIMELINE_SCHEMA = "stepscope.timeline/1"
 
@@ -57,6 +58,11 @@ def encode_analysis(analysis: Analysis) -> bytes:
 def encode_comparison(comparison: Comparison) -> bytes:
     """The `stepscope.compare/1` document, `schema` first."""
     return _schema_first(comparison)
+
+
+def encode_what_if(report: WhatIfReport) -> bytes:
+    """The `stepscope.whatif/1` document, `schema` first."""
+    return _schema_first(report)
 
 
 def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:
@@ -133,7 +139,7 @@ def decode_document(content: bytes, *, kind: type[_Document], schema: str, where
     )
 
 
-def _schema_first(answer: Analysis | Comparison) -> bytes:
+def _schema_first(answer: Analysis | Comparison | WhatIfReport) -> bytes:
     document = msgspec.to_builtins(answer)
     return msgspec.json.encode({"schema": document.pop("schema"), **document})
 

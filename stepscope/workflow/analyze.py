@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepscope.analyzer.job import analyse_job
-from stepscope.analyzer.summaries import JobContext, timeline
-from stepscope.core.analysis import Analysis, MeshSizes, Notice
+from stepscope.analyzer.summaries import timeline
+from stepscope.core.analysis import Analysis, Notice
 from stepscope.core.errors import DataError
-from stepscope.core.run_layout import RUN_FILE, RunManifest
-from stepscope.store.runs import load_manifest, save_analysis, save_timelines
-from stepscope.workflow.rank_views import Progress, view_files
-from stepscope.workflow.trace_files import TraceFiles, find_trace_files
+from stepscope.store.runs import save_analysis, save_timelines
+from stepscope.workflow.job_input import read_job
+from stepscope.workflow.rank_views import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,43 +38,14 @@ def analyze(
         DataError: no file can be used, or two claim the same rank.
         UnreachableError: a URL's store does not answer.
     """
-    files = find_trace_files(paths)
-    notices = list(files.notices)
-    manifest = _manifest(files, notices)
-    since_ns = manifest.attempts[-1].start_ns if manifest is not None and manifest.attempts else None
-    found = view_files(files.paths, whole_file=whole_file, since_ns=since_ns, on_progress=on_progress)
-    context = _context(manifest, [*notices, *found.notices], found.num_truncated)
-    analysis, final_views = analyse_job(list(found.views.values()), context)
-    if not keep or files.run_directory is None or whole_file:
+    job = read_job(paths, whole_file=whole_file, on_progress=on_progress)
+    analysis, final_views = analyse_job(job.views, job.context)
+    if not keep or job.run_directory is None or whole_file:
         return AnalysisResult(analysis, None)
     try:
-        save_timelines(files.run_directory, [timeline(view) for view in final_views])
-        save_analysis(files.run_directory, analysis)
+        save_timelines(job.run_directory, [timeline(view) for view in final_views])
+        save_analysis(job.run_directory, analysis)
     except DataError as error:  # somebody else's run, a full disk: the verdict is worth having all the same
         notice = Notice("not_kept", str(error))
         return AnalysisResult(replace(analysis, warnings=[*analysis.warnings, notice]), None)
-    return AnalysisResult(analysis, files.run_directory)
-
-
-def _manifest(files: TraceFiles, notices: list[Notice]) -> RunManifest | None:
-    if files.run_directory is None or not (files.run_directory / RUN_FILE).is_file():
-        return None
-    try:
-        return load_manifest(files.run_directory)
-    except DataError as error:
-        notices.append(Notice("unusable_file", str(error)))
-        return None
-
-
-def _context(manifest: RunManifest | None, notices: list[Notice], num_truncated: int) -> JobContext:
-    if manifest is None:
-        return JobContext(truncated_files=num_truncated, notices=tuple(notices))
-    known = {name: size for name, size in manifest.mesh.items() if name in MeshSizes.__dataclass_fields__}
-    return JobContext(
-        unprofiled_step_ms=manifest.unprofiled_step_ms,
-        mesh=MeshSizes(**known),
-        num_cpus=manifest.num_cpus,
-        simulated_compute=manifest.simulated_compute,
-        truncated_files=num_truncated,
-        notices=tuple(notices),
-    )
+    return AnalysisResult(analysis, job.run_directory)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.what_if.host_work import ObservedCalls
 from stepscope.analyzer.what_if.rank_graph import Edges
@@ -55,7 +54,7 @@ class Streams:
 
 def read_streams(activities: Activities) -> Streams:
     """Sort the activities by stream."""
-    members = []
+    members: list[npt.NDArray[np.intp]] = []
     place = np.zeros(len(activities), np.int64)
     number = np.zeros(len(activities), np.int64)
     for stream in np.unique(activities.stream).tolist():
@@ -100,9 +99,7 @@ def event_edges(trace: TraceColumns, activities: Activities, streams: Streams) -
     return Edges(pairs[0], pairs[1])
 
 
-def _called_for(
-    trace: TraceColumns, activities: Activities, launched: npt.NDArray[np.intp]
-) -> npt.NDArray[np.bool_]:
+def _called_for(trace: TraceColumns, activities: Activities, launched: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
     """Which launches (no communication) are the first after a wait call that is not NCCL's own.
 
     Whichever thread called: the training loop waits, then autograd's thread launches. NCCL itself records an event and
@@ -206,18 +203,14 @@ def _ended_during(
     return np.where((source != NONE) & fits & (activities.launch_ns[source] < calls.start_ns[chosen]), source, NONE)
 
 
-def _keep_later(
-    activities: Activities, best: npt.NDArray[np.intp], other: npt.NDArray[np.intp]
-) -> None:
+def _keep_later(activities: Activities, best: npt.NDArray[np.intp], other: npt.NDArray[np.intp]) -> None:
     """Put into `best` what ended later."""
     end = np.where(best == NONE, np.iinfo(np.int64).min, activities.end_ns[best])
     later = (other != NONE) & (activities.end_ns[other] > end)
     best[later] = other[later]
 
 
-def _last_launched(
-    activities: Activities, calls: ObservedCalls, chosen: npt.NDArray[np.intp]
-) -> npt.NDArray[np.intp]:
+def _last_launched(activities: Activities, calls: ObservedCalls, chosen: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
     """What the thread had launched last before each call (the stream it waits for is not told)."""
     source = np.full(len(chosen), NONE, np.intp)
     for lane in np.unique(calls.lane[chosen]).tolist():

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from stepscope.analyzer.alignment.device_calls import SYNCHRONIZING_KINDS, Call
 from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.intervals import Nanoseconds
-from stepscope.analyzer.ledger.activities import Work
 from stepscope.analyzer.what_if.rank_graph import Edges, RankGraph
 from stepscope.trace.columns import NONE
 
@@ -194,6 +193,7 @@ def transfer_block(
         measured is taken for their transfer.
     """
     needed = _needed(calls_of_rank, matches)
+    history = _is_history(layout)
     source: list[int] = []
     target: list[int] = []
     transfer: list[int] = []
@@ -206,7 +206,8 @@ def transfer_block(
                 for other in needed.get(CallId(rank, place), ())
                 if other.rank in layout.parts and calls_of_rank[other.rank][other.place].start_ns <= call.end_ns
             ]
-            alone += not others
+            is_history = history[layout.activity_of_communication[part.first_communication + place]]
+            alone += not others and not is_history and (call.group is None or len(call.group) > 1)
             arrival = max([call.start_ns, *(calls_of_rank[o.rank][o.place].start_ns for o in others)])
             transfer.append(call.end_ns - arrival)
             for one in {CallId(rank, place), *others}:
@@ -229,10 +230,14 @@ def _needed(calls_of_rank: Mapping[int, Sequence[Call]], matches: Matches) -> di
     return needed
 
 
+def _is_history(layout: Layout) -> npt.NDArray[np.bool_]:
+    """By activity."""
+    return np.concatenate([part.graph.device.is_history for part in layout.parts.values()])
+
+
 def _without_history(layout: Layout, block: EdgeBlock) -> EdgeBlock:
     """History ends when it was measured, whoever comes when."""
-    is_history = np.concatenate([part.graph.device.is_history for part in layout.parts.values()])
-    kept = ~is_history[layout.activity_of_communication[block.item]]
+    kept = ~_is_history(layout)[layout.activity_of_communication[block.item]]
     return EdgeBlock(
         block.kind, block.source[kept], block.target[kept], block.base_ns[kept], block.carries[kept], block.item[kept]
     )

@@ -22,32 +22,34 @@ LOWER_MEDIAN_FROM = 4
 
 
 @dataclass(frozen=True, slots=True)
-class JobFacts:
-    """What the fixes need beside the graph.
+class FixedJob:
+    """What the fixes are applied to.
 
     Attributes:
+        graph: the job.
         role: by rank, its place in the pipeline.
         expected_transfer_ns: by communication, what its link should take, or NONE where that is not known.
         alike: by communication, a number that calls of the same group, kind and size share.
     """
 
+    graph: JobGraph
     role: Mapping[int, int]
     expected_transfer_ns: Nanoseconds
     alike: Nodes
 
 
-Fix = Callable[[JobGraph, JobFacts, Scenario], Scenario | None]
+Fix = Callable[[FixedJob, Scenario], Scenario | None]
 """Takes the cause out of a scenario; None where it would change nothing or cannot be told."""
 
 
-def without_loading(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+def without_loading(job: FixedJob, scenario: Scenario) -> Scenario | None:
     """Data is ready at once."""
-    return _without_spans(graph, scenario, Cause.DATA_LOADING)
+    return _without_spans(job.graph, scenario, Cause.DATA_LOADING)
 
 
-def without_checkpoint(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+def without_checkpoint(job: FixedJob, scenario: Scenario) -> Scenario | None:
     """A checkpoint costs nothing."""
-    return _without_spans(graph, scenario, Cause.CHECKPOINT)
+    return _without_spans(job.graph, scenario, Cause.CHECKPOINT)
 
 
 def _without_spans(graph: JobGraph, scenario: Scenario, cause: Cause) -> Scenario | None:
@@ -66,54 +68,54 @@ def _without_spans(graph: JobGraph, scenario: Scenario, cause: Cause) -> Scenari
     )
 
 
-def without_host_delay(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+def without_host_delay(_job: FixedJob, scenario: Scenario) -> Scenario | None:
     """The host launches everything at once; it still waits where it blocks, loads data or saves a checkpoint."""
     return scenario.scaled_host([HOST_COLUMN[Cause.HOST_BOUND]], 0.0)
 
 
-def without_blocking(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+def without_blocking(_job: FixedJob, scenario: Scenario) -> Scenario | None:
     """No call waits for device work."""
     blocks = np.zeros_like(scenario.blocks)
     return replace(scenario.scaled_host([HOST_COLUMN[Cause.SYNCHRONIZATION]], 0.0), blocks=blocks)
 
 
-def expected_transfers(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+def expected_transfers(job: FixedJob, scenario: Scenario) -> Scenario | None:
     """Transfers take what the link should take, where that is known."""
-    known = facts.expected_transfer_ns != NONE
+    known = job.expected_transfer_ns != NONE
     if not known.any():
         return None
-    expected = np.where(known, facts.expected_transfer_ns, scenario.transfer_ns)
+    expected = np.where(known, job.expected_transfer_ns, scenario.transfer_ns)
     return replace(scenario, transfer_ns=np.minimum(scenario.transfer_ns, expected))
 
 
-def free_transfers(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+def free_transfers(_job: FixedJob, scenario: Scenario) -> Scenario | None:
     """Transfers take no time; arrivals are still waited for."""
     if not len(scenario.transfer_ns):
         return None
     return replace(scenario, transfer_ns=np.zeros_like(scenario.transfer_ns))
 
 
-def without_copies(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+def without_copies(job: FixedJob, scenario: Scenario) -> Scenario | None:
     """Copies and fills take no time."""
-    copies = np.concatenate([p.graph.device.work for p in graph.layout.parts.values()]) == Work.COPY
+    copies = np.concatenate([p.graph.device.work for p in job.graph.layout.parts.values()]) == Work.COPY
     if not copies.any():
         return None
-    return replace(
-        scenario, duration_ns=np.where(copies, 0, scenario.duration_ns), is_free=scenario.is_free | copies
-    )
+    return replace(scenario, duration_ns=np.where(copies, 0, scenario.duration_ns), is_free=scenario.is_free | copies)
 
 
-def without_straggler(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+def without_straggler(job: FixedJob, scenario: Scenario) -> Scenario | None:
     """Each matched kernel takes what it takes on the fastest rank of its role; kernels that no other has are gone."""
     duration = scenario.duration_ns.copy()
     is_free = scenario.is_free.copy()
     host = scenario.host_ns.copy()
-    groups = match_kernels(graph.layout, facts.role)
+    groups = match_kernels(job.graph.layout, job.role)
     if not groups:
         return None
     launched_by = np.concatenate(
-        [np.where(p.graph.device.launched_by == NONE, NONE, p.graph.device.launched_by + p.first_call)
-         for p in graph.layout.parts.values()]
+        [
+            np.where(p.graph.device.launched_by == NONE, NONE, p.graph.device.launched_by + p.first_call)
+            for p in job.graph.layout.parts.values()
+        ]
     )
     for matched, extra in groups:
         table = np.stack(matched)
@@ -137,9 +139,9 @@ def _fastest(times: Nanoseconds, num_present: Nodes) -> Nanoseconds:
     return result
 
 
-def balanced(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario | None:
+def balanced(job: FixedJob, scenario: Scenario) -> Scenario | None:
     """Each step's compute is cut evenly over the ranks."""
-    kernels = {rank: compute_by_step(graph.layout, rank) for rank in graph.layout.parts}
+    kernels = {rank: compute_by_step(job.graph.layout, rank) for rank in job.graph.layout.parts}
     common = set.intersection(*(set(k) for k in kernels.values())) if len(kernels) > 1 else set()
     if not common:
         return None
@@ -154,17 +156,17 @@ def balanced(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario |
     return replace(scenario, duration_ns=duration)
 
 
-def ideal(graph: JobGraph, facts: JobFacts, scenario: Scenario) -> Scenario:
+def ideal(job: FixedJob, scenario: Scenario) -> Scenario:
     """Every rank computes the mean of all ranks and steps, like transfers take their median, the host is never late."""
     duration = scenario.duration_ns.copy()
-    kernels = [own for rank in graph.layout.parts for own in compute_by_step(graph.layout, rank).values()]
+    kernels = [own for rank in job.graph.layout.parts for own in compute_by_step(job.graph.layout, rank).values()]
     totals = [duration[own].sum() for own in kernels]
     for own, total in zip(kernels, totals, strict=True):
         if total > 0:
             duration[own] = (duration[own] * (float(np.mean(totals)) / total)).astype(np.int64)
     transfer = scenario.transfer_ns.copy()
-    for number in np.unique(facts.alike).tolist():
-        same = facts.alike == number
+    for number in np.unique(job.alike).tolist():
+        same = job.alike == number
         transfer[same] = int(np.median(transfer[same]))
     return replace(
         scenario.scaled_host(list(range(len(HOST_WORK))), 0.0),

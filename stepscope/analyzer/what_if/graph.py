@@ -102,7 +102,7 @@ def _device_work(
         end_ns=activities.end_ns,
         work=activities.work,
         step=np.where(place != NONE, steps.index[place], NONE),
-        word=words[trace.name[activities.row]] * 31 + trace.num_blocks[activities.row],
+        word=words[trace.name[activities.row]] * 31 + trace.num_blocks(activities.row),
         inside=_inside(activities, spans_of_lane),
         launched_by=launched_by,
         is_history=history,

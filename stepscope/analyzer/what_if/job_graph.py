@@ -158,9 +158,7 @@ def _in_order(blocks: Sequence[EdgeBlock], place: Nodes, cut: int) -> tuple[list
     return kept_blocks, refuted
 
 
-def _slots(
-    edges: Sequence[EdgeBlock], place: Nodes, order: Nodes
-) -> tuple[Nodes, list[int], list[int], Nodes]:
+def _slots(edges: Sequence[EdgeBlock], place: Nodes, order: Nodes) -> tuple[Nodes, list[int], list[int], Nodes]:
     """Give each node as many slots as it has predecessors less one, and each edge a side of a slot."""
     source = np.concatenate([place[block.source] for block in edges])
     target = np.concatenate([place[block.target] for block in edges])

@@ -48,7 +48,9 @@ def launch_latency(activities: Activities, calls: ObservedCalls, edges: Edges) -
     """From a call's return to the start of what it launched on a stream that had been idle: the median."""
     free = np.zeros(len(activities), np.int64)
     free[edges.target] = activities.end_ns[edges.source]
-    launches = np.flatnonzero((calls.first_activity != NONE) & ~np.isin(np.arange(len(calls)), _followed_by_return(calls)))
+    launches = np.flatnonzero(
+        (calls.first_activity != NONE) & ~np.isin(np.arange(len(calls)), _followed_by_return(calls))
+    )
     first = calls.first_activity[launches]
     idle = (free[first] < calls.start_ns[launches]) & (activities.work[first] == Work.COMPUTE)
     latency = activities.start_ns[first][idle] - calls.end_ns[launches][idle]
@@ -66,7 +68,7 @@ def _followed_by_return(calls: ObservedCalls) -> Nanoseconds:
 
 
 def event_latency(activities: Activities, edges: Edges) -> int:
-    """From the end of an activity to the start of one on another stream that waited for it: the median of short ones."""
+    """From an activity's end to the start of one on another stream that waited for it: the median of short ones."""
     gap = activities.start_ns[edges.target] - activities.end_ns[edges.source]
     gap = gap[gap < LONGEST_OWN_GAP_NS]
     return int(np.median(gap)) if len(gap) else USUAL_EVENT_NS

@@ -1,0 +1,79 @@
+"""What would fixing the causes that an analysis names buy? A few replays beside the verdict, within a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from stepscope.analyzer.what_if.calibrate import calibrate
+from stepscope.analyzer.what_if.fixes import FIXES
+from stepscope.analyzer.what_if.model import ReplayModel
+from stepscope.analyzer.what_if.predict import TRUSTED_ERROR, binds_next
+from stepscope.core.analysis import Evidence, Notice, RootCause, Verdict, WhatIf
+
+REPLAYED_FROM = 0.05
+"""A cause is worth a replay from this share of the time on (the verdict names second causes from here)."""
+
+MOST_CAUSES = 3
+
+MOST_SLOTS = 2_000_000
+"""A larger graph is left to `stepscope whatif`: a replay takes about 0.2 us a slot."""
+
+_WEAK_GAIN = 0.5
+"""When a fix gains less than this part of the cause's share, something else binds next."""
+
+
+def replay_causes(
+    build: Callable[[], ReplayModel | None], causes: Sequence[RootCause], unprofiled_ms: float | None
+) -> tuple[list[WhatIf], list[Notice]]:
+    """Predictions for the largest causes that can be fixed, and why there are none.
+
+    Args:
+        build: makes the model; only called when there is something to replay.
+        causes: the root-cause table, largest first.
+        unprofiled_ms: the step without the profiler, or None.
+    """
+    fixable = {cause for cause, _ in FIXES}
+    named = [row for row in causes if row.cause in fixable and row.fraction >= REPLAYED_FROM][:MOST_CAUSES]
+    model = build() if named else None
+    if model is None:
+        return [], []
+    if model.graph.num_slots > MOST_SLOTS:
+        large = f"what-if left out: {model.graph.num_slots:,} events to replay; run: stepscope whatif"
+        return [], [Notice("what_if_too_large", large)]
+    replayed = model.step_ms(model.base)
+    error = replayed / model.measured_ms() - 1.0
+    calibration = calibrate(model, replayed, unprofiled_ms) if unprofiled_ms else None
+    found = []
+    for row in named:
+        for change in (change for change in FIXES if change[0] is row.cause):
+            scenario = FIXES[change](model.job, model.base)
+            if scenario is None:
+                continue
+            step = model.step_ms(scenario)
+            calibrated = FIXES[change](model.job, calibration.scenario) if calibration else None
+            is_weak = row is named[0] and 1.0 - step / replayed < _WEAK_GAIN * row.fraction
+            found.append(
+                WhatIf(
+                    fix=row.cause,
+                    change=change[1],
+                    step_ms=step,
+                    speedup=replayed / step,
+                    calibrated_step_ms=None if calibrated is None else model.step_ms(calibrated),
+                    binds_next=binds_next(model, row.cause, scenario, step) if is_weak else None,
+                    replay_error=error,
+                )
+            )
+    return found, []
+
+
+def beside_verdict(verdict: Verdict, what_if: Sequence[WhatIf]) -> Verdict:
+    """The verdict with what fixing its cause alone would buy."""
+    own = next((w for w in what_if if w.fix is verdict.cause), None)
+    if own is None or abs(own.replay_error) > TRUSTED_ERROR:
+        return verdict
+    gain = f"; {own.change}: {own.step_ms:,.1f} ms a step ({own.speedup:.2f}x, replay {own.replay_error:+.1%})"
+    if own.binds_next is not None:
+        gain += f", then {own.binds_next} binds"
+    evidence = [*verdict.evidence, Evidence("what_if_step", own.step_ms, "ms")]
+    return replace(verdict, summary=verdict.summary + gain, evidence=evidence)

@@ -1,0 +1,85 @@
+"""`stepscope whatif`: what would the step take with one cause removed?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from stepscope.core.what_if import Fix, WhatIfReport
+
+
+@click.command("whatif")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--fix", "causes", multiple=True, metavar="CAUSE", help="Only this fix; may be given several times.")
+@click.option("--unprofiled-ms", type=click.FloatRange(min=0, min_open=True), help="The step without the profiler.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(paths: tuple[str, ...], causes: tuple[str, ...], unprofiled_ms: float | None, as_json: bool) -> None:
+    """Replay a job's traces with one cause removed at a time, across ranks.
+
+    PATH is a run directory, a folder of traces, trace files, or any fsspec URL (s3://...).
+    """
+    from stepscope.cli.progress import file_progress
+    from stepscope.core.causes import Cause
+    from stepscope.store.documents import encode_what_if
+    from stepscope.workflow.whatif import FIXABLE, what_if
+
+    unknown = [cause for cause in causes if cause not in FIXABLE]
+    if unknown:
+        raise click.BadParameter(f"{unknown[0]!r} is none of: {', '.join(sorted(FIXABLE))}", param_hint="--fix")
+    with file_progress("reading") as on_progress:
+        report = what_if(
+            paths,
+            causes=[Cause(cause) for cause in causes],
+            unprofiled_step_ms=unprofiled_ms,
+            on_progress=on_progress,
+        )
+    if as_json:
+        click.echo(encode_what_if(report).decode())
+        return
+    _print(report)
+    for notice in report.warnings:
+        click.echo(f"warning: {notice.message}", err=True)
+
+
+def _print(report: WhatIfReport) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from stepscope.cli.report import report_console
+
+    console = report_console()
+    console.print(
+        f"step {report.measured_step_ms:,.1f} ms measured, {report.replayed_step_ms:,.1f} ms replayed with nothing"
+        f" changed ({report.replay_error:+.1%}); ideal {report.ideal_step_ms:,.1f} ms, slowdown {report.slowdown:.3f}"
+    )
+    if report.unprofiled_step_ms is not None and report.calibrated_replay_ms is not None:
+        console.print(
+            f"calibrated to {report.unprofiled_step_ms:,.1f} ms without the profiler: host time x "
+            f"{report.host_scale:.2f}, replay {report.calibrated_replay_ms:,.1f} ms"
+        )
+    table = Table(box=box.SIMPLE_HEAD, title="One cause removed at a time", title_justify="left")
+    for name in ("cause", "what is changed", "step", "speedup", "calibrated", "ranks", "then binds"):
+        table.add_column(name, justify="right" if name in ("step", "speedup", "calibrated") else "left")
+    for fix in report.fixes:
+        table.add_row(*_cells(fix))
+    console.print(table)
+    for what, slowdowns in (("rank", report.by_rank), ("stage", report.by_stage)):
+        if slowdowns:
+            worst = sorted(slowdowns.items(), key=lambda item: -item[1])[:8]
+            shown = ", ".join(f"{what} {name}: {slowdown:.3f}" for name, slowdown in worst)
+            console.print(f"slowdown when only one {what} is not ideal: {shown}")
+
+
+def _cells(fix: Fix) -> tuple[str, ...]:
+    calibrated = "" if fix.calibrated_step_ms is None else f"{fix.calibrated_step_ms:,.1f} ms"
+    return (
+        fix.fix.replace("_", " "),
+        fix.change,
+        f"{fix.step_ms:,.1f} ms",
+        f"{fix.speedup:.2f}x",
+        calibrated,
+        ", ".join(map(str, fix.ranks[:8])),
+        "" if fix.binds_next is None else fix.binds_next.replace("_", " "),
+    )

@@ -1,0 +1,70 @@
+"""What does a job's analysis start from? Its ranks' views, and what the run directory knows beside the traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepscope.analyzer.rank_view import RankView
+from stepscope.analyzer.summaries import JobContext
+from stepscope.core.analysis import MeshSizes, Notice
+from stepscope.core.errors import DataError
+from stepscope.core.run_layout import RUN_FILE, RunManifest
+from stepscope.store.runs import load_manifest
+from stepscope.workflow.rank_views import Progress, view_files
+from stepscope.workflow.trace_files import TraceFiles, find_trace_files
+
+
+@dataclass(frozen=True, slots=True)
+class JobInput:
+    """Views, one a rank; what else is known; and the run directory, if one was given."""
+
+    views: list[RankView]
+    context: JobContext
+    run_directory: Path | None
+
+
+def read_job(paths: Sequence[str], *, whole_file: bool = False, on_progress: Progress | None = None) -> JobInput:
+    """Read the traces of one job, one view a rank.
+
+    Args:
+        paths: files, folders, one run directory, or fsspec URLs.
+        whole_file: as in view_rank.
+        on_progress: told before each file.
+
+    Raises:
+        DataError: no file can be used, or two claim the same rank.
+        UnreachableError: a URL's store does not answer.
+    """
+    files = find_trace_files(paths)
+    notices = list(files.notices)
+    manifest = _manifest(files, notices)
+    since_ns = manifest.attempts[-1].start_ns if manifest is not None and manifest.attempts else None
+    found = view_files(files.paths, whole_file=whole_file, since_ns=since_ns, on_progress=on_progress)
+    context = _context(manifest, [*notices, *found.notices], found.num_truncated)
+    return JobInput(list(found.views.values()), context, files.run_directory)
+
+
+def _manifest(files: TraceFiles, notices: list[Notice]) -> RunManifest | None:
+    if files.run_directory is None or not (files.run_directory / RUN_FILE).is_file():
+        return None
+    try:
+        return load_manifest(files.run_directory)
+    except DataError as error:
+        notices.append(Notice("unusable_file", str(error)))
+        return None
+
+
+def _context(manifest: RunManifest | None, notices: list[Notice], num_truncated: int) -> JobContext:
+    if manifest is None:
+        return JobContext(truncated_files=num_truncated, notices=tuple(notices))
+    known = {name: size for name, size in manifest.mesh.items() if name in MeshSizes.__dataclass_fields__}
+    return JobContext(
+        unprofiled_step_ms=manifest.unprofiled_step_ms,
+        mesh=MeshSizes(**known),
+        num_cpus=manifest.num_cpus,
+        simulated_compute=manifest.simulated_compute,
+        truncated_files=num_truncated,
+        notices=tuple(notices),
+    )
