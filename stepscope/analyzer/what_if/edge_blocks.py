@@ -9,7 +9,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.device_calls import SYNCHRONIZING_KINDS, Call
+from stepscope.analyzer.alignment.call_words import FROM_ROOT_KINDS, SYNCHRONIZING_KINDS, TO_ROOT_KINDS
+from stepscope.analyzer.alignment.device_calls import Call
 from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.what_if.rank_graph import Edges, RankGraph
@@ -220,13 +221,19 @@ def transfer_block(
 
 
 def _needed(calls_of_rank: Mapping[int, Sequence[Call]], matches: Matches) -> dict[CallId, list[CallId]]:
-    """Whose arrival each call needs: all members where the kind synchronises, the partners of a point-to-point call."""
+    """Whose arrival each call needs: all members where the kind synchronises, else the root, or the root all; the
+    partners of a point-to-point call."""
     needed: dict[CallId, list[CallId]] = dict(matches.peers)
     for match in matches.collectives:
-        kinds = {calls_of_rank[rank][call.place].kind for rank, call in match.items()}
+        calls = {rank: calls_of_rank[rank][call.place] for rank, call in match.items()}
+        kinds = {call.kind for call in calls.values()}
+        roots = {call.root for call in calls.values()}
         if kinds <= SYNCHRONIZING_KINDS:
-            members = list(match.values())
-            needed.update(dict.fromkeys(members, members))
+            needed.update({call: list(match.values()) for call in match.values()})
+        elif kinds <= FROM_ROOT_KINDS and len(roots) == 1 and (root := roots.pop()) in match:
+            needed.update({call: [match[root]] for call in match.values()})
+        elif kinds <= TO_ROOT_KINDS and len(roots) == 1 and (root := roots.pop()) in match:
+            needed.update({call: [call] for call in match.values()} | {match[root]: list(match.values())})
     return needed
 
 
