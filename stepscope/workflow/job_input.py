@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepscope.analyzer.rank_view import RankView
@@ -13,6 +13,7 @@ from stepscope.core.errors import DataError
 from stepscope.core.run_layout import RUN_FILE, RunManifest
 from stepscope.store.runs import load_manifest
 from stepscope.workflow.rank_views import Progress, view_files
+from stepscope.workflow.step_telemetry import read_data_waits
 from stepscope.workflow.trace_files import TraceFiles, find_trace_files
 
 
@@ -43,6 +44,8 @@ def read_job(paths: Sequence[str], *, whole_file: bool = False, on_progress: Pro
     since_ns = manifest.attempts[-1].start_ns if manifest is not None and manifest.attempts else None
     found = view_files(files.paths, whole_file=whole_file, since_ns=since_ns, on_progress=on_progress)
     context = _context(manifest, [*notices, *found.notices], found.num_truncated)
+    if files.run_directory is not None:
+        context = replace(context, data_waits_ns=read_data_waits(files.run_directory))
     return JobInput(list(found.views.values()), context, files.run_directory)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from stepscope.core.run_layout import STEPS_FOLDER
 
-_NAME = re.compile(r"rank(\d+)\.jsonl$")
+_NAME = re.compile(r"^rank(\d+)\.jsonl$")
 MOST_RANKS = 16
 """Ranks wait for each other at every step, so that some of them tell the job's; a thousand files cost minutes."""
 
@@ -60,6 +60,18 @@ def read_step_telemetry(run_directory: Path) -> StepTelemetry:
     steps = [float(np.median(by_step[key])) for key in sorted(by_step)]
     skipped = min(int(len(steps) * WARM_UP_SHARE), MOST_WARM_UP_STEPS)
     return StepTelemetry(steps[skipped:], float(np.median(tokens)) if tokens else None, memory)
+
+
+def read_data_waits(run_directory: Path) -> dict[int, list[int]]:
+    """By rank, how long each settled step of the last attempt waited for its data, ns; empty where nothing tells."""
+    waits = {}
+    for path in _files(run_directory):
+        settled = _settled(path)
+        last_attempt = settled[-1][0][0] if settled else 0
+        told = [figures.get("data_wait_ns") for (attempt, _), _, figures in settled if attempt == last_attempt]
+        if any(isinstance(wait, int) and wait for wait in told):
+            waits[int(path.stem.removeprefix("rank"))] = [wait if isinstance(wait, int) else 0 for wait in told]
+    return waits
 
 
 def _files(run_directory: Path) -> list[Path]:

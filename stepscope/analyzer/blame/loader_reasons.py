@@ -15,17 +15,16 @@ from stepscope.analyzer.rank_view import RankView
 from stepscope.core.analysis import Evidence
 from stepscope.core.causes import Reason
 
-LONG_WAIT_NS = 1_000_000
-"""A batch that is ready is handed over in well under a millisecond (measured: 0.06 to 0.15 ms)."""
+FEWEST_BATCHES = 12
+"""Fewer show no rhythm: a trace of three steps does not, a run that keeps its steps does."""
 
-LONG_WAIT_SHARE = 0.25
-"""And a wait counts as long only from this share of the longest tenth's on: small change is no burst."""
+STEADY = 0.5
+"""Waits whose standard deviation is under this share of their mean are the same at every batch."""
 
-FEWEST_BURSTS = 3
-"""Two bursts have one distance, which says nothing about a period."""
+RHYTHM = 0.5
+"""Least correlation of the waits with themselves one period later; chance stays under 0.35 on 60 batches."""
 
-MOSTLY = 0.75
-"""Of the distances between bursts this share must agree (to one batch) for a period."""
+FEWEST_PERIODS = 3
 
 
 def why_data_is_late(
@@ -48,15 +47,25 @@ def why_data_is_late(
 
 
 def _rhythm(waits_ns: npt.NDArray[np.int64], rank: int) -> tuple[list[Reason], list[Evidence]]:
-    if not len(waits_ns):
+    if len(waits_ns) < FEWEST_BATCHES or not waits_ns.any():
         return [Reason.STARVED], []
-    long = waits_ns >= max(LONG_WAIT_NS, LONG_WAIT_SHARE * float(np.quantile(waits_ns, 0.9, method="higher")))
-    share = Evidence("share_of_batches_waited_for", float(long.mean()), "ratio", 0.5, ranks=[rank])
-    bursts = np.flatnonzero(long[1:] & ~long[:-1]) + 1
-    if long.mean() > 0.5 or len(bursts) + bool(long[0]) < FEWEST_BURSTS:
-        return [Reason.STARVED], [share]
-    distances = np.diff(np.concatenate(([0], bursts)) if long[0] else bursts)
-    period = float(np.median(distances))
-    if np.mean(np.abs(distances - period) <= 1) < MOSTLY:
-        return [Reason.BURSTY], [share]
-    return [Reason.BURSTY], [share, Evidence("period_of_waits", period, "batches", ranks=[rank])]
+    # one endless wait (an epoch's end, a cold cache) would drown the rest
+    waits = np.minimum(waits_ns, np.quantile(waits_ns, 0.95, method="higher")).astype(np.float64)
+    spread = float(waits.std() / waits.mean())
+    uneven = Evidence("spread_of_waits", spread, "of the mean wait", STEADY, ranks=[rank])
+    if spread < STEADY:
+        return [Reason.STARVED], [uneven]
+    period, correlation = _period(waits - waits.mean())
+    if correlation < RHYTHM:
+        return [Reason.BURSTY], [uneven]
+    return [Reason.BURSTY], [uneven, Evidence("period_of_waits", period, "batches", ranks=[rank])]
+
+
+def _period(deviation: npt.NDArray[np.float64]) -> tuple[int, float]:
+    """The shortest lag at which the series repeats itself nearly as well as at any other, and how well."""
+    size = len(deviation)
+    lags = np.arange(2, size // FEWEST_PERIODS + 1)
+    correlations = np.array([np.corrcoef(deviation[lag:], deviation[:-lag])[0, 1] for lag in lags])
+    correlations = np.nan_to_num(correlations, nan=-1.0)
+    best = float(correlations.max())
+    return int(lags[np.argmax(correlations >= 0.9 * best)]), best

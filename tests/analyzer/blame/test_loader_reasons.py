@@ -37,7 +37,7 @@ def test_a_wait_every_nth_batch_is_a_burst_of_that_period(view: RankView, period
 
 def test_bursts_of_several_batches_and_some_jitter_keep_their_period(view: RankView) -> None:
     waits = []
-    for length in (8, 8, 9, 8, 7, 8):
+    for length in (8, 8, 9, 8, 8, 8, 7, 8, 8):
         waits += [READY_NS] * (length - 2) + [LONG_NS, SHORT_NS * 4]
     reasons, figures = judged(view, waits)
     assert reasons == [Reason.BURSTY]
@@ -63,7 +63,7 @@ def test_three_captured_steps_show_no_rhythm(view: RankView) -> None:
 
 def test_the_traces_own_waits_serve_where_the_run_kept_none(view: RankView) -> None:
     traced = replace(
-        view, host_work=replace(view.host_work, load_waits_ns=(LONG_NS, READY_NS) * 5, loads_in_process=True)
+        view, host_work=replace(view.host_work, load_waits_ns=(LONG_NS, READY_NS) * 8, loads_in_process=True)
     )
     assert why_data_is_late([traced], {})[0] == [Reason.BURSTY, Reason.NO_WORKERS]
 
