@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 @click.option("--unprofiled-ms", type=click.FloatRange(min=0, min_open=True), help="The step without the profiler.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(paths: tuple[str, ...], causes: tuple[str, ...], unprofiled_ms: float | None, as_json: bool) -> None:
-    """Replay a job's traces with one cause removed at a time, across ranks.
+    """Replay a job with one cause removed at a time, across ranks.
 
-    PATH is a run directory, a folder of traces, trace files, or any fsspec URL (s3://...).
+    PATH is a run directory, a folder of traces, trace files, any fsspec URL (s3://...), or an operation table
+    (trace-*.parquet, as ByteDance's StragglerAnalysis reads them).
     """
     from stepscope.cli.progress import file_progress
     from stepscope.core.causes import Cause
@@ -65,10 +66,18 @@ def _print(report: WhatIfReport) -> None:
     for fix in report.fixes:
         table.add_row(*_cells(fix))
     console.print(table)
-    for what, slowdowns in (("rank", report.by_rank), ("stage", report.by_stage)):
+    for who, share in (("slowest workers", report.worst_workers_share), ("last stage", report.last_stage_share)):
+        if share is not None:
+            console.print(f"evening out the {who} alone removes {share:.1%} of the slowdown")
+    for what, slowdowns in (
+        ("rank", report.by_rank),
+        ("stage", report.by_stage),
+        ("replica", report.by_replica),
+        ("kind of operation", report.by_operation),
+    ):
         if slowdowns:
             worst = sorted(slowdowns.items(), key=lambda item: -item[1])[:8]
-            shown = ", ".join(f"{what} {name}: {slowdown:.3f}" for name, slowdown in worst)
+            shown = ", ".join(f"{name} {slowdown:.3f}" for name, slowdown in worst)
             console.print(f"slowdown when only one {what} is not ideal: {shown}")
 
 

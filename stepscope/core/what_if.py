@@ -59,12 +59,15 @@ class WhatIfReport:
         host_scale: what host time was multiplied by so that the replay meets the unprofiled step; None without one.
         calibrated_replay_ms: the replay then.
         ideal_step_ms: every rank computes the mean, every transfer takes its median, the host is never late.
-        slowdown: measured / ideal (S).
+        slowdown: measured / ideal (S); of an operation table replayed / ideal, as the paper that defines S has it.
         steps: numbers of the steps it stands on.
         skipped_steps: whole steps that are left out: what they waited for began before the traces.
         fixes: largest gain first.
         by_rank: how many times the ideal the step would take if only this rank were as it is (S_w).
         by_stage: the same for a pipeline's stages.
+        by_replica, by_operation: the same for data-parallel replicas and kinds of operations (operation tables).
+        worst_workers_share: what of the slowdown goes when the slowest 3 % of the workers alone are evened out (M_W).
+        last_stage_share: the same for the last stage (M_S); operation tables have both, None elsewhere.
     """
 
     measured_step_ms: float
@@ -81,5 +84,9 @@ class WhatIfReport:
     calibrated_replay_ms: float | None = None
     steps: list[int] = field(default_factory=list)
     skipped_steps: list[int] = field(default_factory=list)
+    by_replica: dict[str, float] = field(default_factory=dict)
+    by_operation: dict[str, float] = field(default_factory=dict)
+    worst_workers_share: float | None = None
+    last_stage_share: float | None = None
     input: WhatIfInput = WhatIfInput.TRACES
     schema: str = WHAT_IF_SCHEMA

@@ -1,4 +1,4 @@
-"""What would the step take without one of its causes? Traces in, one prediction a fix out."""
+"""What would the step take without one of its causes? Traces or an operation table in, one prediction a fix out."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from stepscope.analyzer.what_if.fixes import FIXES
 from stepscope.core.causes import Cause
 from stepscope.core.what_if import WhatIfReport
 from stepscope.workflow.job_input import read_job
+from stepscope.workflow.operation_tables import find_operation_table, what_if_of_table
 from stepscope.workflow.rank_views import Progress
 
 FIXABLE = frozenset(cause for cause, _ in FIXES)
@@ -23,10 +24,10 @@ def what_if(
     unprofiled_step_ms: float | None = None,
     on_progress: Progress | None = None,
 ) -> WhatIfReport:
-    """Replay the traces of one job with one cause removed at a time.
+    """Replay one job with one cause removed at a time.
 
     Args:
-        paths: files, folders, one run directory, or fsspec URLs.
+        paths: traces (files, folders, one run directory, or fsspec URLs), or one operation table.
         causes: the fixes; all that apply when empty.
         unprofiled_step_ms: the step without the profiler, where the run directory does not tell.
         on_progress: told before each file.
@@ -35,6 +36,9 @@ def what_if(
         DataError: no file can be used, or the traces do not allow a replay.
         UnreachableError: a URL's store does not answer.
     """
+    table = find_operation_table(paths)
+    if table is not None:
+        return what_if_of_table(table, causes)
     job = read_job(paths, on_progress=on_progress)
     context = job.context
     if unprofiled_step_ms is not None:

@@ -43,6 +43,7 @@ class Slowdown:
         by_rank: S_w, by the rank's number.
         worst_ranks: those of the largest S_w, at least one; `worst_workers` is what evening them out buys (M_W).
         last_stage: the same for the last stage (M_S); None with a single one.
+        communication: the same for all communication.
     """
 
     measured_seconds: float
@@ -55,6 +56,7 @@ class Slowdown:
     worst_ranks: list[int]
     worst_workers: Removal
     last_stage: Removal | None
+    communication: Removal
 
     @property
     def slowdown(self) -> float:
@@ -101,6 +103,7 @@ def find_slowdown(grid: Grid, replay: Replay) -> Slowdown:
         worst_ranks=worst,
         worst_workers=removal(suspects.ranks(worst)),
         last_stage=removal(suspects.stage(grid.num_stages - 1)) if grid.num_stages > 1 else None,
+        communication=removal(np.isin(suspects.kind_of, list(COMMUNICATION))),
     )
 
 
@@ -119,7 +122,7 @@ class _Suspects:
 
     def __init__(self, grid: Grid) -> None:
         self._stage: npt.NDArray[np.int64] = np.array([o.stage for o in grid.operations])[:, None, None]
-        self._kind: npt.NDArray[np.str_] = np.array([o.kind for o in grid.operations])[:, None, None]
+        self.kind_of: npt.NDArray[np.str_] = np.array([o.kind for o in grid.operations])[:, None, None]
         self._replica: npt.NDArray[np.int64] = np.array(grid.replicas)[None, :, None]
         self._rank: npt.NDArray[np.int64] = grid.rank[self._stage[:, 0, 0]][:, :, None]
 
@@ -130,7 +133,7 @@ class _Suspects:
         return np.equal(self._replica, replica)
 
     def kind(self, kind: str) -> npt.NDArray[np.bool_]:
-        return np.equal(self._kind, kind)
+        return np.equal(self.kind_of, kind)
 
     def ranks(self, ranks: list[int]) -> npt.NDArray[np.bool_]:
         return np.isin(self._rank, ranks)

@@ -1,0 +1,117 @@
+"""What would a pipelined job's step take without its stragglers? An operation table in, the what-if out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from stepscope.analyzer.what_if.operations.dependencies import find_dependencies
+from stepscope.analyzer.what_if.operations.grid import Grid, arrange
+from stepscope.analyzer.what_if.operations.replay import Replay
+from stepscope.analyzer.what_if.operations.slowdown import Removal, Slowdown, find_slowdown
+from stepscope.core.analysis import Notice
+from stepscope.core.causes import Cause
+from stepscope.core.errors import DataError
+from stepscope.core.what_if import Fix, WhatIfInput, WhatIfReport
+from stepscope.trace.operation_table import meta_path, read_operation_table
+
+REPLAY_WORTH_SAYING = 0.05
+"""From this replay error on the predictions deserve a warning (the paper's own bound on its simulation error)."""
+
+
+def find_operation_table(paths: Sequence[str]) -> Path | None:
+    """The table that the paths mean: one `.parquet` file, or a folder that holds one and no other.
+
+    Raises:
+        DataError: a table beside other paths, or several.
+    """
+    tables = [path for text in paths if "://" not in text for path in _tables_at(Path(text))]
+    if not tables:
+        return None
+    if len(tables) > 1 or len(paths) > 1:
+        names = ", ".join(path.name for path in tables[:4])
+        raise DataError("an operation table is a whole job", where=names, what_next="give one table at a time")
+    return tables[0]
+
+
+def _tables_at(path: Path) -> list[Path]:
+    try:
+        if path.is_dir():
+            return sorted(path.glob("trace-*.parquet"))
+    except OSError as error:
+        raise DataError("cannot be read", where=str(path), what_next="check its permissions") from error
+    return [path] if path.suffix == ".parquet" else []
+
+
+def what_if_of_table(path: Path, causes: Collection[Cause] = ()) -> WhatIfReport:
+    """Replay the job's operations as they were and evened out.
+
+    Args:
+        path: `trace-*.parquet`; its `meta-*.yaml` is read where it lies beside.
+        causes: the fixes (straggler, imbalance, communication); all when empty.
+
+    Raises:
+        DataError: the table cannot be used.
+    """
+    table = read_operation_table(path)
+    grid = arrange(table)
+    dependencies = find_dependencies(grid, data_parallel=len(grid.replicas) * table.shards_per_replica > 1)
+    found = find_slowdown(grid, Replay(grid, dependencies))
+    replay_error = found.replayed_seconds / found.measured_seconds - 1.0
+    fixes = [fix for fix in _fixes(grid, found) if not causes or fix.fix in causes]
+    return WhatIfReport(
+        measured_step_ms=found.measured_seconds * 1e3,
+        replayed_step_ms=found.replayed_seconds * 1e3,
+        replay_error=replay_error,
+        ideal_step_ms=found.ideal_seconds * 1e3,
+        slowdown=found.slowdown,
+        fixes=sorted(fixes, key=lambda fix: fix.step_ms),
+        by_rank=_by_name(found.by_rank),
+        by_stage=_by_name(found.by_stage),
+        by_replica=_by_name(found.by_replica),
+        by_operation=_by_name(found.by_kind),
+        worst_workers_share=found.worst_workers.share,
+        last_stage_share=None if found.last_stage is None else found.last_stage.share,
+        warnings=_warnings(path, grid, replay_error, {fix.fix for fix in fixes}, causes),
+        steps=grid.steps,
+        input=WhatIfInput.OPERATION_TABLE,
+    )
+
+
+def _by_name(slowdowns: dict[int, float] | dict[str, float]) -> dict[str, float]:
+    return {str(name): slowdown for name, slowdown in slowdowns.items()}
+
+
+def _fixes(grid: Grid, found: Slowdown) -> list[Fix]:
+    last = grid.num_stages - 1
+
+    def fix(cause: Cause, change: str, removal: Removal, ranks: list[int]) -> Fix:
+        step_ms = removal.step_seconds * 1e3
+        return Fix(cause, change, step_ms, found.replayed_seconds / removal.step_seconds, ranks)
+
+    fixes = [
+        fix(Cause.STRAGGLER, "the slowest workers as the others", found.worst_workers, found.worst_ranks),
+        fix(Cause.COMMUNICATION, "every transfer takes its kind's median", found.communication, []),
+    ]
+    if found.last_stage is not None:
+        ranks = grid.rank[last].tolist()
+        fixes.append(fix(Cause.IMBALANCE, "the last stage as the others", found.last_stage, ranks))
+    return fixes
+
+
+def _warnings(
+    path: Path, grid: Grid, replay_error: float, done: Collection[Cause], asked: Collection[Cause]
+) -> list[Notice]:
+    notices = []
+    if not meta_path(path).is_file():
+        what = f"no {meta_path(path).name} beside the table: its replicas are taken as not sharded"
+        notices.append(Notice("no_description", what))
+    if grid.num_left_out:
+        notices.append(Notice("incomplete_steps", f"{grid.num_left_out} steps lack operations and are left out"))
+    if abs(replay_error) > REPLAY_WORTH_SAYING:
+        notices.append(Notice("replay_error", f"the replay misses the measured step by {replay_error:+.1%}"))
+    for cause in asked:
+        if cause not in done:
+            what = f"an operation table does not tell what the step would take without {cause}"
+            notices.append(Notice("fix_not_known", what))
+    return notices
