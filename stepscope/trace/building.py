@@ -30,14 +30,12 @@ from stepscope.trace.columns import (
     TraceHeader,
 )
 from stepscope.trace.communication import CommunicationBuilder, number_in
-from stepscope.trace.events import NO_ARGUMENTS, Arguments, Event, ExactEvent
+from stepscope.trace.events import NO_ARGUMENTS, Arguments, Event, ExactEvent, LaunchKey
 from stepscope.trace.interning import GrowingColumn, Numbered, integers, narrow
 from stepscope.trace.lanes import Track, lanes_of
+from stepscope.trace.scanning import COLUMNS, BatchScanner, ScannedBatch, has_accelerator
 from stepscope.trace.splitting import Batch
 from stepscope.trace.times import UNKNOWN_NS, durations_ns, exact_starts_ns, starts_ns
-
-LaunchKey = tuple[tuple[int, ...], tuple[int, ...], int, int]
-"""Grid, block, registers per thread, shared memory, as recorded."""
 
 _BETWEEN_TEXTS = b"\0"
 """Never part of valid JSON."""
@@ -47,17 +45,6 @@ _IS_DEVICE = np.isin(np.arange(len(Category)), DEVICE_CATEGORIES)
 _HAVE_SHAPES = np.isin(np.arange(len(Category)), (Category.CPU_OP, Category.USER_ANNOTATION))
 """Operators, and the annotations of communication backends."""
 _MAY_COMMUNICATE = np.isin(np.arange(len(Category)), (Category.CPU_OP, Category.KERNEL))
-_COLUMNS = (
-    "track",
-    "name",
-    "start_ns",
-    "duration_ns",
-    "correlation",
-    "external_id",
-    "shapes",
-    "launch",
-    "num_bytes",
-)
 
 
 class ColumnsBuilder:
@@ -83,14 +70,29 @@ class ColumnsBuilder:
         self.shapes[_NO_SHAPES]
         self.launches: Numbered[LaunchKey] = Numbered()
         self.launches[_NO_LAUNCH]
-        self.columns = {name: GrowingColumn() for name in _COLUMNS}
+        self.columns = {name: GrowingColumn() for name in COLUMNS}
         self._ignored = {TRACE_SPAN} if keep_python_functions else {TRACE_SPAN, PYTHON_FUNCTION}
         self._categories: list[Category] = []
         self._is_legacy = False
         self._is_exact = False
 
-    def add(self, batch: Batch | Sequence[ExactEvent]) -> None:
+    def scanner(self) -> BatchScanner | None:
+        """A scanner into this builder's tables; None without the accelerator."""
+        if not has_accelerator():
+            return None
+        return BatchScanner(
+            ignores_frames=PYTHON_FUNCTION in self._ignored,
+            tracks=self.tracks,
+            names=self.names,
+            shapes=self.shapes,
+            launches=self.launches,
+        )
+
+    def add(self, batch: Batch | ScannedBatch | Sequence[ExactEvent]) -> None:
         """Append a batch's complete events; other phases are skipped."""
+        if isinstance(batch, ScannedBatch):
+            self._append_scanned(batch)
+            return
         events: list[Any]
         start = None
         if isinstance(batch, Batch) and not self._is_exact:
@@ -182,6 +184,13 @@ class ColumnsBuilder:
             event = events[place]
             if event.args is not None and (rank := number_in(event.args.merged_rank)) != NONE:
                 self.told_ranks.setdefault(event.pid, rank)
+
+    def _append_scanned(self, batch: ScannedBatch) -> None:
+        for name, column in batch.columns.items():
+            self.columns[name].add(column)
+        self._categories_of(batch.columns["track"][:0])
+        self.communication.add([self.num_rows + row for row in batch.calls], batch.call_arguments)
+        self.num_rows += batch.num_rows
 
     def _append_arguments(self, arguments: list[Arguments], category: IntColumn) -> None:
         external_id = integers([args.external_id for args in arguments])

@@ -14,6 +14,9 @@ from stepscope.trace.columns import NONE
 NO_TEXT = Raw(b"")
 """Stands for a text that the trace does not record."""
 
+LaunchKey = tuple[tuple[int, ...], tuple[int, ...], int, int]
+"""Grid, block, registers per thread, shared memory, as recorded."""
+
 
 class Arguments(Struct, gc=False):
     """The arguments that end up in columns; raw ones are interned or parsed later, only for rows that matter."""

@@ -134,8 +134,8 @@ def _read_document(
     source: TraceText, before: bytes, beginning: bytes, *, path: str, file_bytes: int, keep_python_functions: bool
 ) -> tuple[list[TraceColumns], bytes | None]:
     """One document's ranks, and the text of the next document in the file, or None at the end."""
-    splitter = EventSplitter(source, beginning)
     builder = ColumnsBuilder(keep_python_functions=keep_python_functions)
+    splitter = EventSplitter(source, beginning, builder.scanner())
     for batch in splitter.batches():
         builder.add(batch)
     after = _read_tail(source, splitter)

@@ -14,6 +14,7 @@ from itertools import compress
 from stepscope.trace.events import Event, ExactEvent, decode_exact, decode_fast
 from stepscope.trace.mending import mended_throughout
 from stepscope.trace.recovering import Recovery
+from stepscope.trace.scanning import BatchScanner, ScannedBatch
 from stepscope.trace.text import TraceText
 
 _BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*\{")
@@ -49,7 +50,7 @@ class EventSplitter:
         tail: text after it that was read along.
     """
 
-    def __init__(self, source: TraceText, beginning: bytes) -> None:
+    def __init__(self, source: TraceText, beginning: bytes, scanner: BatchScanner | None = None) -> None:
         self.num_events = 0
         self.repaired = 0
         self.dropped = 0
@@ -58,14 +59,22 @@ class EventSplitter:
         self.array_closed = False
         self.tail = b""
         self._source = source
+        self._scanner = scanner
         self._buffer = beginning
         self._separator = b""
 
-    def batches(self) -> Iterator[Batch | Sequence[ExactEvent]]:
-        """Decoded events until the array or the text ends; exact ones where the text had to be searched."""
+    def batches(self) -> Iterator[Batch | ScannedBatch | Sequence[ExactEvent]]:
+        """Events until the array or the text ends: rows where there is an accelerator and the text is clean, else
+        decoded ones; exact ones where the text had to be searched.
+        """
         while not self.array_closed:
             block = self._source.read()
             self._buffer += block
+            scanned = self._scan() if block else None
+            if scanned is not None:
+                self.num_events += scanned.num_events
+                yield scanned
+                continue
             batch = (self._take_fast() or self._take_mended()) if block else None
             if batch is not None:
                 self.num_events += len(batch.events)
@@ -76,6 +85,13 @@ class EventSplitter:
                 yield recovered
             if not block:
                 return
+
+    def _scan(self) -> ScannedBatch | None:
+        end, start = next(self._cuts(), (0, 0)) if self._scanner else (0, 0)
+        scanned = self._scanner.scan(memoryview(self._buffer)[:end]) if self._scanner and end else None
+        if scanned is not None:
+            self._move_on(end, start)
+        return scanned
 
     def _take_fast(self) -> Batch | None:
         for end, start in self._cuts():
@@ -108,10 +124,13 @@ class EventSplitter:
             self.damaged_at_byte = max(0, self._source.num_bytes - len(self._buffer) + place)
 
     def _pass_on(self, events: Sequence[Event], array_text: bytes, end: int, start: int) -> Batch:
+        self._move_on(end, start)
+        return Batch(events, array_text)
+
+    def _move_on(self, end: int, start: int) -> None:
+        self.num_bytes += end
         self._separator = self._buffer[end - 1 : start + 1]
         self._buffer = self._buffer[start:]
-        self.num_bytes += len(array_text)
-        return Batch(events, array_text)
 
     def _cuts(self) -> Iterator[tuple[int, int]]:
         """(end of one event, start of the next), the last first; the layout of the previous cut before all others."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stepscope.core.errors import StepscopeError
 from stepscope.trace.columns import TraceColumns
 from stepscope.trace.kineto import read_trace_stream
+from tests.trace.both_ways import read_both_ways
 
 _NAMES = st.text(max_size=12) | st.sampled_from(['a"},{"ph":"X"', "}]", "\\", "[]}"])
 _CATEGORIES = st.sampled_from(
@@ -113,8 +114,9 @@ def _dump(document: Any, *, indent: int | None, separators: tuple[str, str], asc
 
 
 def _read(content: bytes, block_bytes: int) -> TraceColumns:
-    stream = io.BytesIO(content)
-    return read_trace_stream(stream, path="t.json", file_bytes=len(content), block_bytes=block_bytes)
+    return read_both_ways(
+        lambda: read_trace_stream(io.BytesIO(content), path="t.json", file_bytes=len(content), block_bytes=block_bytes)
+    )
 
 
 @given(data=st.data(), block_bytes=st.sampled_from([1, 17, 200, 3000, 1 << 20]), packed=st.booleans())

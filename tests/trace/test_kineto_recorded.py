@@ -11,6 +11,7 @@ import pytest
 
 from stepscope.core.errors import NotATraceError
 from stepscope.trace.kineto import read_trace
+from tests.trace.both_ways import read_both_ways
 
 pytestmark = pytest.mark.shared
 
@@ -39,7 +40,7 @@ def test_columns_equal_the_oracle(path: Path, rows: Any) -> None:
     expected = rows.expected(_text(path))
     if not expected:
         pytest.skip("holds no complete event")
-    trace = read_trace(path)
+    trace = read_both_ways(lambda: read_trace(path))
     actual = rows.actual(trace)
     assert len(actual) == len(expected)
     assert next(((i, a, e) for i, (a, e) in enumerate(zip(actual, expected, strict=True)) if a != e), None) is None

@@ -1,0 +1,197 @@
+/* How does Python call the scanner? One type, Scanner(categories, module_prefix), with one method, scan(text). */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "scan.h"
+
+enum { NUM_TABLES = 4 }; /* tracks, names, shapes, launches */
+
+typedef struct {
+    PyObject_HEAD
+    Scanner scanner;
+    PyObject *module_prefix;
+    size_t num_told[NUM_TABLES]; /* how many texts of each table Python has seen */
+    bool is_busy;                /* Python's lock is released while scanning */
+} ScannerObject;
+
+static int span_of(PyObject *bytes, Span *span) {
+    char *text;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(bytes, &text, &size) < 0)
+        return -1;
+    *span = (Span){(const uint8_t *)text, (size_t)size};
+    return 0;
+}
+
+static int scanner_init(PyObject *object, PyObject *args, PyObject *kwargs) {
+    ScannerObject *self = (ScannerObject *)object;
+    PyObject *categories, *prefix, *name, *reads;
+    Py_ssize_t position = 0;
+    if (kwargs && PyDict_Size(kwargs)) {
+        PyErr_SetString(PyExc_TypeError, "Scanner() takes no keywords");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(args, "O!S", &PyDict_Type, &categories, &prefix))
+        return -1;
+    if (self->module_prefix) {
+        PyErr_SetString(PyExc_RuntimeError, "a Scanner is set up once");
+        return -1;
+    }
+    self->module_prefix = Py_NewRef(prefix);
+    if (span_of(prefix, &self->scanner.module_prefix) < 0)
+        return -1;
+    while (PyDict_Next(categories, &position, &name, &reads)) {
+        Span span;
+        long bits = PyLong_AsLong(reads);
+        if ((bits == -1 && PyErr_Occurred()) || span_of(name, &span) < 0)
+            return -1;
+        if (scanner_add_category(&self->scanner, span, (uint8_t)bits) != SCANNED) {
+            PyErr_NoMemory();
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static void scanner_dealloc(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    scanner_free(&((ScannerObject *)object)->scanner);
+    Py_XDECREF(((ScannerObject *)object)->module_prefix);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+/* The texts numbered since the last call. */
+static PyObject *new_texts(const Interned *table, size_t *num_told) {
+    PyObject *texts = PyList_New((Py_ssize_t)(table->count - *num_told));
+    for (Py_ssize_t i = 0; texts && *num_told < table->count; i++, ++*num_told) {
+        Span span = interned(table, *num_told);
+        PyObject *text = PyBytes_FromStringAndSize((const char *)span.at, (Py_ssize_t)span.size);
+        if (!text || PyList_SetItem(texts, i, text) < 0)
+            Py_CLEAR(texts);
+    }
+    return texts;
+}
+
+/* (number of events, columns, calls, new texts of each table) */
+static PyObject *describe(ScannerObject *self, PyObject *columns, PyObject *calls) {
+    const Scanner *scanner = &self->scanner;
+    const Interned *tables[NUM_TABLES] = {&scanner->tracks, &scanner->names, &scanner->shapes, &scanner->launches};
+    PyObject *texts = PyTuple_New(NUM_TABLES);
+    for (int i = 0; texts && i < NUM_TABLES; i++) {
+        PyObject *of_table = new_texts(tables[i], &self->num_told[i]);
+        if (!of_table || PyTuple_SetItem(texts, i, of_table) < 0)
+            Py_CLEAR(texts);
+    }
+    PyObject *result = texts ? Py_BuildValue("(nOOO)", (Py_ssize_t)scanner->num_events, columns, calls, texts) : NULL;
+    Py_XDECREF(texts);
+    return result;
+}
+
+static PyObject *scan_buffer(ScannerObject *self, const Py_buffer *buffer) {
+    Scanner *scanner = &self->scanner;
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = scan(scanner, buffer->buf, (size_t)buffer->len);
+    Py_END_ALLOW_THREADS
+    if (status == REFUSED)
+        Py_RETURN_NONE;
+    if (status == NO_MEMORY)
+        return PyErr_NoMemory();
+    const size_t width = sizeof(int64_t);
+    PyObject *columns = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(scanner->num_rows * NUM_COLUMNS * width));
+    PyObject *calls = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(scanner->num_calls * 3 * width));
+    PyObject *result = NULL;
+    if (columns && calls) {
+        int64_t *to_columns = (int64_t *)PyBytes_AsString(columns), *to_calls = (int64_t *)PyBytes_AsString(calls);
+        Py_BEGIN_ALLOW_THREADS
+        status = scanner_write(scanner, buffer->buf, to_columns, to_calls);
+        Py_END_ALLOW_THREADS
+        result = status == SCANNED ? describe(self, columns, calls) : PyErr_NoMemory();
+    }
+    Py_XDECREF(columns);
+    Py_XDECREF(calls);
+    return result;
+}
+
+static PyObject *scanner_scan(PyObject *object, PyObject *text) {
+    ScannerObject *self = (ScannerObject *)object;
+    Py_buffer buffer;
+    if (self->is_busy) {
+        PyErr_SetString(PyExc_RuntimeError, "a Scanner scans one text at a time");
+        return NULL;
+    }
+    if (PyObject_GetBuffer(text, &buffer, PyBUF_SIMPLE) < 0)
+        return NULL;
+    self->is_busy = true;
+    PyObject *result = scan_buffer(self, &buffer);
+    self->is_busy = false;
+    PyBuffer_Release(&buffer);
+    return result;
+}
+
+static PyMethodDef scanner_methods[] = {
+    {"scan", scanner_scan, METH_O, "Rows of comma-separated events, or None when the text is not plainly right."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot scanner_slots[] = {
+    {Py_tp_doc, "Scans the event text of one trace, run by run."},
+    {Py_tp_init, scanner_init},
+    {Py_tp_dealloc, scanner_dealloc},
+    {Py_tp_methods, scanner_methods},
+    {0, NULL},
+};
+
+static PyType_Spec scanner_spec = {
+    .name = "stepscope.trace._scan.Scanner",
+    .basicsize = sizeof(ScannerObject),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = scanner_slots,
+};
+
+static int module_exec(PyObject *module) {
+    static const struct {
+        const char *name;
+        long value;
+    } constants[] = {
+        {"READS_SHAPES", READS_SHAPES},
+        {"READS_LAUNCH", READS_LAUNCH},
+        {"READS_BYTES", READS_BYTES},
+        {"READS_COLLECTIVE", READS_COLLECTIVE},
+        {"ON_DEVICE", ON_DEVICE},
+        {"IGNORED", IGNORED},
+        {"IGNORED_BUT_MODULES", IGNORED_BUT_MODULES},
+        {"UNSUPPORTED", UNSUPPORTED},
+    };
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
+        if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0)
+            return -1;
+    /* in the order of the columns in scan.h; the reader does not use a build whose columns are not its own */
+    const char *columns = "track name start_ns duration_ns correlation external_id shapes launch num_bytes";
+    if (PyModule_AddStringConstant(module, "COLUMNS", columns) < 0)
+        return -1;
+    PyObject *type = PyType_FromSpec(&scanner_spec);
+    if (!type)
+        return -1;
+    int status = PyModule_AddObjectRef(module, "Scanner", type);
+    Py_DECREF(type);
+    return status;
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+    {0, NULL},
+};
+
+static struct PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_scan",
+    .m_doc = "Kineto's events from clean JSON text, at memory speed. The reader works the same without it.",
+    .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC PyInit__scan(void) {
+    return PyModuleDef_Init(&module_definition);
+}
