@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from stepscope.cli.kernel_report import print_kernels
 from stepscope.core.analysis import Analysis, Evidence, Job, Ledger, TraceQuality
 from stepscope.core.causes import HEALTHY_CAUSES
 from stepscope.core.headings import Heading
@@ -48,6 +49,7 @@ def print_analysis(analysis: Analysis) -> None:
     _print_verdict(console, analysis)
     console.print(_root_cause_table(analysis))
     console.print(_ledger_table(analysis))
+    print_kernels(console, analysis)
     if analysis.pipeline is not None:
         p = analysis.pipeline
         console.print(

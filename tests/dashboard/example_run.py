@@ -17,8 +17,10 @@ import msgspec
 from stepscope.core.analysis import (
     Analysis,
     Collective,
+    CopyTime,
     Evidence,
     Job,
+    KernelFinding,
     KernelTime,
     Ledger,
     MeshSizes,
@@ -318,27 +320,47 @@ def _collectives() -> list[Collective]:
 
 def _roofline(ranks: list[RankLedger]) -> Roofline:
     total = sum(rank.window_ms for rank in ranks)
+    gemm, flash = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x256x64_warpgroupsize2x1x1", "flash::flash_bwd_"
+    shares = [
+        (f"{gemm}_execute", 5760, 0.19, "compute_bound", "model", "aten::mm", "Linear_3"),
+        (f"{flash}dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, 64, 128>>", 960, 0.08,
+         "compute_bound", "model", "aten::_flash_attention_backward", "backward"),
+        ("void at::native::vectorized_layer_norm_kernel<c10::BFloat16, float>", 1920, 0.05,
+         "memory_bound", "model", "aten::native_layer_norm", "LayerNorm_1"),
+        ("void at::native::vectorized_elementwise_kernel<8, GeluCUDAKernelImpl>", 960, 0.04,
+         "memory_bound", "model", "aten::gelu", "GELU_0"),
+        ("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 40, 0.02,
+         "memory_bound", "by_name", "aten::_fused_adamw_", "Optimizer.step#AdamW.step"),
+        ("void at::native::reduce_kernel<512, 1, ReduceOp<float>>", 2400, 0.01, "latency_bound", "by_name", None, None),
+    ]  # fmt: skip
     kernels = [
-        (
-            "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x256x64_warpgroupsize2x1x1",
-            5760,
-            0.19,
-            "compute_bound",
-            "model",
-        ),
-        (
-            "flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, 64, 128>>",
-            960,
-            0.08,
-            "compute_bound",
-            "model",
-        ),
-        ("void at::native::vectorized_layer_norm_kernel<c10::BFloat16, float>", 1920, 0.05, "memory_bound", "model"),
-        ("void at::native::vectorized_elementwise_kernel<8, GeluCUDAKernelImpl>", 960, 0.04, "memory_bound", "model"),
-        ("multi_tensor_apply_kernel<FusedAdamMathFunctor>", 40, 0.02, "memory_bound", "by_name"),
-        ("void at::native::reduce_kernel<512, 1, ReduceOp<float>>", 2400, 0.01, "latency_bound", "by_name"),
-    ]
+        KernelTime(name, calls, share * total, Heading(limit), by, operator=operator, module=module,
+                   mean_us=share * total / calls * 1e3)
+        for name, calls, share, limit, by, operator, module in shares
+    ]  # fmt: skip
+    kernels[0] = replace(
+        kernels[0],
+        roof_share=0.71,
+        occupancy=0.1875,
+        limiter="registers",
+        grid=[2, 64, 1],
+        block=[384, 1, 1],
+        registers_per_thread=168,
+        shared_memory_bytes=213188,
+    )
+    kernels[3] = replace(kernels[3], roof_share=0.88, occupancy=1.0, limiter="threads", findings=["unfused"])
+    kernels[5] = replace(kernels[5], limiter="grid", findings=["small_grid", "tiny_kernels"])
+    unfused = "8 % of kernel time is in element-wise kernels, 3 or more in a row, each reading and writing memory anew"
     return Roofline(
         RooflineCoverage(0.83, 0.11, 0.06),
-        [KernelTime(name, count, share * total, Heading(limit), by) for name, count, share, limit, by in kernels],
+        kernels,
+        by_operator=[replace(kernel, name=kernel.operator or "(not known)") for kernel in kernels],
+        by_module=[replace(kernel, name=kernel.module or "(not known)") for kernel in kernels],
+        by_call=[replace(kernel, name=f"{kernel.operator} [[4096, 1024]]") for kernel in kernels if kernel.operator],
+        copies=[
+            CopyTime("HtoD (Pageable -> Device)", 40, 88.0, 640_000_000, 7.3, 63.0),
+            CopyTime("DtoD (Device -> Device)", 800, 12.0, 9_600_000_000, 800.0, None),
+        ],
+        findings=[KernelFinding("unfused", 0.04, 0.04 * total, unfused, "torch.compile for chains in the model")],
+        tiny_kernels=0.2,
     )

@@ -11,6 +11,7 @@ from stepscope.analyzer.blame.root_causes import INTERVAL
 from stepscope.core.analysis import Analysis, Evidence
 from stepscope.core.headings import Heading
 from stepscope.dashboard.components.bars import share_bar, stacked_bar
+from stepscope.dashboard.components.kernels import kernels_panel
 from stepscope.dashboard.components.ledger import ledger_panel
 from stepscope.dashboard.components.root_causes import root_causes_panel
 from stepscope.dashboard.components.timeline import timeline_panel
@@ -91,3 +92,22 @@ def test_the_interval_is_the_one_the_analysis_computes(analysis: Analysis) -> No
 
     assert f"{INTERVAL[1] - INTERVAL[0]:.0%}" == "90%"
     assert any("90 % interval" in label for label in labels)
+
+
+def test_kernels_are_shown_with_their_findings_and_every_grouping(analysis: Analysis) -> None:
+    (panel,) = kernels_panel(analysis)
+    texts = texts_of(panel).splitlines()
+
+    assert [texts.count(f"{code}") for code in ("unfused", "small grid", "tiny kernels")] == [1 + 4, 3, 3]
+    assert {"Name", "Operator", "Module", "Call", "Copies"} <= set(texts)
+    assert "aten::mm · Linear_3" in texts
+    assert "registers" in texts
+
+
+def test_groupings_that_a_trace_does_not_tell_have_no_tab(analysis: Analysis) -> None:
+    bare = replace(analysis.roofline, by_operator=[], by_module=[], by_call=[], copies=[], findings=[])
+    (panel,) = kernels_panel(replace(analysis, roofline=bare))
+    assert [text for text in texts_of(panel).splitlines() if text in ("Name", "Operator", "Module", "Copies")] == [
+        "Name"
+    ]
+    assert kernels_panel(replace(analysis, roofline=replace(bare, kernels=[]))) == []

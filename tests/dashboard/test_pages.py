@@ -317,6 +317,19 @@ def test_the_source_of_a_figure_shows_on_focus(visit: Visit) -> None:
     expect(page.get_by_role("tooltip")).to_contain_text("after blame")
 
 
+def test_kernels_can_be_grouped_by_keyboard(visit: Visit) -> None:
+    kernels = visit.open(f"/runs/{RUN}").locator("#kernels")
+    expect(kernels.locator("tbody tr:visible").first).to_contain_text("sm90_xmma_gemm")
+    kernels.get_by_role("tab", name="Name", exact=True).focus()
+    for tab, text in (("Operator", "aten::mm"), ("Module", "Linear_3"), ("Call", "aten::mm [[4096, 1024]]")):
+        visit.page.keyboard.press("ArrowRight")
+        expect(kernels.get_by_role("tab", name=tab, exact=True)).to_have_attribute("aria-selected", "true")
+        expect(kernels.locator("tbody tr:visible").first).to_contain_text(text)
+        expect(kernels.locator("tbody tr:visible").first).to_contain_text("19")
+    kernels.get_by_role("tab", name="Copies", exact=True).click()
+    expect(kernels.locator("tbody tr:visible")).to_have_count(2)
+
+
 def test_a_run_without_analysis_shows_the_command(visit: Visit, root: Path) -> None:
     page = visit.open("/runs/fresh")
 

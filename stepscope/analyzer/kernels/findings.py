@@ -12,6 +12,7 @@ from stepscope.analyzer.kernels.flags import INEFFICIENT_BELOW, LOW_OCCUPANCY, S
 from stepscope.analyzer.kernels.occupancy import FULL_WAVES
 from stepscope.analyzer.kernels.sums import COUNT, OWNED_NS, TINY_COUNT, Flag, flagged
 from stepscope.core.analysis import CopyTime, KernelFinding, KernelTime
+from stepscope.core.kernel_names import short_kernel_name
 
 SHOWN_FROM = 0.01
 """Findings under a hundredth of the ranks' windows are not worth a reader's time."""
@@ -84,7 +85,7 @@ def _of_flag(
     worst = next((kernel for kernel in kernels if flag.name.lower() in kernel.findings), None)
     if worst is not None:
         where = f" ({worst.operator})" if worst.operator else ""
-        message += f"; the largest is {_short(worst.name)}{where}"
+        message += f"; the largest is {short_kernel_name(worst.name)}{where}"
     return KernelFinding(flag.name.lower(), time / window_ms, time, message, _ADVICE[flag])
 
 
@@ -102,8 +103,3 @@ def pageable_share(copies: Sequence[CopyTime]) -> float:
     """Share of the time of copies over the host's link that pageable memory takes part in."""
     over_link = sum(copy.ms for copy in copies if takes_host_link(copy.kind))
     return sum(copy.ms for copy in copies if is_pageable(copy.kind)) / over_link if over_link else 0.0
-
-
-def _short(name: str, most: int = 60) -> str:
-    bare = name.removeprefix("void ")
-    return bare if len(bare) <= most else bare[: most - 3] + "..."

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from stepscope.analyzer.kernels.copies import CopySums, copy_sums
 from stepscope.analyzer.kernels.flags import KernelFlags, flag_kernels
 from stepscope.analyzer.kernels.occupancy import LaunchFit, fit_launches
-from stepscope.analyzer.kernels.regions import launching_regions, region_name
+from stepscope.analyzer.kernels.regions import launching_regions, region_kind, region_name
 from stepscope.analyzer.kernels.sums import (
     ACHIEVED_NS,
     COUNT,
@@ -119,7 +119,7 @@ def rank_kernels(
     return RankKernels(
         by_name=_grouped(trace, combined, [combined.name], lambda at: trace.names[combined.name[at]], NUM_NAMES_KEPT),
         by_operator=_grouped(trace, combined, [combined.operator], lambda at: _operator(trace, combined, at)),
-        by_module=_grouped(trace, combined, [combined.module], lambda at: _module(trace, combined, at)),
+        by_module=_by_module(trace, combined),
         by_call=_grouped(trace, combined, [combined.operator, combined.shapes], lambda at: _call(trace, combined, at)),
         total=combined.sums.sum(axis=0),
         copies=copy_sums(trace, activities.row[inside & (activities.work != Work.COMPUTE)], device),
@@ -241,6 +241,17 @@ def _grouped(
         sums=sums[kept],
         examples=[_example(trace, combined, at) for at in largest[kept].tolist()],
     )
+
+
+def _by_module(trace: TraceColumns, combined: _Combinations) -> KernelGroups:
+    """Modules of one class count together."""
+    kinds: dict[str, int] = {}
+    number = {NONE: NONE}
+    for module in np.unique(combined.module[combined.module != NONE]).tolist():
+        number[module] = kinds.setdefault(region_kind(trace.names[module]), len(kinds))
+    kind = np.array([number[module] for module in combined.module.tolist()], np.int64)
+    names = [*kinds, NOT_KNOWN]  # NONE picks the last
+    return _grouped(trace, combined, [kind], lambda at: names[kind[at]])
 
 
 def _example(trace: TraceColumns, combined: _Combinations, at: int) -> Example:

@@ -18,6 +18,7 @@ from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 _MODULE_FRAME = "nn.Module: "
 _NO_REGION = re.compile(r"^(ProfilerStep#|nccl:|gloo:|c10d::|enumerate\(DataLoader\)#|\[pl]\[)|##")
 """Annotations of the whole step, of communication and of loading say nothing of a kernel's place in the model."""
+_INSTANCE = re.compile(r"_\d+$")
 
 
 def launching_regions(trace: TraceColumns, kernel_rows: IntColumn) -> npt.NDArray[np.intp]:
@@ -43,3 +44,10 @@ def launching_regions(trace: TraceColumns, kernel_rows: IntColumn) -> npt.NDArra
 def region_name(name: str) -> str:
     """A module's or annotation's name as people know it."""
     return name.removeprefix(_MODULE_FRAME)
+
+
+def region_kind(name: str) -> str:
+    """The same without the number by which torch tells modules of one class apart: layers are added up."""
+    if not name.startswith(_MODULE_FRAME):
+        return name
+    return _INSTANCE.sub("", region_name(name))

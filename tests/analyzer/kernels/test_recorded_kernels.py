@@ -73,7 +73,7 @@ def test_operands_that_are_not_aligned_are_found(shared_traces: Path) -> None:
     roofline = roofline_of(shared_traces / "public" / "tracelens" / "h100_google_owlv2_large.json.gz")
     assert found(roofline)["unaligned"] == pytest.approx(0.213, abs=0.02)
     assert first(roofline.kernels, "align1").operator == "aten::bmm"
-    assert roofline.by_module[0].name.startswith("Owlv2Attention_")
+    assert roofline.by_module[0].name == "Owlv2Attention"
     assert found(roofline)["pageable_copies"] == pytest.approx(0.013, abs=0.003)
 
 
@@ -81,4 +81,4 @@ def test_amd_kernels_have_no_occupancy_but_a_grid(shared_traces: Path) -> None:
     roofline = roofline_of(shared_traces / "public" / "tracelens" / "mi300x_8gpu_rank0_resnet_actckpt_rccl.json.gz")
     assert all(kernel.occupancy is None for kernel in roofline.kernels)
     assert first(roofline.kernels, "batch_norm_collect_statistics").limiter == "grid"
-    assert first(roofline.by_module, "BatchNorm2d_0").count == 12
+    assert first(roofline.by_module, "BatchNorm2d").operator == "aten::native_batch_norm"
