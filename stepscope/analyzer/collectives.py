@@ -2,116 +2,164 @@
 
 Bandwidths by nccl-tests' definitions: algbw = size / time, busbw = algbw x what the algorithm moves for it. The time is
 the shortest over the members from the last arrival to the end: a member that waited would make the link look slow.
+TraceLens, the best rival here, takes the shortest kernel of a collective, which is the same only if the last arriver
+waits for nobody; it has neither what the link should give nor hidden time nor who was late.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.analyzer.alignment.arrivals import Arrival
-from stepscope.analyzer.alignment.device_calls import Call
 from stepscope.analyzer.alignment.dimensions import dimension_of_members
+from stepscope.analyzer.alignment.exposure import CallColumns
 from stepscope.analyzer.alignment.matching import CallId, Matches
-from stepscope.analyzer.intervals import covered_time
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.analysis import Collective
-from stepscope.core.headings import COMPUTE_HEADINGS
+from stepscope.core.hardware import find_gpu
+from stepscope.core.links import Link, bus_factor, expected_seconds, is_latency_bound, scale_up_link
 
-_Key = tuple[tuple[int, ...], str, int | None]
+MOST_GPUS_OF_A_HOST = 8
+"""Hosts that the traces do not name: more ranks than this are not taken for one host's."""
 
-_BUS_FACTOR: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: (n - 1) / n,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-}
-"""busbw / algbw for n ranks; 1 for the rest."""
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    members: tuple[int, ...]
+    dimension: str | None
+    kind: str
+    num_bytes: int | None
 
 
 def collective_table(
-    views: Mapping[int, RankView], matches: Matches, arrivals: Mapping[CallId, Arrival]
+    views: Mapping[int, RankView], matches: Matches, arrivals: Mapping[CallId, Arrival], columns: CallColumns
 ) -> list[Collective]:
-    """One row for each group, kind and size, by transfer and waiting time, largest first."""
+    """One row for each group, dimension, kind and size, by transfer and waiting time, largest first.
+
+    Calls that ended on all members before their windows began are left out: nothing of them is booked.
+    """
+    described = dimension_of_members(group for view in views.values() for group in view.header.groups)
     rows: dict[_Key, list[list[CallId]]] = defaultdict(list)
     for match in matches.collectives:
-        first = _call(views, next(iter(match.values())))
-        rows[tuple(sorted(match)), first.kind, first.num_bytes].append(list(match.values()))
+        if not _is_in_window(views, match.values()):
+            continue
+        first = next(iter(match.values()))
+        rows[_key(views, tuple(sorted(match)), first, described)].append(list(match.values()))
     seen: set[frozenset[CallId]] = set()
     for call, others in matches.peers.items():
         pair = frozenset([call, *others])
-        if pair not in seen:
+        if pair not in seen and _is_in_window(views, pair):
             seen.add(pair)
-            one = _call(views, call)
             members = tuple(sorted({c.rank for c in pair}))
-            rows[members, "p2p", one.num_bytes].append(list(pair))
-    table = [_row(key, instances, views, arrivals) for key, instances in rows.items()]
-    dimensions = dimension_of_members(group for view in views.values() for group in view.header.groups)
-    table = [replace(row, dimension=_dimension(row, dimensions)) for row in table]
+            rows[_key(views, members, call, described, kind="p2p")].append(list(pair))
+    links = {key.members: link_of(views, key.members) for key in rows}
+    table = [_row(key, instances, links[key.members], arrivals, columns) for key, instances in rows.items()]
     return sorted(table, key=lambda row: -((row.transfer_ms or 0.0) + (row.wait_ms or 0.0)))
 
 
-def _dimension(row: Collective, dimensions: Mapping[tuple[int, ...], str]) -> str | None:
-    members = {int(rank) for rank in row.group.split(",")}
-    exact = next((dimension for ranks, dimension in dimensions.items() if set(ranks) == members), None)
-    if exact is None and row.kind == "p2p":  # a pair of a longer pipeline
-        return next((d for ranks, d in dimensions.items() if d == "pp" and members <= set(ranks)), None)
-    return exact
+def _is_in_window(views: Mapping[int, RankView], calls: Iterable[CallId]) -> bool:
+    return any(views[c.rank].calls[c.place].end_ns > views[c.rank].window.start_ns for c in calls)
+
+
+def _key(
+    views: Mapping[int, RankView],
+    members: tuple[int, ...],
+    example: CallId,
+    described: Mapping[tuple[int, ...], str],
+    kind: str | None = None,
+) -> _Key:
+    call = views[example.rank].calls[example.place]
+    return _Key(members, described.get(members) or call.dimension, kind or call.kind, call.num_bytes)
+
+
+def link_of(views: Mapping[int, RankView], members: tuple[int, ...]) -> Link | None:
+    """What the members' bytes should travel over; None between hosts (their network is not in the traces), between
+    different or unknown GPUs, and on CPUs."""
+    chosen = [views[rank] for rank in members]
+    hosts = {view.header.host_name for view in chosen}
+    names = {next((device.name for device in view.header.devices), None) for view in chosen}
+    if len(hosts) > 1 or len(names) > 1 or not all(view.on_device for view in chosen):
+        return None
+    if None in hosts and len(members) > MOST_GPUS_OF_A_HOST:
+        return None
+    name = names.pop()
+    gpu = find_gpu(name)
+    return scale_up_link(gpu, name, len(members)) if gpu is not None and name is not None else None
 
 
 def _row(
-    key: _Key, instances: list[list[CallId]], views: Mapping[int, RankView], arrivals: Mapping[CallId, Arrival]
+    key: _Key,
+    instances: list[list[CallId]],
+    link: Link | None,
+    arrivals: Mapping[CallId, Arrival],
+    columns: CallColumns,
 ) -> Collective:
-    members, kind, num_bytes = key
-    transfers, waits, skews, last = [], [], [], Counter[int]()
-    for calls in instances:
-        known = [c for c in calls if c in arrivals]
-        if not known:
-            continue
-        starts = [_call(views, c).start_ns for c in calls]
-        skews.append(max(starts) - min(starts))
-        if skews[-1] > 0:
-            last[arrivals[known[0]].rank] += 1
-        ends = [(_call(views, c), arrivals[c].at_ns) for c in known]
-        transfers.append(min(call.end_ns - min(max(call.start_ns, at), call.end_ns) for call, at in ends))
-        waits.append(sum(max(min(at, call.end_ns) - call.start_ns, 0) for call, at in ends))
-    transfer = float(np.median(transfers)) if transfers else None
+    num_bytes, size = key.num_bytes, len(key.members)
+    every = columns.places(call for calls in instances for call in calls)
+    split = [calls for calls in instances if all(call in arrivals for call in calls)]
+    transfers, skews, last = _timings(split, arrivals, columns)
+    transfer = float(np.median(transfers)) if len(transfers) else None
     algbw = num_bytes / transfer if num_bytes and transfer else None
-    factor = _BUS_FACTOR[kind](len(members)) if kind in _BUS_FACTOR else 1.0
+    expected = latency_bound = None
+    if link is not None and num_bytes:
+        best = expected_seconds(link, key.kind, size, num_bytes)
+        expected = num_bytes * bus_factor(key.kind, size) / best / 1e9
+        latency_bound = is_latency_bound(link, key.kind, size, num_bytes)
+    arriver, times = last.most_common(1)[0] if last else (None, None)
     return Collective(
-        group=",".join(map(str, members)),
-        dimension=None,
-        kind=kind,
+        group=",".join(map(str, key.members)),
+        dimension=key.dimension,
+        kind=key.kind,
         bytes=num_bytes,
         count=len(instances),
         algbw_gbs=algbw,
-        busbw_gbs=None if algbw is None else algbw * factor,
-        expected_busbw_gbs=None,
-        transfer_ms=sum(transfers) / 1e6 if transfers else None,
-        wait_ms=sum(waits) / 1e6 if waits else None,
-        hidden=_hidden(instances, views),
-        skew_ms=float(np.median(skews)) / 1e6 if skews else None,
-        last_arriver=last.most_common(1)[0][0] if last else None,
+        busbw_gbs=None if algbw is None else algbw * bus_factor(key.kind, size),
+        expected_busbw_gbs=expected,
+        transfer_ms=float(transfers.sum()) / 1e6 if len(transfers) else None,
+        wait_ms=float(columns.wait[every].sum()) / 1e6 if len(transfers) else None,
+        hidden=_hidden_share(columns, every),
+        skew_ms=float(np.median(skews)) / 1e6 if len(skews) else None,
+        last_arriver=arriver,
+        times_last=times,
+        largest_skew_ms=float(skews.max()) / 1e6 if len(skews) else None,
+        hidden_wait=_share(columns.hidden_wait[every], columns.wait[every]),
+        hidden_transfer=_share(columns.hidden_transfer[every], columns.transfer[every]),
+        exposed_wait_ms=float(columns.exposed_wait[every].sum()) / 1e6,
+        exposed_transfer_ms=float(columns.exposed_transfer[every].sum()) / 1e6,
+        link=str(link.kind) if link is not None else None,
+        latency_bound=latency_bound,
     )
 
 
-def _hidden(instances: list[list[CallId]], views: Mapping[int, RankView]) -> float:
+def _timings(
+    instances: list[list[CallId]], arrivals: Mapping[CallId, Arrival], columns: CallColumns
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Counter[int]]:
+    """Of each instance: the shortest transfer and the skew of the starts (nanoseconds); who came last how often."""
+    last = Counter[int]()
+    if not instances:
+        return np.empty(0, np.int64), np.empty(0, np.int64), last
+    places = columns.places(call for calls in instances for call in calls)
+    begins = np.cumsum([0, *(len(calls) for calls in instances[:-1])])
+    transfers = np.minimum.reduceat(columns.transfer[places], begins)
+    start = columns.start[places]
+    skews = np.maximum.reduceat(start, begins) - np.minimum.reduceat(start, begins)
+    for calls, skew in zip(instances, skews.tolist(), strict=True):
+        if skew > 0:
+            last[max((arrivals[call] for call in calls), key=lambda a: a.at_ns).rank] += 1
+    return transfers, skews, last
+
+
+def _share(part: npt.NDArray[np.int64], whole: npt.NDArray[np.int64]) -> float | None:
+    total = int(whole.sum())
+    return int(part.sum()) / total if total else None
+
+
+def _hidden_share(columns: CallColumns, places: npt.NDArray[np.intp]) -> float:
     """Share of the calls' time, over all members, in which compute ran."""
-    by_rank: dict[int, list[Call]] = defaultdict(list)
-    for calls in instances:
-        for call in calls:
-            by_rank[call.rank].append(_call(views, call))
-    total = covered = 0
-    for rank, calls_of_rank in by_rank.items():
-        start = np.array([c.start_ns for c in calls_of_rank], np.int64)
-        end = np.array([c.end_ns for c in calls_of_rank], np.int64)
-        total += int((end - start).sum())
-        covered += int(covered_time(start, end, views[rank].segments.intervals_of(*COMPUTE_HEADINGS)).sum())
-    return covered / total if total else 0.0
-
-
-def _call(views: Mapping[int, RankView], call: CallId) -> Call:
-    return views[call.rank].calls[call.place]
+    hidden = columns.hidden_wait[places] + columns.hidden_transfer[places] + columns.hidden_unsplit[places]
+    return _share(hidden, columns.end[places] - columns.start[places]) or 0.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from stepscope.analyzer.alignment.arrivals import Arrival, needed_arrivals
 from stepscope.analyzer.alignment.clocks import Clocks, estimate_clocks
 from stepscope.analyzer.alignment.device_calls import Call
+from stepscope.analyzer.alignment.exposure import call_columns
 from stepscope.analyzer.alignment.groupless import with_groups
 from stepscope.analyzer.alignment.host_calls import complete_together
 from stepscope.analyzer.alignment.matching import CallId, Matches, match_calls
@@ -17,6 +18,7 @@ from stepscope.analyzer.blame.root_causes import CauseTable, cause_table, resamp
 from stepscope.analyzer.blame.stragglers import ComputeComparison
 from stepscope.analyzer.blame.waits import blame_waits
 from stepscope.analyzer.collectives import collective_table
+from stepscope.analyzer.communication import arrivals_of_ranks, cost_by_dimension, findings
 from stepscope.analyzer.kernels.evidence import with_kernel_reasons
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, Segments
 from stepscope.analyzer.pipeline.bubble import PipelineParts, explain
@@ -62,6 +64,8 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     ledger = job_ledger(by_rank)
     pipeline = max((p.figures for p in found.pipelines), key=lambda f: f.measured, default=None)
     resampled = resample(table)
+    columns = call_columns(by_rank, arrivals)
+    collectives = collective_table(by_rank, matches, arrivals, columns)
     oversubscribed = is_oversubscribed(by_rank, context)
     grounds = Grounds(
         views=by_rank,
@@ -69,6 +73,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         pipeline=pipeline,
         arrivals_unknown=ledger[Heading.COMMUNICATION_UNSPLIT],
         oversubscribed=oversubscribed,
+        communication=findings(collectives, by_rank, job.num_steps),
         data_waits_ns=context.data_waits_ns,
     )
     roofline = job_roofline(by_rank)
@@ -92,7 +97,9 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         root_causes=rows,
         verdict=beside_verdict(judge(rows, resampled, about), what_if),
         what_if=what_if,
-        collectives=collective_table(by_rank, matches, arrivals),
+        collectives=collectives,
+        communication_by_dimension=cost_by_dimension(by_rank, columns),
+        arrivals=arrivals_of_ranks(matches, columns),
         pipeline=pipeline,
         roofline=roofline,
         warnings=[*warnings(by_rank, job, quality, context, oversubscribed=oversubscribed), *notices],

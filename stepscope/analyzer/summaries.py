@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import prod
 
 import numpy as np
 
 from stepscope.analyzer.alignment.clocks import Clocks
 from stepscope.analyzer.alignment.dimensions import dimension_of_members
 from stepscope.analyzer.alignment.matching import CallId, Matches
+from stepscope.analyzer.alignment.traffic import sizes_by_traffic
 from stepscope.analyzer.kernels.findings import kernel_findings, tiny_share
 from stepscope.analyzer.kernels.tables import copy_table, kernel_tables
 from stepscope.analyzer.ledger.device_ledger import fractions
@@ -74,7 +76,7 @@ def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
         world_size=world_size,
         ranks=list(views),
         missing_ranks=[rank for rank in range(world_size) if rank not in views],
-        mesh=_mesh(views, context),
+        mesh=_mesh(views, context, world_size),
         gpu=next((device.name for device in first.header.devices), None) if first.on_device else None,
         num_steps=min(len(view.window.boundary_ns) for view in views.values()),
         step_ms=step_ms,
@@ -92,14 +94,23 @@ def _utilization(views: Mapping[int, RankView], step_ms: float | None) -> float 
     return float(np.mean(shares)) / (step_ms / 1e3) if shares and step_ms else None
 
 
-def _mesh(views: Mapping[int, RankView], context: JobContext) -> MeshSizes:
-    """As the run tells, else from the descriptions of the process groups in the traces."""
+def _mesh(views: Mapping[int, RankView], context: JobContext, world_size: int) -> MeshSizes:
+    """As the run tells, else from the descriptions of the process groups and from whom the calls serve."""
     if context.mesh != MeshSizes():
         return context.mesh
     sizes: dict[str, int] = {}
     for view in views.values():
         for members, dimension in dimension_of_members(view.header.groups).items():
             sizes[dimension] = max(sizes.get(dimension, 1), len(members))
+    by_traffic = sizes_by_traffic(call for view in views.values() for call in view.calls)
+    for dimension in ("tp", "dp", "pp", "ep", "cp"):
+        size = by_traffic.get(dimension)
+        # experts and sequences are cut inside other dimensions; the others cannot have more places than ranks
+        fits = (
+            dimension in ("ep", "cp") or prod(sizes.get(d, 1) for d in ("tp", "dp", "pp")) * (size or 0) <= world_size
+        )
+        if size is not None and fits:
+            sizes.setdefault(dimension, size)
     return MeshSizes(**sizes)
 
 

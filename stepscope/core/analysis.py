@@ -162,7 +162,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """All matched calls of one kind and size in one group. Bandwidths are GB/s (1e9 bytes)."""
+    """All matched calls of one kind and size in one group. Bandwidths are GB/s (1e9 bytes).
+
+    `transfer_ms` adds up the shortest member of each call, `wait_ms` and the exposed times all members. `hidden_wait`
+    and `hidden_transfer` are shares of the waiting and of the transfer; `expected_busbw_gbs` is of the link at this
+    size; `latency_bound` says that the size is so small that bandwidth hardly counts.
+    """
 
     group: str
     dimension: str | None
@@ -177,6 +182,43 @@ class Collective:
     hidden: float
     skew_ms: float | None
     last_arriver: int | None
+    times_last: int | None = None
+    largest_skew_ms: float | None = None
+    hidden_wait: float | None = None
+    hidden_transfer: float | None = None
+    exposed_wait_ms: float | None = None
+    exposed_transfer_ms: float | None = None
+    link: str | None = None
+    """nvlink | xgmi | pcie: what its bytes should travel over; None between hosts and where unknown"""
+    latency_bound: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DimensionCost:
+    """What the calls of one parallel dimension cost; fractions of all windows together.
+
+    The exposed ones of all dimensions add up to the ledger's communication headings (`wait` includes `bubble`).
+    """
+
+    dimension: str | None
+    """tp | pp | dp | ep | cp; None where nothing tells"""
+    num_calls: int
+    wait: float
+    transfer: float
+    unsplit: float
+    hidden_wait: float
+    hidden_transfer: float
+    hidden_unsplit: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankArrivals:
+    """How late one rank comes to its collectives. `mean_late_ms` is after the first member's arrival."""
+
+    rank: int
+    num_collectives: int
+    times_last: int
+    mean_late_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,4 +370,7 @@ class Analysis:
     pipeline: Pipeline | None
     roofline: Roofline
     warnings: list[Notice]
+    communication_by_dimension: list[DimensionCost] = field(default_factory=list)
+    arrivals: list[RankArrivals] = field(default_factory=list)
+    """latest first"""
     schema: str = ANALYSIS_SCHEMA

@@ -59,6 +59,11 @@ class Reason(StrEnum):
     SLOWER_KERNELS = "slower_kernels"
     # communication
     ARRIVALS_UNKNOWN = "arrivals_unknown"
+    WRONG_TRANSPORT = "wrong_transport"
+    SLOW_LINK = "slow_link"
+    SMALL_MESSAGES = "small_messages"
+    NO_OVERLAP = "no_overlap"
+    NO_PREFETCH = "no_prefetch"
     # compute_bound, memory_bound, latency_bound, copy
     NO_TENSOR_CORES = "no_tensor_cores"
     INEFFICIENT_KERNELS = "inefficient_kernels"

@@ -55,6 +55,10 @@ def analyse(*traces: TraceBuilder, whole_file: bool = False, context: JobContext
         assert int(view.segments.duration_ns.sum()) == view.window_ns
         assert (view.segments.start_ns[1:] == view.segments.end_ns[:-1]).all()
     assert 0.0 <= analysis.verdict.confidence <= 1.0
+    costs, ledger = analysis.communication_by_dimension, analysis.ledger
+    assert abs(sum(c.transfer for c in costs) - ledger[Heading.COMMUNICATION]) < 1e-9
+    assert abs(sum(c.wait for c in costs) - ledger[Heading.WAIT] - ledger[Heading.BUBBLE]) < 1e-9
+    assert abs(sum(c.unsplit for c in costs) - ledger[Heading.COMMUNICATION_UNSPLIT]) < 1e-9
     return analysis
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -106,7 +106,21 @@ def device_calls(trace: TraceColumns, rank: int, activities: Activities, steps: 
         else:
             step = AFTER_STEPS if launched[number] != NONE and launched[number] >= first else BEFORE_STEPS
         calls.append(reader.read(number, step, graphs[number]))
-    return calls
+    return _with_dimension_of_stream(calls)
+
+
+def _with_dimension_of_stream(calls: list[Call]) -> list[Call]:
+    """A call that nothing tells the dimension of (launched before the trace) serves the one that all others of its
+    group on its stream serve."""
+    seen: dict[tuple[int | None, tuple[int, ...] | None], set[str]] = {}
+    for call in calls:
+        if call.dimension is not None:
+            seen.setdefault((call.stream, call.group), set()).add(call.dimension)
+    only = {key: next(iter(dimensions)) for key, dimensions in seen.items() if len(dimensions) == 1}
+    return [
+        call if call.dimension is not None else replace(call, dimension=only.get((call.stream, call.group)))
+        for call in calls
+    ]
 
 
 def calls_in_order(activities: Activities) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:

@@ -26,22 +26,26 @@ _OF_DESCRIPTION = (
         re.compile(r"pipeline_model_parallel|pipeline_parallel|(?:^|[_:])pp(?:$|[:\d])|^(?:position_)?embedding_group"),
     ),
 )
-_OF_SPAN = (
+_GATHERS = frozenset({"all_gather", "reduce_scatter"})
+_NOT_EXCHANGES = frozenset(
+    {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier", "send", "recv", "p2p"}
+)
+_OF_SPAN: tuple[tuple[str, re.Pattern[str], frozenset[str] | None], ...] = (
     (
         "cp",
         re.compile(r"ring_attention|context_parallel|AttnFuncWithCP|_scaled_dot_product_ring|ulysses", re.IGNORECASE),
+        None,
     ),
-    (
-        "dp",
-        re.compile(
-            r"^FSDP::|FullyShardedDataParallel|DistributedDataParallel|torch\.distributed\.ddp"
-            r"|^autograd::engine::evaluate_function: torch::autograd::AccumulateGrad|DeepSpeedZeroOptimizer"
-        ),
-    ),
-    ("pp", re.compile(r"^PP:")),
-    ("tp", re.compile(r"^_c10d_functional::|^(?:vllm|sglang)::(?:all_reduce|all_gather|reduce_scatter)")),
+    ("dp", re.compile(r"^FSDP::|torch\.distributed\.ddp|DeepSpeedZeroOptimizer"), _NOT_EXCHANGES),
+    ("dp", re.compile(r"^autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"), _NOT_EXCHANGES),
+    # these hold a whole forward, other dimensions' calls too; their own are gathers of weights, broadcasts of buffers
+    ("dp", re.compile(r"FullyShardedDataParallel"), _GATHERS),
+    ("dp", re.compile(r"DistributedDataParallel"), frozenset({"broadcast"})),
+    ("pp", re.compile(r"^PP:"), frozenset({"send", "recv", "p2p"})),
+    ("tp", re.compile(r"^_c10d_functional::"), _NOT_EXCHANGES),
+    ("tp", re.compile(r"^(?:vllm|sglang)::(?:all_reduce|all_gather|reduce_scatter)"), None),
 )
-"""Spans of the launching thread that tell whom a call serves: the first that is open decides."""
+"""Spans of the launching thread that tell whom a call of these kinds (None: of any) serves; the innermost decides."""
 
 
 def dimension_of(group: ProcessGroup) -> str | None:
@@ -64,7 +68,7 @@ def dimension_of_members(groups: Iterable[ProcessGroup]) -> dict[tuple[int, ...]
 
 def tells_dimension(span_name: str) -> bool:
     """Whether an open span of this name says whom a call serves."""
-    return any(pattern.search(span_name) for _, pattern in _OF_SPAN)
+    return any(pattern.search(span_name) for _, pattern, _ in _OF_SPAN)
 
 
 def dimension_of_call(group: ProcessGroup | None, open_spans: Iterable[str], kind: str) -> str | None:
@@ -72,17 +76,17 @@ def dimension_of_call(group: ProcessGroup | None, open_spans: Iterable[str], kin
 
     Args:
         group: its group, where the trace tells.
-        open_spans: names of the spans that the launching thread had open.
+        open_spans: names of the spans that the launching thread had open, outermost first.
         kind: the call's kind. All-to-alls move experts' tokens (or embedding tables), point-to-point moves a
             pipeline's activations, unless a span says otherwise.
     """
     told = dimension_of(group) if group is not None else None
     if told is not None:
         return told
-    names = list(open_spans)
-    for dimension, pattern in _OF_SPAN:
-        if any(pattern.search(name) for name in names) and not (dimension == "tp" and kind == "all_to_all"):
-            return dimension
+    for name in reversed(list(open_spans)):
+        for dimension, pattern, kinds in _OF_SPAN:
+            if (kinds is None or kind in kinds) and pattern.search(name):
+                return dimension
     if kind == "all_to_all":
         return "ep"
     return "pp" if kind in P2P_KINDS else None

@@ -6,17 +6,18 @@ its worker threads tell when it was done; the enclosing span tells which group i
 
 from __future__ import annotations
 
-import json
-import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from stepscope.analyzer.alignment.call_words import bytes_of_dtype
 from stepscope.analyzer.alignment.device_calls import BEFORE_STEPS, P2P_KINDS, Call, PeerCall
-from stepscope.analyzer.alignment.dimensions import dimension_of
+from stepscope.analyzer.alignment.dimensions import dimension_of, dimension_of_call
+from stepscope.analyzer.alignment.launch_context import LaunchContext, arguments_of, launch_contexts
 from stepscope.analyzer.alignment.matching import Matches
 from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.trace.columns import NONE, Category, TraceColumns
@@ -33,6 +34,9 @@ _KIND_OF_OPERATOR = {
     "c10d::alltoall_base_": "all_to_all",
     "c10d::barrier": "barrier",
     "c10d::broadcast_": "broadcast",
+    "c10d::reduce_": "reduce",
+    "c10d::gather_": "gather",
+    "c10d::scatter_": "scatter",
     "c10d::send": "send",
     "c10d::recv_": "recv",
 }
@@ -43,35 +47,53 @@ _BACKEND_SPANS = {
     "all_to_all": ("gloo:all_to_all", "gloo:alltoall"),
     "barrier": ("gloo:barrier",),
     "broadcast": ("gloo:broadcast",),
+    "reduce": ("gloo:reduce",),
+    "gather": ("gloo:gather",),
+    "scatter": ("gloo:scatter",),
     "send": ("gloo:send",),
     "recv": ("gloo:recv",),
 }
 """Where the backend does the work; gloo's reduce_scatter runs as an all_reduce."""
 
-_DATA_PARALLEL = re.compile(r"^(FSDP::|DistributedDataParallel|torch\.distributed\.ddp)")
-_FUNCTIONAL = re.compile(r"^_c10d_functional")
+_ONLY_INPUT = "c10d::allgather_"
+"""Records what each member gives, not what all get."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Operator:
     row: int
     kind: str
+    context: LaunchContext
     dimension: str | None
 
 
 def host_calls(trace: TraceColumns, rank: int, steps: HostSteps, lane: int) -> list[Call]:
     """The calls of the main thread in issue order."""
     operators = _operators(trace, lane)
-    ends = _completion(trace, operators)
+    done = _completion(trace, operators)
     place = steps.position_of(trace.start_ns[np.array([op.row for op in operators], np.intp)])
     ordinals: dict[tuple[int, int, int], int] = {}
     calls = []
-    for operator, end, where in zip(operators, ends, place, strict=True):
+    for operator, (end, span), where in zip(operators, done, place, strict=True):
         step = int(steps.index[where]) if where != NONE else BEFORE_STEPS
         group = _group(trace, rank, operator.dimension)
-        peers = _peer(trace, operator, rank, group, step, ordinals)
         start = int(trace.start_ns[operator.row])
-        calls.append(Call(rank, start, max(end, start), step, group, operator.kind, None, peers, True))
+        root = operator.context.root
+        calls.append(
+            Call(
+                rank=rank,
+                start_ns=start,
+                end_ns=max(end, start),
+                step=step,
+                group=group,
+                kind=operator.kind,
+                num_bytes=_num_bytes(trace, operator, span, group),
+                peers=_peer(operator, rank, group, step, ordinals),
+                described=True,
+                root=group[root] if root is not None and group is not None and root < len(group) else None,
+                dimension=operator.dimension,
+            )
+        )
     return _awaited(calls)
 
 
@@ -92,57 +114,61 @@ def _awaited(calls: list[Call]) -> list[Call]:
 
 def _operators(trace: TraceColumns, lane: int) -> list[_Operator]:
     """The communication operators of the main thread with the parallel dimension that their context suggests."""
-    rows = trace.rows_of(Category.CPU_OP, Category.USER_ANNOTATION)
-    rows = rows[trace.lane[rows] == lane]
-    rows = rows[np.lexsort((-trace.end_ns[rows], trace.start_ns[rows]))]
     kind_of_name = {i: _KIND_OF_OPERATOR[name] for i, name in enumerate(trace.names) if name in _KIND_OF_OPERATOR}
-    within_dp = _union_of(trace, rows, _DATA_PARALLEL)
-    within_functional = _union_of(trace, rows, _FUNCTIONAL)
+    rows = trace.rows_of(Category.CPU_OP, Category.USER_ANNOTATION)
+    rows = rows[(trace.lane[rows] == lane) & np.isin(trace.name[rows], list(kind_of_name))]
+    rows = rows[np.lexsort((-trace.end_ns[rows], trace.start_ns[rows]))]
+    contexts = launch_contexts(trace, np.full(len(rows), lane), trace.start_ns[rows])
     found = []
-    for row in rows[np.isin(trace.name[rows], list(kind_of_name))].tolist():
+    for row, context in zip(rows.tolist(), contexts, strict=True):
         kind = kind_of_name[int(trace.name[row])]
-        start = int(trace.start_ns[row])
-        dimension: str | None
-        if kind in ("send", "recv"):
-            dimension = "pp"
-        elif _inside(within_dp, start):
-            dimension = "dp"
-        else:
-            dimension = "tp" if _inside(within_functional, start) else None
-        found.append(_Operator(row, kind, dimension))
+        found.append(_Operator(row, kind, context, dimension_of_call(None, context.open_spans, kind)))
     return found
 
 
-def _union_of(
-    trace: TraceColumns, rows: npt.NDArray[np.intp], pattern: re.Pattern[str]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    rows = rows[trace.named(rows, pattern.match)]
-    return trace.start_ns[rows], np.maximum.accumulate(trace.end_ns[rows]) if len(rows) else trace.end_ns[rows]
-
-
-def _inside(spans: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], time: int) -> bool:
-    start, reach = spans
-    place = int(np.searchsorted(start, time, side="right")) - 1
-    return place >= 0 and time < int(reach[place])
-
-
-def _completion(trace: TraceColumns, operators: list[_Operator]) -> list[int]:
-    """End of each operator's work: the first free span of its backend that starts no earlier than the operator."""
-    free: dict[str, list[tuple[int, int]]] = defaultdict(list)
+def _completion(trace: TraceColumns, operators: list[_Operator]) -> list[tuple[int, int]]:
+    """Of each operator: when its work was done, and the row of its backend's span (or NONE): the first free span that
+    starts no earlier than the operator."""
+    free: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     for row in trace.rows_of(Category.USER_ANNOTATION).tolist():
         name = trace.names[int(trace.name[row])]
         if name.startswith("gloo:"):
-            free[name].append((int(trace.start_ns[row]), int(trace.end_ns[row])))
-    for spans in free.values():
-        spans.sort()
+            free[name].append((int(trace.start_ns[row]), int(trace.end_ns[row]), row))
+    waiting = {name: deque(sorted(spans)) for name, spans in free.items()}
     ends = []
     for operator in operators:
         start, end = int(trace.start_ns[operator.row]), int(trace.end_ns[operator.row])
-        spans = next((free[name] for name in _BACKEND_SPANS[operator.kind] if free.get(name)), [])
+        spans = next((waiting[name] for name in _BACKEND_SPANS[operator.kind] if waiting.get(name)), None)
         while spans and spans[0][0] < start:
-            spans.pop(0)  # its operator lies before the trace begins
-        ends.append(max(spans.pop(0)[1], end) if spans else end)
+            spans.popleft()  # its operator lies before the trace begins
+        if spans:
+            _, span_end, row = spans.popleft()
+            ends.append((max(span_end, end), row))
+        else:
+            ends.append((end, NONE))
     return ends
+
+
+def _num_bytes(trace: TraceColumns, operator: _Operator, span: int, group: tuple[int, ...] | None) -> int | None:
+    """The larger of input and output. Lists of tensors record no type; the backend's span does."""
+    told = operator.context.num_bytes
+    if told is None:
+        elements = max((_num_elements(shape) for shape in arguments_of(trace, operator.row)[0]), default=0)
+        types = arguments_of(trace, span)[1] if span != NONE else []
+        size = bytes_of_dtype(types[0]) if types and isinstance(types[0], str) else None
+        told = elements * size if elements and size is not None else None
+    if told is not None and trace.names[int(trace.name[operator.row])] == _ONLY_INPUT:
+        return told * len(group) if group is not None else None
+    return told
+
+
+def _num_elements(shape: Any) -> int:
+    """Of a tensor, or of all tensors of a list."""
+    if not isinstance(shape, list) or not shape:
+        return 0
+    if all(isinstance(extent, int) for extent in shape):
+        return prod(shape)
+    return sum(_num_elements(part) for part in shape)
 
 
 def _group(trace: TraceColumns, rank: int, dimension: str | None) -> tuple[int, ...] | None:
@@ -159,20 +185,15 @@ def _group(trace: TraceColumns, rank: int, dimension: str | None) -> tuple[int, 
 
 
 def _peer(
-    trace: TraceColumns,
     operator: _Operator,
     rank: int,
     group: tuple[int, ...] | None,
     step: int,
     ordinals: dict[tuple[int, int, int], int],
 ) -> tuple[PeerCall, ...]:
-    """The peer of a send or receive: its third argument, a rank in the group."""
-    shapes = int(trace.shapes[operator.row])
-    if operator.kind not in ("send", "recv") or shapes == NONE:
-        return ()
-    try:
-        told = int(json.loads(trace.shape_table[shapes].concrete_inputs)[2])
-    except (ValueError, IndexError, TypeError):
+    """The peer of a send or receive."""
+    told = operator.context.peer
+    if operator.kind not in ("send", "recv") or told is None:
         return ()
     peer = group[told] if group is not None and 0 <= told < len(group) else told
     source, destination = (rank, peer) if operator.kind == "send" else (peer, rank)

@@ -9,6 +9,7 @@ from stepscope.analyzer.blame.host_reasons import why_blocked, why_host_is_late
 from stepscope.analyzer.blame.loader_reasons import why_data_is_late
 from stepscope.analyzer.blame.root_causes import CauseTable
 from stepscope.analyzer.blame.straggler_reasons import why_slower
+from stepscope.analyzer.communication import Finding
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.analysis import Evidence, Pipeline
 from stepscope.core.causes import Cause, Reason
@@ -27,6 +28,7 @@ class Grounds:
         table: root causes with the ranks to blame.
         arrivals_unknown: share of the job's time in which waiting could not be told from transfer.
         oversubscribed: more runnable ranks than cores.
+        communication: what is wrong with the exposed transfers.
         data_waits_ns: by rank, how long each step waited for its data, where the run kept that.
     """
 
@@ -35,6 +37,7 @@ class Grounds:
     pipeline: Pipeline | None
     arrivals_unknown: float = 0.0
     oversubscribed: bool = False
+    communication: Sequence[Finding] = ()
     data_waits_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def to_blame(self, cause: Cause) -> list[RankView]:
@@ -46,6 +49,12 @@ def reasons_of(cause: Cause, grounds: Grounds) -> Found:
     """Reasons of a cause, the strongest first, and the evidence of both."""
     reasons, evidence = _FIND[cause](grounds) if cause in _FIND else ([], [])
     return reasons, [*_evidence_of(cause, grounds), *evidence]
+
+
+def _communication(grounds: Grounds) -> Found:
+    reasons = [reason for reason, _ in grounds.communication]
+    unknown = [Reason.ARRIVALS_UNKNOWN] if grounds.arrivals_unknown > 0 else []
+    return [*reasons, *unknown], [item for _, items in grounds.communication for item in items]
 
 
 def _host(grounds: Grounds) -> Found:
@@ -69,7 +78,7 @@ def _straggler(grounds: Grounds) -> Found:
 
 
 _FIND: dict[Cause, Callable[[Grounds], Found]] = {
-    Cause.COMMUNICATION: lambda grounds: ([Reason.ARRIVALS_UNKNOWN] if grounds.arrivals_unknown > 0 else [], []),
+    Cause.COMMUNICATION: _communication,
     Cause.DATA_LOADING: _loading,
     Cause.HOST_BOUND: _host,
     Cause.IMBALANCE: _imbalance,

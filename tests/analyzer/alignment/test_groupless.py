@@ -87,12 +87,11 @@ def test_a_rank_that_calls_something_else_is_in_no_group() -> None:
 
 @pytest.mark.shared
 def test_eight_ranks_of_2023_without_arguments_are_split(shared_traces: Path) -> None:
-    """The known skew of the first collective is 7,624 us, rank 1 the earliest; HTA names ranks 2 and 7 as late."""
     analysis = analyze([str(shared_traces / "public" / "param" / "dlrm_8rank_kineto")], keep=False).analysis
     assert analysis.ledger[Heading.COMMUNICATION_UNSPLIT] == 0.0
     assert analysis.trace_quality.unmatched_collectives == 0.0
-    rows = {(row.kind, row.bytes): row for row in analysis.collectives}
+    rows = {(row.dimension, row.kind, row.bytes): row for row in analysis.collectives}
     assert {row.group for row in rows.values()} == {"0,1,2,3,4,5,6,7"}
-    assert rows["all_to_all", 24576].count == 2
-    assert rows["all_to_all", 24576].last_arriver == 7
-    assert rows["all_reduce", 394241 * 4].count == 1
+    assert rows["ep", "all_to_all", 24576].count == 2
+    assert rows["ep", "all_to_all", 24576].last_arriver == 7
+    assert rows["dp", "all_reduce", 394241 * 4].count == 1

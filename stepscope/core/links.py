@@ -1,0 +1,119 @@
+"""How fast can GPUs of one group exchange bytes, and from which size on is it bandwidth that counts?
+
+Data sheets give the rate of the wires. What a collective can get of it, and what it costs before the first byte
+arrives, is NCCL's own model: the one by which NCCL picks its algorithm and protocol (src/graph/topo.h, tuning.cc).
+Other tools leave the expected bandwidth to the reader, who then takes 10 us of latency for a slow link.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stepscope.core.hardware import GpuModel
+
+
+class LinkKind(StrEnum):
+    """What the bytes travel over."""
+
+    NVLINK = "nvlink"
+    XGMI = "xgmi"
+    PCIE = "pcie"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One GPU's way to the others of its group.
+
+    Attributes:
+        kind: what it is.
+        bytes_per_second: in one direction, as a collective can get it at best.
+        source: where the figure is from.
+    """
+
+    kind: LinkKind
+    bytes_per_second: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Protocol:
+    """One of NCCL's ring protocols: latency before the first byte and share of the bandwidth."""
+
+    base_us: float
+    nvlink_step_us: float
+    pcie_step_us: float
+    share: float
+
+
+NVLINK_SHARE = 0.8
+"""NCCL counts on 20.0 of 25 GB/s of an NVLink 2 to 4 lane and 40.1 of 50 of NVLink 5 (src/graph/topo.h)."""
+
+XGMI_SHARE = 0.75
+"""48 of 64 GB/s a link (ROCm blog "Understanding RCCL Bandwidth and xGMI Performance", 2025-03)."""
+_XGMI_PEERS = 7
+"""Each of the eight GPUs has one link to each other one: a smaller group uses fewer of them."""
+
+PCIE_BYTES_PER_SECOND = {3: 15.75e9, 4: 31.5e9, 5: 63.0e9}
+"""x16, one direction (PCI-SIG: 8, 16, 32 GT/s, 128b/130b)."""
+PCIE_SHARE = 0.76
+"""NCCL counts on 12 of 15.75 GB/s (src/graph/topo.h)."""
+_PCIE_GENERATION = (("V100", 3), ("T4", 3), ("A100", 4), ("A10", 4), ("L4", 4), ("MI2", 4))
+_NEWEST_PCIE = 5
+
+_PROTOCOLS = (
+    _Protocol(3.6, 0.47, 1.0, 0.25),  # LL
+    _Protocol(10.0, 1.9, 2.5, 0.92),  # LL128
+    _Protocol(8.4, 3.4, 5.7, 1.0),  # Simple
+)
+"""Ring latencies in microseconds and shares of the bus bandwidth (NCCL src/graph/tuning.cc)."""
+
+_BUS_FACTOR = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+"""Times (n - 1) / n: what crosses each GPU's link for each byte of the result (nccl-tests, doc/PERFORMANCE.md)."""
+
+
+def bus_factor(kind: str, num_ranks: int) -> float:
+    """busbw / algbw of a kind among so many ranks by nccl-tests' definitions; 1 for the rest."""
+    return _BUS_FACTOR[kind] * (num_ranks - 1) / num_ranks if kind in _BUS_FACTOR else 1.0
+
+
+def pcie_link(device_name: str) -> Link:
+    """The GPU's way over its PCI Express slot, and at best also over host memory."""
+    generation = next((number for name, number in _PCIE_GENERATION if name in device_name), _NEWEST_PCIE)
+    rate = PCIE_BYTES_PER_SECOND[generation] * PCIE_SHARE
+    return Link(LinkKind.PCIE, rate, f"PCIe {generation}.0 x16, {PCIE_SHARE:.0%} of it")
+
+
+def scale_up_link(gpu: GpuModel, device_name: str, num_ranks: int) -> Link:
+    """The fastest way between the GPUs of one host.
+
+    Args:
+        gpu: the model.
+        device_name: the driver's name, which tells a card for a PCIe slot.
+        num_ranks: size of the group; on a mesh of links a smaller group has fewer of them.
+    """
+    if gpu.link_bytes_per_second is None or "pcie" in device_name.lower():
+        return pcie_link(device_name)
+    if gpu.name.startswith("MI"):
+        reachable = min((num_ranks - 1) / _XGMI_PEERS, 1.0)
+        rate = gpu.link_bytes_per_second * XGMI_SHARE * reachable
+        return Link(LinkKind.XGMI, rate, f"{gpu.source}, {XGMI_SHARE:.0%} of it")
+    return Link(LinkKind.NVLINK, gpu.link_bytes_per_second * NVLINK_SHARE, f"{gpu.source}, {NVLINK_SHARE:.0%} of it")
+
+
+def expected_seconds(link: Link, kind: str, num_ranks: int, num_bytes: int) -> float:
+    """How long the transfer takes at best, by NCCL's model of its ring protocols."""
+    moved = num_bytes * bus_factor(kind, num_ranks) / link.bytes_per_second
+    return min(_latency_seconds(protocol, link, kind, num_ranks) + moved / protocol.share for protocol in _PROTOCOLS)
+
+
+def is_latency_bound(link: Link, kind: str, num_ranks: int, num_bytes: int) -> bool:
+    """Whether a message is so small that half its time or more passes without bandwidth counting."""
+    moved = num_bytes * bus_factor(kind, num_ranks) / link.bytes_per_second
+    return moved < expected_seconds(link, kind, num_ranks, num_bytes) / 2
+
+
+def _latency_seconds(protocol: _Protocol, link: Link, kind: str, num_ranks: int) -> float:
+    steps = {"all_reduce": 2 * (num_ranks - 1), "p2p": 1, "all_to_all": 1}.get(kind, num_ranks - 1)
+    step = protocol.pcie_step_us if link.kind is LinkKind.PCIE else protocol.nvlink_step_us
+    return (protocol.base_us + steps * step) / 1e6

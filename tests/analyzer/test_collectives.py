@@ -1,0 +1,128 @@
+"""Are bandwidth, hidden share, skew and last arriver of collectives right, and what is wrong with them named?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepscope.analyzer.communication import findings
+from stepscope.analyzer.rank_view import RankView
+from stepscope.core.analysis import Analysis, Collective
+from stepscope.core.causes import Cause, Reason
+from stepscope.workflow.analyze import analyze
+from tests.analyzer.build import TraceBuilder
+from tests.analyzer.jobs import data_parallel
+from tests.analyzer.readings import analyse, row_of, view_of
+
+MIB = 1 << 20
+
+
+def test_bandwidth_is_of_the_transfer_and_not_of_the_waiting() -> None:
+    """4,096 bytes in 20 us after the last arrival, though the first member's kernel lasts 120."""
+    analysis = analyse(*data_parallel([[100, 100], [200, 200]]))
+    (row,) = analysis.collectives
+    assert (row.kind, row.count, row.bytes) == ("all_reduce", 2, 4096)
+    assert row.algbw_gbs == pytest.approx(4096 / 20e-6 / 1e9)
+    assert row.busbw_gbs == pytest.approx(row.algbw_gbs)  # 2 (n-1)/n = 1 for two ranks
+    assert (row.last_arriver, row.times_last) == (1, 2)
+    assert [row.skew_ms, row.largest_skew_ms] == pytest.approx([0.1, 0.1])
+    assert [row.transfer_ms, row.wait_ms] == pytest.approx([0.04, 0.2])
+    assert [row.exposed_wait_ms, row.exposed_transfer_ms] == pytest.approx([0.2, 0.08])
+    assert (row.hidden, row.hidden_wait, row.hidden_transfer) == (0.0, 0.0, 0.0)
+    assert (row.link, row.latency_bound) == ("nvlink", True)
+
+
+def test_hidden_waiting_is_told_from_hidden_transfer() -> None:
+    """Compute covers the first rank's wait of 60 us and 10 of its 40 us of transfer."""
+    traces = [TraceBuilder(rank=rank, world_size=2) for rank in (0, 1)]
+    for rank, trace in enumerate(traces):
+        trace.step(5, 0, 50)
+        trace.kernel(1000, 1100, launch=10)
+        trace.collective("allreduce", 1100 + 60 * rank, 1200, launch=20, group=(0, 1))
+        trace.kernel(1110 if rank == 0 else 1200, 1170 if rank == 0 else 1210, launch=30)
+    (row,) = analyse(*traces).collectives
+    assert row.hidden_wait == pytest.approx(50 / 60)
+    assert row.hidden_transfer == pytest.approx(10 / 80)
+
+
+def test_who_comes_late_and_how_late() -> None:
+    analysis = analyse(*data_parallel([[100, 150], [200, 100], [100, 100]]))
+    assert [(row.rank, row.times_last) for row in analysis.arrivals] == [(1, 1), (0, 1), (2, 0)]
+    assert [row.mean_late_ms for row in analysis.arrivals] == [pytest.approx(x) for x in (0.05, 0.025, 0.0)]
+
+
+def collective(**about: object) -> Collective:
+    fields = dict.fromkeys(Collective.__dataclass_fields__)
+    told = {
+        "group": "0,1",
+        "dimension": "dp",
+        "kind": "all_reduce",
+        "bytes": 100 * MIB,
+        "count": 10,
+        "busbw_gbs": 200.0,
+        "expected_busbw_gbs": 350.0,
+        "transfer_ms": 10.0,
+        "hidden": 0.9,
+        "hidden_transfer": 0.9,
+        "exposed_transfer_ms": 2.0,
+        "link": "nvlink",
+        "latency_bound": False,
+    }
+    return Collective(**{**fields, **told, **about})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def views() -> dict[int, RankView]:
+    trace = TraceBuilder()
+    trace.kernel(0, 10, launch=0)
+    return {0: view_of(trace)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "reasons"),
+    [
+        ([collective()], []),
+        ([collective(busbw_gbs=25.0)], [Reason.WRONG_TRANSPORT]),
+        ([collective(busbw_gbs=90.0)], [Reason.SLOW_LINK]),
+        ([collective(busbw_gbs=5.0, expected_busbw_gbs=45.0, link="pcie")], [Reason.SLOW_LINK]),
+        ([collective(busbw_gbs=1.0, expected_busbw_gbs=4.0, latency_bound=True)], [Reason.SMALL_MESSAGES]),
+        ([collective(busbw_gbs=25.0, exposed_transfer_ms=1.0), collective(exposed_transfer_ms=9.0)], []),
+        ([collective(hidden_transfer=0.01)], [Reason.NO_OVERLAP]),
+        ([collective(hidden_transfer=0.01, kind="all_gather"), collective()], [Reason.NO_PREFETCH]),
+        ([collective(hidden_transfer=0.01, dimension="tp")], []),
+        ([collective(exposed_transfer_ms=0.0, hidden_transfer=0.01)], []),
+        ([collective(expected_busbw_gbs=None, busbw_gbs=1.0, link=None, latency_bound=None)], []),
+    ],
+)
+def test_what_is_wrong_with_the_exposed_transfers(
+    rows: list[Collective], reasons: list[Reason], views: dict[int, RankView]
+) -> None:
+    assert [reason for reason, _ in findings(rows, views, 2)] == reasons
+
+
+@pytest.mark.shared
+def test_traffic_over_host_memory_is_the_wrong_transport(shared_traces: Path) -> None:
+    def analysis_of(case: str) -> Analysis:
+        return analyze([str(shared_traces / "h100x2" / case)], keep=False).analysis
+
+    slow = row_of(analysis_of("fsdp_p2poff"), Cause.COMMUNICATION)
+    assert slow.reasons == [Reason.WRONG_TRANSPORT]
+    numbers = {item.metric: item for item in slow.evidence}
+    assert numbers["bus_bandwidth"].value == pytest.approx(24.7, abs=0.1)
+    assert numbers["expected_bus_bandwidth"].value > 300
+    for case in ("ddp", "fsdp"):
+        analysis = analysis_of(case)
+        assert row_of(analysis, Cause.COMMUNICATION).reasons == []
+        assert [cost.dimension for cost in analysis.communication_by_dimension] == ["dp"]
+        assert analysis.job.mesh.dp == 2
+
+
+@pytest.mark.shared
+def test_eight_ranks_of_2023_come_late_as_known(shared_traces: Path) -> None:
+    """The first collective's skew is 7,624 us; HTA names ranks 2 and 7 as stragglers."""
+    analysis = analyze([str(shared_traces / "public" / "param" / "dlrm_8rank_kineto")], keep=False).analysis
+    first = max(analysis.collectives, key=lambda row: row.wait_ms or 0.0)
+    assert first.largest_skew_ms == pytest.approx(7.624)
+    assert {row.rank for row in analysis.arrivals[:2]} == {2, 7}
+    assert analysis.arrivals[-1].rank == 1
