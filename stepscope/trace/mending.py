@@ -29,6 +29,8 @@ _TRAILING_COMMA = re.compile(rb",(?=\s*[\]}])")
 _LEADING_ZERO = re.compile(rb"(?<=[:,\[\s])(-?)0+(?=\d)")
 _KEY_WITHOUT_QUOTE = re.compile(rb'([{,]\s*)(?=[A-Za-z][\w .%/()]*"\s*:)')
 
+_BARE_QUOTE = re.compile(rb'(?<!\\)"')
+_BRACKET = re.compile(rb"[{}\[\]]")
 _ENDS_KEY = re.compile(rb'"\s*:')
 _ENDS_VALUE = re.compile(rb'"\s*(?:\}|\]|,\s*"[^"\\]*"\s*:|,\s*[-\d"{\[]|\Z)')
 _ENDS_VALUE_IN_OBJECT = re.compile(rb'"\s*(?:\}|,\s*"[^"\\]*"\s*:|\Z)')
@@ -116,13 +118,13 @@ def _escape_inner_quotes(text: bytes, *, backslash_escapes: bool) -> bytes:
         inner = text[start + 1 : end]
         if not backslash_escapes:
             inner = inner.replace(b"\\", b"\\\\")
-        pieces += [between, b'"', re.sub(rb'(?<!\\)"', rb'\\"', inner), b'"']
+        pieces += [between, b'"', _BARE_QUOTE.sub(rb'\\"', inner), b'"']
         position = end + 1
     return b"".join([*pieces, text[position:]])
 
 
 def _follow_nesting(nesting: list[bytes], between: bytes) -> None:
-    for bracket in re.findall(rb"[{}\[\]]", between):
+    for bracket in _BRACKET.findall(between):
         if bracket in b"{[":
             nesting.append(bracket)
         elif len(nesting) > 1:

@@ -21,7 +21,11 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _MOST_PIECES_JOINED = 8
 """An event may hold lists of objects: so many false boundaries are looked across."""
 _MOST_ENDS_TRIED = 32
-_MOST_BYTES_MENDED = 1024 * 1024
+_MOST_BYTES_MENDED = 256 * 1024
+"""No event that is worth mending is longer."""
+_SMALL_EFFORT_BYTES = 32 * 1024
+_EFFORT = 8
+"""One damaged event may cost mending so many bytes, and so many times its own length: the work stays linear."""
 _MOST_BYTES_HELD = 16 * 1024 * 1024
 """No event is larger; text without a boundary is given up in such portions."""
 
@@ -46,6 +50,7 @@ class Recovery:
         self.array_closed = False
         self._buffer = buffer
         self._is_last = is_last
+        self._effort_left = 0
         self._run_through()
 
     def _run_through(self) -> None:
@@ -87,6 +92,7 @@ class Recovery:
         is_held = len(self._buffer) - self.consumed <= _MOST_BYTES_HELD
         if len(bounds) < _MOST_PIECES_JOINED and _seems_cut(pieces[0]) and not self._is_last and is_held:
             return 0
+        self._effort_left = _SMALL_EFFORT_BYTES + _EFFORT * len(pieces[0])
         for num_covered, piece in enumerate(pieces, start=1):
             if self._close_array(piece, self._accept_mended) or self._accept_mended(piece):
                 return num_covered
@@ -124,6 +130,9 @@ class Recovery:
         """Accept what mending makes of one event; two that run into each other would be mended into one."""
         if len(piece) > _MOST_BYTES_MENDED or len(_EVENT_MARK.findall(piece)) > 1:
             return False
+        if self._effort_left < 0:
+            return False
+        self._effort_left -= len(piece)
         for text in mended(piece):
             events = decode_exact(b"[" + text + b"]") or (decode_leniently(b"[" + text + b"]") or [()])[0]
             if events and all(map(_is_plausible, events)):
@@ -139,6 +148,7 @@ class Recovery:
         has_remains = False
         for start, stop in zip(starts, [*starts[1:], len(piece)], strict=True):
             part = piece[start:stop]
+            self._effort_left = _SMALL_EFFORT_BYTES  # mended once, whatever the whole has cost
             end = part.rfind(b"}") + 1
             if end and _EVENT_MARK.search(part) and (self._accept(part[:end]) or self._accept_mended(part[:end])):
                 part = part[end:]
