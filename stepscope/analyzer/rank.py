@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,14 +14,14 @@ from stepscope.analyzer.intervals import covered_time, union
 from stepscope.analyzer.kernels.rank_kernels import no_kernels, rank_kernels
 from stepscope.analyzer.kernels.tables import kernel_table
 from stepscope.analyzer.ledger.activities import Activities, Work, device_activities
-from stepscope.analyzer.ledger.completeness import lost_launches
 from stepscope.analyzer.ledger.device_ledger import OwnLedger, book
 from stepscope.analyzer.ledger.host_ledger import book_host, host_window, main_lane
 from stepscope.analyzer.ledger.host_work import host_work
 from stepscope.analyzer.ledger.idle_rule import observe_host
 from stepscope.analyzer.ledger.steps import HostSteps, Window, device_window, file_window, host_steps
 from stepscope.analyzer.pipeline.micro_batches import device_micro_batches, host_micro_batches
-from stepscope.analyzer.rank_view import RankView, ReadFacts
+from stepscope.analyzer.rank_view import RankView
+from stepscope.analyzer.read_facts import device_facts, host_facts
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits, kernel_limits
 from stepscope.analyzer.roofline.utilization import coverage, dominant_dtype, peak_is_convicted, step_flops
 from stepscope.analyzer.what_if.graph import build_graph
@@ -32,7 +31,6 @@ from stepscope.core.hardware import GpuModel, find_gpu
 from stepscope.trace.columns import NONE, Category, TraceColumns
 
 _OPTIMIZER = re.compile(r"^Optimizer\.step#|^optimizer$")
-_GRAPH_LAUNCH = re.compile(r"GraphLaunch")
 
 
 def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False) -> RankView:
@@ -69,6 +67,7 @@ def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False) -> Ra
 def _view_device(
     trace: TraceColumns, rank: int, steps: HostSteps, activities: Activities, *, whole_file: bool
 ) -> RankView:
+    marked = steps
     window = None if whole_file else device_window(activities, steps)
     notices = list(steps.notices)
     if window is None:
@@ -101,7 +100,7 @@ def _view_device(
         coverage=coverage(limits),
         step_flops=_flops_a_step(activities, kernels, limits, steps, window),
         peak_flops=_peak(gpu, limits),
-        facts=_facts(trace, activities, window, lost_launches=lost_launches(trace, activities)),
+        facts=device_facts(trace, activities, window, marked),
         host_work=host_work(trace, steps, activities, own.segments),
         on_device=True,
         notices=notices,
@@ -142,7 +141,7 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
         coverage=RooflineCoverage(0.0, 0.0, 0.0),
         step_flops=None,
         peak_flops=None,
-        facts=_facts(trace, None, window, lost_launches=0.0),
+        facts=host_facts(trace, steps),
         host_work=host_work(trace, replace(steps, main_lane=lane), None, segments),
         on_device=False,
         notices=list(steps.notices),
@@ -195,33 +194,3 @@ def _flops_a_step(
 def _peak(gpu: GpuModel | None, limits: KernelLimits) -> float | None:
     dtype = dominant_dtype(limits)
     return gpu.peak_flops(dtype) if gpu is not None and dtype is not None else None
-
-
-def _facts(trace: TraceColumns, activities: Activities | None, window: Window, *, lost_launches: float) -> ReadFacts:
-    """Counts of the reading, and of the device's activities inside the window."""
-    quality = trace.quality
-    num_kernels = num_graph = num_unlinked = num_activities = 0
-    if activities is not None:
-        inside = (activities.end_ns > window.start_ns) & (activities.start_ns < window.end_ns)
-        num_activities = int(np.count_nonzero(inside))
-        num_unlinked = int(np.count_nonzero(inside & (activities.launch_ns == NONE)))
-        kernels = activities.of(Work.COMPUTE, Work.COMMUNICATION)
-        num_kernels = len(kernels)
-        num_graph = _count_graph_kernels(trace, activities.row[kernels])
-    return ReadFacts(
-        repaired=quality.repaired,
-        dropped=quality.dropped,
-        clipped=quality.clipped,
-        num_activities=num_activities,
-        num_unlinked=num_unlinked,
-        num_kernels=num_kernels,
-        num_graph_kernels=num_graph,
-        lost_launches=lost_launches,
-    )
-
-
-def _count_graph_kernels(trace: TraceColumns, kernel_rows: Sequence[int] | npt.NDArray[np.signedinteger]) -> int:
-    """Kernels whose launch is a graph's launch."""
-    calls = trace.rows_of(Category.RUNTIME)
-    launches = trace.correlation[calls[trace.named(calls, _GRAPH_LAUNCH.search)]]
-    return int(np.count_nonzero(np.isin(trace.correlation[np.asarray(kernel_rows)], launches)))

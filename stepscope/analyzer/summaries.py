@@ -36,6 +36,8 @@ DISTORTION_WORTH_SAYING = 0.10
 
 
 LOSS_WORTH_SAYING = 0.02
+MOST_OF_A_WINDOW = 0.5
+"""No kernel or copy that repeats in every step takes more of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ def trace_quality(
     }
     calls = list(in_window.values())
     activities = sum(f.num_activities for f in facts)
+    linked = activities - sum(f.num_unlinked for f in facts)
     kernels = sum(f.num_kernels for f in facts)
     matchable = in_window.keys() - set(matches.incomplete)
     distortion = None
@@ -145,6 +148,13 @@ def trace_quality(
         merged_boundaries=sum(view.window.num_merged for view in views.values()),
         clock_residual_us=clocks.residual_us,
         profiler_distortion=distortion,
+        clipped_us=sum(f.clipped_ns for f in facts) / 1e3,
+        early=sum(f.num_early for f in facts) / linked if linked else 0.0,
+        lost_at_start=sum(f.lost_at_start for f in facts),
+        steps_marked=sorted({index for f in facts for index in f.step_indices}),
+        steps_used=sorted(set.intersection(*(set(view.window.index.tolist()) for view in views.values()))),
+        steps_without_device=max((len(f.empty_steps) / max(len(f.step_indices), 1) for f in facts), default=0.0),
+        largest_activity=max((f.largest_share for f in facts), default=0.0),
     )
 
 
@@ -236,6 +246,7 @@ def warnings(
             f"{quality.lost_launches:.0%} of one rank's launches have no device activity: its idle time is overstated"
         )
         notices.append(Notice("lost_launches", lost))
+    notices += _doubts(views, job, quality)
     if quality.unmatched_collectives:
         notices.append(
             Notice(
@@ -250,6 +261,33 @@ def warnings(
             )
         )
     return notices
+
+
+def _doubts(views: Mapping[int, RankView], job: Job, quality: TraceQuality) -> list[Notice]:
+    """What the traces themselves make doubtful."""
+    found: list[tuple[str, str]] = []
+    if quality.early > LOSS_WORTH_SAYING:
+        early = f"{quality.early:.0%} of the device activities start before their launch"
+        found.append(("early_kernels", f"{early}: the device's clock is off, or records are mixed up"))
+    for rank, view in views.items():
+        facts = view.facts
+        if facts.empty_steps:
+            shown = ", ".join(map(str, facts.empty_steps[:8])) + (", ..." if len(facts.empty_steps) > 8 else "")
+            lost = f"rank {rank}: {len(facts.empty_steps)} of {len(facts.step_indices)} steps have no device activity"
+            found.append(("empty_steps", f"{lost} ({shown})"))
+        if facts.largest_share > MOST_OF_A_WINDOW:
+            found.append(
+                (
+                    "large_activity",
+                    f"rank {rank}: {facts.largest_name[:80]!r} takes {facts.largest_share:.0%} of the time",
+                )
+            )
+        if facts.untraced_iterations:
+            loops = f"rank {rank}: a graph ran longer than its recorded kernels"
+            found.append(("graph_loops", f"{loops}: of a while node only the first iteration is traced"))
+    if job.world_size > 1 and not any(view.calls for view in views.values()):
+        found.append(("no_communication", f"{job.world_size} ranks, but no communication is found in the traces"))
+    return [Notice(code, message) for code, message in found]
 
 
 def timeline(view: RankView) -> RankTimeline:

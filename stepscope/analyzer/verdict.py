@@ -16,6 +16,11 @@ from stepscope.core.causes import HEALTHY_CAUSES, Cause
 
 SECONDARY_FROM = 0.05
 OVERSUBSCRIBED_CONFIDENCE = 0.5
+UNTRUSTED_EMPTY_STEPS = 0.25
+"""Share of marked steps without any device activity above which the rest says nothing of the job: a profiler that lost
+whole steps (TraceLens#972: activities in 2 of 32 steps, reported as 0.04 % idle)."""
+UNTRUSTED_ACTIVITY = 0.5
+"""Share of a window of several steps that no single kernel or copy can take: what repeats takes at most its step."""
 UNTRUSTED_UNLINKED = 0.2
 """Share of device activities without launch above which idle time cannot be told apart."""
 
@@ -71,16 +76,18 @@ def root_causes(grounds: Grounds, resampled: Resampled, step_ms: float | None) -
 
 def judge(rows: Sequence[RootCause], resampled: Resampled, about: Circumstances) -> Verdict:
     """Name the largest loss if it is at least a tenth of the step, else what bounds the compute."""
+    if (doubt := _doubt(about.quality)) is not None:
+        return _insufficient(about, *doubt)
     by_cause = {row.cause: row for row in rows}
     losses = [row for row in rows if row.cause not in _NEVER_NAMED]
     unexplained = by_cause[Cause.UNEXPLAINED].fraction if Cause.UNEXPLAINED in by_cause else 0.0
     named = losses[0] if losses and losses[0].fraction >= NAMED_FROM else None
     if unexplained > 0.5 and (named is None or named.fraction < unexplained):
-        return _insufficient(unexplained, about)
+        return _insufficient(about, *_unexplained(unexplained))
     if named is None:
         healthy = [row for row in rows if row.cause in HEALTHY_CAUSES]
         if not healthy:
-            return _insufficient(unexplained, about)
+            return _insufficient(about, *_unexplained(unexplained))
         return _healthy(healthy[0], losses, resampled, about)
     return Verdict(
         cause=named.cause,
@@ -115,14 +122,34 @@ def _healthy(row: RootCause, losses: Sequence[RootCause], resampled: Resampled, 
     )
 
 
-def _insufficient(unexplained: float, about: Circumstances) -> Verdict:
+def _doubt(quality: TraceQuality) -> tuple[str, Evidence] | None:
+    """Why the traces themselves forbid a verdict, with the figure; None when they do not."""
+    if quality.steps_without_device > UNTRUSTED_EMPTY_STEPS:
+        share = quality.steps_without_device
+        evidence = Evidence("steps_without_device", share, "ratio", UNTRUSTED_EMPTY_STEPS)
+        return f"{share:.0%} of the marked steps have no device activity: the profiler lost them", evidence
+    if quality.largest_activity > UNTRUSTED_ACTIVITY and quality.steps_complete > 1:
+        share = quality.largest_activity
+        evidence = Evidence("largest_activity", share, "ratio", UNTRUSTED_ACTIVITY)
+        several = f"a window of {quality.steps_complete} steps"
+        return f"one device activity takes {share:.0%} of {several}: its record is damaged", evidence
+    return None
+
+
+def _unexplained(share: float) -> tuple[str, Evidence]:
+    return f"{share:.0%} of the time cannot be explained from these traces", Evidence(
+        "unexplained", share, "ratio", 0.5
+    )
+
+
+def _insufficient(about: Circumstances, summary: str, evidence: Evidence) -> Verdict:
     return Verdict(
         cause=Cause.INSUFFICIENT_EVIDENCE,
         reasons=[],
         confidence=1.0 - about.num_ranks / max(about.world_size, 1) if about.num_ranks < about.world_size else 0.5,
-        summary=f"{unexplained:.0%} of the time cannot be explained from these traces",
+        summary=summary,
         ranks=[],
-        evidence=[Evidence("unexplained", unexplained, "ratio", 0.5)],
+        evidence=[evidence],
         actions=actions_for(Cause.INSUFFICIENT_EVIDENCE, []),
         secondary=[],
     )

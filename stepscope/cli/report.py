@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.cli.kernel_report import print_kernels
-from stepscope.core.analysis import Analysis, Evidence, Job, Ledger, TraceQuality
+from stepscope.cli.quality_block import quality_lines
+from stepscope.core.analysis import Analysis, Evidence, Job, Ledger
 from stepscope.core.causes import HEALTHY_CAUSES
 from stepscope.core.headings import Heading
 
@@ -43,8 +44,9 @@ def report_console() -> Console:
 def print_analysis(analysis: Analysis) -> None:
     """Print the report to stdout; plain text when it is no terminal."""
     console = report_console()
+    for line in quality_lines(analysis.trace_quality):
+        console.print(line)
     console.print(_headline(analysis))
-    console.print(_quality(analysis.trace_quality))
     console.print()
     _print_verdict(console, analysis)
     console.print(_root_cause_table(analysis))
@@ -81,37 +83,6 @@ def _device(job: Job) -> str:
     if job.device_kind == "gpu":
         return job.gpu or "GPU (name not recorded)"
     return "CPU, simulated compute" if job.simulated_compute else "CPU"
-
-
-def _quality(quality: TraceQuality) -> str:
-    parts = [
-        f"{count} {name}"
-        for count, name in (
-            (quality.repaired, "events repaired"),
-            (quality.dropped, "events dropped"),
-            (quality.clipped, "activities clipped"),
-            (quality.truncated_files, "files truncated"),
-            (quality.merged_boundaries, "step boundaries merged"),
-        )
-        if count
-    ]
-    parts += [
-        f"{share:.1%} {name}"
-        for share, name in (
-            (quality.unlinked, "of device activities without launch"),
-            (quality.lost_launches, "of launches without device activity"),
-            (quality.graph_share, "of kernels from graphs"),
-            (quality.unmatched_collectives or 0.0, "of communication calls unmatched"),
-        )
-        if share >= SHOWN_FROM
-    ]
-    if quality.collective_args is not None:
-        parts.append(f"{quality.collective_args:.0%} of communication described")
-    if quality.clock_residual_us is not None:
-        parts.append(f"clocks within {quality.clock_residual_us:.0f} us")
-    if quality.profiler_distortion is not None and quality.profiler_distortion > 0:
-        parts.append(f"profiler {quality.profiler_distortion:+.0%}")
-    return f"trace quality: {', '.join(parts) or 'nothing repaired, nothing dropped'}"
 
 
 def _print_verdict(console: Console, analysis: Analysis) -> None:

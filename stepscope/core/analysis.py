@@ -89,6 +89,20 @@ class TraceQuality:
     """spread of the clocks after alignment; None when one clock serves all"""
     profiler_distortion: float | None = None
     """captured step / unprofiled step - 1"""
+    clipped_us: float = 0.0
+    """time cut off the clipped activities"""
+    early: float = 0.0
+    """share of linked device activities that start before their launch: lost records or a device clock that is off"""
+    lost_at_start: int = 0
+    """launches without device activity before the first that has one: the profiler was not recording yet"""
+    steps_marked: list[int] = field(default_factory=list)
+    """steps that some rank's trace marks"""
+    steps_used: list[int] = field(default_factory=list)
+    """steps booked on every rank"""
+    steps_without_device: float = 0.0
+    """share of marked steps in which no device activity was launched, on the worst rank"""
+    largest_activity: float = 0.0
+    """share of the window that one compute kernel or copy takes, on the worst rank"""
 
 
 @dataclass(frozen=True, slots=True)

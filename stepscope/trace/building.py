@@ -31,6 +31,7 @@ from stepscope.trace.columns import (
 )
 from stepscope.trace.communication import CommunicationBuilder, number_in
 from stepscope.trace.events import NO_ARGUMENTS, Arguments, Event, ExactEvent, LaunchKey
+from stepscope.trace.header import MOST_RANKS
 from stepscope.trace.interning import GrowingColumn, Numbered, integers, narrow
 from stepscope.trace.lanes import Track, lanes_of
 from stepscope.trace.scanning import COLUMNS, BatchScanner, ScannedBatch, has_accelerator
@@ -182,7 +183,7 @@ class ColumnsBuilder:
     def _note_ranks(self, events: list[Event | ExactEvent], track: IntColumn, num_known: int) -> None:
         for place in np.flatnonzero(track >= num_known).tolist():
             event = events[place]
-            if event.args is not None and (rank := number_in(event.args.merged_rank)) != NONE:
+            if event.args is not None and 0 <= (rank := number_in(event.args.merged_rank)) <= MOST_RANKS:
                 self.told_ranks.setdefault(event.pid, rank)
 
     def _append_scanned(self, batch: ScannedBatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from math import nan
 from typing import Annotated, Any
 
@@ -80,7 +80,17 @@ NO_ARGUMENTS = Arguments()
 
 _DECODE_FAST = msgspec.json.Decoder(list[Event]).decode
 _DECODE_EXACT = msgspec.json.Decoder(list[ExactEvent], strict=False).decode
-_DECODE_ANYTHING = msgspec.json.Decoder(float_hook=Decimal).decode
+
+
+def _decimal(digits: str) -> Decimal:
+    """The number, NaN where its exponent is beyond all that a Decimal holds."""
+    try:
+        return Decimal(digits)
+    except InvalidOperation:
+        return Decimal("NaN")
+
+
+_DECODE_ANYTHING = msgspec.json.Decoder(float_hook=_decimal).decode
 _ENCODE = msgspec.json.Encoder(decimal_format="number").encode
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 

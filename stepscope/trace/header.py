@@ -19,6 +19,8 @@ _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.IGNORECASE)
 _SHORT_RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])r(\d+)(?:t\d+)?(?=[^a-z0-9]|$)", re.IGNORECASE)
 _SINGLE_NUMBERS = re.compile(rb'"(baseTimeNanoseconds|rank|world_size)"\s*:\s*(\d+)')
 _DISTRIBUTED = "distributedInfo"
+MOST_RANKS = 2**20
+"""A larger rank or world size is damage: no job has so many, and every missing rank is listed."""
 _LARGEST_BASE_NS = 2**62
 
 
@@ -67,7 +69,7 @@ def _keep_all_ranks(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def listed_ranks(metadata: Mapping[str, Any]) -> list[int]:
     """The ranks of all distributedInfo of a merged file, in its order; empty unless all tell one."""
     infos = metadata.get(_DISTRIBUTED)
-    ranks = [_count(_mapping(info).get("rank")) for info in infos] if isinstance(infos, list) else []
+    ranks = [_rank_count(_mapping(info).get("rank")) for info in infos] if isinstance(infos, list) else []
     known = [rank for rank in ranks if rank is not None]
     return known if len(set(known)) == len(ranks) else []
 
@@ -78,12 +80,12 @@ def build_header(
     """The typed header; `saw_shapes` and `saw_stacks` answer for traces that do not say how they were recorded."""
     distributed = metadata.get(_DISTRIBUTED)
     distributed = _mapping(distributed[0] if isinstance(distributed, list) and distributed else distributed)
-    rank = _count(distributed.get("rank"))
+    rank = _rank_count(distributed.get("rank"))
     base = _count(metadata.get("baseTimeNanoseconds")) or 0
     return TraceHeader(
         path=path,
         rank=rank_in_name(path) if rank is None else rank,
-        world_size=_count(distributed.get("world_size")) or None,
+        world_size=_rank_count(distributed.get("world_size")) or None,
         backend=_text(distributed.get("backend")),
         host_name=_text(metadata.get("host_name")),
         base_time_ns=base if base < _LARGEST_BASE_NS else 0,
@@ -108,7 +110,7 @@ def rank_in_name(path: str) -> int | None:
     """The rank that a file's name tells (rank3, worker_0, r1t03), or None."""
     name = PurePath(path).name
     found = _RANK_IN_NAME.findall(name) or _SHORT_RANK_IN_NAME.findall(name)
-    return int(found[-1]) if found else None
+    return _rank_count(found[-1]) if found else None
 
 
 def parse_ranks(value: Any) -> tuple[int, ...] | None:
@@ -183,6 +185,11 @@ def _count(value: Any) -> int | None:
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _rank_count(value: Any) -> int | None:
+    count = _count(value)
+    return count if count is not None and count <= MOST_RANKS else None
 
 
 def _text(value: Any) -> str | None:

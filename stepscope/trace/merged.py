@@ -27,6 +27,7 @@ from stepscope.trace.columns import (
     ReadQuality,
     TraceColumns,
 )
+from stepscope.trace.header import MOST_RANKS
 from stepscope.trace.launches import Launches
 
 _RANK_OF_PART = re.compile(r"\W*(?:rank|worker)[ _:#-]*(\d+)\W*", re.IGNORECASE)
@@ -49,7 +50,8 @@ def split_ranks(trace: TraceColumns, told_ranks: Sequence[int] = ()) -> list[Tra
     Raises:
         NotATraceError: nothing tells which device rows belong to which process.
     """
-    parts = sorted({lane.part for lane in trace.lanes if lane.part}, key=_natural)
+    lanes = [trace.lanes[place] for place in np.flatnonzero(np.bincount(trace.lane, minlength=len(trace.lanes)))]
+    parts = sorted({lane.part for lane in lanes if lane.part}, key=_natural)
     if len(parts) > 1:
         owner_of_lane = [parts.index(lane.part) if lane.part else NONE for lane in trace.lanes]
         owner = np.array(owner_of_lane, np.int64)[trace.lane]
@@ -71,7 +73,7 @@ def _ranks_of_parts(parts: Sequence[str], told_ranks: Sequence[int]) -> list[int
     """What the names say, else what the metadata lists, else their order."""
     matches = [_RANK_OF_PART.fullmatch(part) for part in parts]
     ranks = [int(match[1]) for match in matches if match]
-    if len(set(ranks)) == len(parts):
+    if len(set(ranks)) == len(parts) and max(ranks) <= MOST_RANKS:
         return ranks
     return list(told_ranks) if len(told_ranks) == len(parts) else list(range(len(parts)))
 

@@ -64,7 +64,8 @@ def host_steps(trace: TraceColumns) -> HostSteps:
     if trace.header.whole_steps:
         marks = [(match, row) for match, row in marks if int(match.group(1)) in trace.header.whole_steps]
     if marks:
-        marks.sort(key=lambda mark: int(trace.start_ns[mark[1]]))
+        marks = list({int(trace.start_ns[row]): (match, row) for match, row in reversed(marks)}.values())
+        marks.sort(key=lambda mark: int(trace.start_ns[mark[1]]))  # doubled marks would be steps without length
         chosen = np.array([row for _, row in marks])
         index = np.array([int(match.group(1)) for match, _ in marks])
         return HostSteps(index, trace.start_ns[chosen], trace.end_ns[chosen], int(trace.lane[chosen[0]]))

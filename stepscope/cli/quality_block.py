@@ -1,0 +1,77 @@
+"""How far can the traces be trusted? The block that stands before any number."""
+
+from __future__ import annotations
+
+from stepscope.core.analysis import TraceQuality
+
+SHOWN_FROM = 0.0005
+"""Shares below this are left out (they round to 0.0 %)."""
+_MOST_STEPS_SHOWN = 8
+
+
+def quality_lines(quality: TraceQuality) -> list[str]:
+    """One line a question: what was mended, what could be linked, which steps are booked, what the clocks allow."""
+    lines = {
+        "read": _reading(quality),
+        "linked": _linking(quality),
+        "steps": _steps(quality),
+        "clocks": _clocks(quality),
+    }
+    width = max(map(len, lines))
+    return ["trace quality", *(f"  {name:<{width}}  {', '.join(parts)}" for name, parts in lines.items() if parts)]
+
+
+def _reading(quality: TraceQuality) -> list[str]:
+    clipped = f"activities clipped (by {quality.clipped_us:,.0f} us)"
+    counts = (
+        (quality.repaired, "events repaired"),
+        (quality.dropped, "events dropped"),
+        (quality.clipped, clipped),
+        (quality.truncated_files, "files truncated"),
+    )
+    return [f"{count:,} {name}" for count, name in counts if count] or ["nothing repaired, nothing dropped"]
+
+
+def _linking(quality: TraceQuality) -> list[str]:
+    shares = (
+        (quality.unlinked, "of device activities without launch"),
+        (quality.early, "of device activities before their launch"),
+        (quality.lost_launches, "of launches without device activity"),
+        (quality.graph_share, "of kernels from graphs"),
+        (quality.unmatched_collectives or 0.0, "of communication calls unmatched"),
+    )
+    parts = [f"{share:.1%} {name}" for share, name in shares if share >= SHOWN_FROM]
+    if quality.lost_at_start:
+        parts.append(f"{quality.lost_at_start:,} launches before the profiler recorded the device")
+    if quality.collective_args is not None:
+        parts.append(f"{quality.collective_args:.0%} of communication described")
+    return parts
+
+
+def _steps(quality: TraceQuality) -> list[str]:
+    if not quality.steps_marked:
+        return ["none marked: the whole trace is booked"]
+    parts = [f"{_listed(quality.steps_used)} booked on every rank, {len(quality.steps_marked)} marked"]
+    if quality.steps_without_device:
+        parts.append(f"{quality.steps_without_device:.0%} of one rank's without device activity")
+    if quality.merged_boundaries:
+        parts.append(f"{quality.merged_boundaries} boundaries merged")
+    if quality.largest_activity >= 0.5:
+        parts.append(f"one activity takes {quality.largest_activity:.0%} of the window")
+    return parts
+
+
+def _clocks(quality: TraceQuality) -> list[str]:
+    parts = []
+    if quality.clock_residual_us is not None:
+        parts.append(f"agree within {quality.clock_residual_us:.0f} us")
+    if quality.profiler_distortion is not None and quality.profiler_distortion > 0:
+        parts.append(f"profiler {quality.profiler_distortion:+.0%} step time")
+    return parts
+
+
+def _listed(steps: list[int]) -> str:
+    if not steps:
+        return "none"
+    shown = ", ".join(map(str, steps[:_MOST_STEPS_SHOWN]))
+    return f"{shown}, ... {steps[-1]}" if len(steps) > _MOST_STEPS_SHOWN else shown
