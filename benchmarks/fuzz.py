@@ -1,7 +1,7 @@
 """Does any input make a parser fail in a way it does not document, or take longer than five seconds?
 
-    nice python benchmarks/fuzz.py [--inputs 1000000] [--seed 20261128] [--workers 1] [--state FILE] [--failures DIR]
-    python benchmarks/fuzz.py --one INDEX
+    nice python -m benchmarks.fuzz [--inputs 1000000] [--seed 20261128] [--workers 1] [--state FILE] [--failures DIR]
+    python -m benchmarks.fuzz --one INDEX
 
 Input number i of a seed is always the same: a small trace, metadata or document, grown from a grammar or damaged byte
 by byte and token by token, sometimes as gzip. It goes to the trace reader (a share of what can be read also through
@@ -29,8 +29,7 @@ from random import Random
 from types import FrameType
 from typing import Any
 
-from fuzz_inputs import make_document, make_trace
-
+from benchmarks.fuzz_inputs import make_document, make_trace
 from stepscope.analyzer.job import analyse_job
 from stepscope.analyzer.rank import view_rank
 from stepscope.analyzer.summaries import JobContext
