@@ -53,7 +53,7 @@ def split_ranks(trace: TraceColumns, told_ranks: Sequence[int] = ()) -> list[Tra
     lanes = [trace.lanes[place] for place in np.flatnonzero(np.bincount(trace.lane, minlength=len(trace.lanes)))]
     parts = sorted({lane.part for lane in lanes if lane.part}, key=_natural)
     if len(parts) > 1:
-        owner_of_lane = [parts.index(lane.part) if lane.part else NONE for lane in trace.lanes]
+        owner_of_lane = [parts.index(lane.part) if lane.part in parts else NONE for lane in trace.lanes]
         owner = np.array(owner_of_lane, np.int64)[trace.lane]
         return _split(trace, owner, parts, _ranks_of_parts(parts, told_ranks))
     processes = _host_processes(trace)

@@ -170,3 +170,12 @@ def test_the_reader_of_one_trace_says_how_many_there_are() -> None:
     content = MERGED["appended lists"].encode()
     with pytest.raises(DataError, match="holds the events of 3 ranks"):
         read_trace_stream(io.BytesIO(content), path="merged.json", file_bytes=len(content))
+
+
+def test_a_label_none_of_whose_rows_can_be_used_is_no_rank() -> None:
+    events = [event | {"pid": f"rank {rank} {event['pid']}"} for rank in (0, 1) for event in _rank_events(rank)]
+    lost = _event("cpu_op", "x", "rank 2 9", 1, 0) | {"dur": -1}
+    assert [trace.header.rank for trace in _read(json.dumps([*events, lost]))] == [0, 1]
+    only_lost = [event | {"dur": -1} for event in events]
+    (trace,) = _read(json.dumps([*only_lost, *_rank_events(0)]))
+    assert len(trace) == 17
