@@ -5,7 +5,8 @@ little about the next run. With four runs or more the spread between runs is mea
 runs' figures). With fewer it cannot be: a spread is assumed and said, beside the noise within each run.
 
 Noise within a run comes from the medians (or means) of its consecutive blocks of steps, not from single steps: these
-are correlated, and counting them as independent would make the interval several times too narrow.
+are correlated, and counting them as independent would make the interval several times too narrow. Where a run has so
+few steps that a block is one or two of them, their correlation is allowed for.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ MIN_RUNS_TO_MEASURE = 4
 
 NUM_BLOCKS = 10
 """Blocks of a run's steps; longer ones leave less correlation between them, fewer of them a wider interval."""
+
+NEIGHBOURS_ALIKE = 2.0
+"""A correlation of 1/2 from step to step makes the variance of a mean three times what single steps let expect; the
+excess fades as blocks grow."""
 
 MOST_RUNS_ADVISED = 100
 
@@ -85,6 +90,7 @@ def summarise_steps(steps: Sequence[float], average: Average = np.median) -> Run
     values = np.asarray(steps, dtype=float)
     blocks = [float(average(block)) for block in np.array_split(values, min(NUM_BLOCKS, len(values)))]
     variance = float(np.var(blocks, ddof=1)) / len(blocks) if len(blocks) > 1 else 0.0
+    variance *= 1.0 + NEIGHBOURS_ALIKE * len(blocks) / len(values)
     return RunFigure(float(average(values)), variance, float(len(blocks) - 1))
 
 

@@ -42,10 +42,10 @@ def test_two_single_runs_stand_on_the_assumed_spread() -> None:
 
 def test_noise_within_runs_widens_the_interval_and_costs_freedom() -> None:
     a, b = summarise_steps([100.0, 102.0]), summarise_steps([110.0, 112.0])
-    assert (a.variance, a.freedom) == (1.0, 1.0)
+    assert (a.variance, a.freedom) == (3.0, 1.0)  # 1, times 3 for neighbours that are alike
     found = estimate([a], [b], assumed_spread=0.0)
     assert found.freedom == pytest.approx(2.0)
-    assert found.half_width() == pytest.approx(4.302653 * math.sqrt(2), rel=1e-6)
+    assert found.half_width() == pytest.approx(4.302653 * math.sqrt(6), rel=1e-6)
 
 
 def test_a_sure_but_tiny_change_is_none() -> None:

@@ -19,7 +19,7 @@ from tests.analyzer.compare.runs import make_run
 
 def gate(text: str, a: RunRecord | list[RunRecord], b: RunRecord | list[RunRecord]) -> Gate:
     left, right = (side if isinstance(side, list) else [side] for side in (a, b))
-    (judged,) = compare(left, right, names=("a", "b"), conditions=parse_conditions(text)).gates
+    (judged,) = compare(left, right, names=("a", "b"), assumed_spread=0.01, conditions=parse_conditions(text)).gates
     return judged
 
 
