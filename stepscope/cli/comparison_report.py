@@ -42,6 +42,8 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(_table("ledger heading", headings, ""))
     kernels = [(k.name, k.ms, _calls(k.calls_a, k.calls_b)) for k in comparison.kernels if _matters(k.ms)]
     _print_some(console, "kernel", kernels)
+    calls = [(k.name, k.ms, _calls(k.calls_a, k.calls_b)) for k in comparison.calls if _matters(k.ms)]
+    _print_some(console, "operator and shapes", calls)
     collectives = [
         (f"{c.kind} {_size(c.bytes)}, ranks {c.group}: {part}", ms, _calls(c.calls_a, c.calls_b))
         for c in comparison.collectives

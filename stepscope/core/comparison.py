@@ -99,7 +99,7 @@ class CauseDifference:
 
 @dataclass(frozen=True, slots=True)
 class KernelDifference:
-    """Kernels of one name (and shape, where the analysis knows it): time and calls a step, mean over ranks."""
+    """Kernels of one name, or of one operator and shapes: time and kernels a step, mean over ranks."""
 
     name: str
     ms: Difference
@@ -176,6 +176,8 @@ class Comparison:
         step_time_mean: of each run's mean step, which a rare stall moves and the median does not.
         run_spread: standard deviation between runs of the same code, as a share of the step.
         run_spread_source: "measured" from the runs given, or "assumed" when they are too few.
+        kernels: by name.
+        calls: the same time by operator and the shapes it was called with; calls that every run has.
         findings: what follows from several figures together.
         warnings: where the comparison is not like with like.
     """
@@ -192,6 +194,7 @@ class Comparison:
     headings: list[HeadingDifference]
     causes: list[CauseDifference]
     kernels: list[KernelDifference]
+    calls: list[KernelDifference]
     collectives: list[CollectiveDifference]
     memory: list[MemoryDifference]
     gates: list[Gate]

@@ -82,6 +82,18 @@ def compare_kernels(sides: Sides, ground: Ground) -> list[KernelDifference]:
     return sorted(rows, key=lambda row: -abs(row.ms.change or 0.0))
 
 
+def compare_calls(sides: Sides, ground: Ground) -> list[KernelDifference]:
+    """Kernel time by operator and the shapes it was called with, where every run has the call.
+
+    An analysis lists its largest calls alone, so that one that is missing from a list need not be gone.
+    """
+    tables = [[{k.name: k for k in run.analysis.roofline.by_call} for run in side] for side in sides]
+    every = [table for side in tables for table in side]
+    names = [name for name in every[0] if all(name in table for table in every)]
+    rows = [_kernel(name, sides, tables, ground, ground.level(len(names))) for name in names]
+    return sorted(rows, key=lambda row: -abs(row.ms.change or 0.0))
+
+
 def compare_collectives(sides: Sides, ground: Ground) -> list[CollectiveDifference]:
     """All collectives of either side by group, kind and size, the largest change first."""
     tables = [[{_key(row): row for row in run.analysis.collectives} for run in side] for side in sides]

@@ -80,6 +80,17 @@ def test_kernels_that_came_or_went_are_said() -> None:
     assert {row.name: (row.calls_a, row.calls_b) for row in found.kernels} == {"old": (10.0, 0.0), "new": (0.0, 10.0)}
 
 
+def test_calls_are_matched_by_operator_and_shapes_and_a_missing_one_is_not_called_gone() -> None:
+    def run(*calls: tuple[str, float]) -> RunRecord:
+        made = make_run(100.0, 100.0)
+        rows = [KernelTime(name, 30, ms, Heading.COMPUTE_BOUND, "model") for name, ms in calls]
+        return replace(made, analysis=replace(made.analysis, roofline=replace(made.analysis.roofline, by_call=rows)))
+
+    found = between(run(("mm [8, 8]", 30.0), ("mm [4, 4]", 3.0)), run(("mm [8, 8]", 90.0)))
+    (row,) = found.calls
+    assert (row.name, row.ms.a, row.ms.b, row.ms.state) == ("mm [8, 8]", 10.0, 30.0, Change.SLOWER)
+
+
 def test_a_rare_stall_moves_the_mean_alone_and_is_said() -> None:
     quiet = [100.0] * 200
     stalls = [300.0 if place % 10 == 9 else 100.0 for place in range(200)]
