@@ -19,6 +19,7 @@ VERBS: dict[str, str] = {
     "compare": "Tell what changed between two runs, and gate on it.",
     "dashboard": "Open the web app over runs and their verdicts.",
     "demo": "Train, profile and analyse on this machine, and print the verdict.",
+    "report": "Write one HTML file of a run that needs no network.",
     "trace": "Look into trace files.",
     "whatif": "Replay a job's traces with one cause removed at a time.",
     "workload": "Run reference training with known bottlenecks.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 
@@ -15,8 +17,11 @@ import click
     show_default=True,
     help="Book the profiled steps, or first to last device activity of each file.",
 )
+@click.option(
+    "--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Also write one HTML file of it."
+)
 @click.option("--keep/--no-keep", default=True, show_default=True, help="Keep the result in a run directory.")
-def command(paths: tuple[str, ...], as_json: bool, window: str, keep: bool) -> None:
+def command(paths: tuple[str, ...], as_json: bool, window: str, html: Path | None, keep: bool) -> None:
     """Book every instant of every step, follow waits to their cause, give a verdict.
 
     PATH is a run directory, a folder of traces, trace files, or any fsspec URL (s3://...).
@@ -26,11 +31,17 @@ def command(paths: tuple[str, ...], as_json: bool, window: str, keep: bool) -> N
     from stepscope.workflow.analyze import analyze
 
     with file_progress("reading") as on_progress:
-        result = analyze(paths, whole_file=window == "file", keep=keep, on_progress=on_progress)
+        result = analyze(
+            paths, whole_file=window == "file", keep=keep, with_timelines=html is not None, on_progress=on_progress
+        )
+    if html is not None:
+        from stepscope.workflow.report import title_of, write_report
+
+        write_report(result.analysis, result.timelines, html, title=title_of(paths))
     if as_json:
         click.echo(encode_analysis(result.analysis).decode())
         return
-    from stepscope.cli.report import print_analysis
+    from stepscope.cli.analysis_report import print_analysis
 
     print_analysis(result.analysis)
     for notice in result.analysis.warnings:

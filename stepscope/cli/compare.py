@@ -24,7 +24,7 @@ import click
     "--run-spread",
     type=click.FloatRange(min=0, max=100),
     metavar="PERCENT",
-    help="How much runs of the same code differ (standard deviation), where fewer than 4 runs are given. [default: 1.5]",
+    help="How much runs of the same code differ (standard deviation), for fewer than 4 runs. [default: 1.5]",
 )
 def command(
     a: str, b: str, fail_on: tuple[str, ...], as_json: bool, junit: Path | None, run_spread: float | None

@@ -46,7 +46,7 @@ def command(out: str, open_dashboard: bool, port: int, as_json: bool) -> None:
     Without GPUs: 8 processes (TP2 x PP2 x DP2) whose layers sleep instead of computing, with too few
     micro-batches, so that the right verdict is known: a pipeline bubble. With GPUs: what fits.
     """
-    from stepscope.cli.report import print_analysis
+    from stepscope.cli.analysis_report import print_analysis
     from stepscope.reference_workloads import ParallelPlan, run_gpt
     from stepscope.store.documents import encode_analysis
     from stepscope.workflow.analyze import analyze

@@ -14,9 +14,9 @@ from stepscope import __version__
 from stepscope.core.errors import DataError, StepscopeError, UsageError
 from stepscope.core.timeline import HEADING_ORDER
 from stepscope.dashboard.failures import report
-from stepscope.dashboard.timeline_tiles import SHARE_UNIT, Tile, make_tile
 from stepscope.dashboard.tracks import TrackCache
 from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, RunSummary, UnknownRunError, encode_analysis
+from stepscope.workflow.timeline_tiles import SHARE_UNIT, Tile, make_tile
 
 RUNS_SCHEMA = "stepscope.runs/1"
 TILE_SCHEMA = "stepscope.timeline_tile/1"

@@ -14,11 +14,11 @@ from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
 from stepscope import __version__
+from stepscope.core.palette import DARK, LIGHT, mark_rules, variables
 from stepscope.dashboard.api import make_api
 from stepscope.dashboard.failures import report
 from stepscope.dashboard.pages.shell import make_shell
 from stepscope.dashboard.pages.states import failed
-from stepscope.dashboard.palette import style_sheet
 from stepscope.dashboard.requests import HeadMiddleware, refuse_in_one_shape
 from stepscope.dashboard.routes import Page, PageMiddleware, render
 from stepscope.dashboard.security import SecurityMiddleware, content_security_policy
@@ -108,7 +108,7 @@ def _index_string() -> str:
     <title>{{%title%}}</title>
     <link rel="icon" type="image/svg+xml" href="/assets/favicon.svg">
     <script>{_COLOUR_SCHEME_SCRIPT}</script>
-    <style>{style_sheet()}</style>
+    <style>{_heading_colours()}</style>
     {{%css%}}
   </head>
   <body>
@@ -116,6 +116,10 @@ def _index_string() -> str:
     <footer>{{%config%}}{{%scripts%}}{{%renderer%}}</footer>
   </body>
 </html>"""
+
+
+def _heading_colours() -> str:
+    return f":root{{{variables(LIGHT)}}}:root[data-mantine-color-scheme='dark']{{{variables(DARK)}}}{mark_rules()}"
 
 
 def _hash(script: str) -> str:

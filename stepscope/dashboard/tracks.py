@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from stepscope.core.errors import DataError
 from stepscope.core.run_layout import TIMELINE_FILE
-from stepscope.dashboard.timeline_tiles import Track, make_track
 from stepscope.store.runs import RunStore
+from stepscope.workflow.timeline_tiles import Track, make_track
 
 MAX_RUNS_KEPT = 4
 

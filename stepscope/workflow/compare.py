@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,17 +13,15 @@ from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.core.analysis import Analysis, Notice
 from stepscope.core.comparison import Comparison
 from stepscope.core.errors import DataError, StepscopeError
-from stepscope.core.run_layout import ANALYSIS_FILE, RUN_FILE, TRACES_FOLDER, RunManifest
+from stepscope.core.run_layout import ANALYSIS_FILE, RUN_FILE, RunManifest
 from stepscope.store.documents import decode_analysis
 from stepscope.store.files import read_whole
 from stepscope.store.runs import is_run, load_manifest
 from stepscope.workflow.analyze import analyze
+from stepscope.workflow.kept_analysis import captures, is_outdated, is_saved_analysis
 from stepscope.workflow.rank_views import Progress
 from stepscope.workflow.step_telemetry import StepTelemetry, read_step_telemetry
 from stepscope.workflow.trace_files import find_trace_files
-
-_SAVED_ANALYSIS = re.compile(rb'"schema"\s*:\s*"stepscope\.analysis/')
-_HEAD_BYTES = 65_536
 
 
 def compare(
@@ -112,12 +109,6 @@ def read_run(path: str, notices: list[Notice]) -> RunRecord:
     return _record(name, analysis, place)
 
 
-def is_saved_analysis(path: Path) -> bool:
-    """Whether a file looks like the output of `analyze --json`."""
-    with path.open("rb") as file:
-        return _SAVED_ANALYSIS.search(file.read(_HEAD_BYTES)) is not None
-
-
 def _record(name: str, analysis: Analysis, run: Path | None) -> RunRecord:
     telemetry = read_step_telemetry(run) if run else StepTelemetry()
     return RunRecord(
@@ -160,13 +151,12 @@ def _kept(run: Path, notices: list[Notice]) -> Analysis | None:
     kept = run / ANALYSIS_FILE
     if not kept.is_file():
         return None
-    captures = list((run / TRACES_FOLDER).glob("step*"))
-    if captures and max(capture.stat().st_mtime_ns for capture in captures) > kept.stat().st_mtime_ns:
+    if is_outdated(run):
         return None
     try:
         return decode_analysis(read_whole(kept), where=str(kept))
     except DataError as error:
-        if not captures:
+        if not captures(run):
             raise
         notices.append(Notice("analysed_again", f"{error}: analysed again"))
         return None

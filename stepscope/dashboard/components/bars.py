@@ -9,10 +9,10 @@ from dash.development.base_component import Component
 
 from stepscope.core.analysis import Ledger
 from stepscope.core.headings import Heading
+from stepscope.core.palette import pattern
 from stepscope.core.timeline import HEADING_ORDER
+from stepscope.core.words import HEADING_MEANINGS, heading_words, percent
 from stepscope.dashboard.components.attributes import attributes
-from stepscope.dashboard.palette import pattern
-from stepscope.dashboard.words import HEADING_MEANINGS, heading_words, percent
 
 LABELLED_SHARE = 0.055
 """Below this a box is too narrow for its number; the hover and the table tell it."""

@@ -6,9 +6,9 @@ from dash import html
 from dash.development.base_component import Component
 
 from stepscope.core.analysis import Analysis, Collective
+from stepscope.core.words import UNKNOWN, bandwidth, count, milliseconds, percent, ranks_words, size
 from stepscope.dashboard.components.panel import panel
 from stepscope.dashboard.components.table import Column, table
-from stepscope.dashboard.words import UNKNOWN, bandwidth, count, milliseconds, percent, ranks_words, size
 
 _COLUMNS = [
     Column("Operation"),

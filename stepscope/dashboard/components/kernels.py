@@ -11,10 +11,10 @@ from dash.development.base_component import Component
 
 from stepscope.core.analysis import Analysis, CopyTime, KernelFinding, KernelTime, Roofline
 from stepscope.core.kernel_names import short_kernel_name
+from stepscope.core.words import UNKNOWN, bandwidth, count, heading_words, milliseconds, percent, size
 from stepscope.dashboard.components.bars import swatch
 from stepscope.dashboard.components.panel import panel
 from stepscope.dashboard.components.table import Column, table
-from stepscope.dashboard.words import UNKNOWN, bandwidth, count, heading_words, milliseconds, percent, size
 
 MAX_KERNELS = 20
 

@@ -8,11 +8,12 @@ from dash.development.base_component import Component
 from stepscope.core.analysis import Analysis, RankLedger
 from stepscope.core.headings import Heading
 from stepscope.core.timeline import HEADING_ORDER
+from stepscope.core.words import UNKNOWN, heading_words, milliseconds, percent
 from stepscope.dashboard.components.attributes import attributes
 from stepscope.dashboard.components.bars import legend, stacked_bar
 from stepscope.dashboard.components.panel import figure_or_table, panel
 from stepscope.dashboard.components.table import Column, table
-from stepscope.dashboard.words import UNKNOWN, heading_words, milliseconds, percent
+from stepscope.workflow.rank_choice import most_different_ranks
 
 MAX_RANKS = 64
 """More rows than this are no picture any more, and a table of them all is thousands of nodes before anyone asks."""
@@ -21,7 +22,7 @@ MAX_RANKS = 64
 def ledger_panel(analysis: Analysis) -> Component:
     """A bar a rank that adds up to 100 %, and the same as a table."""
     shown = [heading for heading in HEADING_ORDER if _is_present(heading, analysis)]
-    ranks = analysis.ranks if len(analysis.ranks) <= MAX_RANKS else _most_different(analysis)
+    ranks = most_different_ranks(analysis, MAX_RANKS)
     return panel(
         "Where did each rank's time go?",
         [
@@ -96,10 +97,3 @@ def _table_row(rank: RankLedger, shown: list[Heading]) -> list[str]:
 
 def _is_present(heading: Heading, analysis: Analysis) -> bool:
     return any(rank.ledger.get(heading, 0.0) > 0 for rank in analysis.ranks)
-
-
-def _most_different(analysis: Analysis) -> list[RankLedger]:
-    def distance(rank: RankLedger) -> float:
-        return sum(abs(rank.ledger.get(heading, 0.0) - share) for heading, share in analysis.ledger.items())
-
-    return sorted(sorted(analysis.ranks, key=distance, reverse=True)[:MAX_RANKS], key=lambda rank: rank.rank)

@@ -7,9 +7,9 @@ from dash.development.base_component import Component
 
 from stepscope.core.analysis import Analysis, Pipeline
 from stepscope.core.headings import Heading
+from stepscope.core.words import milliseconds, percent
 from stepscope.dashboard.components.bars import share_bar
 from stepscope.dashboard.components.panel import panel
-from stepscope.dashboard.words import milliseconds, percent
 
 
 def pipeline_panel(analysis: Analysis) -> list[Component]:

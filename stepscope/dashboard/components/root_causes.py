@@ -7,11 +7,11 @@ from dash.development.base_component import Component
 
 from stepscope.core.analysis import Analysis, RootCause, WhatIf
 from stepscope.core.causes import HEALTHY_CAUSES
+from stepscope.core.palette import heading_of_cause
+from stepscope.core.words import UNKNOWN, cause_words, milliseconds, percent, ranks_words, reason_words
 from stepscope.dashboard.components.bars import share_bar, swatch
 from stepscope.dashboard.components.panel import panel
 from stepscope.dashboard.components.table import Column, table
-from stepscope.dashboard.palette import heading_of_cause
-from stepscope.dashboard.words import UNKNOWN, cause_words, milliseconds, percent, ranks_words, reason_words
 
 
 def root_causes_panel(analysis: Analysis) -> Component:

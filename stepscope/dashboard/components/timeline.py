@@ -10,13 +10,13 @@ from dash.development.base_component import Component
 
 from stepscope.core.analysis import Analysis, RankLedger, StepLedger
 from stepscope.core.headings import Heading
+from stepscope.core.palette import pattern
 from stepscope.core.timeline import HEADING_ORDER
+from stepscope.core.words import UNKNOWN, count, heading_words, milliseconds, percent
 from stepscope.dashboard.components.attributes import attributes
 from stepscope.dashboard.components.bars import legend
 from stepscope.dashboard.components.panel import figure_or_table, panel
 from stepscope.dashboard.components.table import Column, table
-from stepscope.dashboard.palette import pattern
-from stepscope.dashboard.words import UNKNOWN, count, heading_words, milliseconds, percent
 
 MAX_TABLE_ROWS = 256
 """Rows are built before anyone opens the table, so a large job's are left to the command line."""

@@ -10,12 +10,8 @@ from dash.development.base_component import Component
 
 from stepscope.core.analysis import Analysis, Evidence, RootCause, SecondaryCause, Verdict
 from stepscope.core.causes import HEALTHY_CAUSES
-from stepscope.dashboard.components.attributes import attributes
-from stepscope.dashboard.components.bars import swatch
-from stepscope.dashboard.components.panel import info
-from stepscope.dashboard.components.table import Column, table
-from stepscope.dashboard.palette import heading_of_cause
-from stepscope.dashboard.words import (
+from stepscope.core.palette import heading_of_cause
+from stepscope.core.words import (
     UNKNOWN,
     action_words,
     cause_words,
@@ -27,6 +23,10 @@ from stepscope.dashboard.words import (
     ranks_words,
     reason_words,
 )
+from stepscope.dashboard.components.attributes import attributes
+from stepscope.dashboard.components.bars import swatch
+from stepscope.dashboard.components.panel import info
+from stepscope.dashboard.components.table import Column, table
 
 LOW_CONFIDENCE = 0.7
 SMALLEST_SHARE_SHOWN = 0.0005

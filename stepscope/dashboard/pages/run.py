@@ -8,6 +8,7 @@ from dash.development.base_component import Component
 
 from stepscope.core.analysis import Analysis, Job
 from stepscope.core.errors import DataError
+from stepscope.core.words import count, device_words, mesh_words, milliseconds, moment, percent
 from stepscope.dashboard.components.communication import communication_panel
 from stepscope.dashboard.components.kernels import kernels_panel
 from stepscope.dashboard.components.ledger import ledger_panel
@@ -18,7 +19,6 @@ from stepscope.dashboard.components.timeline import timeline_panel
 from stepscope.dashboard.components.verdict import verdict_card
 from stepscope.dashboard.components.warnings import warnings_panel
 from stepscope.dashboard.pages.states import not_analysed, not_found, unreadable
-from stepscope.dashboard.words import count, device_words, mesh_words, milliseconds, moment, percent
 from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, RunSummary, UnknownRunError
 
 

@@ -11,11 +11,11 @@ from dash.development.base_component import Component
 
 from stepscope.core.causes import HEALTHY_CAUSES
 from stepscope.core.errors import DataError
+from stepscope.core.palette import heading_of_cause
+from stepscope.core.words import UNKNOWN, cause_words, count, mesh_words, milliseconds, moment, percent
 from stepscope.dashboard.components.attributes import attributes
 from stepscope.dashboard.components.bars import swatch
 from stepscope.dashboard.pages.states import no_runs, unreadable
-from stepscope.dashboard.palette import heading_of_cause
-from stepscope.dashboard.words import UNKNOWN, cause_words, count, mesh_words, milliseconds, moment, percent
 from stepscope.store.runs import RunStatus, RunStore, RunSummary
 
 _STATUS = {

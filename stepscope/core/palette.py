@@ -94,18 +94,17 @@ def pattern(heading: Heading) -> str:
     return "hatch" if heading in EXPOSED_COMMUNICATION_HEADINGS else "dots"
 
 
-def style_sheet() -> str:
-    """CSS variables --heading-NAME and --ink-NAME for both themes, the one source for bars, chips and canvas.
+def variables(colours: dict[Heading, str]) -> str:
+    """CSS declarations --heading-NAME and --ink-NAME of one theme, the one source for bars, chips and canvas."""
+    return "".join(_variables(heading, colour) for heading, colour in colours.items())
 
-    A mark of class ss-h-NAME or ss-edge-NAME finds its own colour and ink as --colour and --ink.
-    """
-    light = "".join(_variables(heading, colour) for heading, colour in LIGHT.items())
-    dark = "".join(_variables(heading, colour) for heading, colour in DARK.items())
-    marks = "".join(
+
+def mark_rules() -> str:
+    """CSS rules that give a mark of class ss-h-NAME or ss-edge-NAME its --colour and --ink."""
+    return "".join(
         f".ss-h-{name},.ss-edge-{name}{{--colour:var(--heading-{name});--ink:var(--ink-{name})}}"
         for name in (heading.value for heading in LIGHT)
     )
-    return f":root{{{light}}}:root[data-mantine-color-scheme='dark']{{{dark}}}{marks}"
 
 
 def _variables(heading: Heading, colour: str) -> str:

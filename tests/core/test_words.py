@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.core import words
 from stepscope.core.analysis import MeshSizes
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.headings import Heading
-from stepscope.dashboard import words
 from tests.dashboard import example_run as example
 
 

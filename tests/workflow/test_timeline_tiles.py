@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.timeline import HEADING_ORDER, RankTimeline
-from stepscope.dashboard.timeline_tiles import (
+from stepscope.workflow.timeline_tiles import (
     SHARE_UNIT,
     Track,
     column_edges,

@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.core.causes import Cause
 from stepscope.core.headings import COMPUTE_HEADINGS, EXPOSED_COMMUNICATION_HEADINGS, Heading
-from stepscope.dashboard.palette import (
+from stepscope.core.palette import (
     DARK,
     LIGHT,
     MIN_CONTRAST,
@@ -15,8 +15,9 @@ from stepscope.dashboard.palette import (
     contrast,
     heading_of_cause,
     ink,
+    mark_rules,
     pattern,
-    style_sheet,
+    variables,
 )
 
 
@@ -48,8 +49,7 @@ def test_textures_tell_computing_communicating_and_idling_apart() -> None:
 
 
 def test_every_cause_has_a_colour_and_every_heading_a_rule_in_the_style_sheet() -> None:
-    sheet = style_sheet()
-
     assert {heading_of_cause(cause) for cause in Cause} <= set(Heading)
     for heading in Heading:
-        assert f".ss-h-{heading.value}," in sheet
+        assert f".ss-h-{heading.value}," in mark_rules()
+        assert f"--heading-{heading.value}:{DARK[heading]};" in variables(DARK)

@@ -1,0 +1,142 @@
+"""How does an analysis read in a terminal? Quality first, then the verdict, then where the time went."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.cli.kernel_report import print_kernels
+from stepscope.cli.quality_block import quality_lines
+from stepscope.core.analysis import Analysis, Evidence, Job, Ledger
+from stepscope.core.causes import HEALTHY_CAUSES
+from stepscope.core.headings import Heading
+
+PLAIN_WIDTH = 240
+"""Columns when stdout is no terminal."""
+MOST_RANKS = 16
+SHOWN_FROM = 0.0005
+"""Shares below this are dropped from the tables (they round to 0.0 %)."""
+
+
+class _Console(Console):
+    """Leaves a broken pipe to the command's frame, which knows the exit code."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def report_console() -> Console:
+    """A console on stdout; plain text when it is no terminal."""
+    return _Console(
+        width=None if sys.stdout.isatty() else PLAIN_WIDTH,
+        no_color=True if "NO_COLOR" in os.environ else None,
+        highlight=False,
+        markup=False,  # names from traces may hold square brackets
+        emoji=False,
+    )
+
+
+def print_analysis(analysis: Analysis) -> None:
+    """Print the report to stdout; plain text when it is no terminal."""
+    console = report_console()
+    for line in quality_lines(analysis.trace_quality):
+        console.print(line)
+    console.print(_headline(analysis))
+    console.print()
+    _print_verdict(console, analysis)
+    console.print(_root_cause_table(analysis))
+    console.print(_ledger_table(analysis))
+    print_kernels(console, analysis)
+    if analysis.pipeline is not None:
+        p = analysis.pipeline
+        console.print(
+            f"pipeline: {p.stages} stages, {p.micro_batches} micro-batches, {p.schedule}; without compute "
+            f"{p.measured:.1%} = schedule {p.structural:.1%} + uneven stages {p.imbalance:.1%} + rest {p.variance:.1%}"
+            f" (textbook {p.textbook:.1%})"
+        )
+
+
+def _headline(analysis: Analysis) -> str:
+    job = analysis.job
+    mesh = {"TP": job.mesh.tp, "PP": job.mesh.pp, "DP": job.mesh.dp, "EP": job.mesh.ep, "CP": job.mesh.cp}
+    parts = [f"{len(job.ranks)} of {job.world_size} ranks"]
+    layout = " x ".join(f"{name}{size}" for name, size in mesh.items() if size)
+    parts += [layout] if layout else []
+    parts += [_device(job)]
+    parts += [f"{job.num_steps} steps"]
+    if job.step_ms is not None:
+        step = f"{job.step_ms:,.1f} ms a step"
+        if job.unprofiled_step_ms is not None:
+            step += f" ({job.unprofiled_step_ms:,.1f} ms unprofiled)"
+        parts.append(step)
+    if job.mfu is not None:
+        parts.append(f"MFU {job.mfu:.1%}")
+    return ", ".join(parts)
+
+
+def _device(job: Job) -> str:
+    if job.device_kind == "gpu":
+        return job.gpu or "GPU (name not recorded)"
+    return "CPU, simulated compute" if job.simulated_compute else "CPU"
+
+
+def _print_verdict(console: Console, analysis: Analysis) -> None:
+    verdict = analysis.verdict
+    style = "bold green" if verdict.cause in HEALTHY_CAUSES else "bold yellow"
+    console.print(
+        Text(f"VERDICT  {verdict.cause.replace('_', ' ')}  (confidence {verdict.confidence:.0%})", style=style)
+    )
+    console.print(f"  {verdict.summary}")
+    for evidence in verdict.evidence:
+        ranks = f" on rank {', '.join(map(str, evidence.ranks))}" if evidence.ranks else ""
+        console.print(f"  - {evidence.metric.replace('_', ' ')}: {_value(evidence)}{ranks}")
+    for action in verdict.actions:
+        console.print(f"  > {action}")
+    for other in verdict.secondary:
+        console.print(f"  also: {other.summary}")
+
+
+def _value(evidence: Evidence) -> str:
+    """The value in its unit, shares as percent, with the threshold it is judged by."""
+    if evidence.unit == "ratio":
+        threshold = "" if evidence.threshold is None else f" (named from {evidence.threshold:.0%})"
+        return f"{evidence.value:.1%}{threshold}"
+    threshold = "" if evidence.threshold is None else f" (threshold {evidence.threshold:g})"
+    return f"{evidence.value:,.3g} {evidence.unit}{threshold}"
+
+
+def _root_cause_table(analysis: Analysis) -> Table:
+    table = Table("root cause", box=box.SIMPLE_HEAD, title="Why the time went there", title_justify="left")
+    for name in ("share", "90 % interval", "ms a step"):
+        table.add_column(name, justify="right")
+    table.add_column("ranks")
+    for row in analysis.root_causes:
+        if row.fraction < SHOWN_FROM:
+            continue
+        interval = "" if row.interval is None else f"{row.interval[0]:.1%} .. {row.interval[1]:.1%}"
+        milliseconds = "" if row.ms_per_step is None else f"{row.ms_per_step:,.1f}"
+        ranks = "all" if len(row.ranks) == len(analysis.job.ranks) else ", ".join(map(str, sorted(row.ranks)[:8]))
+        table.add_row(row.cause.replace("_", " "), f"{row.fraction:.1%}", interval, milliseconds, ranks)
+    return table
+
+
+def _ledger_table(analysis: Analysis) -> Table:
+    shown = [h for h in Heading if any(rank.ledger[h] >= SHOWN_FROM for rank in analysis.ranks)]
+    table = Table("rank", box=box.SIMPLE_HEAD, title="Where the time went, share of the window", title_justify="left")
+    for heading in shown:
+        table.add_column(heading.replace("_", " "), justify="right")
+    for rank in analysis.ranks[:MOST_RANKS]:
+        table.add_row(str(rank.rank), *_cells(rank.ledger, shown))
+    if len(analysis.ranks) > MOST_RANKS:
+        table.add_row("...", *[""] * len(shown))
+    table.add_row("job", *_cells(analysis.ledger, shown))
+    return table
+
+
+def _cells(ledger: Ledger, shown: list[Heading]) -> list[str]:
+    return [f"{ledger[heading]:.1%}" if ledger[heading] >= SHOWN_FROM else "" for heading in shown]
