@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stepscope.core.analysis import Analysis, Collective, KernelTime
 from stepscope.core.headings import Heading
+from stepscope.core.kernel_names import short_kernel_name
 from stepscope.core.words import (
     UNKNOWN,
     bandwidth,
@@ -129,7 +130,9 @@ def _kernel_table(rows: list[KernelTime], windows: float, most: int, what: str) 
 
 def _kernel(kernel: KernelTime, windows: float) -> list[Child]:
     return [
-        tag("code", clean(kernel.name, LONGEST_KERNEL), title=name(kernel.name)),
+        tag(
+            "code", clean(short_kernel_name(kernel.name, most=LONGEST_KERNEL), LONGEST_KERNEL), title=name(kernel.name)
+        ),
         tag("span", swatch(kernel.limit), heading_words(kernel.limit), class_="whole"),
         name(kernel.decided_by.replace("_", " ")),
         count(kernel.count),
