@@ -146,8 +146,8 @@ def _timings(
     places = columns.places(call for calls in instances for call in calls)
     begins = np.cumsum([0, *(len(calls) for calls in instances[:-1])])
     transfers = np.minimum.reduceat(columns.transfer[places], begins)
-    start = columns.start[places]
-    skews = np.maximum.reduceat(start, begins) - np.minimum.reduceat(start, begins)
+    # by waits, not by starts, which cannot be compared where nothing ties the members' clocks together
+    skews = np.maximum.reduceat(columns.wait[places], begins) - np.minimum.reduceat(columns.wait[places], begins)
     for calls, skew in zip(instances, skews.tolist(), strict=True):
         if skew > 0:
             last[max((arrivals[call] for call in calls), key=lambda a: a.at_ns).rank] += 1

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from stepscope.analyzer.alignment.call_words import SYNCHRONIZING_KINDS
 from stepscope.analyzer.alignment.exposure import CallColumns
 from stepscope.analyzer.alignment.matching import Matches
 from stepscope.analyzer.rank_view import RankView
@@ -47,16 +48,17 @@ def cost_by_dimension(views: Mapping[int, RankView], columns: CallColumns) -> li
     return sorted(costs, key=lambda cost: -(cost.wait + cost.transfer + cost.unsplit))
 
 
-def arrivals_of_ranks(matches: Matches, columns: CallColumns) -> list[RankArrivals]:
-    """How late each rank comes to its collectives on average, the latest first."""
+def arrivals_of_ranks(views: Mapping[int, RankView], matches: Matches, columns: CallColumns) -> list[RankArrivals]:
+    """How late each rank comes on average to the collectives that need everybody, the latest first."""
     count: dict[int, int] = dict.fromkeys(columns.first, 0)
     last = dict.fromkeys(columns.first, 0)
     late = dict.fromkeys(columns.first, 0)
     for match in matches.collectives:
         places = columns.places(match.values())
-        if not columns.known[places].all():
+        kind = views[next(iter(match))].calls[next(iter(match.values())).place].kind
+        if kind not in SYNCHRONIZING_KINDS or not columns.known[places].all():
             continue
-        after = columns.start[places] - columns.start[places].min()
+        after = columns.wait[places].max() - columns.wait[places]
         latest = int(after.max())
         for rank, nanoseconds in zip(match, after.tolist(), strict=True):
             count[rank] += 1

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from stepscope.analyzer.alignment.arrivals import Arrival, needed_arrivals
 from stepscope.analyzer.alignment.clocks import Clocks, estimate_clocks
-from stepscope.analyzer.alignment.device_calls import Call
 from stepscope.analyzer.alignment.exposure import call_columns
 from stepscope.analyzer.alignment.groupless import with_groups
 from stepscope.analyzer.alignment.host_calls import complete_together
@@ -19,8 +18,9 @@ from stepscope.analyzer.blame.stragglers import ComputeComparison
 from stepscope.analyzer.blame.waits import blame_waits
 from stepscope.analyzer.collectives import collective_table
 from stepscope.analyzer.communication import arrivals_of_ranks, cost_by_dimension, findings
+from stepscope.analyzer.job_clock import movable_wait, on_job_clock
 from stepscope.analyzer.kernels.evidence import with_kernel_reasons
-from stepscope.analyzer.ledger.segments import CAUSE_ORDER, Segments
+from stepscope.analyzer.ledger.segments import CAUSE_ORDER
 from stepscope.analyzer.pipeline.bubble import PipelineParts, explain
 from stepscope.analyzer.pipeline.chains import find_chains
 from stepscope.analyzer.pipeline.schedule_waits import charge_schedule
@@ -73,6 +73,8 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         pipeline=pipeline,
         arrivals_unknown=ledger[Heading.COMMUNICATION_UNSPLIT],
         oversubscribed=oversubscribed,
+        movable=sum(movable_wait(columns, arrivals, found.clocks).values())
+        / sum(v.window_ns for v in by_rank.values()),
         communication=findings(collectives, by_rank, job.num_steps),
         data_waits_ns=context.data_waits_ns,
     )
@@ -99,7 +101,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         what_if=what_if,
         collectives=collectives,
         communication_by_dimension=cost_by_dimension(by_rank, columns),
-        arrivals=arrivals_of_ranks(matches, columns),
+        arrivals=arrivals_of_ranks(by_rank, matches, columns),
         pipeline=pipeline,
         roofline=roofline,
         warnings=[*warnings(by_rank, job, quality, context, oversubscribed=oversubscribed), *notices],
@@ -182,40 +184,12 @@ def _align(
     calls = with_groups({rank: view.calls for rank, view in views.items()}, world_size_of(views), hosts)
     matches = match_calls(calls)
     clocks = estimate_clocks(calls, matches, hosts)
-    views = {rank: _shifted(replace(view, calls=calls[rank]), clocks.offset_ns[rank]) for rank, view in views.items()}
+    views = {rank: on_job_clock(replace(view, calls=calls[rank]), clocks) for rank, view in views.items()}
     calls = {rank: view.calls for rank, view in views.items()}
     if not any(view.on_device for view in views.values()):
         calls = complete_together(calls, matches)
         views = {rank: replace(view, calls=calls[rank]) for rank, view in views.items()}
     return views, matches, clocks, needed_arrivals(calls, matches, clocks.island)
-
-
-def _shifted(view: RankView, offset_ns: int) -> RankView:
-    """The view on the job's clock."""
-    if not offset_ns:
-        return view
-    segments, window = view.segments, view.window
-    return replace(
-        view,
-        window=replace(
-            window,
-            start_ns=window.start_ns - offset_ns,
-            end_ns=window.end_ns - offset_ns,
-            boundary_ns=window.boundary_ns - offset_ns,
-        ),
-        segments=Segments(
-            segments.start_ns - offset_ns, segments.end_ns - offset_ns, segments.heading, segments.charge
-        ),
-        calls=[_shifted_call(call, offset_ns) for call in view.calls],
-        micro_batches=[
-            replace(m, start_ns=m.start_ns - offset_ns, end_ns=m.end_ns - offset_ns) for m in view.micro_batches
-        ],
-    )
-
-
-def _shifted_call(call: Call, offset_ns: int) -> Call:
-    awaited = None if call.awaited_ns is None else call.awaited_ns - offset_ns
-    return replace(call, start_ns=call.start_ns - offset_ns, end_ns=call.end_ns - offset_ns, awaited_ns=awaited)
 
 
 def _waits(view: RankView, arrivals: Mapping[CallId, Arrival]) -> WaitPieces:

@@ -55,6 +55,8 @@ def root_causes(grounds: Grounds, resampled: Resampled, step_ms: float | None) -
     table = grounds.table
     fractions = table.fractions()
     low, high = np.quantile(resampled, INTERVAL, axis=0)
+    spread = table.spread(grounds.movable)
+    low, high = np.maximum(low - spread, 0.0), np.minimum(high + spread, 1.0)
     rows = []
     for code, cause in enumerate(CAUSE_ORDER):
         if fractions[cause] <= 0:

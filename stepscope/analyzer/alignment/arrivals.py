@@ -13,7 +13,7 @@ from stepscope.analyzer.alignment.matching import CallId, Matches
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The last arrival that a call needs. Times on the job's clock.
+    """The last arrival that a call needs. Times on the job's clock (without clocks: on the waiting rank's own).
 
     Attributes:
         rank: the last needed arriver.
@@ -33,17 +33,19 @@ def needed_arrivals(
 ) -> dict[CallId, Arrival]:
     """The last needed arrival of every call for which it is known; calls on the job's clock.
 
-    None is between ranks of different islands (their clocks cannot be compared), nor where the calls cannot have met,
-    nor of rooted kinds whose root the trace does not tell.
+    Between ranks whose clocks nothing ties together (different islands) only the kinds that synchronise are known: all
+    leave together, so what a member stays longer than the shortest is waiting. Never known are calls that cannot have
+    met, and rooted kinds whose root the trace does not tell.
 
     All members are needed for the kinds that synchronise. Broadcast and scatter need the root; in reduce and gather
     only the root needs the others. A receive needs the start of its send; a send needs its receive.
     """
     arrivals: dict[CallId, Arrival] = {}
     for number, match in enumerate(matches.collectives):
-        if len({island[rank] for rank in match}) > 1:
-            continue
         calls = {rank: calls_of_rank[rank][call.place] for rank, call in match.items()}
+        if len({island[rank] for rank in match}) > 1:
+            arrivals |= _without_clocks(match, calls, number)
+            continue
         for rank, last in _last_needed(calls).items():
             arrivals[match[rank]] = Arrival(last, match[last], calls[last].start_ns, number)
     for call, needed in matches.peers.items():
@@ -58,6 +60,15 @@ def needed_arrivals(
             last_call, at = call, own.start_ns
         arrivals[call] = Arrival(last_call.rank, last_call, at, None)
     return arrivals
+
+
+def _without_clocks(match: Mapping[int, CallId], calls: Mapping[int, Call], number: int) -> dict[CallId, Arrival]:
+    """On each member's own clock: the last to come stays shortest, and all leave when the transfer is done."""
+    if any(call.kind not in SYNCHRONIZING_KINDS for call in calls.values()):
+        return {}
+    last = min(calls, key=lambda rank: (calls[rank].end_ns - calls[rank].start_ns, rank))
+    transfer = calls[last].end_ns - calls[last].start_ns
+    return {match[rank]: Arrival(last, match[last], call.end_ns - transfer, number) for rank, call in calls.items()}
 
 
 def _last_needed(calls: Mapping[int, Call]) -> dict[int, int]:

@@ -28,6 +28,7 @@ class Grounds:
         table: root causes with the ranks to blame.
         arrivals_unknown: share of the job's time in which waiting could not be told from transfer.
         oversubscribed: more runnable ranks than cores.
+        movable: share of the job's time that changes between waiting and transfer within the clocks' residual.
         communication: what is wrong with the exposed transfers.
         data_waits_ns: by rank, how long each step waited for its data, where the run kept that.
     """
@@ -37,6 +38,7 @@ class Grounds:
     pipeline: Pipeline | None
     arrivals_unknown: float = 0.0
     oversubscribed: bool = False
+    movable: float = 0.0
     communication: Sequence[Finding] = ()
     data_waits_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
 

@@ -34,11 +34,20 @@ class CauseTable:
         time_ns: shape (steps, causes), nanoseconds; steps by their place in the window.
         step_ns: shape (steps,), the ranks' step lengths added up.
         culprits: by cause, nanoseconds by the rank that is to blame.
+        blamed_ns: by cause, how much of it is waiting that was charged to somebody; shape (causes,).
     """
 
     time_ns: npt.NDArray[np.float64]
     step_ns: npt.NDArray[np.float64]
     culprits: dict[Cause, dict[int, float]]
+    blamed_ns: npt.NDArray[np.float64]
+
+    def spread(self, movable: float) -> npt.NDArray[np.float64]:
+        """By how much each cause's share may be off, shape (causes,), when so much of the time may be waiting instead
+        of transfer or the other way round: transfer by all of it, who was waited for in proportion."""
+        spread = movable * self.blamed_ns / max(float(self.blamed_ns.sum()), 1.0)
+        spread[CAUSE_ORDER.index(Cause.COMMUNICATION)] += movable
+        return spread
 
     def fractions(self) -> dict[Cause, float]:
         """Share of the summed windows by cause."""
@@ -76,12 +85,14 @@ def cause_table(
                 culprits[cause][culprit] += nanoseconds * share
     begins = {rank: view.window.boundary_ns.tolist() for rank, view in views.items()}
     code_of = {cause: code for code, cause in enumerate(CAUSE_ORDER)}
+    charged = np.zeros(len(CAUSE_ORDER))
     for wait in blamed:
         step = max(bisect_right(begins[wait.rank], wait.start_ns) - 1, 0)
         for (cause, culprit), nanoseconds in wait.shares.items():
             time[step, code_of[cause]] += nanoseconds
+            charged[code_of[cause]] += nanoseconds
             culprits[cause][culprit] += nanoseconds
-    return CauseTable(time, length, culprits)
+    return CauseTable(time, length, culprits, charged)
 
 
 def _to_blame(cause: Cause, rank: int, heavy: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:

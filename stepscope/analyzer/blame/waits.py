@@ -95,7 +95,7 @@ def _case(
         since_own_ns=since_own,
         arrived_own_ns=views[call.rank].calls[call.place].exposed_from_ns,
         since_late_ns=since_late,
-        arrived_late_ns=arrival.at_ns,
+        arrived_late_ns=views[arrival.rank].calls[arrival.call.place].start_ns,
         before_ns=max(unseen_late - unseen_own, 0) + (0 if met else max(since_late - since_own, 0)),
     )
 

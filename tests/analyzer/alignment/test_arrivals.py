@@ -63,9 +63,16 @@ def test_only_the_root_of_a_reduction_waits(kind: str) -> None:
     assert (early[CallId(0, 0)].rank, early[CallId(0, 0)].at_ns) == (0, 0), "it left its part and went on"
 
 
-def test_clocks_that_nothing_ties_together_tell_no_arrivals() -> None:
-    for kinds in (("all_reduce", "all_reduce"), ("send", "recv")):
-        assert arrivals_of(call(0, 0, 100, kinds[0]), call(1, 60, 100, kinds[1]), {0: 0, 1: 1}) == {}
+def test_clocks_that_nothing_ties_together_tell_no_arrivals_of_messages_and_rooted_kinds() -> None:
+    apart = {0: 0, 1: 1}
+    assert arrivals_of(call(0, 0, 100, "send"), call(1, 60, 100, "recv"), apart) == {}
+    assert arrivals_of(rooted(0, 0, 100, "broadcast", 0), rooted(1, 60, 100, "broadcast", 0), apart) == {}
+
+
+def test_without_clocks_what_a_member_stays_longer_than_the_shortest_is_waiting() -> None:
+    arrivals = arrivals_of(call(0, 0, 100), call(1, 7060, 7100), {0: 0, 1: 1})
+    assert (arrivals[CallId(0, 0)].rank, arrivals[CallId(0, 0)].at_ns) == (1, 60 * US)
+    assert (arrivals[CallId(1, 0)].rank, arrivals[CallId(1, 0)].at_ns) == (1, 7060 * US)
 
 
 def test_calls_that_cannot_have_met_were_matched_wrongly() -> None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepscope.analyzer.alignment.clocks import Clocks, estimate_clocks
-from stepscope.analyzer.alignment.device_calls import Call
+from stepscope.analyzer.alignment.device_calls import Call, PeerCall
 from stepscope.analyzer.alignment.matching import match_calls
 
 US = 1000
 MS = 1000 * US
+SECOND = 1000 * MS
 
 
 def job(
@@ -91,3 +98,120 @@ def test_nameless_ranks_without_collectives_are_taken_for_one_host() -> None:
     calls: dict[int, list[Call]] = {0: [], 1: []}
     clocks = clocks_of(calls, {0: None, 1: None})
     assert len(set(clocks.island.values())) == 1
+
+
+def drifting(calls: dict[int, list[Call]], drift: dict[int, float]) -> dict[int, list[Call]]:
+    return {
+        rank: [
+            replace(
+                c,
+                start_ns=c.start_ns + round(c.start_ns * drift[rank]),
+                end_ns=c.end_ns + round(c.end_ns * drift[rank]),
+            )
+            for c in own
+        ]
+        for rank, own in calls.items()
+    }
+
+
+def stretched(calls: dict[int, list[Call]], factor: int) -> dict[int, list[Call]]:
+    """The same meetings, further apart."""
+    return {
+        rank: [
+            replace(
+                c, start_ns=c.start_ns + (factor - 1) * (number * MS), end_ns=c.end_ns + (factor - 1) * (number * MS)
+            )
+            for number, c in enumerate(own)
+        ]
+        for rank, own in calls.items()
+    }
+
+
+def test_a_clock_that_drifts_is_followed_on_a_long_trace() -> None:
+    """40 parts in a million over 20 s move a clock by 800 us; without the drift the residual would be 200 us."""
+    calls = stretched(job([(0, 1)], {0: 0, 1: 7 * MS}, rounds=200), 100)
+    clocks = clocks_of(drifting(calls, {0: 0.0, 1: 40e-6}), {0: "a", 1: "b"})
+    assert clocks.drift[1] - clocks.drift[0] == pytest.approx(40e-6, rel=0.02)
+    assert clocks.residual_us is not None
+    assert clocks.residual_us < 2.0
+    for one, other in zip(calls[0], drifting(calls, {0: 0.0, 1: 40e-6})[1], strict=True):
+        apart = int(clocks.to_job(1, other.end_ns)) - int(clocks.to_job(0, one.end_ns))
+        assert abs(apart) < 5 * US
+
+
+def test_a_short_trace_shows_no_drift() -> None:
+    calls = drifting(job([(0, 1)], {0: 0, 1: 7 * MS}, rounds=100), {0: 0.0, 1: 5e-6})
+    assert clocks_of(calls, {0: "a", 1: "b"}).drift == {}
+
+
+def test_ends_that_are_far_off_are_left_out() -> None:
+    calls = job([(0, 1)], {0: 0, 1: 7 * MS}, rounds=30)
+    for place in range(0, 30, 4):
+        late = calls[1][place]
+        calls[1][place] = replace(late, end_ns=late.end_ns + 3 * MS)
+    assert_aligned(clocks_of(calls, {0: "a", 1: "b"}), {0: 0, 1: 7 * MS})
+
+
+def test_two_shared_collectives_prove_no_offset() -> None:
+    clocks = clocks_of(job([(0, 1)], {0: 0, 1: 7 * MS}, rounds=2), {0: "a", 1: "b"})
+    assert clocks.island[0] != clocks.island[1]
+
+
+@given(st.lists(st.integers(-50 * MS, 50 * MS), min_size=3, max_size=5), st.randoms())
+def test_offsets_are_recovered_within_their_residual_whatever_the_ranks_are_called(
+    ahead: list[int], order: random.Random
+) -> None:
+    names = list(range(len(ahead)))
+    order.shuffle(names)
+    ahead_of = {rank: ahead[place] for place, rank in enumerate(names)}
+    groups = [tuple(sorted((names[i], names[i + 1]))) for i in range(len(names) - 1)] + [tuple(sorted(names))]
+    calls = job(groups, ahead_of)
+    clocks = clocks_of(calls, {rank: f"host{rank}" for rank in names})
+    assert len(set(clocks.island.values())) == 1
+    for rank in names:
+        off = (clocks.offset_ns[rank] - clocks.offset_ns[names[0]]) - (ahead_of[rank] - ahead_of[names[0]])
+        assert abs(off) <= 2 * US + clocks.uncertainty_ns(rank, names[0])
+
+
+def test_uncertainty_is_nought_on_one_host_and_the_pairs_residual_between_two() -> None:
+    clocks = clocks_of(job([(0, 1, 2)], {0: 0, 1: 0, 2: 7 * MS}), {0: "a", 1: "a", 2: "b"})
+    assert clocks.uncertainty_ns(0, 1) == 0.0
+    assert clocks.uncertainty_ns(0, 2) == clocks.residual_ns["a", "b"] > 0
+
+
+def messages(ahead_ns: int, *, transfer_us: int, wait_us: int, back: bool = True) -> dict[int, list[Call]]:
+    """Ten round trips between two ranks; each receiver waits before the sender comes."""
+    calls: dict[int, list[Call]] = {0: [], 1: []}
+    for number in range(10):
+        for source in (0, 1) if back else (0,):
+            sent = (2 * number + source) * 50 * MS
+            end = sent + transfer_us * US
+            peers = (PeerCall(source, 1 - source, number),)
+            for rank, start, kind in ((source, sent, "send"), (1 - source, sent - wait_us * US, "recv")):
+                shift = ahead_ns if rank == 1 else 0
+                calls[rank].append(Call(rank, start + shift, end + shift, 1, (0, 1), kind, 4, peers, True))
+    return calls
+
+
+HOSTS: dict[int, str | None] = {0: "a", 1: "b"}
+
+
+def test_hosts_that_only_pass_activations_on_are_bounded_by_these() -> None:
+    clocks = clocks_of(messages(7 * MS, transfer_us=40, wait_us=5000), HOSTS)
+    assert clocks.island[0] == clocks.island[1]
+    assert abs(clocks.offset_ns[1] - clocks.offset_ns[0] - 7 * MS) <= 40 * US
+    assert clocks.residual_ns["a", "b"] == 40 * US  # half of what lies between the bounds
+
+
+def test_wide_bounds_and_traffic_one_way_tie_nothing_together() -> None:
+    for calls in (
+        messages(7 * MS, transfer_us=400, wait_us=5000),
+        messages(7 * MS, transfer_us=40, wait_us=5000, back=False),
+    ):
+        clocks = clocks_of(calls, HOSTS)
+        assert clocks.island[0] != clocks.island[1]
+
+
+def test_times_on_the_jobs_clock_keep_their_order() -> None:
+    clocks = Clocks({0: 7}, 1.0, {0: 0}, drift={0: 9e-4}, about_ns=1000)
+    assert (np.diff(clocks.to_job(0, np.arange(0, 5000))) >= 0).all()
