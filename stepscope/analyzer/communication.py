@@ -12,11 +12,7 @@ from stepscope.analyzer.alignment.matching import Matches
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.analysis import Collective, DimensionCost, Evidence, RankArrivals
 from stepscope.core.causes import Reason
-from stepscope.core.links import pcie_link
-
-SLOW_BELOW = 1 / 3
-"""Share of the link's expected bandwidth. Beside compute, which takes its share of the memory, collectives reach 0.5 to
-0.9 of it (recorded FSDP and DDP steps on NVLink); over host memory 0.07."""
+from stepscope.core.links import SLOW_BELOW, pcie_link
 
 OVERLAPPED_FROM = 0.1
 """A data-parallel transfer that is hidden less is not overlapped at all; recorded DDP and FSDP steps hide 0.9."""
@@ -36,7 +32,8 @@ def cost_by_dimension(views: Mapping[int, RankView], columns: CallColumns) -> li
     dimensions = sorted(set(told), key=str)
     code = np.array([dimensions.index(dimension) for dimension in told], np.intp)
     window = sum(view.window_ns for view in views.values())
-    names = ("exposed_wait", "exposed_transfer", "exposed_unsplit", "hidden_wait", "hidden_transfer", "hidden_unsplit")
+    exposed = ("exposed_wait", "exposed_transfer", "exposed_unsplit")
+    names = (*exposed, "hidden_wait", "hidden_transfer", "hidden_unsplit", "surely_waited")
     sums = [np.bincount(code, weights=getattr(columns, name), minlength=len(dimensions)) / window for name in names]
     inside = [call.end_ns > view.window.start_ns for view in views.values() for call in view.calls]
     counts = np.bincount(code, weights=inside, minlength=len(dimensions))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stepscope.analyzer.alignment.arrivals import Arrival, needed_arrivals
+from stepscope.analyzer.alignment.arrivals import Arrival, needed_arrivals, seen_arrivals
 from stepscope.analyzer.alignment.clocks import Clocks, estimate_clocks
 from stepscope.analyzer.alignment.exposure import call_columns
 from stepscope.analyzer.alignment.groupless import with_groups
@@ -64,7 +64,8 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     ledger = job_ledger(by_rank)
     pipeline = max((p.figures for p in found.pipelines), key=lambda f: f.measured, default=None)
     resampled = resample(table)
-    columns = call_columns(by_rank, arrivals)
+    seen = seen_arrivals({rank: view.calls for rank, view in by_rank.items()}, matches, found.clocks.island)
+    columns = call_columns(by_rank, arrivals, seen)
     collectives = collective_table(by_rank, matches, arrivals, columns)
     oversubscribed = is_oversubscribed(by_rank, context)
     grounds = Grounds(

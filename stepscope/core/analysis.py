@@ -223,6 +223,8 @@ class DimensionCost:
     hidden_wait: float
     hidden_transfer: float
     hidden_unsplit: float
+    unsplit_wait_at_least: float = 0.0
+    """of `unsplit`, what is waiting for members whose traces are there; at most all of it is"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,10 @@ class _Protocol:
     share: float
 
 
+SLOW_BELOW = 1 / 3
+"""Share of the expected bandwidth under which a link is slow. Beside compute, which takes its share of the memory,
+collectives reach 0.5 to 0.9 of it (recorded FSDP, DDP and TP steps on NVLink); over host memory 0.07."""
+
 NVLINK_SHARE = 0.8
 """NCCL counts on 20.0 of 25 GB/s of an NVLink 2 to 4 lane and 40.1 of 50 of NVLink 5 (src/graph/topo.h)."""
 

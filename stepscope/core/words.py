@@ -24,6 +24,11 @@ _METRIC_WORDS = {
     "pipeline_textbook": "Bubble by the textbook",
     "unexplained": "Unexplained share",
     "mfu": "Model FLOP/s utilization",
+    "bus_bandwidth": "Bus bandwidth reached",
+    "expected_bus_bandwidth": "Bus bandwidth of the link",
+    "hidden_transfer": "Transfer hidden by compute",
+    "small_message_share": "Transfer in small messages",
+    "small_messages_per_step": "Small messages a step",
 }
 
 _LATEST_NS = 2**63 - 1

@@ -10,6 +10,7 @@ from stepscope.analyzer.communication import findings
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.analysis import Analysis, Collective
 from stepscope.core.causes import Cause, Reason
+from stepscope.core.headings import Heading
 from stepscope.workflow.analyze import analyze
 from tests.analyzer.build import TraceBuilder
 from tests.analyzer.jobs import data_parallel
@@ -50,6 +51,16 @@ def test_who_comes_late_and_how_late() -> None:
     analysis = analyse(*data_parallel([[100, 150], [200, 100], [100, 100]]))
     assert [(row.rank, row.times_last) for row in analysis.arrivals] == [(1, 1), (0, 1), (2, 0)]
     assert [row.mean_late_ms for row in analysis.arrivals] == [pytest.approx(x) for x in (0.05, 0.025, 0.0)]
+
+
+def test_waiting_for_a_rank_that_is_there_is_known_although_another_ranks_trace_is_missing() -> None:
+    """Rank 1 comes 100 us after rank 0; rank 2's trace is missing, so it may have come even later."""
+    analysis = analyse(*data_parallel([[100], [200], [150]])[:2])
+    assert analysis.ledger[Heading.WAIT] == 0.0
+    (cost,) = analysis.communication_by_dimension
+    windows_us = sum(rank.window_ms for rank in analysis.ranks) * 1e3
+    assert cost.unsplit * windows_us == pytest.approx(120 + 20)
+    assert cost.unsplit_wait_at_least * windows_us == pytest.approx(100)
 
 
 def collective(**about: object) -> Collective:
@@ -126,3 +137,17 @@ def test_eight_ranks_of_2023_come_late_as_known(shared_traces: Path) -> None:
     assert first.largest_skew_ms == pytest.approx(7.624)
     assert {row.rank for row in analysis.arrivals[:2]} == {2, 7}
     assert analysis.arrivals[-1].rank == 1
+
+
+@pytest.mark.shared
+def test_waiting_of_two_gloo_ranks_is_what_reading_their_spans_by_hand_gives(shared_traces: Path) -> None:
+    """Rank 0 issues at 324.22, 472.42, 584.24, 747.12 and 886.00 ms what rank 1 joins at 461.96, 475.68, 711.37, 842.48
+    and 886.17; rank 1 waits at 479.13, 480.85 and 493.26 until 479.95, 481.07 and 499.64."""
+    analysis = analyze([str(shared_traces / "public" / "torch213_gloo")], keep=False).analysis
+    waited_ms = {row.rank: row.ledger[Heading.WAIT] * row.window_ms for row in analysis.ranks}
+    assert waited_ms[0] == pytest.approx(137.74 + 3.26 + 127.13 + 95.36 + 0.17, abs=0.5)
+    assert waited_ms[1] == pytest.approx(0.82 + 0.22 + 6.38, abs=0.2)
+    assert analysis.ledger[Heading.COMMUNICATION_UNSPLIT] == 0.0
+    sizes = {(row.kind, row.bytes) for row in analysis.collectives}
+    assert sizes == {("all_reduce", 37408), ("all_reduce", 40), ("all_gather", 32), ("p2p", 12)}
+    assert (analysis.job.mesh.dp, analysis.job.mesh.pp) == (2, None)

@@ -18,6 +18,7 @@ from stepscope.core.analysis import (
     Analysis,
     Collective,
     CopyTime,
+    DimensionCost,
     Evidence,
     Job,
     KernelFinding,
@@ -26,6 +27,7 @@ from stepscope.core.analysis import (
     MeshSizes,
     Notice,
     Pipeline,
+    RankArrivals,
     RankLedger,
     Roofline,
     RooflineCoverage,
@@ -103,6 +105,12 @@ def make_analysis(timelines: list[RankTimeline]) -> Analysis:
         verdict=_verdict(rows, step_ms),
         what_if=_what_if(step_ms),
         collectives=_collectives(),
+        communication_by_dimension=[
+            DimensionCost("pp", 320, 0.092, 0.002, 0.0, 0.0, 0.0, 0.0),
+            DimensionCost("tp", 3840, 0.011, 0.031, 0.0, 0.0, 0.002, 0.0),
+            DimensionCost(None, 40, 0.001, 0.0, 0.0, 0.0, 0.0, 0.0),
+        ],
+        arrivals=[RankArrivals(5, 525, 201, 1.31), RankArrivals(1, 525, 40, 0.2), RankArrivals(0, 525, 0, 0.0)],
         pipeline=Pipeline("1f1b", 2, NUM_MICRO_BATCHES, 1, step_ms, 0.292, 0.201, 0.063, 0.028, 0.2),
         roofline=_roofline(ranks),
         warnings=[
@@ -309,12 +317,16 @@ def _what_if(step_ms: float) -> list[WhatIf]:
 
 
 def _collectives() -> list[Collective]:
-    return [
-        Collective("0,1", "tp", "all_reduce", 33_554_432, 480, 142.0, 142.0, 210.0, 113.4, 10.2, 0.0, 0.011, 1),
-        Collective("0,2", "dp", "reduce_scatter", 268_435_456, 20, 96.4, 48.2, 180.0, 55.7, 26.3, 0.62, 0.94, 5),
+    rows = [
+        Collective("0,1", "tp", "all_reduce", 33_554_432, 480, 142.0, 142.0, 210.0, 113.4, 10.2, 0.0, 0.011, 1, 300),
+        Collective("0,2", "dp", "reduce_scatter", 268_435_456, 20, 96.4, 48.2, 180.0, 55.7, 26.3, 0.62, 0.94, 5, 19),
         Collective("0,2", "dp", "all_gather", 268_435_456, 20, 103.0, 51.5, 180.0, 52.1, 1.61, 0.71, 0.05, None),
-        Collective("0,4", "pp", "p2p", 16_777_216, 40, 61.9, 61.9, None, 10.8, 804.0, 0.0, 20.0, 4),
-        Collective("0,1,2,3,4,5,6,7", None, "all_reduce", 4, 5, None, None, None, 0.06, 1.7, 0.0, 0.33, 5),
+        Collective("0,4", "pp", "p2p", 16_777_216, 40, 61.9, 61.9, None, 10.8, 804.0, 0.0, 20.0, 4, 31),
+        Collective("0,1,2,3,4,5,6,7", None, "all_reduce", 4, 5, None, 0.001, 0.002, 0.06, 1.7, 0.0, 0.33, 5, 5),
+    ]
+    return [
+        replace(row, hidden_transfer=row.hidden, hidden_wait=row.hidden / 2, latency_bound=(row.bytes or 0) < 1_000_000)
+        for row in rows
     ]
 
 

@@ -189,7 +189,7 @@ def test_the_run_page_says_what_the_analysis_says(visit: Visit, root: Path) -> N
     expect(verdict.locator("tbody tr")).to_have_count(len(analysis.verdict.evidence))
     expect(page.locator("#root-causes li")).to_have_count(len(analysis.root_causes))
     expect(page.locator("#ledger .ss-stacked")).to_have_count(1 + len(analysis.ranks))
-    expect(page.locator("#communication tbody tr")).to_have_count(len(analysis.collectives))
+    expect(page.locator("#communication .ss-collectives tbody tr")).to_have_count(len(analysis.collectives))
     expect(page.locator("#quality")).to_contain_text("clean")
     order = page.locator("main section").evaluate_all("nodes => nodes.map(node => node.id)")
     assert order[:2] == ["quality", "verdict"]

@@ -100,3 +100,16 @@ def _root_of(calls: Mapping[int, Call]) -> int | None:
     told = {call.root for call in calls.values() if call.root is not None}
     root = told.pop() if len(told) == 1 else None
     return root if root in calls else None
+
+
+def seen_arrivals(
+    calls_of_rank: Mapping[int, list[Call]], matches: Matches, island: Mapping[int, int]
+) -> dict[CallId, int]:
+    """Of the calls of which some member's trace is missing: when the last of the others arrived. Until then they
+    waited, whatever the missing one did; nothing is known of what came after."""
+    seen: dict[CallId, int] = {}
+    for match in matches.partial:
+        calls = [calls_of_rank[rank][call.place] for rank, call in match.items()]
+        if len({island[rank] for rank in match}) == 1 and all(call.kind in SYNCHRONIZING_KINDS for call in calls):
+            seen |= dict.fromkeys(match.values(), max(call.start_ns for call in calls))
+    return seen

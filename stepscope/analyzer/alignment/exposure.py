@@ -29,6 +29,7 @@ class CallColumns:
         start, end: on the job's clock.
         wait, transfer: from the start to the last needed arrival, and from there to the end; 0 where not known.
         unsplit: the whole call where not known, else 0.
+        surely_waited: of `exposed_unsplit`, what lies before the last arrival of the members whose traces are there.
         exposed_wait, exposed_transfer, exposed_unsplit: what of it the ledger books under communication headings
             (`exposed_wait` includes what the pipeline's schedule explains).
         hidden_wait, hidden_transfer, hidden_unsplit: what of it lies under compute; calls at once each count in full.
@@ -47,6 +48,7 @@ class CallColumns:
     hidden_wait: Nanoseconds
     hidden_transfer: Nanoseconds
     hidden_unsplit: Nanoseconds
+    surely_waited: Nanoseconds
 
     def places(self, calls: Iterable[CallId]) -> npt.NDArray[np.intp]:
         """Where the calls are in the columns."""
@@ -54,20 +56,31 @@ class CallColumns:
         return np.array([first[call.rank] + call.place for call in calls], np.intp)
 
 
-def call_columns(views: Mapping[int, RankView], arrivals: Mapping[CallId, Arrival]) -> CallColumns:
-    """Args: views: on the job's clock, with their final headings."""
+def call_columns(
+    views: Mapping[int, RankView],
+    arrivals: Mapping[CallId, Arrival],
+    seen_ns: Mapping[CallId, int],
+) -> CallColumns:
+    """Collect the columns.
+
+    Args:
+        views: on the job's clock, with their final headings.
+        seen_ns: of calls without a known arrival, the last arrival among the members whose traces are there.
+    """
     first: dict[int, int] = {}
     parts = []
     count = 0
     for rank, view in views.items():
         first[rank] = count
         count += len(view.calls)
-        parts.append(_columns_of(view, arrivals))
+        parts.append(_columns_of(view, arrivals, seen_ns))
     known, *times = (np.concatenate(column) for column in zip(*parts, strict=True))
     return CallColumns(first, known.astype(np.bool_), *times)
 
 
-def _columns_of(view: RankView, arrivals: Mapping[CallId, Arrival]) -> tuple[Nanoseconds, ...]:
+def _columns_of(
+    view: RankView, arrivals: Mapping[CallId, Arrival], seen_ns: Mapping[CallId, int]
+) -> tuple[Nanoseconds, ...]:
     calls, segments = view.calls, view.segments
     start = np.array([call.start_ns for call in calls], np.int64)
     end = np.array([call.end_ns for call in calls], np.int64)
@@ -81,7 +94,9 @@ def _columns_of(view: RankView, arrivals: Mapping[CallId, Arrival]) -> tuple[Nan
     # the thread does not wait for a call that it issued and left (gloo's sends) before it asks for it
     begin = np.array([call.exposed_from_ns for call in calls], np.int64)
     booked_from = np.where(known, np.clip(at, begin, end), end)
+    seen = np.array([seen_ns.get(CallId(view.rank, place), 0) for place in range(len(calls))], np.int64)
     compute = segments.intervals_of(*COMPUTE_HEADINGS)
+    unsplit = segments.intervals_of(Heading.COMMUNICATION_UNSPLIT)
     return (
         known,
         start,
@@ -91,10 +106,11 @@ def _columns_of(view: RankView, arrivals: Mapping[CallId, Arrival]) -> tuple[Nan
         unknown_until - start,
         _owned_time(begin, np.where(known, booked_from, begin), segments.intervals_of(Heading.WAIT, Heading.BUBBLE)),
         _owned_time(booked_from, end, segments.intervals_of(Heading.COMMUNICATION)),
-        _owned_time(begin, np.where(known, begin, end), segments.intervals_of(Heading.COMMUNICATION_UNSPLIT)),
+        _owned_time(begin, np.where(known, begin, end), unsplit),
         covered_time(start, waited_until, compute),
         covered_time(transferred_from, end, compute),
         covered_time(start, unknown_until, compute),
+        _owned_time(begin, np.where(known, begin, np.clip(seen, begin, end)), unsplit),
     )
 
 

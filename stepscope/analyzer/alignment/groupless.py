@@ -103,26 +103,35 @@ def _meeting(
         for rank in ranks
     }
     groups: list[list[int]] = []
+    leaders = np.empty((len(ranks), len(ends[ranks[0]])), np.int64)  # the ends of each group's first rank
     for rank in ranks:
-        for group in groups:
-            named = host_of_rank.get(rank), host_of_rank.get(group[0])
-            if _coincide(ends[group[0]], ends[rank], same_host=named[0] == named[1] and named[0] is not None):
-                group.append(rank)
-                break
+        host = host_of_rank.get(rank)
+        same_host = np.array([host is not None and host == host_of_rank.get(group[0]) for group in groups], np.bool_)
+        fits = np.flatnonzero(_coincide(ends[rank] - leaders[: len(groups)], same_host))
+        if len(fits):
+            groups[fits[0]].append(rank)
         else:
+            leaders[len(groups)] = ends[rank]
             groups.append([rank])
     return [tuple(sorted(group)) for group in groups if len(group) > 1]
 
 
-def _coincide(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64], *, same_host: bool) -> bool:
-    """Whether two ranks leave together: at the same time on one clock, at a steady distance on two."""
-    if not len(one):
-        return False
-    apart = other - one
-    middle = float(np.median(apart))
-    if abs(middle) <= SAME_CLOCK_NS:
-        middle = 0.0
-    elif same_host or len(one) < ENOUGH_MEETINGS:
-        return False
+def _coincide(apart: npt.NDArray[np.int64], same_host: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Whether two ranks leave together: at the same time on one clock, at a steady distance on two.
+
+    Args:
+        apart: how much later a rank left than the others, shape (others, calls).
+        same_host: whether they share a clock for sure, shape (others,).
+    """
+    num_calls = apart.shape[1]
+    if not num_calls:
+        return np.zeros(len(apart), np.bool_)
+    middle = np.median(apart, axis=1)
+    near = np.abs(middle) <= SAME_CLOCK_NS
+    may = near | (~same_host & (num_calls >= ENOUGH_MEETINGS))
+    rest = np.abs(apart[may] - np.where(near, 0.0, middle)[may, None])
     # nine in ten: an unlucky end (a preempted rank, a lost record) must not tear a group apart
-    return float(np.quantile(np.abs(apart - middle), 0.9)) <= SAME_CLOCK_NS
+    place = int(np.ceil(0.9 * (num_calls - 1)))
+    together = np.zeros(len(apart), np.bool_)
+    together[may] = np.partition(rest, place, axis=1)[:, place] <= SAME_CLOCK_NS
+    return together

@@ -128,7 +128,7 @@ def _operators(trace: TraceColumns, lane: int) -> list[_Operator]:
 
 def _completion(trace: TraceColumns, operators: list[_Operator]) -> list[tuple[int, int]]:
     """Of each operator: when its work was done, and the row of its backend's span (or NONE): the first free span that
-    starts no earlier than the operator."""
+    starts no earlier than the operator. An operator that stays open longer than its span was kept off its core."""
     free: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
     for row in trace.rows_of(Category.USER_ANNOTATION).tolist():
         name = trace.names[int(trace.name[row])]
@@ -143,7 +143,7 @@ def _completion(trace: TraceColumns, operators: list[_Operator]) -> list[tuple[i
             spans.popleft()  # its operator lies before the trace begins
         if spans:
             _, span_end, row = spans.popleft()
-            ends.append((max(span_end, end), row))
+            ends.append((span_end, row))
         else:
             ends.append((end, NONE))
     return ends

@@ -166,11 +166,11 @@ def _came_or_went(difference: Difference, calls: Sequence[float]) -> Difference:
     return replace(difference, state=Change.NEW if calls[1] else Change.GONE)
 
 
-_CollectiveKey = tuple[str, str, int | None]
+_CollectiveKey = tuple[str, str, int | None, str | None]
 
 
 def _key(row: Collective) -> _CollectiveKey:
-    return row.group, row.kind, row.bytes
+    return row.group, row.kind, row.bytes, row.dimension
 
 
 def _collective(
@@ -196,7 +196,7 @@ def _collective(
     )
     waited = _part((waits[0], waits[1]), ground, level)
     return CollectiveDifference(
-        *key,
+        *key[:3],
         calls[0],
         calls[1],
         _came_or_went(moved, calls),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dash import html
 from dash.development.base_component import Component
 
-from stepscope.core.analysis import Analysis, Collective
+from stepscope.core.analysis import Analysis, Collective, DimensionCost, RankArrivals
+from stepscope.core.links import SLOW_BELOW
 from stepscope.core.words import UNKNOWN, bandwidth, count, milliseconds, percent, ranks_words, size
 from stepscope.dashboard.components.panel import panel
 from stepscope.dashboard.components.table import Column, table
@@ -16,13 +17,33 @@ _COLUMNS = [
     Column("Size", is_number=True),
     Column("Calls", is_number=True),
     Column("Bus bandwidth", is_number=True, hint="bytes over the wire / transfer time"),
-    Column("Expected", is_number=True, hint="of the link"),
+    Column("Expected", is_number=True, hint="of the link at this size"),
     Column("Transfer", is_number=True, hint="after the last arrival, all calls together"),
+    Column("hidden", is_number=True, hint="share of the transfer under compute"),
     Column("Wait", is_number=True, hint="until the last arrival, all calls and ranks together"),
-    Column("Hidden", is_number=True, hint="share of its time under compute"),
+    Column("hidden", is_number=True, hint="share of the waiting under compute"),
     Column("Skew", is_number=True, hint="between the first and the last arrival, median of a call"),
     Column("Last to arrive"),
 ]
+
+
+_DIMENSION_COLUMNS = [
+    Column("Dimension"),
+    Column("Calls", is_number=True),
+    Column("Transfer", is_number=True, hint="exposed: only communication runs"),
+    Column("Wait", is_number=True, hint="exposed, the pipeline's bubble included"),
+    Column("Unknown", is_number=True, hint="exposed, but arrivals are not known"),
+    Column("Hidden", is_number=True, hint="under compute, calls at once each in full"),
+]
+_ARRIVAL_COLUMNS = [
+    Column("Rank"),
+    Column("Late on average", is_number=True, hint="after the first to arrive"),
+    Column("Last", is_number=True, hint="of the collectives that need everybody"),
+]
+
+MOST_COLLECTIVES = 60
+MOST_ARRIVALS = 8
+"""Rows shown; the document holds all."""
 
 
 def communication_panel(analysis: Analysis) -> list[Component]:
@@ -30,18 +51,45 @@ def communication_panel(analysis: Analysis) -> list[Component]:
     if not analysis.collectives:
         return []
     slowest_first = sorted(analysis.collectives, key=lambda row: -_total_ms(row))
-    rows = [_row(collective) for collective in slowest_first]
+    rows = [_row(collective) for collective in slowest_first[:MOST_COLLECTIVES]]
+    tables = [table(_COLUMNS, rows, caption="Collectives by kind, size and group", class_name="ss-wide ss-collectives")]
+    if analysis.communication_by_dimension:
+        costs = [_cost(cost) for cost in analysis.communication_by_dimension]
+        tables.append(table(_DIMENSION_COLUMNS, costs, caption="Share of all ranks' time by parallel dimension"))
+    late = [row for row in analysis.arrivals if row.mean_late_ms > 0][:MOST_ARRIVALS]
+    if late:
+        tables.append(table(_ARRIVAL_COLUMNS, [_arrival(row) for row in late], caption="The latest ranks"))
     return [
         panel(
             "How fast is the communication, and who arrives last?",
-            [table(_COLUMNS, rows, caption="Collectives by kind, size and group", class_name="ss-wide")],
+            tables,
             name="communication",
             note="the most expensive first",
             source=(
-                "Calls are matched across ranks by group and sequence number. Wait lasts until the last needed rank "
-                "arrives, transfer is the rest. Bus bandwidth as nccl-tests define it, GB/s = 1e9 bytes a second."
+                "Calls are matched across ranks by group and sequence number, else by their order in the step. Wait "
+                "lasts until the last needed rank arrives, transfer is the rest. Bus bandwidth by nccl-tests' rules, "
+                "GB/s = 1e9 bytes a second; expected by NCCL's model of the link."
             ),
         )
+    ]
+
+
+def _cost(cost: DimensionCost) -> list[object]:
+    return [
+        cost.dimension.upper() if cost.dimension else "not known",
+        count(cost.num_calls),
+        percent(cost.transfer),
+        percent(cost.wait),
+        percent(cost.unsplit),
+        percent(cost.hidden_wait + cost.hidden_transfer + cost.hidden_unsplit),
+    ]
+
+
+def _arrival(row: RankArrivals) -> list[object]:
+    return [
+        f"rank {row.rank}",
+        milliseconds(row.mean_late_ms),
+        f"{count(row.times_last)} of {count(row.num_collectives)}",
     ]
 
 
@@ -58,12 +106,10 @@ def _members(group: str) -> str:
 def _row(row: Collective) -> list[object]:
     members = _members(row.group)
     group = f"{row.dimension.upper()} · {members}" if row.dimension else members
-    slow = (
-        row.busbw_gbs is not None and row.expected_busbw_gbs is not None and row.busbw_gbs < row.expected_busbw_gbs / 2
-    )
+    flag = _flag(row)
     speed: object = bandwidth(row.busbw_gbs)
-    if slow:
-        speed = html.Span([bandwidth(row.busbw_gbs), html.Span("slow", className="ss-flag")])
+    if flag:
+        speed = html.Span([bandwidth(row.busbw_gbs), html.Span(flag, className="ss-flag")])
     return [
         row.kind.replace("_", "-"),
         group,
@@ -72,8 +118,25 @@ def _row(row: Collective) -> list[object]:
         speed,
         bandwidth(row.expected_busbw_gbs),
         milliseconds(row.transfer_ms),
+        percent(row.hidden_transfer),
         milliseconds(row.wait_ms),
-        percent(row.hidden),
+        percent(row.hidden_wait),
         milliseconds(row.skew_ms),
-        UNKNOWN if row.last_arriver is None else f"rank {row.last_arriver}",
+        _last(row),
     ]
+
+
+def _flag(row: Collective) -> str | None:
+    """What is to be said of the bandwidth: a small message is bound by latency, whatever the link."""
+    if row.latency_bound:
+        return "small"
+    if row.busbw_gbs is None or row.expected_busbw_gbs is None:
+        return None
+    return "slow" if row.busbw_gbs < SLOW_BELOW * row.expected_busbw_gbs else None
+
+
+def _last(row: Collective) -> str:
+    if row.last_arriver is None:
+        return UNKNOWN
+    often = "" if row.times_last is None else f" ({count(row.times_last)} of {count(row.count)})"
+    return f"rank {row.last_arriver}{often}"
