@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.alignment.device_calls import device_calls
 from stepscope.analyzer.alignment.host_calls import host_calls
-from stepscope.analyzer.intervals import covered_time, union
+from stepscope.analyzer.intervals import Nanoseconds, covered_time, union
 from stepscope.analyzer.kernels.rank_kernels import no_kernels, rank_kernels
 from stepscope.analyzer.kernels.tables import kernel_table
 from stepscope.analyzer.ledger.activities import Activities, Work, device_activities
@@ -22,8 +22,18 @@ from stepscope.analyzer.ledger.steps import HostSteps, Window, device_window, fi
 from stepscope.analyzer.pipeline.micro_batches import device_micro_batches, host_micro_batches
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.read_facts import device_facts, host_facts
+from stepscope.analyzer.roofline.kernel_costs import Floats
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits, kernel_limits
-from stepscope.analyzer.roofline.utilization import coverage, dominant_dtype, peak_is_convicted, step_flops
+from stepscope.analyzer.roofline.operator_flops import operator_flops
+from stepscope.analyzer.roofline.utilization import (
+    LOW_EFFICIENCY,
+    StepFlops,
+    best_product_efficiency,
+    coverage,
+    dominant_dtype,
+    peak_is_convicted,
+    step_flops,
+)
 from stepscope.analyzer.what_if.graph import build_graph
 from stepscope.core.analysis import Notice, RooflineCoverage
 from stepscope.core.errors import DataError, TruncatedTraceError
@@ -78,11 +88,10 @@ def _view_device(
     gpu = find_gpu(next((device.name for device in trace.header.devices), None))
     kernels = activities.of(Work.COMPUTE)
     limits = kernel_limits(trace, activities.row[kernels], gpu=gpu)
-    if peak_is_convicted(limits):
-        faster = f"rank {rank}: kernels ran faster than {gpu.name if gpu else 'this GPU'} can by its data sheet"
-        notices.append(Notice("wrong_peak", f"{faster}: the peak, the clock or the FLOP model is wrong"))
+    notices += _doubts_about_peak(rank, gpu, limits)
     host = observe_host(trace, steps, activities)
     own = book(activities, window, host, limits.heading.astype(np.int8))
+    flops = _flops_a_step(limits.model_flops, limits.flops, activities.launch_ns[kernels], steps, window)
     backward, optimizer = _by_launcher(trace, activities, own, window, steps, kernels)
     sums = rank_kernels(trace, activities, limits, own.kernel_owned_ns, window)
     return RankView(
@@ -98,7 +107,8 @@ def _view_device(
         kernels=kernel_table([sums.by_name]),
         kernel_sums=sums,
         coverage=coverage(limits),
-        step_flops=_flops_a_step(activities, kernels, limits, steps, window),
+        step_flops=flops.model or None,
+        executed_flops=flops.executed or None,
         peak_flops=_peak(gpu, limits),
         facts=device_facts(trace, activities, window, marked),
         host_work=host_work(trace, steps, activities, own.segments),
@@ -106,6 +116,20 @@ def _view_device(
         notices=notices,
         graph=build_graph(trace, activities, steps, window, host.spans_of_lane),
     )
+
+
+def _doubts_about_peak(rank: int, gpu: GpuModel | None, limits: KernelLimits) -> list[Notice]:
+    name = gpu.name if gpu else "this GPU"
+    if peak_is_convicted(limits):
+        faster = f"rank {rank}: kernels ran faster than {name} can by its data sheet"
+        return [Notice("wrong_peak", f"{faster}: the peak, the clock or the FLOP model is wrong")]
+    best = best_product_efficiency(limits)
+    if best is not None and best < LOW_EFFICIENCY:
+        slow = f"rank {rank}: even the best large matrix products reach {best:.0%} of the dense peak of {name}"
+        return [
+            Notice("low_peak", f"{slow}: clocks held down (power cap, heat), awkward sizes, or another card's peak")
+        ]
+    return []
 
 
 def _lasting(window: Window, trace: TraceColumns) -> Window:
@@ -125,6 +149,8 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
     optimizer = union(trace.start_ns[rows], trace.end_ns[rows])
     bounds = np.concatenate((window.boundary_ns, [window.end_ns]))
     zeros = np.zeros(len(window.boundary_ns), np.int64)
+    work = operator_flops(trace)
+    flops = _flops_a_step(work.model_flops, work.flops, trace.start_ns[work.row], steps, window)
     segments = book_host(trace, steps, window)
     return RankView(
         rank=rank,
@@ -139,7 +165,8 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
         kernels=[],
         kernel_sums=no_kernels(),
         coverage=RooflineCoverage(0.0, 0.0, 0.0),
-        step_flops=None,
+        step_flops=flops.model or None,
+        executed_flops=flops.executed or None,
         peak_flops=None,
         facts=host_facts(trace, steps),
         host_work=host_work(trace, replace(steps, main_lane=lane), None, segments),
@@ -181,14 +208,13 @@ def _by_launcher(
 
 
 def _flops_a_step(
-    activities: Activities, kernels: npt.NDArray[np.intp], limits: KernelLimits, steps: HostSteps, window: Window
-) -> float | None:
-    """Model FLOPs of one step, mean over the window's steps; None without steps or without a modelled matmul."""
-    if not len(steps):
-        return None
-    inside = np.isin(steps.position_of(activities.launch_ns[kernels]), np.arange(len(steps)))
-    flops = step_flops(limits, inside).model / len(window.boundary_ns)
-    return flops or None
+    model: Floats, executed: Floats, launch_ns: Nanoseconds, steps: HostSteps, window: Window
+) -> StepFlops:
+    """FLOPs asked for inside the host's steps, mean over the window's steps; 0 without steps."""
+    inside = steps.position_of(launch_ns) != NONE
+    total = step_flops(model, executed, inside)
+    num_steps = len(window.boundary_ns)
+    return StepFlops(total.model / num_steps, total.executed / num_steps)
 
 
 def _peak(gpu: GpuModel | None, limits: KernelLimits) -> float | None:

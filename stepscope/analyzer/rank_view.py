@@ -109,6 +109,7 @@ class RankView:
     kernel_sums: RankKernels
     coverage: RooflineCoverage
     step_flops: float | None
+    executed_flops: float | None
     peak_flops: float | None
     facts: ReadFacts
     host_work: HostWork

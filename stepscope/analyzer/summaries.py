@@ -72,7 +72,8 @@ def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
     world_size = world_size_of(views)
     steps = [float(np.mean(view.window.whole_step_ns)) / 1e6 for view in views.values()]
     step_ms = float(np.median(steps)) if steps else None
-    utilization = _utilization(views, step_ms)
+    mfu = _utilization([(view.step_flops, view.peak_flops) for view in views.values()], step_ms)
+    hfu = _utilization([(view.executed_flops, view.peak_flops) for view in views.values()], step_ms)
     first = next(iter(views.values()))
     return Job(
         world_size=world_size,
@@ -83,16 +84,16 @@ def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
         num_steps=min(len(view.window.boundary_ns) for view in views.values()),
         step_ms=step_ms,
         unprofiled_step_ms=context.unprofiled_step_ms,
-        mfu=utilization if utilization is not None and utilization <= 1.0 else None,
-        hfu=None,
+        mfu=mfu if mfu is not None and mfu <= 1.0 else None,
+        hfu=hfu if hfu is not None and hfu <= 1.0 else None,
         device_kind="gpu" if first.on_device else "cpu",
         simulated_compute=context.simulated_compute,
     )
 
 
-def _utilization(views: Mapping[int, RankView], step_ms: float | None) -> float | None:
-    """Model FLOPs over what the peak allows, mean over ranks; above 1 something is wrong with the peak or the model."""
-    shares = [v.step_flops / v.peak_flops for v in views.values() if v.step_flops and v.peak_flops]
+def _utilization(flops_and_peak: Sequence[tuple[float | None, float | None]], step_ms: float | None) -> float | None:
+    """FLOPs of a step over what the peak allows, mean over ranks; above 1 something is wrong with peak or model."""
+    shares = [flops / peak for flops, peak in flops_and_peak if flops and peak]
     return float(np.mean(shares)) / (step_ms / 1e3) if shares and step_ms else None
 
 
@@ -237,9 +238,9 @@ def warnings(
                 f"capturing slowed the step by {quality.profiler_distortion:.0%}: host-side headings are upper bounds",
             )
         )
-    utilization = _utilization(views, job.step_ms)
-    if utilization is not None and utilization > 1.0:
-        wrong = f"MFU would be {utilization:.0%}: the peak assumed for this GPU, its clock or the FLOP model is wrong"
+    hfu = _utilization([(view.executed_flops, view.peak_flops) for view in views.values()], job.step_ms)
+    if hfu is not None and hfu > 1.0:
+        wrong = f"HFU would be {hfu:.0%}: the peak assumed for this GPU, its clock or the FLOP model is wrong"
         notices.append(Notice("impossible_mfu", wrong))
     if quality.lost_launches > LOSS_WORTH_SAYING:
         lost = (

@@ -75,7 +75,7 @@ def _headline(analysis: Analysis) -> str:
             step += f" ({job.unprofiled_step_ms:,.1f} ms unprofiled)"
         parts.append(step)
     if job.mfu is not None:
-        parts.append(f"MFU {job.mfu:.1%}")
+        parts.append(f"MFU {job.mfu:.1%}" + (f" (HFU {job.hfu:.1%})" if job.hfu is not None else ""))
     return ", ".join(parts)
 
 

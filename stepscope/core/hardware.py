@@ -1,9 +1,16 @@
-"""What can this GPU and this link do? Peak rates from the vendors' data sheets."""
+"""What can this GPU and its link do? Peak rates from the vendors' data sheets."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
+
+from stepscope.core.gpu_catalogue import OTHER_CARDS, ROWS, Row
+
+_AS_FLOAT32 = ("tfloat32", "bfloat16")
+"""Where the matrix units do not know these types (before Ampere), products run on the vector units as float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +22,7 @@ class GpuModel:
         dense_flops: peak FLOP/s by dtype without sparsity.
         memory_bytes_per_second: HBM bandwidth.
         num_sms: streaming multiprocessors (compute units on AMD).
-        link_bytes_per_second: scale-up link bandwidth in one direction, all links together; None without.
+        link_bytes_per_second: scale-up link bandwidth in one direction, all links together; None without or unknown.
         source: where the figures are from.
     """
 
@@ -34,88 +41,37 @@ class GpuModel:
         return peak
 
 
-_AS_FLOAT32 = ("tfloat32", "bfloat16")
-"""Where the matrix units do not know these types (before Ampere), products run on the vector units as float32."""
+def _model(row: Row) -> GpuModel:
+    tera = {
+        "float16": row.fp16,
+        "bfloat16": row.bf16,
+        "tfloat32": row.tf32,
+        "float32": row.fp32,
+        "float64": row.fp64,
+        "float8": row.fp8,
+    }
+    return GpuModel(
+        name=row.name,
+        dense_flops=MappingProxyType({dtype: value * 1e12 for dtype, value in tera.items() if value}),
+        memory_bytes_per_second=row.memory_gb * 1e9,
+        num_sms=row.num_sms,
+        link_bytes_per_second=row.link_gb * 1e9 or None,
+        source=row.source,
+    )
 
 
-def _flops(**tera: float) -> MappingProxyType[str, float]:
-    return MappingProxyType({dtype: value * 1e12 for dtype, value in tera.items()})
-
-
-GPU_MODELS: tuple[GpuModel, ...] = (
-    GpuModel(
-        "H200",
-        _flops(bfloat16=989.4, float16=989.4, tfloat32=494.7, float32=66.9, float64=33.5, float8=1978.9),
-        4.8e12,
-        132,
-        450e9,
-        "NVIDIA H200 data sheet, SXM; sparse figures halved",
-    ),
-    GpuModel(
-        "H100 PCIe",
-        _flops(bfloat16=756.5, float16=756.5, tfloat32=378.0, float32=51.2, float64=25.6, float8=1513.0),
-        2.0e12,
-        114,
-        300e9,
-        "NVIDIA H100 data sheet, PCIe; sparse figures halved",
-    ),
-    GpuModel(
-        "H100",
-        _flops(bfloat16=989.4, float16=989.4, tfloat32=494.7, float32=66.9, float64=33.5, float8=1978.9),
-        3.35e12,
-        132,
-        450e9,
-        "NVIDIA H100 data sheet, SXM; sparse figures halved",
-    ),
-    GpuModel(
-        "B200",
-        _flops(bfloat16=2250.0, float16=2250.0, tfloat32=1100.0, float32=75.0, float64=37.0, float8=4500.0),
-        8.0e12,
-        148,
-        900e9,
-        "NVIDIA HGX B200 data sheet, per GPU; sparse figures halved",
-    ),
-    GpuModel(
-        "A100-SXM4-80GB",
-        _flops(bfloat16=312.0, float16=312.0, tfloat32=156.0, float32=19.5, float64=9.7),
-        2.039e12,
-        108,
-        300e9,
-        "NVIDIA A100 data sheet, 80 GB SXM",
-    ),
-    GpuModel(
-        "A100",
-        _flops(bfloat16=312.0, float16=312.0, tfloat32=156.0, float32=19.5, float64=9.7),
-        1.555e12,
-        108,
-        300e9,
-        "NVIDIA A100 data sheet, 40 GB",
-    ),
-    GpuModel(
-        "V100",
-        _flops(float16=125.0, float32=15.7, float64=7.8),
-        0.9e12,
-        80,
-        150e9,
-        "NVIDIA V100 data sheet, SXM2",
-    ),
-    GpuModel(
-        "MI300X",
-        _flops(bfloat16=1307.4, float16=1307.4, tfloat32=653.7, float32=163.4, float64=81.7, float8=2614.9),
-        5.3e12,
-        304,
-        448e9,
-        "AMD Instinct MI300X data sheet",
-    ),
-)
+GPU_MODELS: tuple[GpuModel, ...] = tuple(map(_model, ROWS))
 """Most particular name first."""
 
 
+@lru_cache(maxsize=256)
 def find_gpu(device_name: str | None) -> GpuModel | None:
     """The model behind a driver's device name, or None when it is not in the catalogue."""
-    if not device_name:
+    name = (device_name or "").lower()
+    if any(word in name for word in OTHER_CARDS):
         return None
     for model in GPU_MODELS:
-        if model.name.lower() in device_name.lower():
+        # whole words: A100 is no A10
+        if re.search(rf"(?<![a-z0-9]){re.escape(model.name.lower())}(?![a-z0-9])", name):
             return model
     return None

@@ -293,7 +293,7 @@ def test_any_job_adds_up_and_gets_a_verdict(ranks: list[list[tuple[str, int, int
 
 def test_a_utilization_above_one_is_warned_about_and_not_printed() -> None:
     views = [view_of(trace) for trace in data_parallel([[1000] * 3, [1000] * 3])]
-    views = [replace(view, step_flops=1e12, peak_flops=1e12) for view in views]
+    views = [replace(view, step_flops=1e12, executed_flops=1e12, peak_flops=1e12) for view in views]
     analysis, _ = analyse_job(views, JobContext())
     assert analysis.job.mfu is None
     assert "impossible_mfu" in {notice.code for notice in analysis.warnings}

@@ -36,24 +36,30 @@ def stand_ins(trace: TraceColumns, kernel_rows: IntColumn, operator: IntColumn) 
     duration = trace.end_ns[kernel_rows] - trace.start_ns[kernel_rows]
     order = np.lexsort((trace.start_ns[kernel_rows], trace.lane[kernel_rows]))
     lane = trace.lane[kernel_rows[order]]
-    code = _codes(trace, kernel_rows)
-    is_like_an_orphan = np.isin(code, code[orphans])
-    donors = np.flatnonzero((operator != NONE) & is_like_an_orphan)
-    for reach in REACHES:
-        key = np.empty(len(code), np.uint64)
-        key[order] = _contexts(code[order], lane, reach)
-        asking = orphans[found[orphans] == NONE]
-        found[asking] = _nearest(key, duration, asking, donors)
+    # ROCm records the grid with the launch, so kernels without one are known by their names alone
+    bare = orphans[trace.launch[kernel_rows[orphans]] == NONE]
+    for some, code in ((orphans, _codes(trace, kernel_rows)), (bare, _names(trace, kernel_rows))):
+        donors = np.flatnonzero((operator != NONE) & np.isin(code, code[some]))
+        for reach in REACHES:
+            asking = some[found[some] == NONE]
+            if not len(asking) or not len(donors):
+                break
+            key = np.empty(len(code), np.uint64)
+            key[order] = _contexts(code[order], lane, reach)
+            found[asking] = _nearest(key, duration, asking, donors)
     return found
+
+
+def _names(trace: TraceColumns, kernel_rows: IntColumn) -> npt.NDArray[np.uint64]:
+    """One number for a kernel's name."""
+    codes: npt.NDArray[np.uint64] = (trace.name[kernel_rows].astype(np.uint64) + np.uint64(1)) * _MIX
+    return codes
 
 
 def _codes(trace: TraceColumns, kernel_rows: IntColumn) -> npt.NDArray[np.uint64]:
     """One number for a kernel's name, grid and block."""
-    name, launch = trace.name[kernel_rows].astype(np.uint64), trace.launch[kernel_rows].astype(np.int64)
-    codes: npt.NDArray[np.uint64] = (name + np.uint64(1)) * _MIX ^ (launch + 2).astype(np.uint64) * (
-        _MIX >> np.uint64(7)
-    )
-    return codes
+    launch = (trace.launch[kernel_rows].astype(np.int64) + 2).astype(np.uint64)
+    return _names(trace, kernel_rows) ^ launch * (_MIX >> np.uint64(7))
 
 
 def _contexts(code: npt.NDArray[np.uint64], lane: IntColumn, reach: int) -> npt.NDArray[np.uint64]:
@@ -71,8 +77,6 @@ def _contexts(code: npt.NDArray[np.uint64], lane: IntColumn, reach: int) -> npt.
 
 def _nearest(key: npt.NDArray[np.uint64], duration: IntColumn, asking: Places, donors: Places) -> Places:
     """The donor with the same key whose duration is nearest, or NONE."""
-    if not len(asking) or not len(donors):
-        return np.full(len(asking), NONE, np.intp)
     keys, rank = np.unique(key[donors], return_inverse=True)
     place = np.minimum(np.searchsorted(keys, key[asking]), len(keys) - 1)
     # donors of one key stand together, by duration: one sorted axis for all

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.roofline.borrowing import stand_ins
+from stepscope.analyzer.roofline.convolution_shapes import OutputSizes, learn_outputs, learned_cost, recorded_shapes
 from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.analyzer.roofline.kernel_operator import launching_operators
 from stepscope.analyzer.roofline.list_passes import list_pass_bytes
-from stepscope.analyzer.roofline.operator_call import OperatorCost
 from stepscope.analyzer.roofline.operator_cost import operator_cost
 from stepscope.analyzer.roofline.recomputation import recomputed
 from stepscope.trace.columns import NONE, IntColumn, TraceColumns
@@ -51,6 +51,7 @@ class KernelCosts:
         model_flops: those that are no repetition: without attention's recomputation and recomputed forwards.
         num_bytes: fewest bytes to and from memory.
         dtype: index into DTYPES.
+        is_upper_bound: whether the kernel may have needed fewer FLOPs (Winograd's convolutions).
         source: DecidedBy codes, NOTHING where nan.
     """
 
@@ -58,6 +59,7 @@ class KernelCosts:
     model_flops: Floats
     num_bytes: Floats
     dtype: Codes
+    is_upper_bound: npt.NDArray[np.bool_]
     source: Codes
 
 
@@ -80,7 +82,7 @@ def kernel_costs(trace: TraceColumns, kernel_rows: IntColumn, family: Codes) -> 
     donor = stand_ins(trace, kernel_rows, operator)
     borrows = np.flatnonzero((donor != NONE) & np.isnan(costs.num_bytes))
     donor = donor[borrows]
-    for column in (costs.flops, costs.model_flops, costs.num_bytes, costs.dtype):
+    for column in (costs.flops, costs.model_flops, costs.num_bytes, costs.dtype, costs.is_upper_bound):
         column[borrows] = column[donor]
     costs.source[borrows] = np.where(np.isnan(costs.num_bytes[donor]), DecidedBy.NOTHING, DecidedBy.BORROWED)
     return costs
@@ -94,14 +96,23 @@ def _by_model(trace: TraceColumns, kernel_rows: IntColumn, operator: IntColumn, 
     side = np.full((len(distinct), len(Family)), np.nan)
     dtype = np.zeros(len(distinct), np.uint8)
     works = np.zeros((len(distinct), len(Family)), np.bool_)
+    is_upper_bound = np.zeros(len(distinct), np.bool_)
     kernel_names = trace.name[kernel_rows[_longest(which, duration, len(distinct))]]
+    outputs: OutputSizes | None = None
     for place, pair in enumerate(distinct.tolist()):
-        cost = _cost(trace, pair, trace.names[kernel_names[place]])
+        if pair == NONE:
+            continue
+        name, shapes = trace.names[pair >> 32], trace.shape_table[pair & 0xFFFFFFFF]
+        cost = operator_cost(name, shapes, kernel_name=trace.names[kernel_names[place]])
+        if cost is None and "convolution" in name:
+            outputs = learn_outputs(trace) if outputs is None else outputs
+            cost = learned_cost(name, shapes, outputs)
         if cost is None:
             continue
         table[place] = cost.flops, cost.flops - cost.recomputed_flops, cost.num_bytes
         dtype[place] = DTYPES.index(cost.dtype) if cost.dtype in DTYPES else 0
         works[place, list(cost.families)] = True
+        is_upper_bound[place] = cost.is_upper_bound
         for side_family, num_bytes in cost.side_bytes.items():
             side[place, side_family] = num_bytes
     share = _share_of_work(operator, works[which, family], family, duration)
@@ -111,18 +122,19 @@ def _by_model(trace: TraceColumns, kernel_rows: IntColumn, operator: IntColumn, 
     flops[beside] = model_flops[beside] = 0.0
     known = ~np.isnan(num_bytes)
     return KernelCosts(
-        flops,
-        model_flops,
-        num_bytes,
-        np.where(known & ~beside, dtype[which], 0).astype(np.uint8),
-        np.where(known, DecidedBy.MODEL, DecidedBy.NOTHING).astype(np.uint8),
+        flops=flops,
+        model_flops=model_flops,
+        num_bytes=num_bytes,
+        dtype=np.where(known & ~beside, dtype[which], 0).astype(np.uint8),
+        is_upper_bound=is_upper_bound[which],
+        source=np.where(known, DecidedBy.MODEL, DecidedBy.NOTHING).astype(np.uint8),
     )
 
 
 def _distinct_calls(trace: TraceColumns, operator: IntColumn) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
     """Operators' names and shapes are few: each pair of them (one number) once, and each kernel's index into them."""
-    pairs = np.where(operator != NONE, trace.name[operator].astype(np.int64) << 32 | trace.shapes[operator], NONE)
-    pairs[(operator == NONE) | (trace.shapes[operator] == NONE)] = NONE
+    shapes = recorded_shapes(trace, operator)
+    pairs = np.where(shapes != NONE, trace.name[operator].astype(np.int64) << 32 | shapes, NONE)
     distinct, which = np.unique(pairs, return_inverse=True)
     return distinct, which
 
@@ -133,12 +145,6 @@ def _longest(which: npt.NDArray[np.intp], duration: IntColumn, num_calls: int) -
     order = np.argsort(duration, kind="stable")
     longest[which[order]] = order  # the last assignment stays
     return longest
-
-
-def _cost(trace: TraceColumns, pair: int, kernel_name: str) -> OperatorCost | None:
-    if pair == NONE:
-        return None
-    return operator_cost(trace.names[pair >> 32], trace.shape_table[pair & 0xFFFFFFFF], kernel_name=kernel_name)
 
 
 def _share_of_work(operator: IntColumn, does_work: npt.NDArray[np.bool_], family: Codes, duration: IntColumn) -> Floats:

@@ -41,6 +41,7 @@ class KernelLimits:
         dtype: index into DTYPES: of the matrix operands.
         flops: matrix FLOPs executed.
         model_flops: those that repeat nothing (attention in backward, checkpointed forwards), as MFU counts them.
+        flops_are_upper_bound: whether it may have needed fewer FLOPs (Winograd's convolutions).
         floor_ns_flops, floor_ns_bytes: least time at the GPU's dense peak, and at its memory bandwidth.
     """
 
@@ -51,6 +52,7 @@ class KernelLimits:
     dtype: Codes
     flops: Floats
     model_flops: Floats
+    flops_are_upper_bound: npt.NDArray[np.bool_]
     floor_ns_flops: Floats
     floor_ns_bytes: Floats
 
@@ -92,6 +94,7 @@ def kernel_limits(trace: TraceColumns, kernel_rows: IntColumn, *, gpu: GpuModel 
         dtype=dtype,
         flops=costs.flops,
         model_flops=costs.model_flops,
+        flops_are_upper_bound=costs.is_upper_bound,
         floor_ns_flops=floor_flops,
         floor_ns_bytes=floor_bytes,
     )

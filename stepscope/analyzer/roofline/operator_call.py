@@ -120,6 +120,7 @@ class OperatorCost:
             flops is 0 or the type is not in its catalogue.
         families: the kernels that do the work; others of the same operator are side kernels.
         side_bytes: fewest bytes of one side kernel by its family, where they are known.
+        is_upper_bound: whether kernels are about that need fewer FLOPs (Winograd's).
     """
 
     flops: float
@@ -128,6 +129,7 @@ class OperatorCost:
     dtype: str | None
     families: frozenset[Family]
     side_bytes: Mapping[Family, float] = field(default_factory=dict)
+    is_upper_bound: bool = False
 
 
 CostModel = Callable[[OperatorCall], OperatorCost | None]

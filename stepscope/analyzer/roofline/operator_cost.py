@@ -1,21 +1,29 @@
 """How much arithmetic and how much memory traffic does an operator need at the least?
 
 Only exact and simple models: an operator, or a form of it, that is not surely understood has no cost. The tables are
-in arithmetic_cost (matrix products, attention, convolutions) and traffic_cost (all that streams through memory)
-and lookup_cost (rows and elements picked by index).
+in matmul_cost, attention_cost, convolution_cost, traffic_cost (all that streams through memory) and lookup_cost (rows
+and elements picked by index).
 """
 
 from __future__ import annotations
 
-from stepscope.analyzer.roofline.arithmetic_cost import ARITHMETIC_MODELS
+from stepscope.analyzer.roofline.attention_cost import ATTENTION_MODELS
+from stepscope.analyzer.roofline.convolution_cost import CONVOLUTION_MODELS
 from stepscope.analyzer.roofline.kernel_family import is_elementwise
 from stepscope.analyzer.roofline.kernel_types import element_bytes_of
 from stepscope.analyzer.roofline.lookup_cost import LOOKUP_MODELS
+from stepscope.analyzer.roofline.matmul_cost import MATMUL_MODELS
 from stepscope.analyzer.roofline.operator_call import CostModel, OperatorCost, parse_call
 from stepscope.analyzer.roofline.traffic_cost import TRAFFIC_MODELS, generated_kernel, pointwise_model
 from stepscope.trace.columns import Shapes
 
-_MODELS: dict[str, CostModel] = {**TRAFFIC_MODELS, **LOOKUP_MODELS, **ARITHMETIC_MODELS}
+_MODELS: dict[str, CostModel] = {
+    **TRAFFIC_MODELS,
+    **LOOKUP_MODELS,
+    **MATMUL_MODELS,
+    **ATTENTION_MODELS,
+    **CONVOLUTION_MODELS,
+}
 _GENERATED = ("triton_poi_", "triton_red_", "triton_per_")
 _OTHER_POINTWISE = {in_place: pointwise_model(None, in_place=in_place, comparison=False) for in_place in (False, True)}
 

@@ -94,12 +94,14 @@ def test_latency_binds_short_or_small_kernels_far_from_their_floors(
     assert (headings(limits_of(tmp_path, small)) == [Heading.LATENCY_BOUND]) == latency_bound
 
 
-def test_side_kernels_bear_none_of_their_operators_cost(tmp_path: Path) -> None:
+def test_side_kernels_bear_their_own_bytes_and_none_of_the_flops(tmp_path: Path) -> None:
     limits = limits_of(tmp_path, product(4096, (GEMM, 300.0, 132), (SPLIT_K, 10.0, 200)))
     assert limits.flops[0] == 2 * 4096**3
-    assert np.isnan(limits.flops[1])
+    assert limits.flops[1] == 0
+    assert H100 is not None
+    # two parts in float32 are read, their sum is written in bf16
+    assert limits.floor_ns_bytes[1] == pytest.approx(4096**2 * (2 * 4 + 2) / H100.memory_bytes_per_second * 1e9)
     assert headings(limits) == [Heading.COMPUTE_BOUND, Heading.MEMORY_BOUND]
-    assert list(limits.decided_by) == [DecidedBy.MODEL, DecidedBy.NAME]
 
 
 def test_kernels_that_work_together_share_the_cost_by_duration(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_without_a_model_the_family_decides_and_unknown_families_stay_open(tmp_p
 def test_an_unknown_gpu_leaves_families_to_decide_but_counts_flops(tmp_path: Path) -> None:
     limits = limits_of(tmp_path, product(4096, (GEMM, 300.0, 132)), gpu=None)
     assert list(limits.decided_by) == [DecidedBy.NAME]
-    assert step_flops(limits, np.array([True])).model == 2 * 4096**3
+    assert step_flops(limits.model_flops, limits.flops, np.array([True])).model == 2 * 4096**3
 
 
 def test_float32_products_run_in_the_type_their_kernel_names(tmp_path: Path) -> None:
@@ -245,8 +247,10 @@ def test_flops_of_a_step_are_six_for_each_parameter_and_token_plus_attention(sha
     weights = layers * 12 * width**2 + vocabulary * width  # those that enter products: the embedding is a lookup
     causal_attention = 6 * layers * tokens * sequence * width  # forward and twice that backward, half the square
     expected = 6 * weights * tokens + causal_attention
-    assert step_flops(limits, launched_in_step(trace, kernels, 6)).model == pytest.approx(expected, rel=0.001)
-    assert step_flops(limits, launched_in_step(trace, kernels, 6)).executed == pytest.approx(
+    assert step_flops(limits.model_flops, limits.flops, launched_in_step(trace, kernels, 6)).model == pytest.approx(
+        expected, rel=0.001
+    )
+    assert step_flops(limits.model_flops, limits.flops, launched_in_step(trace, kernels, 6)).executed == pytest.approx(
         expected + causal_attention / 6, rel=0.001
     )
 
@@ -259,7 +263,7 @@ def test_model_flops_utilization_of_the_healthy_run(shared_traces: Path) -> None
     assert dtype == "bfloat16"
     peak = gpu.peak_flops(dtype)
     assert peak is not None
-    flops = step_flops(limits, launched_in_step(trace, kernels, 6))
+    flops = step_flops(limits.model_flops, limits.flops, launched_in_step(trace, kernels, 6))
     truth = json.loads((shared_traces / "h100x2" / "truth.json").read_text())
     seconds = truth["ddp"]["ranks"][0]["step_ms"] / 1000
     assert flops.model / (seconds * peak) == pytest.approx(0.450, abs=0.003)

@@ -105,18 +105,33 @@ def test_flash_attention_has_its_heads_after_the_sequence() -> None:
     assert found.flops == 4 * 4 * 12 * 197 * 197 * 64
 
 
+@given(queries=st.integers(1, 40), keys=st.integers(1, 40), bottom_right=st.booleans())
+def test_causal_pairs_are_those_under_the_diagonal(queries: int, keys: int, bottom_right: bool) -> None:
+    dims: Sequence[object] = [[1, queries, 1, 8], [1, keys, 1, 8], [1, keys, 1, 8], *[[]] * 11]
+    values = [""] * 9 + ["2" if bottom_right else "1"] + [""] * 4
+    found = known("aten::_efficient_attention_forward", dims, [BF16] * 3 + [""] * 11, values)
+    offset = keys - queries if bottom_right else 0
+    pairs = sum(max(0, min(keys, query + 1 + offset)) for query in range(queries))
+    # closed forms count half of the diagonal
+    assert found.flops / (4 * 8) == pairs - min(queries, keys) / 2
+
+
+def test_packed_sequences_cost_what_equal_lengths_would() -> None:
+    dims: Sequence[object] = [[24, 2, 64], [24, 2, 64], [24, 2, 64], [4], [4]]
+    values = ["", "", "", "", "", "12", "12", "0.", "True"]
+    packed = known("aten::_flash_attention_forward", dims, [BF16] * 3 + ["int"] * 2, values)
+    apart: Sequence[object] = [[3, 8, 2, 64], [3, 8, 2, 64], [3, 8, 2, 64], [], []]
+    assert packed.flops == known("aten::_flash_attention_forward", apart, [BF16] * 3 + [""] * 2, values).flops
+
+
 @pytest.mark.parametrize(
-    ("dims", "values"),
-    [
-        ([[1, 8, 2, 64], [1, 9, 2, 64], [1, 9, 2, 64], [], []], ["", "", "", "", "", "8", "9", "0.", "True"]),
-        ([[8, 2, 64], [8, 2, 64], [8, 2, 64], [3], [3]], ["", "", "", "", "", "4", "4", "0.", "True"]),
-        ([[1, 8, 2, 64], [1, 8, 2, 64], [1, 8, 2, 64], [2], [2]], ["", "", "", "", "", "8", "8", "0.", "True"]),
-        ([[1, 8, 2, 64], [1, 8, 2, 64], [1, 8, 2, 64], [], []], []),
-    ],
-    ids=["causal but not square", "packed sequences", "lengths given", "mask not recorded"],
+    "values",
+    [[], ["", "", "", "", "", "8", "8", "0.", "True", "False", "", "4", "0"]],
+    ids=["mask not recorded", "sliding window"],
 )
-def test_attention_whose_work_is_not_in_its_shapes_has_no_cost(dims: Sequence[object], values: list[str]) -> None:
-    assert cost("aten::_flash_attention_forward", dims, [BF16] * 3 + ["int"] * 2, values) is None
+def test_attention_whose_work_is_not_in_its_shapes_has_no_cost(values: list[str]) -> None:
+    dims: Sequence[object] = [[1, 8, 2, 64]] * 3 + [[], []]
+    assert cost("aten::_flash_attention_forward", dims, [BF16] * 3 + [""] * 2, values) is None
 
 
 def test_convolution_counts_its_filter_for_every_output_element() -> None:
@@ -177,3 +192,60 @@ def test_tensor_lists_without_element_types_have_no_cost() -> None:
         cost("aten::_foreach_add_", [[[4, 8], [4]], [[4, 8], [4]], []], ["TensorList", "TensorList", "Scalar"]) is None
     )
     assert cost("triton_poi_fused_add_0", [[4, 8]], ["Unheard"]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "types", "values", "expected"),
+    [
+        ("aten::cat", [[[2, 3], [4, 3]], []], ["TensorList", "Scalar"], [], 2 * 18 * 2),
+        ("aten::_chunk_cat", [[[4, 8], [4]], [], [], [2, 18]], ["TensorList", "Scalar", "Scalar", BF16], [],
+         2 * 36 * 2),
+        ("aten::index", [[5, 6, 7], [[2, 3], []]], ["float", "TensorList"], [], 2 * 6 * 6 * 7 * 4),
+        ("aten::index_put_", [[5, 7], [[3]], [3, 7], []], ["float", "TensorList", "float", "Scalar"],
+         ["", "", "", "True"], 3 * 21 * 4),
+        ("aten::scatter_add_", [[9, 4], [], [3, 4], [3, 4]], ["float", "Scalar", "long int", "float"], [], 3 * 12 * 4),
+        ("aten::native_dropout", [[8], [], []], [BF16, "Scalar", "Scalar"], [], 2 * 16 + 8),
+        ("aten::exp", [[]], ["float"], [], 8),
+        ("aten::copy_", [[4, 8], [4, 8], []], [BF16, "float", "Scalar"], [], 32 * (2 + 4)),
+    ],
+)  # fmt: skip
+def test_joins_and_lookups_move_each_element_once_each_way(
+    name: str, dims: Sequence[object], types: list[str], values: list[str], expected: int
+) -> None:
+    shapes = Shapes(json.dumps(dims), json.dumps(types), json.dumps(values))
+    found = operator_cost(name, shapes, kernel_name="CatArrayBatchedCopy<at::native::OpaqueType<2u>, unsigned int, 3>")
+    assert found is not None
+    assert (found.num_bytes, found.flops) == (expected, 0.0)
+
+
+def test_any_elementwise_kernel_of_torch_reads_its_operands_and_writes_their_common_shape() -> None:
+    shapes = Shapes("[[4, 1], [8]]", '["float", "float"]', "")
+    kernel = "void at::native::vectorized_elementwise_kernel<4, at::native::hypot_kernel_cuda(...)>(int)"
+    found = operator_cost("aten::hypot", shapes, kernel_name=kernel)
+    assert found is not None
+    assert found.num_bytes == 4 * (4 + 8 + 32)
+    assert operator_cost("aten::hypot", shapes, kernel_name="mystery") is None
+
+
+@given(batch=st.integers(1, 64), factor=st.integers(2, 5))
+@pytest.mark.parametrize(
+    ("name", "dims", "types"),
+    [
+        ("aten::bmm", [[1, 8, 32], [1, 32, 16]], [BF16, BF16]),
+        ("aten::native_layer_norm", [[1, 64], [], [64], [64]], ["float"] * 4),
+        ("aten::_softmax", [[1, 64], [], []], ["float", "Scalar", "Scalar"]),
+        ("aten::mul", [[1, 64], [1, 64]], ["float", "float"]),
+        ("aten::sum", [[1, 64]], ["float"]),
+    ],
+)
+def test_costs_are_never_negative_and_grow_with_the_batch(
+    name: str, dims: Sequence[list[int]], types: list[str], batch: int, factor: int
+) -> None:
+    def of(size: int) -> OperatorCost:
+        # only the operands that carry the batch, those whose first dimension is 1
+        return known(name, [[size, *entry[1:]] if entry[:1] == [1] else entry for entry in dims], types)
+
+    small, large = of(batch), of(batch * factor)
+    assert small.flops >= 0
+    assert large.flops == factor * small.flops
+    assert 0 < large.num_bytes - small.num_bytes == (factor - 1) * batch * (of(2).num_bytes - of(1).num_bytes)
