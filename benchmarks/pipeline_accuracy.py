@@ -1,6 +1,6 @@
 """How close is the measured pipeline bubble to the truth? Prints a table of docs/accuracy.md.
 
-    python benchmarks/pipeline_accuracy.py [--nap-ms 60] [--repeat 1] [--out FOLDER]
+    python benchmarks/pipeline_accuracy.py [--nap-ms 100] [--repeat 1] [--out FOLDER]
 
 Trains 4 pipeline stages on this machine's CPU with layers that sleep, so that every process is a device of its own.
 The truth needs no trace and none of our analysis: each process adds up what its layers slept, and its steps without
@@ -78,7 +78,7 @@ def run(case: Case, out: Path, name: str, nap_ms: float) -> tuple[Analysis, floa
 def main() -> None:
     """Run every case, print one row each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nap-ms", type=float, default=60.0)
+    parser.add_argument("--nap-ms", type=float, default=100.0)
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--out", type=Path, help="keep the runs here")
     arguments = parser.parse_args()

@@ -26,13 +26,28 @@ def _exit_code(*arguments: str) -> object:
 
 def test_json_document_and_nothing_else_on_stdout(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    options = ("--pp", "2", "--steps", "3", "--device", "cpu", "--out", str(tmp_path), "--run-name", "r", "--json")
+    options = (
+        "--pp",
+        "2",
+        "--layers",
+        "1,2",
+        "--steps",
+        "3",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path),
+        "--run-name",
+        "r",
+        "--json",
+    )
     assert _exit_code("run", "gpt", *options) == 0
     output, progress = capfd.readouterr()
     document = json.loads(output)
     assert document["schema"] == "stepscope.workload/1"
     assert document["warnings"] == []
     assert document["plan"]["schedule"] == "1f1b"
+    assert document["plan"]["stage_layers"] == [1, 2]
     assert document["run_dir"] == str(tmp_path / "r")
     assert len(document["losses"]) == 3
     assert document["last_loss"] < document["first_loss"]
@@ -55,6 +70,9 @@ def test_plain_output_is_the_directory_and_the_losses(tmp_path: Path, capfd: pyt
         (("gpt", "--preset", "huge"), "there is no preset 'huge'"),
         (("gpt", "--pp", "2", "--dp", "2", "--zero", "0", "--schedule", "interleaved"), "internal assertion"),
         (("gpt", "--pp", "4", "--schedule", "interleaved"), "needs 8 layers"),
+        (("gpt", "--layers", "1,x"), "--layers: a number of layers"),
+        (("gpt", "--layers", "4,0"), "--layers: a number of layers"),
+        (("gpt", "--pp", "4", "--layers", "1,1,2"), "4 pipeline stages cannot hold"),
         (("gpt", "--run-name", "../evil"), "folder's name"),
         (("gpt", "--simulate-compute", "nan"), "finite"),
         (("gpt", "--seed", "-1"), "a seed is"),

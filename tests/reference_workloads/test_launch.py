@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 
 from stepscope.core.errors import DataError, UsageError
 from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_gpt
+from stepscope.reference_workloads.plan import find_preset
+from stepscope.training import once
+from stepscope.workflow.analyze import analyze
 
 pytest.importorskip("torch")
 
@@ -39,6 +43,7 @@ def _reference() -> list[float]:
         ParallelPlan(dp=2, zero=3, micro_batches=2),
         ParallelPlan(pp=2, schedule="gpipe", micro_batches=4),
         ParallelPlan(pp=2, schedule="interleaved"),
+        ParallelPlan(pp=2, stage_layers=(1, 3)),
         ParallelPlan(pp=2, dp=2, schedule="zero-bubble"),
         ParallelPlan(pp=2, dp=2, zero=0),
     ],
@@ -95,18 +100,33 @@ def test_micro_batches_and_simulated_compute_are_annotated_once_each(run_2x2x2: 
         assert "prof.data" in names
 
 
-def test_multi_stage_schedules_keep_torchs_own_annotations(tmp_path: Path) -> None:
-    from stepscope.training import once
-
+def test_an_interleaved_pipeline_is_measured_as_its_processes_clocks_say(tmp_path: Path) -> None:
+    plan = ParallelPlan(pp=2, schedule="interleaved", micro_batches=4, stage_layers=(1, 1, 1, 3))
     result = run_gpt(
-        ParallelPlan(pp=2, schedule="interleaved"),
+        plan,
         out=tmp_path,
+        preset=replace(find_preset("tiny"), num_layers=6),
         num_steps=4,
+        simulate_compute_ms=30,
         schedule=once(wait=1, warmup=1, active=1),
         device="cpu",
     )
     names = [event["name"] for event in _events(result, 0)]
-    assert sorted(name for name in names if name.startswith("PP:0F")) == ["PP:0F0", "PP:0F1"]
+    assert sorted(name for name in names if name.startswith("PP:0F")) == [f"PP:0F{number}" for number in range(4)]
+    slept = span = 0.0
+    for rank in range(2):
+        lines = (result.run_dir / "truth" / f"rank{rank}.jsonl").read_text().splitlines()
+        step = next(step for line in lines if (step := json.loads(line))["index"] == 2)
+        slept += step["slept_seconds"]
+        span += step["seconds"] - step["optimizer_seconds"]
+    assert slept == pytest.approx(4 * 6 * 3 * 0.030, rel=0.2)
+    analysis = analyze([str(result.run_dir)]).analysis
+    found = analysis.pipeline
+    assert found is not None
+    assert (found.schedule, found.chunks, found.micro_batches) == ("interleaved_1f1b", 2, 4)
+    assert found.measured == pytest.approx(1 - slept / span, abs=0.1)  # benchmarks/pipeline_accuracy.py is stricter
+    assert found.structural + found.imbalance + found.variance == pytest.approx(found.measured)
+    assert found.imbalance > 0.1
 
 
 def test_a_run_directory_in_use_is_refused(run_2x2x2: WorkloadResult) -> None:

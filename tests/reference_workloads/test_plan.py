@@ -24,6 +24,8 @@ from stepscope.reference_workloads.plan import SCHEDULES, ParallelPlan, find_pre
         ({"schedule": "fastest"}, "no schedule 'fastest'"),
         ({"pp": 4, "micro_batches": 2}, "at least as many micro-batches as stages"),
         ({"pp": 2, "micro_batches": 5, "schedule": "interleaved"}, "2 rounds"),
+        ({"pp": 4, "stage_layers": (1, 1, 2)}, "4 pipeline stages cannot hold 1, 1, 2 layers"),
+        ({"pp": 2, "stage_layers": (4, 0)}, "at least 1"),
         ({"tp": 0}, "tp must be at least 1"),
     ],
 )
@@ -37,6 +39,7 @@ def test_refused_with_its_reason(sizes: dict[str, Any], reason: str) -> None:
     [
         (ParallelPlan(pp=4, schedule="interleaved"), "needs 8 layers"),
         (ParallelPlan(pp=3), "4 layers cannot be divided over 3"),
+        (ParallelPlan(pp=2, stage_layers=(1, 4)), "take 5 layers together, the model has 4"),
         (ParallelPlan(tp=3), "4 heads cannot be divided over 3"),
         (ParallelPlan(dp=2, micro_batches=8), "8 sequences in a batch cannot be divided over 16"),
     ],
@@ -57,6 +60,13 @@ def test_defaults_follow_the_sizes() -> None:
     assert (plan.zero, plan.num_micro_batches, plan.num_stages) == (2, 2, 2)
     assert ParallelPlan().zero == 0
     assert ParallelPlan(pp=2, schedule="interleaved").num_stages == 4
+
+
+def test_stages_hold_the_same_number_of_layers_unless_told_otherwise() -> None:
+    even, uneven = ParallelPlan(pp=2), ParallelPlan(pp=2, stage_layers=(1, 3))
+    assert [even.layers_of(stage, 4) for stage in range(2)] == [range(2), range(2, 4)]
+    assert [uneven.layers_of(stage, 4) for stage in range(2)] == [range(1), range(1, 4)]
+    uneven.check_preset(find_preset("tiny"))
 
 
 def test_unknown_preset_names_the_known_ones() -> None:

@@ -42,7 +42,7 @@ def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None
     observed = observe(chain, views)
     if observed is None:
         return None
-    period = float(np.median([_step_ns(view) for view in ranks]))
+    period = _step_ns(ranks[0])  # its steps begin with work, the others' with a wait of any length
     span = period - float(np.mean([np.mean(view.optimizer_ns) for view in ranks]))
     order, times = observed.order, observed.times
     num_stages = 1 + max(task.stage for tasks in order for task in tasks)
