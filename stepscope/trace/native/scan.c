@@ -2,6 +2,9 @@
 
 #include <stdlib.h>
 #include <string.h>
+#ifdef __SSE2__ /* every x86-64; elsewhere the same goes byte by byte */
+#include <emmintrin.h>
+#endif
 
 /* Every parsing function takes the place where its value begins and returns the place behind it, or NULL: refused. */
 typedef const uint8_t *Place;
@@ -18,6 +21,18 @@ static inline bool is_space(uint8_t byte) {
 }
 
 static inline Place skip_space(Place p, Place end) {
+    if (p < end && !is_space(*p))
+        return p;
+#ifdef __SSE2__
+    for (; end - p >= 16; p += 16) {
+        __m128i text = _mm_loadu_si128((const __m128i *)p);
+        __m128i blank = _mm_or_si128(_mm_cmpeq_epi8(text, _mm_set1_epi8(' ')), _mm_cmpeq_epi8(text, _mm_set1_epi8('\n')));
+        __m128i rare = _mm_or_si128(_mm_cmpeq_epi8(text, _mm_set1_epi8('\t')), _mm_cmpeq_epi8(text, _mm_set1_epi8('\r')));
+        unsigned others = (unsigned)_mm_movemask_epi8(_mm_or_si128(blank, rare)) ^ 0xffff;
+        if (others)
+            return p + __builtin_ctz(others);
+    }
+#endif
     while (p < end && is_space(*p))
         p++;
     return p;
@@ -64,11 +79,22 @@ static Place skip_escape(Place p, Place end) {
     return p + 6;
 }
 
-/* Whether one of eight bytes may end a plain run of a string: quote, backslash, control or wide character. */
-static inline bool has_special(uint64_t word) {
-    const uint64_t ones = 0x0101010101010101u, highs = 0x8080808080808080u;
-    uint64_t quote = word ^ (ones * '"'), backslash = word ^ (ones * '\\');
-    return (((quote - ones) | (backslash - ones) | (word - ones * 0x20) | word) & highs) != 0;
+/* To the next byte of a string that needs a look: quote, backslash, control or part of a wide character. */
+static inline Place skip_plain(Place p, Place end) {
+#ifdef __SSE2__
+    for (; end - p >= 16; p += 16) {
+        __m128i text = _mm_loadu_si128((const __m128i *)p);
+        __m128i special = _mm_cmplt_epi8(text, _mm_set1_epi8(0x20)); /* signed: wide characters are below, too */
+        special = _mm_or_si128(special, _mm_cmpeq_epi8(text, _mm_set1_epi8('"')));
+        special = _mm_or_si128(special, _mm_cmpeq_epi8(text, _mm_set1_epi8('\\')));
+        unsigned found = (unsigned)_mm_movemask_epi8(special);
+        if (found)
+            return p + __builtin_ctz(found);
+    }
+#endif
+    while (p < end && *p >= 0x20 && *p < 0x80 && *p != '"' && *p != '\\')
+        p++;
+    return p;
 }
 
 /* A string from its opening quote; `plain` tells whether it holds no escapes. */
@@ -77,9 +103,7 @@ static inline Place skip_string(Place p, Place end, bool *plain) {
     if (p >= end || *p++ != '"')
         return NULL;
     for (;;) {
-        uint64_t word;
-        while (end - p >= 8 && (memcpy(&word, p, 8), !has_special(word)))
-            p += 8;
+        p = skip_plain(p, end);
         if (p >= end || *p < 0x20)
             return NULL;
         if (*p == '"')
@@ -87,10 +111,8 @@ static inline Place skip_string(Place p, Place end, bool *plain) {
         if (*p == '\\') {
             *plain = false;
             p = skip_escape(p, end);
-        } else if (*p >= 0x80) {
-            p = skip_wide_character(p, end);
         } else {
-            p++;
+            p = skip_wide_character(p, end);
         }
         if (!p)
             return NULL;
