@@ -7,13 +7,14 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 _ID_KEYS = ("External id", "correlation")
 _STEP_NAME = re.compile(r"ProfilerStep#\d+")
 _SYNTHETIC_EVENTS = 100_000
-_GAP_US = 1000.0
+_GAP_US = 1000
 """Between two copies."""
 
 
@@ -54,11 +55,11 @@ def _write(target: Path, source: Path | None, *, num_bytes: int, num_steps: int,
     events = [event for event in events if not _STEP_NAME.fullmatch(event.get("name", ""))]
     timed = [event for event in events if event["ph"] == "X" and event.get("cat") != "Trace"]
     start = min(event["ts"] for event in timed)
-    period = max(event["ts"] + event["dur"] for event in timed) - start + _GAP_US
+    period = ceil(max(event["ts"] + event["dur"] for event in timed) - start) + _GAP_US
     with target.open("w") as stream:
         stream.write("{\n" + "".join(f'  "{key}": {json.dumps(value)},\n' for key, value in document.items()))
         stream.write('  "traceEvents": [\n')
-        first = "".join(_copy(events, 0.0, ids=0))
+        first = "".join(_copy(events, 0, ids=0))
         num_copies = max(num_steps, round(num_bytes / len(first)))
         ids = max((event.get("args") or {}).get(key) or 0 for event in timed for key in _ID_KEYS) + 1
         for number, mark in enumerate(_step_marks(marks, start, num_copies * period, num_steps)):
@@ -69,12 +70,12 @@ def _write(target: Path, source: Path | None, *, num_bytes: int, num_steps: int,
         stream.write('\n  ],\n  "traceName": "bench.json"\n}\n')
 
 
-def _copy(events: list[dict[str, Any]], microseconds: float, *, ids: int) -> Iterator[str]:
+def _copy(events: list[dict[str, Any]], microseconds: int, *, ids: int) -> Iterator[str]:
     for event in events:
         yield kineto_text(_shifted(event, microseconds, ids=ids))
 
 
-def _step_marks(marks: list[dict[str, Any]], start: float, length: float, num_steps: int) -> Iterator[dict[str, Any]]:
+def _step_marks(marks: list[dict[str, Any]], start: float, length: int, num_steps: int) -> Iterator[dict[str, Any]]:
     host = next((mark for mark in marks if mark.get("cat") != "gpu_user_annotation"), {"pid": 7, "tid": 7})
     for step in range(num_steps):
         yield {
@@ -83,15 +84,15 @@ def _step_marks(marks: list[dict[str, Any]], start: float, length: float, num_st
             "name": f"ProfilerStep#{step + 1}",
             "pid": host["pid"],
             "tid": host["tid"],
-            "ts": round(start + step * length / num_steps, 3),
-            "dur": round(length / num_steps, 3),
+            "ts": start + step * (length // num_steps),
+            "dur": length // num_steps,
         }
 
 
-def _shifted(event: dict[str, Any], microseconds: float, *, ids: int) -> dict[str, Any]:
+def _shifted(event: dict[str, Any], microseconds: int, *, ids: int) -> dict[str, Any]:
     moved = dict(event)
     if "ts" in moved:
-        moved["ts"] = round(moved["ts"] + microseconds, 3)
+        moved["ts"] += microseconds  # whole ones, so that integers stay integers, which old traces have
     if event["ph"] in "sf" and isinstance(event.get("id"), int):
         moved["id"] = event["id"] + ids
     if isinstance(event.get("args"), dict):
@@ -104,11 +105,15 @@ def kineto_text(event: dict[str, Any]) -> str:
     head = ", ".join(
         f"{json.dumps(key)}: {json.dumps(event[key])}" for key in event if key not in ("ts", "dur", "args")
     )
-    times = ", ".join(f"{json.dumps(key)}: {event[key]:.3f}" for key in ("ts", "dur") if key in event)
+    times = ", ".join(f'"{key}": {_time_text(event[key])}' for key in ("ts", "dur") if key in event)
     text = "  {\n    " + ",\n    ".join(part for part in (head, times) if part)
     if "args" in event:
         text += ',\n    "args": {\n      ' + json.dumps(event["args"])[1:-1] + "\n    }"
     return text + "\n  }"
+
+
+def _time_text(microseconds: float) -> str:
+    return str(microseconds) if isinstance(microseconds, int) else f"{microseconds:.3f}"
 
 
 def _load(source: Path) -> dict[str, Any]:

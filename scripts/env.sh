@@ -1,4 +1,4 @@
-# Sourced by the other scripts: makes .venv once (and again when pyproject.toml or the accelerator changes) and puts it on PATH.
+# Sourced by the other scripts: makes .venv once (again when pyproject.toml or the C sources change), puts it on PATH.
 # A torch that is already installed for this Python (a CUDA build on a GPU machine) is used as it is.
 
 set -euo pipefail
@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-python3}
 stamp=.venv/.stepscope-installed
-wanted="$(cat pyproject.toml scripts/env.sh stepscope/trace/native/* | sha256sum)"
+wanted="$(cat pyproject.toml scripts/env.sh $(find stepscope -path "*/native/*") | sha256sum)"
 
 if [[ ! -f $stamp || "$(cat "$stamp")" != "$wanted" ]]; then
   echo "setting up .venv (once)..." >&2

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.ledger.activities import Activities, Work
-from stepscope.analyzer.ledger.completeness import lost_at_start, lost_launches
+from stepscope.analyzer.ledger.completeness import lost_launches
 from stepscope.analyzer.ledger.graph_loops import has_untraced_iterations
 from stepscope.analyzer.ledger.steps import HostSteps, Window
 from stepscope.analyzer.rank_view import ReadFacts
@@ -35,6 +35,7 @@ def device_facts(trace: TraceColumns, activities: Activities, window: Window, st
     inside = (activities.end_ns > window.start_ns) & (activities.start_ns < window.end_ns)
     linked = activities.launch_ns != NONE
     kernels = activities.of(Work.COMPUTE, Work.COMMUNICATION)
+    losses = lost_launches(trace, activities)
     largest, name = _largest(trace, activities, window)
     return replace(
         _reading(trace),
@@ -43,8 +44,8 @@ def device_facts(trace: TraceColumns, activities: Activities, window: Window, st
         num_early=int(np.count_nonzero(inside & linked & (activities.start_ns < activities.launch_ns))),
         num_kernels=len(kernels),
         num_graph_kernels=_count_graph_kernels(trace, activities.row[kernels]),
-        lost_launches=lost_launches(trace, activities),
-        lost_at_start=lost_at_start(trace, activities),
+        lost_launches=losses.share,
+        lost_at_start=losses.num_at_start,
         step_indices=tuple(steps.index.tolist()),
         empty_steps=_empty_steps(activities, steps),
         largest_share=largest,

@@ -257,5 +257,9 @@ class TraceColumns:
 
     def named(self, rows: npt.NDArray[np.intp], wanted: Callable[[str], object]) -> npt.NDArray[np.bool_]:
         """For each of the rows, whether its name is wanted; each distinct name is asked once."""
-        answers = np.array([bool(wanted(name)) for name in self.names] or [False])
-        return answers[self.name[rows]]
+        names = self.name[rows]
+        asked = np.zeros(len(self.names), np.bool_)
+        asked[names] = True
+        answers = np.zeros(len(self.names), np.bool_)
+        answers[asked] = [bool(wanted(self.names[name])) for name in np.flatnonzero(asked).tolist()]
+        return answers[names]

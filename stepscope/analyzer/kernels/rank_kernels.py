@@ -37,7 +37,6 @@ from stepscope.analyzer.kernels.sums import (
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import Window
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits
-from stepscope.analyzer.roofline.kernel_operator import launching_operators
 from stepscope.core.timeline import HEADING_ORDER
 from stepscope.trace.columns import NONE, Device, IntColumn, KernelLaunch, TraceColumns
 
@@ -149,7 +148,7 @@ def _combine(
     flags: KernelFlags,
     fit: LaunchFit,
 ) -> _Combinations:
-    operator = launching_operators(trace, rows)
+    operator = limits.operator
     region = launching_regions(trace, rows)
     columns = (
         trace.name[rows],

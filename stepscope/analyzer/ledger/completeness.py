@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from stepscope.analyzer.ledger.activities import Activities
+from stepscope.analyzer.membership import are_among
 from stepscope.trace.columns import Category, TraceColumns
 
 _ASKS_FOR_WORK = re.compile(
@@ -15,22 +16,28 @@ _ASKS_FOR_WORK = re.compile(
 )
 
 
-def lost_launches(trace: TraceColumns, activities: Activities) -> float:
-    """Share of the calls that ask for device work and have none in the trace; 0 without such calls."""
-    _, lost = _asking_calls(trace, activities)
-    return float(lost.mean()) if len(lost) else 0.0
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Calls that asked for device work and have none in the trace.
+
+    Attributes:
+        share: of all calls that ask for some; 0 without such calls.
+        num_at_start: those before the first whose work is there: the profiler was not recording the device yet.
+    """
+
+    share: float
+    num_at_start: int
 
 
-def lost_at_start(trace: TraceColumns, activities: Activities) -> int:
-    """How many calls lost their work before the first that did not: the profiler was not recording the device yet."""
-    calls, lost = _asking_calls(trace, activities)
-    if not len(lost) or lost.all():
-        return 0
-    first_kept = trace.start_ns[calls[~lost]].min()
-    return int(np.count_nonzero(trace.start_ns[calls[lost]] < first_kept))
-
-
-def _asking_calls(trace: TraceColumns, activities: Activities) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+def lost_launches(trace: TraceColumns, activities: Activities) -> Losses:
+    """What the trace lacks of the work that its calls asked for."""
     calls = trace.rows_of(Category.RUNTIME)
     calls = calls[trace.named(calls, _ASKS_FOR_WORK.match) & (trace.correlation[calls] > 0)]
-    return calls, ~np.isin(trace.correlation[calls], trace.correlation[activities.row])
+    if not len(calls):
+        return Losses(0.0, 0)
+    kept = are_among(trace.correlation[calls], trace.correlation[activities.row])
+    share = 1.0 - float(kept.mean())
+    if not kept.any():
+        return Losses(share, 0)
+    first_kept = trace.start_ns[calls[kept]].min()
+    return Losses(share, int(np.count_nonzero(trace.start_ns[calls[~kept]] < first_kept)))

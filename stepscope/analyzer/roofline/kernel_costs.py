@@ -53,6 +53,7 @@ class KernelCosts:
         dtype: index into DTYPES.
         is_upper_bound: whether the kernel may have needed fewer FLOPs (Winograd's convolutions).
         source: DecidedBy codes, NOTHING where nan.
+        operator: row of the operator that launched it, or NONE.
     """
 
     flops: Floats
@@ -61,6 +62,7 @@ class KernelCosts:
     dtype: Codes
     is_upper_bound: npt.NDArray[np.bool_]
     source: Codes
+    operator: IntColumn
 
 
 def kernel_costs(trace: TraceColumns, kernel_rows: IntColumn, family: Codes) -> KernelCosts:
@@ -128,6 +130,7 @@ def _by_model(trace: TraceColumns, kernel_rows: IntColumn, operator: IntColumn, 
         dtype=np.where(known & ~beside, dtype[which], 0).astype(np.uint8),
         is_upper_bound=is_upper_bound[which],
         source=np.where(known, DecidedBy.MODEL, DecidedBy.NOTHING).astype(np.uint8),
+        operator=operator,
     )
 
 

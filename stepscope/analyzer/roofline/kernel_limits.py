@@ -43,6 +43,7 @@ class KernelLimits:
         model_flops: those that repeat nothing (attention in backward, checkpointed forwards), as MFU counts them.
         flops_are_upper_bound: whether it may have needed fewer FLOPs (Winograd's convolutions).
         floor_ns_flops, floor_ns_bytes: least time at the GPU's dense peak, and at its memory bandwidth.
+        operator: row of the operator that launched it, or NONE.
     """
 
     duration_ns: npt.NDArray[np.int64]
@@ -55,6 +56,7 @@ class KernelLimits:
     flops_are_upper_bound: npt.NDArray[np.bool_]
     floor_ns_flops: Floats
     floor_ns_bytes: Floats
+    operator: IntColumn
 
     def __len__(self) -> int:
         return len(self.heading)
@@ -97,6 +99,7 @@ def kernel_limits(trace: TraceColumns, kernel_rows: IntColumn, *, gpu: GpuModel 
         flops_are_upper_bound=costs.is_upper_bound,
         floor_ns_flops=floor_flops,
         floor_ns_bytes=floor_bytes,
+        operator=costs.operator,
     )
 
 

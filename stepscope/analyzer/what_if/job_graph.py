@@ -44,8 +44,8 @@ class JobGraph:
     layout: Layout
     edges: tuple[EdgeBlock, ...]
     weight_place: Nodes
-    first_source: list[int]
-    second_source: list[int]
+    first_source: Nodes
+    second_source: Nodes
     slot_of_node: Nodes
     origin_ns: int
     host_ns: npt.NDArray[np.int64]
@@ -158,7 +158,7 @@ def _in_order(blocks: Sequence[EdgeBlock], place: Nodes, cut: int) -> tuple[list
     return kept_blocks, refuted
 
 
-def _slots(edges: Sequence[EdgeBlock], place: Nodes, order: Nodes) -> tuple[Nodes, list[int], list[int], Nodes]:
+def _slots(edges: Sequence[EdgeBlock], place: Nodes, order: Nodes) -> tuple[Nodes, Nodes, Nodes, Nodes]:
     """Give each node as many slots as it has predecessors less one, and each edge a side of a slot."""
     source = np.concatenate([place[block.source] for block in edges])
     target = np.concatenate([place[block.target] for block in edges])
@@ -181,4 +181,4 @@ def _slots(edges: Sequence[EdgeBlock], place: Nodes, order: Nodes) -> tuple[Node
     weight_place[by_target] = side * sources.shape[1] + slot
     slot_of_node = np.full(len(place), -1, np.int64)
     slot_of_node[order] = last_slot
-    return weight_place, sources[0].tolist(), sources[1].tolist(), slot_of_node
+    return weight_place, sources[0], sources[1], slot_of_node

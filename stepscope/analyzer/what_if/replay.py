@@ -10,6 +10,7 @@ import numpy.typing as npt
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.what_if.edge_blocks import EdgeKind
 from stepscope.analyzer.what_if.job_graph import NEVER, JobGraph, end_of_steps
+from stepscope.analyzer.what_if.longest import longest_times
 from stepscope.trace.columns import NONE
 
 
@@ -52,20 +53,11 @@ def as_measured(graph: JobGraph) -> Scenario:
 def replay(graph: JobGraph, scenario: Scenario) -> Nanoseconds:
     """Times of all nodes, ns from the origin; of those that come after the last boundary, 0."""
     flat = np.full(2 * graph.num_slots, NEVER, np.int64)
-    chained = np.asarray(graph.first_source) > 0
-    flat[: graph.num_slots][chained] = 0
+    flat[: graph.num_slots][graph.first_source > 0] = 0
     flat[0] = 0  # the origin
     flat[graph.weight_place] = _weights(graph, scenario)
-    first, second = flat[: graph.num_slots].tolist(), flat[graph.num_slots :].tolist()
-    times = [0]
-    append = times.append
-    steps = zip(graph.first_source, first, graph.second_source, second, strict=True)
-    next(steps)
-    for source, weight, other, more in steps:
-        a = times[source] + weight
-        b = times[other] + more
-        append(a if a > b else b)
-    result = np.array(times, np.int64)
+    first, second = flat[: graph.num_slots], flat[graph.num_slots :]
+    result = longest_times(graph.first_source, first, graph.second_source, second)
     return np.where(graph.slot_of_node == NONE, 0, result[graph.slot_of_node])
 
 

@@ -1,0 +1,44 @@
+"""When is each slot of a graph reached, by the longer of the two ways that lead to it?
+
+With the optional accelerator in C (`native/longest.c`) where it is built, else in Python, ten times as long.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.intervals import Nanoseconds
+
+try:
+    from stepscope.analyzer.what_if._longest import longest as _accelerated
+except ImportError:  # no compiler
+    _accelerated = None  # type: ignore[assignment]
+
+Slots = npt.NDArray[np.int64]
+
+
+def longest_times(source: Slots, weight: Nanoseconds, other: Slots, more: Nanoseconds) -> Nanoseconds:
+    """Times of all slots; slot 0 is at 0, every other one waits for two earlier ones.
+
+    Args:
+        source, weight: by slot, the slot its first way comes from and what that way takes; ns.
+        other, more: the same of the second way.
+    """
+    if _accelerated is None:
+        return longest_times_in_python(source, weight, other, more)
+    ways = (np.ascontiguousarray(column, np.int64) for column in (source, weight, other, more))
+    return np.frombuffer(_accelerated(*ways), np.int64)
+
+
+def longest_times_in_python(source: Slots, weight: Nanoseconds, other: Slots, more: Nanoseconds) -> Nanoseconds:
+    """The same without the accelerator."""
+    times = [0]
+    append = times.append
+    steps = zip(source.tolist(), weight.tolist(), other.tolist(), more.tolist(), strict=True)
+    next(steps)
+    for first, first_takes, second, second_takes in steps:
+        a = times[first] + first_takes
+        b = times[second] + second_takes
+        append(a if a > b else b)
+    return np.array(times, np.int64)
