@@ -27,6 +27,10 @@ VERBS: dict[str, str] = {
 """Verb (module of the same name with a click command `command`) -> one line for --help."""
 
 
+_TRAINS = frozenset({"demo", "workload"})
+"""Verbs that start training processes, whose threads are not ours to limit."""
+
+
 class _LazyGroup(click.Group):
     """Imports a verb's module only when that verb is asked for, so that `--help` and the rest stay fast."""
 
@@ -36,6 +40,9 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
+        if cmd_name not in _TRAINS:
+            # numpy's BLAS starts a thread a core on import, and nothing here multiplies large matrices
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         command: click.Command = import_module(f"stepscope.cli.{cmd_name}").command
         return command
 

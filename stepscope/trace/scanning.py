@@ -8,7 +8,6 @@ stepscope was installed, everything is read in Python.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -16,14 +15,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.core.acceleration import may_accelerate
 from stepscope.trace.categories import CATEGORIES, LEGACY_NAMES, MODULE_FRAME, PYTHON_FUNCTION, TRACE_SPAN
 from stepscope.trace.columns import DEVICE_CATEGORIES, NONE, Category, IntColumn
 from stepscope.trace.events import Arguments, LaunchKey
 from stepscope.trace.interning import Numbered, narrow
 from stepscope.trace.lanes import Track
-
-PURE_VARIABLE = "STEPSCOPE_PURE"
-"""Set to 1 to read without the accelerator."""
 
 COLUMNS = (
     "track",
@@ -60,7 +57,7 @@ _SCAN = _find_accelerator()
 
 def has_accelerator() -> bool:
     """Whether traces are read by the accelerator here and now."""
-    return _SCAN is not None and os.environ.get(PURE_VARIABLE, "0") in ("", "0")
+    return _SCAN is not None and may_accelerate()
 
 
 @dataclass(frozen=True, slots=True)

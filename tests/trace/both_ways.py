@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stepscope.core.acceleration import PURE_VARIABLE
 from stepscope.core.errors import StepscopeError
 from stepscope.trace.columns import TraceColumns
-from stepscope.trace.scanning import PURE_VARIABLE
 
 
 def read_both_ways(read: Callable[[], TraceColumns]) -> TraceColumns:

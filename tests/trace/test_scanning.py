@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.core.acceleration import PURE_VARIABLE
 from stepscope.trace import scanning
 from stepscope.trace.building import ColumnsBuilder
 from stepscope.trace.scanning import BatchScanner, has_accelerator
@@ -36,7 +37,7 @@ def test_is_built_where_a_compiler_is() -> None:
 
 def test_pure_variable_switches_it_off(monkeypatch: pytest.MonkeyPatch, scanner: BatchScanner) -> None:
     assert isinstance(scanner, BatchScanner)
-    monkeypatch.setenv(scanning.PURE_VARIABLE, "1")
+    monkeypatch.setenv(PURE_VARIABLE, "1")
     assert not has_accelerator()
     assert ColumnsBuilder(keep_python_functions=False).scanner() is None
 

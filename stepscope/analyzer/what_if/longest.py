@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
+from stepscope.core.acceleration import may_accelerate
 
 try:
     from stepscope.analyzer.what_if._longest import longest as _accelerated
@@ -25,7 +26,7 @@ def longest_times(source: Slots, weight: Nanoseconds, other: Slots, more: Nanose
         source, weight: by slot, the slot its first way comes from and what that way takes; ns.
         other, more: the same of the second way.
     """
-    if _accelerated is None:
+    if _accelerated is None or not may_accelerate():
         return longest_times_in_python(source, weight, other, more)
     ways = (np.ascontiguousarray(column, np.int64) for column in (source, weight, other, more))
     return np.frombuffer(_accelerated(*ways), np.int64)

@@ -21,16 +21,19 @@ static inline bool is_space(uint8_t byte) {
 }
 
 static inline Place skip_space(Place p, Place end) {
-    if (p < end && !is_space(*p))
+    if (p < end && *p > ' ')
         return p;
+    if (end - p > 1 && *p == ' ' && p[1] > ' ')
+        return p + 1;
 #ifdef __SSE2__
     for (; end - p >= 16; p += 16) {
         __m128i text = _mm_loadu_si128((const __m128i *)p);
         __m128i blank = _mm_or_si128(_mm_cmpeq_epi8(text, _mm_set1_epi8(' ')), _mm_cmpeq_epi8(text, _mm_set1_epi8('\n')));
-        __m128i rare = _mm_or_si128(_mm_cmpeq_epi8(text, _mm_set1_epi8('\t')), _mm_cmpeq_epi8(text, _mm_set1_epi8('\r')));
-        unsigned others = (unsigned)_mm_movemask_epi8(_mm_or_si128(blank, rare)) ^ 0xffff;
-        if (others)
-            return p + __builtin_ctz(others);
+        unsigned others = (unsigned)_mm_movemask_epi8(blank) ^ 0xffff;
+        if (others) {
+            p += __builtin_ctz(others);
+            break;
+        }
     }
 #endif
     while (p < end && is_space(*p))
@@ -382,7 +385,7 @@ static void forget_arguments(Row *row) {
 typedef struct {
     Row *row;
     Span phase;
-    bool has_start, has_duration;
+    bool has_start, has_duration, has_arguments;
 } Entry;
 
 static Place visit_field(Place p, Place end, Span key, void *target, int depth) {
@@ -419,7 +422,9 @@ static Place visit_field(Place p, Place end, Span key, void *target, int depth) 
         if (is_key(key, "name"))
             return keep_string(p, end, &row->name, &plain);
         if (is_key(key, "args")) {
-            forget_arguments(row); /* a second one would replace the first */
+            if (entry->has_arguments)
+                forget_arguments(row); /* the second one counts */
+            entry->has_arguments = true;
             behind = members(p, end, visit_argument, row, depth + 1);
             if (behind)
                 row->arguments = (Span){p, (size_t)(behind - p)};
@@ -492,7 +497,7 @@ int scan(Scanner *scanner, const uint8_t *text, size_t size) {
         if (make_room(scanner) != SCANNED)
             return NO_MEMORY;
         Entry entry = {.row = &scanner->rows[scanner->num_rows]};
-        memset(entry.row, 0, sizeof *entry.row);
+        entry.row->category = entry.row->name = entry.row->process = entry.row->thread = (Span){0};
         forget_arguments(entry.row);
         p = members(skip_space(p, end), end, visit_field, &entry, 1);
         if (!p || judge(scanner, &entry) != SCANNED)
