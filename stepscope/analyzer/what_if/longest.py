@@ -5,17 +5,24 @@ With the optional accelerator in C (`native/longest.c`) where it is built, else 
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.core.acceleration import may_accelerate
 
-try:
-    from stepscope.analyzer.what_if._longest import longest as _accelerated
-except ImportError:  # no compiler
-    _accelerated = None  # type: ignore[assignment]
 
+def _find_accelerator() -> ModuleType | None:
+    try:
+        from stepscope.analyzer.what_if import _longest
+    except ImportError:  # no compiler
+        return None
+    return _longest
+
+
+ACCELERATOR = _find_accelerator()
 Slots = npt.NDArray[np.int64]
 
 
@@ -26,10 +33,10 @@ def longest_times(source: Slots, weight: Nanoseconds, other: Slots, more: Nanose
         source, weight: by slot, the slot its first way comes from and what that way takes; ns.
         other, more: the same of the second way.
     """
-    if _accelerated is None or not may_accelerate():
+    if ACCELERATOR is None or not may_accelerate():
         return longest_times_in_python(source, weight, other, more)
     ways = (np.ascontiguousarray(column, np.int64) for column in (source, weight, other, more))
-    return np.frombuffer(_accelerated(*ways), np.int64)
+    return np.frombuffer(ACCELERATOR.longest(*ways), np.int64)
 
 
 def longest_times_in_python(source: Slots, weight: Nanoseconds, other: Slots, more: Nanoseconds) -> Nanoseconds:

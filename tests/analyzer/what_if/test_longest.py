@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyzer.what_if import longest
-from stepscope.analyzer.what_if.longest import longest_times, longest_times_in_python
+from stepscope.analyzer.what_if.longest import ACCELERATOR, longest_times, longest_times_in_python
 
 _WEIGHT = st.integers(-(2**60), 2**40)
 
@@ -32,7 +31,7 @@ def test_the_longer_way_counts() -> None:
 
 
 def test_a_slot_that_waits_for_a_later_one_is_refused() -> None:
-    if longest._accelerated is None:
+    if ACCELERATOR is None:
         pytest.skip("the accelerator is not built here")
     source = np.array([0, 2, 0], np.int64)
     with pytest.raises(ValueError, match="later"):
