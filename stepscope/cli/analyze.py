@@ -21,7 +21,12 @@ import click
     "--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Also write one HTML file of it."
 )
 @click.option("--keep/--no-keep", default=True, show_default=True, help="Keep the result in a run directory.")
-def command(paths: tuple[str, ...], as_json: bool, window: str, html: Path | None, keep: bool) -> None:
+@click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Processes that read the files.  [default: what pays]"
+)
+def command(
+    paths: tuple[str, ...], as_json: bool, window: str, html: Path | None, keep: bool, workers: int | None
+) -> None:
     """Book every instant of every step, follow waits to their cause, give a verdict.
 
     PATH is a run directory, a folder of traces, trace files, or any fsspec URL (s3://...).
@@ -32,7 +37,12 @@ def command(paths: tuple[str, ...], as_json: bool, window: str, html: Path | Non
 
     with file_progress("reading") as on_progress:
         result = analyze(
-            paths, whole_file=window == "file", keep=keep, with_timelines=html is not None, on_progress=on_progress
+            paths,
+            whole_file=window == "file",
+            keep=keep,
+            with_timelines=html is not None,
+            num_workers=workers,
+            on_progress=on_progress,
         )
     if html is not None:
         from stepscope.workflow.report import title_of, write_report

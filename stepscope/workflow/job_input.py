@@ -12,6 +12,7 @@ from stepscope.core.analysis import MeshSizes, Notice
 from stepscope.core.errors import DataError
 from stepscope.core.run_layout import RUN_FILE, RunManifest
 from stepscope.store.runs import load_manifest
+from stepscope.workflow.processes import file_map
 from stepscope.workflow.rank_views import Progress, view_files
 from stepscope.workflow.step_telemetry import read_data_waits
 from stepscope.workflow.trace_files import TraceFiles, find_trace_files
@@ -26,12 +27,19 @@ class JobInput:
     run_directory: Path | None
 
 
-def read_job(paths: Sequence[str], *, whole_file: bool = False, on_progress: Progress | None = None) -> JobInput:
+def read_job(
+    paths: Sequence[str],
+    *,
+    whole_file: bool = False,
+    num_workers: int | None = None,
+    on_progress: Progress | None = None,
+) -> JobInput:
     """Read the traces of one job, one view a rank.
 
     Args:
         paths: files, folders, one run directory, or fsspec URLs.
         whole_file: as in view_rank.
+        num_workers: processes that read; None for as many as pay.
         on_progress: told before each file.
 
     Raises:
@@ -42,7 +50,13 @@ def read_job(paths: Sequence[str], *, whole_file: bool = False, on_progress: Pro
     notices = list(files.notices)
     manifest = _manifest(files, notices)
     since_ns = manifest.attempts[-1].start_ns if manifest is not None and manifest.attempts else None
-    found = view_files(files.paths, whole_file=whole_file, since_ns=since_ns, on_progress=on_progress)
+    found = view_files(
+        files.paths,
+        whole_file=whole_file,
+        since_ns=since_ns,
+        on_progress=on_progress,
+        map_files=file_map(files.paths, num_workers),
+    )
     context = _context(manifest, [*notices, *found.notices], found.num_truncated)
     if files.run_directory is not None:
         context = replace(context, data_waits_ns=read_data_waits(files.run_directory))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from stepscope.analyzer.rank import view_rank
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.analysis import Notice
 from stepscope.core.errors import DataError, TruncatedTraceError
-from stepscope.trace.columns import TraceColumns
-from stepscope.workflow.trace_files import open_ranks
+from stepscope.workflow.file_views import FileMap, FileTask, FileViews, view_file
+from stepscope.workflow.processes import in_this_process
 
-MOST_RANKS_SHOWN = 8
 Progress = Callable[[int, int, str], None]
 """Called as (files done, files in all, the file being read)."""
 
@@ -33,9 +31,14 @@ class RankViews:
 
 
 def view_files(
-    paths: list[str], *, whole_file: bool, since_ns: int | None = None, on_progress: Progress | None = None
+    paths: list[str],
+    *,
+    whole_file: bool,
+    since_ns: int | None = None,
+    on_progress: Progress | None = None,
+    map_files: FileMap = in_this_process,
 ) -> RankViews:
-    """The per-rank half over all files, one at a time.
+    """The per-rank half over all files.
 
     Files that do not tell their rank come last and get the lowest free ranks, in order.
 
@@ -44,84 +47,95 @@ def view_files(
         whole_file: as in view_rank.
         since_ns: start of the job's last attempt; traces from before belong to an earlier one.
         on_progress: told before each file.
+        map_files: how the files are gone through.
 
     Raises:
         DataError: no file can be used, or the files cannot be of one job.
+        UnreachableError: a URL's store does not answer.
     """
     found = RankViews()
     errors: list[DataError] = []
-    nameless: list[str] = []
-    queue = list(paths)
-    for done, path in enumerate(queue):
-        if on_progress is not None:
-            on_progress(done - len(nameless), len(paths), path)
-        try:
-            traces = open_ranks(path)
-            if traces[0].header.rank is None and len(paths) > 1 and done < len(paths):
-                nameless.append(path)
-                queue.append(path)
-                continue
-            if since_ns is not None and max(int(trace.end_ns.max()) for trace in traces) < since_ns:
-                raise DataError("was recorded by an earlier attempt of this run", where=path)
-            found.notices += _merged(traces)
-            for trace in traces:
-                _take(found, trace, whole_file=whole_file)
-        except _MixedJobsError:
-            raise
-        except DataError as error:
-            errors.append(error)
-            found.num_truncated += isinstance(error, TruncatedTraceError)
-            found.notices.append(Notice("unusable_file", str(error)))
+    tasks = [FileTask(path, 0 if len(paths) == 1 else None, whole_file, since_ns) for path in paths]
+    waiting: list[FileTask] = []
+    for result in _results(map_files, tasks, on_progress, len(paths)):
+        if result.tells_rank or result.task.rank is not None:
+            _take(found, result, errors)
+        else:
+            waiting.append(result.task)
+    waiting = [
+        replace(task, rank=rank) for task, rank in zip(waiting, _free_ranks(found.views, len(waiting)), strict=True)
+    ]
+    for result in _results(map_files, waiting, on_progress, len(paths)):
+        if result.views and (found.views or result.task.rank):
+            assumed = f"{result.task.path}: does not tell its rank; taken as rank {result.task.rank} by order"
+            found.notices.append(Notice("rank_assumed", assumed))
+        _take(found, result, errors)
     if not found.views:
         raise _none_usable(errors, len(paths))
     _leave_out_hosts_only(found)
-    _leave_out_other_times(found, nameless)
+    _leave_out_other_times(found, [task.path for task in waiting])
     return found
 
 
-def _merged(traces: list[TraceColumns]) -> list[Notice]:
-    """Says of a file of several ranks which they are."""
-    if len(traces) == 1:
-        return []
-    shown = ", ".join(f"rank {trace.header.rank} = {trace.header.part}" for trace in traces[:MOST_RANKS_SHOWN])
-    more = ", ..." if len(traces) > MOST_RANKS_SHOWN else ""
-    return [Notice("merged_file", f"{traces[0].header.path}: holds {len(traces)} ranks: {shown}{more}")]
+def _results(
+    map_files: FileMap, tasks: Sequence[FileTask], on_progress: Progress | None, num_files: int
+) -> Iterator[FileViews]:
+    """The tasks' results; before each, the progress is told. The last tasks are the last of all files."""
+    results = iter(map_files(view_file, tasks)) if tasks else iter(())
+    num_waiting = 0
+    for place, task in enumerate(tasks):
+        if on_progress is not None:
+            on_progress(num_files - len(tasks) + place - num_waiting, num_files, task.path)
+        result = next(results)
+        num_waiting += not result.tells_rank and task.rank is None
+        yield result
+
+
+def _free_ranks(taken: Collection[int], count: int) -> list[int]:
+    return [rank for rank in range(len(taken) + count) if rank not in taken][:count]
 
 
 class _MixedJobsError(DataError):
     """The files are not of one job."""
 
 
-def _take(found: RankViews, trace: TraceColumns, *, whole_file: bool) -> None:
-    """Book the trace under its rank.
+def _take(found: RankViews, result: FileViews, errors: list[DataError]) -> None:
+    """Keep a file's views, or say why they are of no use.
 
     Raises:
-        DataError: it cannot be booked, or is a copy of one that is.
+        DataError: another file says that it is of the same rank.
+        UnreachableError: its store did not answer.
     """
-    rank = _rank(trace, found)
-    view = view_rank(trace, rank, whole_file=whole_file)
-    known = found.views.get(rank)
-    if known is None:
-        found.views[rank] = view
+    found.notices += result.notices
+    try:
+        for view in result.views:
+            _keep(found, view)
+        if result.error is not None:
+            raise result.error
+    except _MixedJobsError:
+        raise
+    except DataError as error:
+        errors.append(error)
+        found.num_truncated += isinstance(error, TruncatedTraceError)
+        found.notices.append(Notice("unusable_file", str(error)))
+
+
+def _keep(found: RankViews, view: RankView) -> None:
+    """Book the view under its rank.
+
+    Raises:
+        DataError: it is a copy of one that is there.
+    """
+    known = found.views.setdefault(view.rank, view)
+    if known is view:
         return
     if (known.window.start_ns, known.window.end_ns) == (view.window.start_ns, view.window.end_ns):
-        raise DataError(f"is a copy of {known.header.path}", where=trace.header.path)
+        raise DataError(f"is a copy of {known.header.path}", where=view.header.path)
     raise _MixedJobsError(
-        f"says it is rank {rank}, and so does {known.header.path}",
-        where=trace.header.path,
+        f"says it is rank {view.rank}, and so does {known.header.path}",
+        where=view.header.path,
         what_next="give the files of one job, one a rank",
     )
-
-
-def _rank(trace: TraceColumns, found: RankViews) -> int:
-    """The rank the trace tells, else the lowest that is free."""
-    if trace.header.rank is not None:
-        return trace.header.rank
-    rank = next(number for number in range(len(found.views) + 1) if number not in found.views)
-    if found.views or rank:
-        assumed = f"{trace.header.path}: does not tell its rank; taken as rank {rank} by order"
-        found.notices.append(Notice("rank_assumed", assumed))
-    return rank
 
 
 def _none_usable(errors: list[DataError], num_files: int) -> DataError:

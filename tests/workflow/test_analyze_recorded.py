@@ -69,7 +69,7 @@ def assert_adds_up(analysis: Analysis) -> None:
 def _each_file_is_read_once() -> Iterator[None]:
     """Folders hold files that are also analysed alone, and some files are booked by steps and whole."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stepscope.workflow.rank_views.open_ranks", cache(open_ranks))
+        patch.setattr("stepscope.workflow.file_views.open_ranks", cache(open_ranks))
         yield
         analysis_of.cache_clear()
 
