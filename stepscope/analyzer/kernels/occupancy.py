@@ -130,7 +130,7 @@ class LaunchFit:
     @property
     def wave_efficiency(self) -> Floats:
         """Share of the waves' places that the grid fills."""
-        return self.waves / np.ceil(self.waves)
+        return self.waves / np.maximum(np.ceil(self.waves), 1.0)  # a grid of no blocks fills nothing
 
 
 def fit_launches(launches: Sequence[KernelLaunch], device: Device | None) -> LaunchFit:
