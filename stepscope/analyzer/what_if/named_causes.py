@@ -41,8 +41,10 @@ def replay_causes(
     if model.graph.num_slots > MOST_SLOTS:
         large = f"what-if left out: {model.graph.num_slots:,} events to replay; run: stepscope whatif"
         return [], [Notice("what_if_too_large", large)]
-    replayed = model.step_ms(model.base)
-    error = replayed / model.measured_ms() - 1.0
+    replayed, measured = model.step_ms(model.base), model.measured_ms()
+    if min(replayed, measured) <= 0:
+        return [], []  # steps without length: there is nothing to gain
+    error = replayed / measured - 1.0
     calibration = calibrate(model, replayed, unprofiled_ms) if unprofiled_ms else None
     found = []
     for row in named:
@@ -51,6 +53,8 @@ def replay_causes(
             if scenario is None:
                 continue
             step = model.step_ms(scenario)
+            if step <= 0:  # nothing is left of the step: no figure
+                continue
             calibrated = FIXES[change](model.job, calibration.scenario) if calibration else None
             is_weak = row is named[0] and 1.0 - step / replayed < _WEAK_GAIN * row.fraction
             found.append(
