@@ -8,6 +8,9 @@ from stepscope.core.words import count, milliseconds, percent, ranks_words
 NOTABLE_SHARE = 0.01
 """Unlinked activities or unmatched collectives beyond this are named: they move a share by as much."""
 
+NOTABLE_ACTIVITY = 0.5
+"""What repeats in every step takes no more of several."""
+
 NOTABLE_DISTORTION = 0.10
 """Beyond this the profiler itself slows the step; host-side shares are then upper bounds."""
 
@@ -52,6 +55,14 @@ def _doubtful_data(job: Job, quality: TraceQuality) -> list[str]:
     problems = []
     if quality.unlinked > NOTABLE_SHARE:
         problems.append(f"{percent(quality.unlinked)} of the device's activities cannot be linked to their launch.")
+    if quality.early > NOTABLE_SHARE:
+        problems.append(f"{percent(quality.early)} of the device's activities start before their launch.")
+    if quality.steps_without_device:
+        share = percent(quality.steps_without_device)
+        problems.append(f"{share} of one rank's steps have no device activity: the profiler lost them.")
+    if quality.largest_activity > NOTABLE_ACTIVITY:
+        share = percent(quality.largest_activity)
+        problems.append(f"One device activity takes {share} of a rank's window.")
     if quality.unmatched_collectives is not None and quality.unmatched_collectives > NOTABLE_SHARE:
         share = percent(quality.unmatched_collectives)
         problems.append(f"{share} of the communication calls have no counterpart on the other ranks.")

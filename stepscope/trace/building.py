@@ -29,8 +29,8 @@ from stepscope.trace.columns import (
     TraceColumns,
     TraceHeader,
 )
-from stepscope.trace.communication import CommunicationBuilder, number_in
-from stepscope.trace.events import NO_ARGUMENTS, Arguments, Event, ExactEvent, LaunchKey
+from stepscope.trace.communication import CommunicationBuilder
+from stepscope.trace.events import NO_ARGUMENTS, Arguments, Event, ExactEvent, LaunchKey, told_ranks
 from stepscope.trace.header import MOST_RANKS
 from stepscope.trace.interning import GrowingColumn, Numbered, integers, narrow
 from stepscope.trace.lanes import Track, lanes_of
@@ -40,6 +40,7 @@ from stepscope.trace.times import UNKNOWN_NS, durations_ns, exact_starts_ns, sta
 
 _BETWEEN_TEXTS = b"\0"
 """Never part of valid JSON."""
+_MOST_DIGITS = 10
 _NO_SHAPES = _BETWEEN_TEXTS * 2
 _NO_LAUNCH: LaunchKey = ((), (), NONE, NONE)
 _IS_DEVICE = np.isin(np.arange(len(Category)), DEVICE_CATEGORIES)
@@ -96,6 +97,7 @@ class ColumnsBuilder:
             return
         events: list[Any]
         start = None
+        num_tracks = len(self.tracks)
         if isinstance(batch, Batch) and not self._is_exact:
             events = self._complete(batch.events)
             start = starts_ns([event.ts for event in events])
@@ -107,6 +109,8 @@ class ColumnsBuilder:
             start = exact_starts_ns([event.ts for event in events])
         if events:
             self._append(events, start)
+        if isinstance(batch, Batch) and len(self.tracks) > num_tracks:
+            self._note_ranks(batch.array_text)
 
     def build(self, header: TraceHeader, quality: ReadQuality) -> TraceColumns:
         """All rows as one trace; called once.
@@ -158,10 +162,7 @@ class ColumnsBuilder:
     def _append(self, events: list[Event | ExactEvent], start: npt.NDArray[np.int64]) -> None:
         duration = durations_ns([event.dur for event in events])
         tracks = self.tracks
-        num_known = len(tracks)
         track = integers([tracks[event.cat, event.pid, event.tid] for event in events])
-        if len(tracks) > num_known:
-            self._note_ranks(events, track, num_known)
         category = self._categories_of(track)
         impossible = (start == UNKNOWN_NS) | (duration == UNKNOWN_NS)
         impossible |= (start == 0) & (duration == 0) & _IS_DEVICE[category]
@@ -180,11 +181,11 @@ class ColumnsBuilder:
         self._append_arguments([event.args or NO_ARGUMENTS for event in events], category)
         self.num_rows += len(events)
 
-    def _note_ranks(self, events: list[Event | ExactEvent], track: IntColumn, num_known: int) -> None:
-        for place in np.flatnonzero(track >= num_known).tolist():
-            event = events[place]
-            if event.args is not None and 0 <= (rank := number_in(event.args.merged_rank)) <= MOST_RANKS:
-                self.told_ranks.setdefault(event.pid, rank)
+    def _note_ranks(self, array_text: bytes) -> None:
+        for process, text in told_ranks(array_text).items():
+            rank = int(text) if text.isdecimal() and len(text) < _MOST_DIGITS else NONE
+            if 0 <= rank <= MOST_RANKS:
+                self.told_ranks.setdefault(process, rank)
 
     def _append_scanned(self, batch: ScannedBatch) -> None:
         for name, column in batch.columns.items():

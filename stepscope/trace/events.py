@@ -44,7 +44,6 @@ class Arguments(Struct, gc=False):
     root_rank: Raw = field(default=NO_TEXT, name="Rank")
     communicator: Raw = field(default=NO_TEXT, name="Comms Id")
     legacy_external_id: int = field(default=NONE, name="external id")
-    merged_rank: Raw = field(default=NO_TEXT, name="rank")
 
 
 class Event(Struct, gc=False):
@@ -76,6 +75,15 @@ class ExactEvent(Struct, gc=False):
     args: Arguments | None = None
 
 
+class _Rank(Struct, gc=False):
+    rank: Raw = NO_TEXT
+
+
+class _RankedEvent(Struct, gc=False):
+    pid: int | str | None = None
+    args: _Rank | None = None
+
+
 NO_ARGUMENTS = Arguments()
 
 _DECODE_FAST = msgspec.json.Decoder(list[Event]).decode
@@ -91,6 +99,7 @@ def _decimal(digits: str) -> Decimal:
 
 
 _DECODE_ANYTHING = msgspec.json.Decoder(float_hook=_decimal).decode
+_DECODE_RANKS = msgspec.json.Decoder(list[_RankedEvent]).decode
 _ENCODE = msgspec.json.Encoder(decimal_format="number").encode
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
@@ -124,6 +133,20 @@ def decode_leniently(array_text: bytes) -> tuple[list[ExactEvent], int] | None:
         return None
     events = [_from_mapping(item) for item in items if isinstance(item, dict)]
     return events, len(items) - len(events)
+
+
+def told_ranks(array_text: bytes) -> dict[int | str | None, str]:
+    """Process -> the text of the rank that its events' arguments tell, as a tool that merged files writes it.
+
+    Read apart from the events because hardly a trace has any: as one more argument it would cost every event.
+    """
+    if b'"rank"' not in array_text:
+        return {}
+    try:
+        events = _DECODE_RANKS(array_text)
+    except _UNREADABLE:
+        return {}
+    return {event.pid: bytes(event.args.rank).decode() for event in events if event.args and bytes(event.args.rank)}
 
 
 def is_usable(event: ExactEvent) -> bool:

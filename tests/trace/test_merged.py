@@ -179,3 +179,13 @@ def test_a_label_none_of_whose_rows_can_be_used_is_no_rank() -> None:
     only_lost = [event | {"dur": -1} for event in events]
     (trace,) = _read(json.dumps([*only_lost, *_rank_events(0)]))
     assert len(trace) == 17
+
+
+def test_ranks_in_the_arguments_are_read_wherever_processes_first_appear() -> None:
+    events = json.loads(_fused())["traceEvents"]
+    for event in events:
+        event["args"]["rank"] = 8 * event["args"]["rank"]
+    assert [trace.header.rank for trace in _read(json.dumps(events))] == [0, 8, 16]
+    for event in events:
+        event["args"]["rank"] = "odd"
+    assert [trace.header.rank for trace in _read(json.dumps(events))] == [0, 1, 2]
