@@ -30,7 +30,7 @@ from stepscope.trace.columns import (
     TraceHeader,
 )
 from stepscope.trace.communication import CommunicationBuilder
-from stepscope.trace.events import NO_ARGUMENTS, Arguments, Event, ExactEvent, LaunchKey, told_ranks
+from stepscope.trace.events import NO_ARGUMENTS, Arguments, Event, ExactEvent, LaunchKey, told_ranks, told_ranks_of
 from stepscope.trace.header import MOST_RANKS
 from stepscope.trace.interning import GrowingColumn, Numbered, integers, narrow
 from stepscope.trace.lanes import Track, lanes_of
@@ -40,7 +40,6 @@ from stepscope.trace.times import UNKNOWN_NS, durations_ns, exact_starts_ns, sta
 
 _BETWEEN_TEXTS = b"\0"
 """Never part of valid JSON."""
-_MOST_DIGITS = 10
 _NO_SHAPES = _BETWEEN_TEXTS * 2
 _NO_LAUNCH: LaunchKey = ((), (), NONE, NONE)
 _IS_DEVICE = np.isin(np.arange(len(Category)), DEVICE_CATEGORIES)
@@ -109,8 +108,9 @@ class ColumnsBuilder:
             start = exact_starts_ns([event.ts for event in events])
         if events:
             self._append(events, start)
-        if isinstance(batch, Batch) and len(self.tracks) > num_tracks:
-            self._note_ranks(batch.array_text)
+        if len(self.tracks) > num_tracks:
+            ranks = told_ranks(batch.array_text) if isinstance(batch, Batch) else told_ranks_of(batch)
+            self.told_ranks = {pid: rank for pid, rank in ranks.items() if rank <= MOST_RANKS} | self.told_ranks
 
     def build(self, header: TraceHeader, quality: ReadQuality) -> TraceColumns:
         """All rows as one trace; called once.
@@ -180,12 +180,6 @@ class ColumnsBuilder:
         self.columns["name"].add(integers([names[event.name] for event in events]))
         self._append_arguments([event.args or NO_ARGUMENTS for event in events], category)
         self.num_rows += len(events)
-
-    def _note_ranks(self, array_text: bytes) -> None:
-        for process, text in told_ranks(array_text).items():
-            rank = int(text) if text.isdecimal() and len(text) < _MOST_DIGITS else NONE
-            if 0 <= rank <= MOST_RANKS:
-                self.told_ranks.setdefault(process, rank)
 
     def _append_scanned(self, batch: ScannedBatch) -> None:
         for name, column in batch.columns.items():

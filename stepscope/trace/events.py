@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from math import nan
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from msgspec import Meta, Raw, Struct, field
 
 from stepscope.trace.columns import NONE
 
+_MOST_DIGITS = 10
 NO_TEXT = Raw(b"")
 """Stands for a text that the trace does not record."""
 
@@ -46,6 +48,12 @@ class Arguments(Struct, gc=False):
     legacy_external_id: int = field(default=NONE, name="external id")
 
 
+class ExactArguments(Arguments, gc=False):
+    """The same, and the rank that a tool which merged files has written into every event."""
+
+    merged_rank: Raw = field(default=NO_TEXT, name="rank")
+
+
 class Event(Struct, gc=False):
     """One entry of traceEvents. `ts` and `dur` are microseconds; NaN stands for a number that is not there.
 
@@ -72,16 +80,12 @@ class ExactEvent(Struct, gc=False):
     tid: int | str | None = None
     ts: Decimal = Decimal("NaN")
     dur: float = nan
-    args: Arguments | None = None
+    args: ExactArguments | None = None
 
 
-class _Rank(Struct, gc=False):
-    rank: Raw = NO_TEXT
-
-
-class _RankedEvent(Struct, gc=False):
+class _Ranked(Struct, gc=False):
     pid: int | str | None = None
-    args: _Rank | None = None
+    args: ExactArguments | None = None
 
 
 NO_ARGUMENTS = Arguments()
@@ -99,7 +103,7 @@ def _decimal(digits: str) -> Decimal:
 
 
 _DECODE_ANYTHING = msgspec.json.Decoder(float_hook=_decimal).decode
-_DECODE_RANKS = msgspec.json.Decoder(list[_RankedEvent]).decode
+_DECODE_RANKS = msgspec.json.Decoder(list[_Ranked]).decode
 _ENCODE = msgspec.json.Encoder(decimal_format="number").encode
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
@@ -135,18 +139,20 @@ def decode_leniently(array_text: bytes) -> tuple[list[ExactEvent], int] | None:
     return events, len(items) - len(events)
 
 
-def told_ranks(array_text: bytes) -> dict[int | str | None, str]:
-    """Process -> the text of the rank that its events' arguments tell, as a tool that merged files writes it.
-
-    Read apart from the events because hardly a trace has any: as one more argument it would cost every event.
-    """
+def told_ranks(array_text: bytes) -> dict[int | str | None, int]:
+    """Process -> the rank that its events' arguments tell; read apart, as it would cost every event of all traces."""
     if b'"rank"' not in array_text:
         return {}
     try:
-        events = _DECODE_RANKS(array_text)
+        return told_ranks_of(_DECODE_RANKS(array_text))
     except _UNREADABLE:
         return {}
-    return {event.pid: bytes(event.args.rank).decode() for event in events if event.args and bytes(event.args.rank)}
+
+
+def told_ranks_of(events: Sequence[ExactEvent | _Ranked]) -> dict[int | str | None, int]:
+    """The same for decoded events."""
+    texts = {event.pid: bytes(event.args.merged_rank) for event in events if event.args is not None}
+    return {pid: int(text) for pid, text in texts.items() if text.isdigit() and len(text) < _MOST_DIGITS}
 
 
 def is_usable(event: ExactEvent) -> bool:
@@ -158,7 +164,7 @@ def _from_mapping(item: dict[str, Any]) -> ExactEvent:
     arguments = item.get("args")
     event: ExactEvent = _convert_fields(item, ExactEvent)
     if isinstance(arguments, dict):
-        event.args = _convert_fields(arguments, Arguments)
+        event.args = _convert_fields(arguments, ExactArguments)
     return event
 
 
