@@ -12,15 +12,23 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from stepscope.analyzer.job import replay_model
+from stepscope.analyzer.what_if.edge_blocks import EdgeKind
+from stepscope.analyzer.what_if.job_graph import NEVER
 from stepscope.core.causes import Cause
 from stepscope.core.what_if import Fix, WhatIfReport
+from stepscope.workflow.job_input import read_job
 from stepscope.workflow.whatif import what_if
 
 REPLAY_GOAL = 0.02
 PREDICTION_GOAL = 0.08
 CONTROL = "ddp"
+ABLATED = (EdgeKind.EVENT, EdgeKind.QUEUE, EdgeKind.BLOCKING, EdgeKind.STREAM, EdgeKind.TRANSFER, EdgeKind.LAUNCH)
 PREDICTED = (("slow_loader", Cause.DATA_LOADING), ("straggler", Cause.STRAGGLER), ("ckpt_stall", Cause.CHECKPOINT))
 
 
@@ -29,9 +37,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="one folder a case, with truth.json")
     parser.add_argument("--only", help="cases, separated by commas")
+    parser.add_argument("--ablate", action="store_true", help="replay without one kind of dependency at a time")
     options = parser.parse_args()
     truth = json.loads((options.folder / "truth.json").read_text())
     cases = options.only.split(",") if options.only else sorted(truth)
+    if options.ablate:
+        return _print_ablations(options.folder, cases)
     reports = {case: _report(options.folder / case, truth[case]) for case in cases}
     missed = _print_replays(reports)
     missed += _print_predictions(reports, truth)
@@ -76,6 +87,26 @@ def _print_predictions(reports: dict[str, WhatIfReport], truth: dict[str, dict[s
         of_captured = f"{fix.step_ms / captured - 1:+.1%} of captured"
         print(f"{case:14} without {cause:13} {fix.step_ms:7.1f} ms ({of_captured}); {beside}")
     return missed
+
+
+def _print_ablations(folder: Path, cases: list[str]) -> int:
+    """Replay errors when the graph lacks one kind of edge: what the small errors stand on."""
+    print(f"{'case':14} {'all edges':>10} " + " ".join(f"{kind.name.lower():>10}" for kind in ABLATED))
+    for case in cases:
+        model = replay_model(read_job([str(folder / case)]).views)
+        if model is None:
+            continue
+        errors = [model.step_ms(model.base) / model.measured_ms() - 1]
+        for kind in ABLATED:
+            edges = tuple(
+                replace(e, base_ns=np.full(len(e), NEVER)) if e.kind is kind else e for e in model.graph.edges
+            )
+            without = replace(model, job=replace(model.job, graph=replace(model.graph, edges=edges)))
+            errors.append(without.step_ms(model.base) / model.measured_ms() - 1)
+        print(
+            f"{case:14} " + " ".join(f"{error:+10.2%}" if abs(error) < 10 else f"{'no step':>10}" for error in errors)
+        )
+    return 0
 
 
 def _hits(fix: Fix, captured: float, unprofiled: float) -> bool:

@@ -124,8 +124,9 @@ def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Colle
     model = replay_model(views)
     if model is None:
         raise DataError(
-            "these traces cannot be replayed: a rank has no profiled steps, no launches, or too many events",
-            what_next="profile whole steps with CPU and CUDA activities (stepscope.profile does)",
+            "these traces cannot be replayed: a rank has no profiled steps, no device activities with their launches, "
+            "or too many of them",
+            what_next="profile whole steps on GPUs with CPU and CUDA activities (stepscope.profile does)",
         )
     report = predict(model, unprofiled_ms=context.unprofiled_step_ms, causes=causes)
     return replace(report, warnings=[*report.warnings, *context.notices])

@@ -16,7 +16,7 @@ from stepscope.analyzer.what_if.job_graph import JobGraph, join_ranks
 from stepscope.analyzer.what_if.links import alike, expected_transfers
 from stepscope.analyzer.what_if.replay import Scenario, as_measured, measured_steps, replay, step_times
 
-BEFORE_WINDOW_SHARE = 0.02
+BEFORE_WINDOW_SHARE = 0.10
 """A step that lost more than this to what began before the traces is left out: no fix can reach it there."""
 
 

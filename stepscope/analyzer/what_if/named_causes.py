@@ -77,6 +77,8 @@ def beside_verdict(verdict: Verdict, what_if: Sequence[WhatIf]) -> Verdict:
     if own is None or abs(own.replay_error) > TRUSTED_ERROR:
         return verdict
     gain = f"; {own.change}: {own.step_ms:,.1f} ms a step ({own.speedup:.2f}x, replay {own.replay_error:+.1%})"
+    if own.calibrated_step_ms is not None:
+        gain += f", {own.calibrated_step_ms:,.1f} ms without the profiler"
     if own.binds_next is not None:
         gain += f", then {own.binds_next} binds"
     evidence = [*verdict.evidence, Evidence("what_if_step", own.step_ms, "ms")]

@@ -173,6 +173,9 @@ def _warnings(
     if len(model.skipped):
         numbers = ", ".join(str(model.step_numbers[place]) for place in model.skipped)
         notices.append(Notice("skipped_steps", f"step {numbers} left out: what it waited for began before the traces"))
+    if len(set(model.job.role.values())) > 1:
+        left_out = "no fix for pipeline_bubble: more micro-batches are other kernels, which no replay of these can tell"
+        notices.append(Notice("no_pipeline_fix", left_out))
     if unprofiled_ms and calibration is None:
         cannot = (
             f"not calibrated: no host speed makes the replay ({replayed:,.1f} ms) meet the unprofiled step "
