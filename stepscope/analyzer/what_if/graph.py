@@ -65,7 +65,7 @@ def build_graph(
         blocking=blocking,
         blocking_ns=return_latency(activities, calls, blocking),
         queue=queue,
-        launch_ns=launch_latency(activities, calls, in_order),
+        launch_ns=launch_latency(activities, calls, in_order, events),
         boundaries=_boundaries(activities, window),
         last=_last_of_window(activities, streams, window),
     )

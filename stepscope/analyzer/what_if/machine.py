@@ -44,8 +44,8 @@ def stream_gaps(activities: Activities, edges: Edges) -> Nanoseconds:
     return result
 
 
-def launch_latency(activities: Activities, calls: ObservedCalls, edges: Edges) -> int:
-    """From a call's return to the start of what it launched on a stream that had been idle: the median."""
+def launch_latency(activities: Activities, calls: ObservedCalls, edges: Edges, events: Edges) -> int:
+    """From a call's return to the start of what it launched on an idle stream, waiting for no other: the median."""
     free = np.zeros(len(activities), np.int64)
     free[edges.target] = activities.end_ns[edges.source]
     launches = np.flatnonzero(
@@ -53,6 +53,7 @@ def launch_latency(activities: Activities, calls: ObservedCalls, edges: Edges) -
     )
     first = calls.first_activity[launches]
     idle = (free[first] < calls.start_ns[launches]) & (activities.work[first] == Work.COMPUTE)
+    idle &= ~np.isin(first, events.target)
     latency = activities.start_ns[first][idle] - calls.end_ns[launches][idle]
     return int(np.median(latency)) if len(latency) else USUAL_LAUNCH_NS
 
@@ -79,7 +80,10 @@ def return_latency(activities: Activities, calls: ObservedCalls, edges: Edges) -
     late = calls.end_ns[edges.target] - activities.end_ns[edges.source]
     is_copy = calls.waits_for[edges.target] == edges.source
     waited = ~is_copy & (activities.end_ns[edges.source] > calls.start_ns[edges.target])
-    usual = int(np.median(late[waited])) if waited.any() else USUAL_SYNC_NS
+    least = np.full(len(calls), np.iinfo(np.int64).max)  # of several streams the last to end is the one waited for
+    np.minimum.at(least, edges.target[waited], late[waited])
+    sample = least[least < np.iinfo(np.int64).max]
+    usual = int(np.median(sample)) if len(sample) else USUAL_SYNC_NS
     return np.where(is_copy, late, usual)
 
 
