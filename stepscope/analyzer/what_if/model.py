@@ -72,8 +72,7 @@ def build_model(
         return None
     calls = {rank: view.calls for rank, view in views.items()}
     graph = join_ranks(graphs, calls, matches, offsets_ns)
-    headers = {rank: view.header for rank, view in views.items()}
-    job = FixedJob(graph, role, expected_transfers(headers, calls), alike(calls))
+    job = FixedJob(graph, role, expected_transfers(views), alike(calls))
     num_whole = min(len(view.window.whole_step_ns) for view in views.values())
     late = np.array([*before_window, *[0.0] * num_whole])[:num_whole] > BEFORE_WINDOW_SHARE
     kept = np.flatnonzero(~late) if not late.all() else np.arange(num_whole)
