@@ -5,6 +5,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python=${PYTHON:-python3}
+# the interpreter itself: asked through an active environment, it would call that environment's torch the machine's
+python=$("$python" -c 'import sys; print(sys._base_executable)')
 stamp=.venv/.stepscope-installed
 wanted="$(cat pyproject.toml scripts/env.sh $(find stepscope -path "*/native/*") | sha256sum)"
 
