@@ -30,14 +30,9 @@ from stepscope.core.analysis import (
     TraceQuality,
 )
 from stepscope.core.timeline import HEADING_ORDER, RankTimeline
-
-DISTORTION_WORTH_SAYING = 0.10
-"""When capturing slows the step by more, host-side headings are upper bounds (ledger, Profiler distortion)."""
-
+from stepscope.core.trace_doubts import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
 
 LOSS_WORTH_SAYING = 0.02
-MOST_OF_A_WINDOW = 0.5
-"""No kernel or copy that repeats in every step takes more of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +226,7 @@ def warnings(
         notices.append(
             Notice("missing_ranks", f"no trace of {len(job.missing_ranks)} of {job.world_size} ranks ({shown})")
         )
-    if quality.profiler_distortion is not None and quality.profiler_distortion > DISTORTION_WORTH_SAYING:
+    if quality.profiler_distortion is not None and quality.profiler_distortion > NOTABLE_DISTORTION:
         notices.append(
             Notice(
                 "profiler_distortion",
@@ -276,7 +271,7 @@ def _doubts(views: Mapping[int, RankView], job: Job, quality: TraceQuality) -> l
             shown = ", ".join(map(str, facts.empty_steps[:8])) + (", ..." if len(facts.empty_steps) > 8 else "")
             lost = f"rank {rank}: {len(facts.empty_steps)} of {len(facts.step_indices)} steps have no device activity"
             found.append(("empty_steps", f"{lost} ({shown})"))
-        if facts.largest_share > MOST_OF_A_WINDOW:
+        if facts.largest_share > NOTABLE_ACTIVITY:
             found.append(
                 (
                     "large_activity",

@@ -13,14 +13,13 @@ from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER
 from stepscope.core.analysis import Evidence, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
 from stepscope.core.causes import HEALTHY_CAUSES, Cause
+from stepscope.core.trace_doubts import NOTABLE_ACTIVITY
 
 SECONDARY_FROM = 0.05
 OVERSUBSCRIBED_CONFIDENCE = 0.5
 UNTRUSTED_EMPTY_STEPS = 0.25
 """Share of marked steps without any device activity above which the rest says nothing of the job: a profiler that lost
 whole steps (TraceLens#972: activities in 2 of 32 steps, reported as 0.04 % idle)."""
-UNTRUSTED_ACTIVITY = 0.5
-"""Share of a window of several steps that no single kernel or copy can take: what repeats takes at most its step."""
 UNTRUSTED_UNLINKED = 0.2
 """Share of device activities without launch above which idle time cannot be told apart."""
 
@@ -130,9 +129,9 @@ def _doubt(quality: TraceQuality) -> tuple[str, Evidence] | None:
         share = quality.steps_without_device
         evidence = Evidence("steps_without_device", share, "ratio", UNTRUSTED_EMPTY_STEPS)
         return f"{share:.0%} of the marked steps have no device activity: the profiler lost them", evidence
-    if quality.largest_activity > UNTRUSTED_ACTIVITY and quality.steps_complete > 1:
+    if quality.largest_activity > NOTABLE_ACTIVITY and quality.steps_complete > 1:
         share = quality.largest_activity
-        evidence = Evidence("largest_activity", share, "ratio", UNTRUSTED_ACTIVITY)
+        evidence = Evidence("largest_activity", share, "ratio", NOTABLE_ACTIVITY)
         several = f"a window of {quality.steps_complete} steps"
         return f"one device activity takes {share:.0%} of {several}: its record is damaged", evidence
     return None

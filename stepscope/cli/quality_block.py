@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepscope.core.analysis import TraceQuality
+from stepscope.core.trace_doubts import NOTABLE_ACTIVITY
 
 SHOWN_FROM = 0.0005
 """Shares below this are left out (they round to 0.0 %)."""
@@ -56,7 +57,7 @@ def _steps(quality: TraceQuality) -> list[str]:
         parts.append(f"{quality.steps_without_device:.0%} of one rank's without device activity")
     if quality.merged_boundaries:
         parts.append(f"{quality.merged_boundaries} boundaries merged")
-    if quality.largest_activity >= 0.5:
+    if quality.largest_activity >= NOTABLE_ACTIVITY:
         parts.append(f"one activity takes {quality.largest_activity:.0%} of the window")
     return parts
 

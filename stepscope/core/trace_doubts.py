@@ -9,7 +9,7 @@ NOTABLE_SHARE = 0.01
 """Unlinked activities or unmatched collectives beyond this are named: they move a share by as much."""
 
 NOTABLE_ACTIVITY = 0.5
-"""What repeats in every step takes no more of several."""
+"""Share of a window of several steps that no single kernel or copy can take: what repeats takes at most its step."""
 
 NOTABLE_DISTORTION = 0.10
 """Beyond this the profiler itself slows the step; host-side shares are then upper bounds."""

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import TypeGuard
 
-from stepscope.core.analysis import Evidence, Job, MeshSizes
+from stepscope.core.analysis import Evidence, Job, MeshSizes, Pipeline
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.headings import Heading
 
@@ -96,6 +96,22 @@ def cause_words(cause: Cause) -> str:
 def heading_words(heading: Heading) -> str:
     """A heading as a title: 'Waiting for a rank'."""
     return _HEADING_WORDS.get(heading) or _sentence(heading.value)
+
+
+def bubble_parts(pipeline: Pipeline) -> list[tuple[str, float, Heading, str]]:
+    """A pipeline's bubble and what it is made of: name, share, the heading whose colour it has, meaning."""
+    return [
+        (
+            "Measured",
+            pipeline.measured,
+            Heading.BUBBLE,
+            "share of the pipelined span in which a stage does not compute",
+        ),
+        ("Structural", pipeline.structural, Heading.BUBBLE, "the schedule alone, all stages equally fast"),
+        ("Imbalance", pipeline.imbalance, Heading.WAIT, "what uneven stages add"),
+        ("Variance", pipeline.variance, Heading.DEVICE_GAP, "what differences from step to step add"),
+        ("Textbook", pipeline.textbook, Heading.IDLE_OTHER, "(P − 1) / (v·M + P − 1), for comparison only"),
+    ]
 
 
 def reason_words(reason: Reason) -> str:

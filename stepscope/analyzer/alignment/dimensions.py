@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from stepscope.analyzer.alignment.call_words import P2P_KINDS
 from stepscope.trace.columns import ProcessGroup
 
-DIMENSIONS = ("tp", "pp", "dp", "ep", "cp")
-
 _OF_DESCRIPTION = (
     # the particular above the general: an expert's data-parallel group is data parallel
     ("dp", re.compile(r"expert_data_parallel|data_modulo_expert|dp_mod_ep|(?:^|[_:])(?:efsdp|edp)(?:$|[_:\d])")),

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.ledger.activities import Activities, Work
-from stepscope.analyzer.what_if.host_work import ObservedCalls
+from stepscope.analyzer.what_if.observed_calls import ObservedCalls
 from stepscope.analyzer.what_if.rank_graph import Edges
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 

@@ -19,7 +19,6 @@ from stepscope.analyzer.what_if.dependencies import (
     read_streams,
     stream_edges,
 )
-from stepscope.analyzer.what_if.host_work import ObservedCalls, followed_calls, host_work, observe_calls
 from stepscope.analyzer.what_if.machine import (
     event_latency,
     launch_latency,
@@ -27,6 +26,7 @@ from stepscope.analyzer.what_if.machine import (
     return_latency,
     stream_gaps,
 )
+from stepscope.analyzer.what_if.observed_calls import ObservedCalls, followed_calls, host_work, observe_calls
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, DeviceWork, HostCalls, RankGraph
 from stepscope.core.causes import Cause
 from stepscope.trace.columns import NONE, IntColumn, TraceColumns

@@ -6,8 +6,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from stepscope.core.analysis import Analysis, Pipeline
-from stepscope.core.headings import Heading
-from stepscope.core.words import milliseconds, percent
+from stepscope.core.words import bubble_parts, milliseconds, percent
 from stepscope.dashboard.components.bars import share_bar
 from stepscope.dashboard.components.panel import panel
 
@@ -17,18 +16,7 @@ def pipeline_panel(analysis: Analysis) -> list[Component]:
     pipeline = analysis.pipeline
     if pipeline is None:
         return []
-    parts = [
-        (
-            "Measured",
-            pipeline.measured,
-            Heading.BUBBLE,
-            "share of the pipelined span in which a stage does not compute",
-        ),
-        ("Structural", pipeline.structural, Heading.BUBBLE, "the schedule alone, all stages equally fast"),
-        ("Imbalance", pipeline.imbalance, Heading.WAIT, "what uneven stages add"),
-        ("Variance", pipeline.variance, Heading.DEVICE_GAP, "what differences from step to step add"),
-        ("Textbook", pipeline.textbook, Heading.IDLE_OTHER, "(P − 1) / (v·M + P − 1), for comparison only"),
-    ]
+    parts = bubble_parts(pipeline)
     largest = max(share for _, share, _, _ in parts)
     items = [
         html.Li(

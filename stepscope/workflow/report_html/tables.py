@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from stepscope.core.analysis import Analysis, Collective, KernelTime
-from stepscope.core.headings import Heading
 from stepscope.core.kernel_names import short_kernel_name
 from stepscope.core.words import (
     UNKNOWN,
     bandwidth,
+    bubble_parts,
     count,
     heading_words,
     milliseconds,
@@ -54,13 +54,7 @@ def pipeline(analysis: Analysis) -> Markup | None:
     found = analysis.pipeline
     if found is None:
         return None
-    parts = [
-        ("Measured", found.measured, Heading.BUBBLE, "share of the pipelined span in which a stage does not compute"),
-        ("Structural", found.structural, Heading.BUBBLE, "the schedule alone, all stages equally fast"),
-        ("Imbalance", found.imbalance, Heading.WAIT, "what uneven stages add"),
-        ("Variance", found.variance, Heading.DEVICE_GAP, "what differences from step to step add"),
-        ("Textbook", found.textbook, Heading.IDLE_OTHER, "(P − 1) / (v·M + P − 1), for comparison only"),
-    ]
+    parts = bubble_parts(found)
     largest = max(share for _, share, _, _ in parts)
     items = [
         tag("li", tag("span", what), share_bar(share, heading=heading, largest=largest),
