@@ -1,12 +1,15 @@
-"""Where are the recorded traces, and how patient are the property tests?"""
+"""Where are the recorded traces and the browser, and how patient are the property tests?"""
 
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from playwright.sync_api import Browser, sync_playwright
 
 _SHARED_TRACES = Path(__file__).resolve().parents[1].parent / "shared" / "traces"
 
@@ -21,3 +24,17 @@ def shared_traces() -> Path:
     if not _SHARED_TRACES.is_dir():
         pytest.skip("the recorded traces (../shared/traces) are not here")
     return _SHARED_TRACES
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A headless Chromium."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("no Chromium on this machine")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server"]
+        )
+        yield browser
+        browser.close()

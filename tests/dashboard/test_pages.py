@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, WebSocket, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, WebSocket, expect
 
 from stepscope.core.headings import Heading
 from stepscope.store.runs import RunStore, save_analysis
@@ -81,20 +80,6 @@ def url(root: Path) -> Iterator[str]:
     """The running app."""
     with live_server(root) as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A headless Chromium."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("no Chromium on this machine")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server"]
-        )
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -7,13 +7,7 @@ import pytest
 from stepscope.training import identity as subject
 from stepscope.training.identity import Identity
 
-_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "STEPSCOPE_RUN", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "MASTER_PORT")
-
-
-@pytest.fixture(autouse=True)
-def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in _VARIABLES:
-        monkeypatch.delenv(variable, raising=False)
+pytestmark = pytest.mark.usefixtures("no_job")
 
 
 def _rank(rank: int, world_size: int) -> Identity:

@@ -13,16 +13,7 @@ import pytest
 from stepscope.training import run_naming as subject
 from stepscope.training.identity import Identity
 
-_VARIABLES = (
-    *("STEPSCOPE_RUN", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "OAR_JOB_ID", "PMIX_NAMESPACE"),
-    *("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-)
-
-
-@pytest.fixture(autouse=True)
-def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in _VARIABLES:
-        monkeypatch.delenv(variable, raising=False)
+pytestmark = pytest.mark.usefixtures("no_job")
 
 
 def _rank(rank: int, world_size: int) -> Identity:

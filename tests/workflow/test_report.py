@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from stepscope.core.errors import DataError
 from stepscope.store.runs import save_analysis
@@ -44,19 +42,6 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     example.write_run(tmp_path, "run")
     with pytest.raises(DataError, match="cannot be written"):
         report([str(tmp_path / "run")], tmp_path / "absent" / "x.html")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("no Chromium on this machine")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server"]
-        )
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

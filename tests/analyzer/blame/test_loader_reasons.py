@@ -9,18 +9,8 @@ from hypothesis import strategies as st
 from stepscope.analyzer.blame.loader_reasons import why_data_is_late
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.causes import Reason
-from tests.analyzer.build import TraceBuilder
-from tests.analyzer.readings import view_of
 
 READY_NS, SHORT_NS, LONG_NS = 80_000, 3_000_000, 40_000_000
-
-
-@pytest.fixture(scope="module")
-def view() -> RankView:
-    trace = TraceBuilder()
-    trace.step(5, 0, 1000)
-    trace.kernel(50, 100, launch=10)
-    return view_of(trace)
 
 
 def judged(view: RankView, waits_ns: list[int]) -> tuple[list[Reason], dict[str, float]]:

@@ -2,26 +2,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from stepscope.analyzer.blame.straggler_reasons import why_slower
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.analysis import KernelTime
 from stepscope.core.causes import Reason
 from stepscope.core.headings import Heading
-from tests.analyzer.build import TraceBuilder
-from tests.analyzer.readings import view_of
 
 Kernels = dict[str, tuple[int, float]]
 USUAL: Kernels = {"gemm": (100, 200.0), "norm": (50, 25.0), "add": (200, 40.0)}
-
-
-@pytest.fixture(scope="module")
-def view() -> RankView:
-    trace = TraceBuilder()
-    trace.step(5, 0, 1000)
-    trace.kernel(50, 100, launch=10)
-    return view_of(trace)
 
 
 def reasons(view: RankView, late: Kernels, *peers: Kernels) -> list[Reason]:

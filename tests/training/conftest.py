@@ -1,0 +1,17 @@
+"""What must a process not know for a test to decide who it is?"""
+
+from __future__ import annotations
+
+import pytest
+
+_VARIABLES = (
+    *("STEPSCOPE_RUN", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "OAR_JOB_ID", "PMIX_NAMESPACE"),
+    *("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+)
+
+
+@pytest.fixture
+def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No launcher and no scheduler has said anything."""
+    for variable in _VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
