@@ -20,7 +20,7 @@ from stepscope.analyzer.collectives import collective_table
 from stepscope.analyzer.communication import arrivals_of_ranks, cost_by_dimension, findings
 from stepscope.analyzer.job_clock import movable_wait, on_job_clock
 from stepscope.analyzer.kernels.evidence import with_kernel_reasons
-from stepscope.analyzer.ledger.segments import CAUSE_ORDER
+from stepscope.analyzer.ledger.segments import CHARGE
 from stepscope.analyzer.pipeline.bubble import PipelineParts, explain
 from stepscope.analyzer.pipeline.chains import find_chains
 from stepscope.analyzer.pipeline.schedule_waits import charge_schedule
@@ -174,7 +174,7 @@ def _explain(views: Sequence[RankView]) -> _Explained:
 
 
 def _replay_model(found: _Explained) -> ReplayModel | None:
-    before_window = found.table.time_ns[:, CAUSE_ORDER.index(Cause.BEFORE_WINDOW)] / found.table.step_ns
+    before_window = found.table.time_ns[:, CHARGE[Cause.BEFORE_WINDOW]] / found.table.step_ns
     return build_model(found.views, found.matches, found.clocks.offset_ns, found.role, before_window.tolist())
 
 

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.device_calls import Call
+from stepscope.analyzer.alignment.call import Call
 from stepscope.analyzer.kernels.rank_kernels import RankKernels
 from stepscope.analyzer.ledger.host_work import HostWork
 from stepscope.analyzer.ledger.segments import CHARGE, Segments, TimeTable
 from stepscope.analyzer.ledger.steps import Window
-from stepscope.analyzer.pipeline.tasks import Task
+from stepscope.analyzer.pipeline.tasks import MicroBatch
+from stepscope.analyzer.read_facts import ReadFacts
 from stepscope.analyzer.what_if.rank_graph import RankGraph
 from stepscope.core.analysis import KernelTime, Notice, RooflineCoverage
 from stepscope.core.headings import COMPUTE_HEADINGS
-from stepscope.core.timeline import HEADING_ORDER
+from stepscope.core.timeline import HEADING_CODE, HEADING_ORDER
 from stepscope.trace.columns import TraceHeader
 
 NUM_CHARGES = len(CHARGE) + 2
@@ -25,59 +26,7 @@ NUM_CHARGES = len(CHARGE) + 2
 COMPUTE = NUM_CHARGES - 1
 """Code that stands for all compute headings together when ranks are compared."""
 
-_IS_COMPUTE = np.isin(np.arange(len(HEADING_ORDER)), [list(HEADING_ORDER).index(h) for h in COMPUTE_HEADINGS])
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """One pass of one micro-batch through one stage, as a mark in the trace tells it.
-
-    Attributes:
-        task: which pass; its stage is NONE where the mark does not tell.
-        step: the step number it was launched in, or NONE without steps.
-        start_ns, end_ns: on the rank's clock; on a device of the kernels launched under the mark.
-        busy_ns: booked time of those kernels; None without a device.
-    """
-
-    task: Task
-    step: int
-    start_ns: int
-    end_ns: int
-    busy_ns: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ReadFacts:
-    """What reading and linking a rank's trace found; counts unless the name says otherwise.
-
-    Attributes:
-        repaired, dropped, clipped, clipped_ns: as ReadQuality.
-        num_activities, num_unlinked, num_early: device activities in the window, those without their launch, and those
-            that start before it.
-        num_kernels, num_graph_kernels: kernels of the file, and those launched by a graph.
-        lost_launches: share of launches that have no device activity.
-        lost_at_start: such launches before the first that has one.
-        step_indices, empty_steps: the steps that the host marks, and those in which no device activity was launched.
-        largest_share, largest_name: share of the window that one compute kernel or copy takes, and its name.
-        untraced_iterations: a graph ran on although the trace has no kernels of it.
-    """
-
-    repaired: int
-    dropped: int
-    clipped: int
-    clipped_ns: int
-    num_activities: int = 0
-    num_unlinked: int = 0
-    num_early: int = 0
-    num_kernels: int = 0
-    num_graph_kernels: int = 0
-    lost_launches: float = 0.0
-    lost_at_start: int = 0
-    step_indices: tuple[int, ...] = ()
-    empty_steps: tuple[int, ...] = ()
-    largest_share: float = 0.0
-    largest_name: str = ""
-    untraced_iterations: bool = False
+_IS_COMPUTE = np.isin(np.arange(len(HEADING_ORDER)), [HEADING_CODE[h] for h in COMPUTE_HEADINGS])
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,43 @@ from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.completeness import lost_launches
 from stepscope.analyzer.ledger.graph_loops import has_untraced_iterations
 from stepscope.analyzer.ledger.steps import HostSteps, Window
-from stepscope.analyzer.rank_view import ReadFacts
 from stepscope.trace.columns import NONE, Category, TraceColumns
 
 _GRAPH_LAUNCH = re.compile(r"GraphLaunch")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFacts:
+    """What reading and linking a rank's trace found; counts unless the name says otherwise.
+
+    Attributes:
+        repaired, dropped, clipped, clipped_ns: as ReadQuality.
+        num_activities, num_unlinked, num_early: device activities in the window, those without their launch, and those
+            that start before it.
+        num_kernels, num_graph_kernels: kernels of the file, and those launched by a graph.
+        lost_launches: share of launches that have no device activity.
+        lost_at_start: such launches before the first that has one.
+        step_indices, empty_steps: the steps that the host marks, and those in which no device activity was launched.
+        largest_share, largest_name: share of the window that one compute kernel or copy takes, and its name.
+        untraced_iterations: a graph ran on although the trace has no kernels of it.
+    """
+
+    repaired: int
+    dropped: int
+    clipped: int
+    clipped_ns: int
+    num_activities: int = 0
+    num_unlinked: int = 0
+    num_early: int = 0
+    num_kernels: int = 0
+    num_graph_kernels: int = 0
+    lost_launches: float = 0.0
+    lost_at_start: int = 0
+    step_indices: tuple[int, ...] = ()
+    empty_steps: tuple[int, ...] = ()
+    largest_share: float = 0.0
+    largest_name: str = ""
+    untraced_iterations: bool = False
 
 
 def host_facts(trace: TraceColumns, steps: HostSteps) -> ReadFacts:

@@ -10,7 +10,7 @@ import numpy as np
 from stepscope.analyzer.blame.reasons import NAMED_FROM, Grounds, reasons_of
 from stepscope.analyzer.blame.remedies import COSTS, actions_for
 from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled
-from stepscope.analyzer.ledger.segments import CAUSE_ORDER
+from stepscope.analyzer.ledger.segments import CAUSE_ORDER, CHARGE
 from stepscope.core.analysis import Evidence, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
 from stepscope.core.causes import HEALTHY_CAUSES, Cause
 from stepscope.core.trace_doubts import NOTABLE_ACTIVITY
@@ -190,7 +190,7 @@ def _confidence(cause: Cause, resampled: Resampled, about: Circumstances) -> flo
         if (other in HEALTHY_CAUSES if cause in HEALTHY_CAUSES else other not in _NEVER_NAMED)
     ]
     first = resampled[:, rivals].argmax(axis=1)
-    confidence = float(np.mean(np.array(rivals)[first] == CAUSE_ORDER.index(cause)))
+    confidence = float(np.mean(np.array(rivals)[first] == CHARGE[cause]))
     confidence *= about.num_ranks / max(about.world_size, about.num_ranks)
     confidence *= 1.0 - min(about.quality.unlinked, UNTRUSTED_UNLINKED)
     confidence *= 1.0 - min(about.quality.lost_launches, UNTRUSTED_UNLINKED)

@@ -9,6 +9,8 @@ from stepscope.core.headings import Heading
 HEADING_ORDER: tuple[Heading, ...] = tuple(Heading)
 """A segment's code is its heading's place in this tuple."""
 
+HEADING_CODE = {heading: code for code, heading in enumerate(HEADING_ORDER)}
+
 
 @dataclass(frozen=True, slots=True)
 class RankTimeline:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stepscope.analyzer.alignment.call import Call
 from stepscope.analyzer.alignment.call_words import FROM_ROOT_KINDS, SYNCHRONIZING_KINDS, TO_ROOT_KINDS
 from stepscope.analyzer.alignment.clocks import SAME_CLOCK_NS
-from stepscope.analyzer.alignment.device_calls import Call
 from stepscope.analyzer.alignment.matching import CallId, Matches
 
 

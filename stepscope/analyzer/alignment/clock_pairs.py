@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.alignment.call import Call
 from stepscope.analyzer.alignment.call_words import SYNCHRONIZING_KINDS
-from stepscope.analyzer.alignment.device_calls import Call
 from stepscope.analyzer.alignment.matching import Matches
 
 Pair = tuple[str, str]

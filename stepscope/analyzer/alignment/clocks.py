@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.alignment.call import Call
 from stepscope.analyzer.alignment.clock_pairs import (
     OUTLIER_MADS,
     Pair,
@@ -20,7 +21,6 @@ from stepscope.analyzer.alignment.clock_pairs import (
     offsets_by_bounds,
     offsets_by_ends,
 )
-from stepscope.analyzer.alignment.device_calls import Call
 from stepscope.analyzer.alignment.matching import Matches
 
 SAME_CLOCK_NS = 50_000

@@ -15,9 +15,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.alignment.call import Call
 from stepscope.analyzer.alignment.call_words import P2P_KINDS, SYNCHRONIZING_KINDS
 from stepscope.analyzer.alignment.clocks import SAME_CLOCK_NS
-from stepscope.analyzer.alignment.device_calls import Call
 from stepscope.analyzer.alignment.matching import word_of
 
 ENOUGH_MEETINGS = 8

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analyzer.alignment.call_words import bytes_of_dtype
-from stepscope.analyzer.alignment.device_calls import BEFORE_STEPS, P2P_KINDS, Call, PeerCall
+from stepscope.analyzer.alignment.call import BEFORE_STEPS, Call, PeerCall
+from stepscope.analyzer.alignment.call_words import P2P_KINDS, bytes_of_dtype
 from stepscope.analyzer.alignment.dimensions import dimension_of, dimension_of_call
 from stepscope.analyzer.alignment.launch_context import LaunchContext, arguments_of, launch_contexts
 from stepscope.analyzer.alignment.matching import Matches

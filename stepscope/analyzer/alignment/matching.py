@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from stepscope.analyzer.alignment.device_calls import BEFORE_STEPS, P2P_KINDS, Call
+from stepscope.analyzer.alignment.call import BEFORE_STEPS, Call
+from stepscope.analyzer.alignment.call_words import P2P_KINDS
 
 _Word = tuple[str, int | None]
 """What must agree on all members: kind and size."""

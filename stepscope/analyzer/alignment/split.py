@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyzer.alignment.arrivals import Arrival
-from stepscope.analyzer.alignment.device_calls import Call
+from stepscope.analyzer.alignment.call import Call
 from stepscope.analyzer.alignment.matching import CallId
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, owned, pieces, subtract, union
-from stepscope.analyzer.ledger.segments import CHARGE, CODE, TO_BLAME, Paint, Segments, assemble
+from stepscope.analyzer.ledger.segments import CHARGE, TO_BLAME, Paint, Segments, assemble
 from stepscope.core.causes import Cause
 from stepscope.core.headings import Heading
+from stepscope.core.timeline import HEADING_CODE
 from stepscope.trace.columns import IntColumn
 
 
@@ -39,7 +40,7 @@ def split_communication(
     host's. Waiting in which the host was late anyway keeps the host's charge, a transfer does not.
     """
     transfer, unknown, waiting = _by_state(rank, calls, arrivals)
-    alone = segments.heading == CODE[Heading.COMMUNICATION_UNSPLIT]
+    alone = segments.heading == HEADING_CODE[Heading.COMMUNICATION_UNSPLIT]
     kept = Segments(*(column[~alone] for column in _columns(segments)))
     time = segments.intervals_of(Heading.COMMUNICATION_UNSPLIT)
     charge = segments.charge[alone]

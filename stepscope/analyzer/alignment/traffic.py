@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from stepscope.analyzer.alignment.call import Call
 from stepscope.analyzer.alignment.call_words import P2P_KINDS
-from stepscope.analyzer.alignment.device_calls import Call
 
 
 def sizes_by_traffic(calls: Iterable[Call]) -> dict[str, int]:

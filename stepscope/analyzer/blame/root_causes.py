@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.blame.waits import BlamedWait
-from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_BLAME, TimeTable
+from stepscope.analyzer.ledger.segments import CAUSE_ORDER, CHARGE, TO_BLAME, TimeTable
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.causes import Cause
 
@@ -46,7 +46,7 @@ class CauseTable:
         """By how much each cause's share may be off, shape (causes,), when so much of the time may be waiting instead
         of transfer or the other way round: transfer by all of it, who was waited for in proportion."""
         spread = movable * self.blamed_ns / max(float(self.blamed_ns.sum()), 1.0)
-        spread[CAUSE_ORDER.index(Cause.COMMUNICATION)] += movable
+        spread[CHARGE[Cause.COMMUNICATION]] += movable
         return spread
 
     def fractions(self) -> dict[Cause, float]:
@@ -84,13 +84,12 @@ def cause_table(
             for culprit, share in _to_blame(cause, rank, heavy).items():
                 culprits[cause][culprit] += nanoseconds * share
     begins = {rank: view.window.boundary_ns.tolist() for rank, view in views.items()}
-    code_of = {cause: code for code, cause in enumerate(CAUSE_ORDER)}
     charged = np.zeros(len(CAUSE_ORDER))
     for wait in blamed:
         step = max(bisect_right(begins[wait.rank], wait.start_ns) - 1, 0)
         for (cause, culprit), nanoseconds in wait.shares.items():
-            time[step, code_of[cause]] += nanoseconds
-            charged[code_of[cause]] += nanoseconds
+            time[step, CHARGE[cause]] += nanoseconds
+            charged[CHARGE[cause]] += nanoseconds
             culprits[cause][culprit] += nanoseconds
     return CauseTable(time, length, culprits, charged)
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.alignment.arrivals import Arrival
-from stepscope.analyzer.alignment.device_calls import SYNCHRONIZING_KINDS
+from stepscope.analyzer.alignment.call_words import SYNCHRONIZING_KINDS
 from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.alignment.split import WaitPieces
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_BLAME

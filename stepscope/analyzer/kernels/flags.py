@@ -17,7 +17,7 @@ from stepscope.analyzer.ledger.activities import Activities
 from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.analyzer.roofline.kernel_limits import SHORT_KERNEL_NS, KernelLimits
 from stepscope.core.headings import Heading
-from stepscope.core.timeline import HEADING_ORDER
+from stepscope.core.timeline import HEADING_CODE
 from stepscope.trace.columns import Device, TraceColumns
 
 Mask = npt.NDArray[np.bool_]
@@ -78,8 +78,8 @@ def flag_kernels(
     by_grid = far & (limiter == Limiter.GRID)
     in_one_wave = fit.num_blocks[launch] < _num_sms(device)
     starved = (limiter == Limiter.REGISTERS) | (limiter == Limiter.SHARED_MEMORY)
-    memory_bound = limits.heading == HEADING_ORDER.index(Heading.MEMORY_BOUND)
-    latency_bound = limits.heading == HEADING_ORDER.index(Heading.LATENCY_BOUND)
+    memory_bound = limits.heading == HEADING_CODE[Heading.MEMORY_BOUND]
+    latency_bound = limits.heading == HEADING_CODE[Heading.LATENCY_BOUND]
     could_multiply = _has_tensor_cores(device) & multiplies & ~memory_bound
     plain = trace.named(rows, lambda name: uses_tensor_cores(name) is False)
     return KernelFlags(

@@ -1,7 +1,7 @@
 """Under which heading does each instant of a rank's device fall, as far as this rank alone can tell?
 
 Priority at each instant: a compute kernel runs > communication alone > a copy alone > nothing runs. Communication
-stays `communication_unsplit` here; alignment.py splits it once the other ranks are known.
+stays `communication_unsplit` here; alignment/split.py splits it once the other ranks are known.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, clip, owned, pieces, single, subtract, union
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.idle_rule import Host, book_gaps, late_host
-from stepscope.analyzer.ledger.segments import CODE, Paint, Segments, assemble
+from stepscope.analyzer.ledger.segments import Paint, Segments, assemble
 from stepscope.analyzer.ledger.steps import Window
 from stepscope.core.headings import Heading
-from stepscope.core.timeline import HEADING_ORDER
+from stepscope.core.timeline import HEADING_CODE, HEADING_ORDER
 from stepscope.trace.columns import IntColumn
 
 
@@ -95,4 +95,4 @@ def _exposed(alone: Intervals, late: list[Paint]) -> list[Paint]:
 def fractions(segments: Segments, window_ns: int) -> dict[Heading, float]:
     """Share of the window by heading; every heading is there."""
     time = np.bincount(segments.heading, weights=segments.duration_ns, minlength=len(HEADING_ORDER))
-    return {heading: float(time[CODE[heading]]) / window_ns for heading in HEADING_ORDER}
+    return {heading: float(time[HEADING_CODE[heading]]) / window_ns for heading in HEADING_ORDER}

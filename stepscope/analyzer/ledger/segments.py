@@ -10,18 +10,15 @@ import numpy.typing as npt
 from stepscope.analyzer.intervals import Intervals, Nanoseconds
 from stepscope.core.causes import Cause
 from stepscope.core.headings import Heading
-from stepscope.core.timeline import HEADING_ORDER
+from stepscope.core.timeline import HEADING_CODE, HEADING_ORDER
 from stepscope.trace.columns import IntColumn
-
-CODE = {heading: code for code, heading in enumerate(HEADING_ORDER)}
-"""Heading -> its code in a segment."""
 
 CAUSE_ORDER: tuple[Cause, ...] = tuple(Cause)
 CHARGE = {cause: code for code, cause in enumerate(CAUSE_ORDER)}
 """Cause -> its code in a segment."""
 
 TO_BLAME = len(CAUSE_ORDER)
-"""Charge of waiting: never a cause itself, blame.py charges it to whoever was late."""
+"""Charge of waiting: never a cause itself, blame/waits.py charges it to whoever was late."""
 
 _CAUSE_OF_HEADING = {
     Heading.COMPUTE_BOUND: Cause.COMPUTE_BOUND,
@@ -71,7 +68,7 @@ class Segments:
 
     def intervals_of(self, *headings: Heading) -> Intervals:
         """The time booked under any of the headings."""
-        keep = np.isin(self.heading, [CODE[heading] for heading in headings])
+        keep = np.isin(self.heading, [HEADING_CODE[heading] for heading in headings])
         return Intervals(self.start_ns[keep], self.end_ns[keep])
 
 
@@ -85,7 +82,9 @@ class Paint:
 
     def codes(self) -> tuple[IntColumn, IntColumn]:
         size = len(self.intervals)
-        heading = np.full(size, CODE[self.heading], np.int8) if isinstance(self.heading, Heading) else self.heading
+        heading = (
+            np.full(size, HEADING_CODE[self.heading], np.int8) if isinstance(self.heading, Heading) else self.heading
+        )
         if self.charge is None:
             return heading, CHARGE_OF_HEADING[heading]
         return heading, np.full(size, CHARGE[self.charge], np.int8) if isinstance(self.charge, Cause) else self.charge

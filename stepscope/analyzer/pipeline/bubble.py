@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyzer.alignment.device_calls import P2P_KINDS
+from stepscope.analyzer.alignment.call_words import P2P_KINDS
 from stepscope.analyzer.pipeline.chains import Chain
 from stepscope.analyzer.pipeline.replay import Replay, replay
 from stepscope.analyzer.pipeline.schedules import recognise

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stepscope.analyzer.alignment.device_calls import AFTER_STEPS, BEFORE_STEPS, P2P_KINDS, Call
+from stepscope.analyzer.alignment.call import AFTER_STEPS, BEFORE_STEPS, Call
+from stepscope.analyzer.alignment.call_words import P2P_KINDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ import numpy as np
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.ledger.activities import Activities
 from stepscope.analyzer.ledger.steps import HostSteps
-from stepscope.analyzer.pipeline.tasks import Pass, Task
-from stepscope.analyzer.rank_view import MicroBatch
+from stepscope.analyzer.pipeline.tasks import MicroBatch, Pass, Task
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 _PASS_MARK = re.compile(r"^PP:(\d+)([FBIW])(\d+)$")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from stepscope.analyzer.alignment.device_calls import Call
+from stepscope.analyzer.alignment.call import Call
 from stepscope.analyzer.pipeline.chains import Chain
 from stepscope.analyzer.pipeline.schedules import interleaved_order
 from stepscope.analyzer.pipeline.tasks import Order, Pass, Task

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.device_calls import P2P_KINDS, Call
+from stepscope.analyzer.alignment.call import Call
+from stepscope.analyzer.alignment.call_words import P2P_KINDS
 from stepscope.analyzer.alignment.split import WaitPieces
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, intersect, pieces, subtract, union
-from stepscope.analyzer.ledger.segments import CHARGE, CODE, TO_BLAME, Paint, Segments, assemble
+from stepscope.analyzer.ledger.segments import CHARGE, TO_BLAME, Paint, Segments, assemble
 from stepscope.core.causes import Cause
 from stepscope.core.headings import Heading
+from stepscope.core.timeline import HEADING_CODE
 
 
 def charge_schedule(
@@ -62,7 +64,7 @@ def _repaint(segments: Segments, cover: Intervals, *, heading: Heading | None, c
     inside, start, end = inside[eligible], start[eligible], end[eligible]
     changed = Intervals(start, end)
     kept, kept_start, kept_end = _outside(segments, changed)
-    headings = segments.heading[inside] if heading is None else np.full(len(inside), CODE[heading], np.int8)
+    headings = segments.heading[inside] if heading is None else np.full(len(inside), HEADING_CODE[heading], np.int8)
     return assemble(
         [
             Paint(Intervals(kept_start, kept_end), segments.heading[kept], segments.charge[kept]),

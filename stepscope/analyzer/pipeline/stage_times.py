@@ -12,8 +12,8 @@ import numpy.typing as npt
 from stepscope.analyzer.intervals import covered_time
 from stepscope.analyzer.pipeline.chains import Chain
 from stepscope.analyzer.pipeline.point_to_point import order_from_traffic
-from stepscope.analyzer.pipeline.tasks import Order, Pass, Task
-from stepscope.analyzer.rank_view import MicroBatch, RankView, compute_by_step
+from stepscope.analyzer.pipeline.tasks import MicroBatch, Order, Pass, Task
+from stepscope.analyzer.rank_view import RankView, compute_by_step
 from stepscope.core.headings import EXPOSED_COMMUNICATION_HEADINGS
 from stepscope.trace.columns import NONE
 

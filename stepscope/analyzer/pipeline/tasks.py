@@ -31,5 +31,23 @@ class Task:
     micro_batch: int
 
 
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One pass of one micro-batch through one stage, as a mark in the trace tells it.
+
+    Attributes:
+        task: which pass; its stage is NONE where the mark does not tell.
+        step: the step number it was launched in, or NONE without steps.
+        start_ns, end_ns: on the rank's clock; on a device of the kernels launched under the mark.
+        busy_ns: booked time of those kernels; None without a device.
+    """
+
+    task: Task
+    step: int
+    start_ns: int
+    end_ns: int
+    busy_ns: float | None = None
+
+
 Order = list[list[Task]]
 """By device, its tasks in the order in which it runs them."""

@@ -18,7 +18,7 @@ from stepscope.analyzer.roofline.kernel_costs import DTYPES, Codes, DecidedBy, F
 from stepscope.analyzer.roofline.kernel_family import Family, family_of
 from stepscope.core.hardware import GpuModel
 from stepscope.core.headings import Heading
-from stepscope.core.timeline import HEADING_ORDER
+from stepscope.core.timeline import HEADING_CODE
 from stepscope.trace.columns import NONE, IntColumn, TraceColumns
 
 SHORT_KERNEL_NS = 20_000
@@ -145,16 +145,17 @@ def _decide(
     floor_flops: Floats,
     floor_bytes: Floats,
 ) -> tuple[Codes, Codes]:
-    code = {heading: HEADING_ORDER.index(heading) for heading in HEADING_ORDER}
-    by_family = np.array([code[_heading_of(kind)] for kind in Family], np.uint8)
+    by_family = np.array([HEADING_CODE[_heading_of(kind)] for kind in Family], np.uint8)
     modelled = ~np.isnan(floor_flops) & ~np.isnan(floor_bytes)
     heading = by_family[family]
-    decided_by = np.where(heading == code[Heading.COMPUTE_OTHER], DecidedBy.NOTHING, DecidedBy.NAME)
+    decided_by = np.where(heading == HEADING_CODE[Heading.COMPUTE_OTHER], DecidedBy.NOTHING, DecidedBy.NAME)
     decided_by[modelled] = source[modelled]
-    larger = np.where(floor_flops >= floor_bytes, code[Heading.COMPUTE_BOUND], code[Heading.MEMORY_BOUND])
+    larger = np.where(
+        floor_flops >= floor_bytes, HEADING_CODE[Heading.COMPUTE_BOUND], HEADING_CODE[Heading.MEMORY_BOUND]
+    )
     heading[modelled] = larger[modelled]
     far_above = np.fmax(floor_flops, floor_bytes) < LATENCY_FLOOR_SHARE * duration
-    heading[modelled & small & far_above] = code[Heading.LATENCY_BOUND]
+    heading[modelled & small & far_above] = HEADING_CODE[Heading.LATENCY_BOUND]
     return heading, decided_by.astype(np.uint8)
 
 

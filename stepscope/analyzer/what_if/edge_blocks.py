@@ -9,8 +9,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.alignment.call import Call
 from stepscope.analyzer.alignment.call_words import FROM_ROOT_KINDS, SYNCHRONIZING_KINDS, TO_ROOT_KINDS
-from stepscope.analyzer.alignment.device_calls import Call
 from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.what_if.rank_graph import Edges, RankGraph

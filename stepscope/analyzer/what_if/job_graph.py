@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.device_calls import Call
+from stepscope.analyzer.alignment.call import Call
 from stepscope.analyzer.alignment.matching import Matches
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.what_if.edge_blocks import EdgeBlock, Layout, Nodes, lay_out, rank_blocks, transfer_block

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from stepscope.analyzer.alignment.device_calls import P2P_KINDS, Call
+from stepscope.analyzer.alignment.call import Call
+from stepscope.analyzer.alignment.call_words import P2P_KINDS
 from stepscope.analyzer.collectives import link_of
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.rank_view import RankView

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyzer.alignment.device_calls import Call
+from stepscope.analyzer.alignment.call import Call
 from stepscope.analyzer.alignment.groupless import with_groups
 from stepscope.core.headings import Heading
 from stepscope.workflow.analyze import analyze

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from stepscope.analyzer.ledger.activities import Work, device_activities
 from stepscope.analyzer.ledger.device_ledger import OwnLedger, book, fractions
 from stepscope.analyzer.ledger.idle_rule import observe_host
-from stepscope.analyzer.ledger.segments import CODE, Segments
+from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.ledger.steps import file_window, host_steps
 from stepscope.core.headings import COMPUTE_HEADINGS, Heading
-from stepscope.core.timeline import HEADING_ORDER
+from stepscope.core.timeline import HEADING_CODE, HEADING_ORDER
 from stepscope.trace.columns import Category, TraceColumns
 from tests.analyzer.build import AUTOGRAD, MAIN, NS_PER_US, TraceBuilder
 
@@ -110,7 +110,7 @@ def book_file(trace: TraceColumns) -> OwnLedger:
     """Book first to last activity; the n-th compute kernel gets the n-th compute heading, round and round."""
     acts, steps = device_activities(trace), host_steps(trace)
     count = len(acts.of(Work.COMPUTE))
-    headings = np.array([CODE[COMPUTE_HEADINGS[place % 4]] for place in range(count)], np.int8)
+    headings = np.array([HEADING_CODE[COMPUTE_HEADINGS[place % 4]] for place in range(count)], np.int8)
     return book(acts, file_window(acts), observe_host(trace, steps, acts), headings)
 
 

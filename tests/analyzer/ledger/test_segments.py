@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyzer.intervals import Intervals
-from stepscope.analyzer.ledger.segments import CHARGE, CODE, TO_BLAME, Paint, Segments, TimeTable, assemble
+from stepscope.analyzer.ledger.segments import CHARGE, TO_BLAME, Paint, Segments, TimeTable, assemble
 from stepscope.core.causes import Cause
 from stepscope.core.headings import Heading
-from stepscope.core.timeline import HEADING_ORDER
+from stepscope.core.timeline import HEADING_CODE, HEADING_ORDER
 
 codes = st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=1, max_size=16)
 """What each unit of time holds; None is a hole."""
@@ -40,7 +40,11 @@ def test_assemble_puts_paints_in_time_order_and_gives_each_heading_its_own_charg
     early = Paint(Intervals(np.array([0]), np.array([5])), Heading.COPY)
     charged = Paint(Intervals(np.array([9]), np.array([10])), Heading.COPY, Cause.CHECKPOINT)
     segments = assemble([late, charged, early])
-    assert segments.heading.tolist() == [CODE[Heading.COPY], CODE[Heading.WAIT], CODE[Heading.COPY]]
+    assert segments.heading.tolist() == [
+        HEADING_CODE[Heading.COPY],
+        HEADING_CODE[Heading.WAIT],
+        HEADING_CODE[Heading.COPY],
+    ]
     assert segments.charge.tolist() == [CHARGE[Cause.COPY], TO_BLAME, CHARGE[Cause.CHECKPOINT]]
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from stepscope.analyzer.job import analyse_job
 from stepscope.analyzer.pipeline.bubble import explain
 from stepscope.analyzer.pipeline.chains import Chain, find_chains
-from stepscope.analyzer.pipeline.tasks import Pass, Task
-from stepscope.analyzer.rank_view import MicroBatch, RankView
+from stepscope.analyzer.pipeline.tasks import MicroBatch, Pass, Task
+from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext
 from stepscope.core.analysis import Pipeline
 from stepscope.core.causes import Cause

@@ -17,7 +17,7 @@ from stepscope.analyzer.roofline.kernel_limits import KernelLimits, kernel_limit
 from stepscope.analyzer.roofline.utilization import coverage, dominant_dtype, peak_is_convicted, step_flops
 from stepscope.core.hardware import GpuModel, find_gpu
 from stepscope.core.headings import Heading
-from stepscope.core.timeline import HEADING_ORDER
+from stepscope.core.timeline import HEADING_CODE, HEADING_ORDER
 from stepscope.trace.columns import Category, TraceColumns
 from stepscope.trace.kineto import read_trace
 
@@ -181,7 +181,7 @@ def limits_of_trace(trace: TraceColumns) -> KernelLimits:
 
 
 def time_share(limits: KernelLimits, heading: Heading) -> float:
-    mine = limits.heading == HEADING_ORDER.index(heading)
+    mine = limits.heading == HEADING_CODE[heading]
     return float(limits.duration_ns[mine].sum() / limits.duration_ns.sum())
 
 

@@ -9,11 +9,11 @@ import zlib
 import numpy as np
 
 from stepscope.core.headings import Heading
-from stepscope.core.timeline import HEADING_ORDER, RankTimeline
+from stepscope.core.timeline import HEADING_CODE, HEADING_ORDER, RankTimeline
 from stepscope.workflow.report_html.picture import ROW_PIXELS, encode, paint
 from stepscope.workflow.timeline_tiles import make_track
 
-COMPUTE, WAIT = (HEADING_ORDER.index(h) for h in (Heading.COMPUTE_BOUND, Heading.WAIT))
+COMPUTE, WAIT = (HEADING_CODE[h] for h in (Heading.COMPUTE_BOUND, Heading.WAIT))
 NOTHING, STEP = len(HEADING_ORDER), len(HEADING_ORDER) + 1
 
 
