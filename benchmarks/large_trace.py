@@ -17,6 +17,7 @@ breakdown, in one run.
 from __future__ import annotations
 
 import argparse
+import compileall
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ import venv
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import stepscope
 from benchmarks.measuring import Cost, measure, median_cost
 from benchmarks.multiplied import write_multiplied
 
@@ -66,6 +68,8 @@ class Way:
 def main() -> None:
     """Make the trace, run the ways, print the table."""
     options = _options()
+    # as pip does when it installs: a source tree may have no bytecode, and the environment may forbid to keep any
+    compileall.compile_dir(Path(stepscope.__file__).parent, quiet=2)
     with tempfile.TemporaryDirectory(prefix="stepscope-bench-", dir=options.work_directory) as folder:
         trace = Path(folder, "rank0.json")
         num_events = write_multiplied(
