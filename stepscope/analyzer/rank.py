@@ -177,9 +177,8 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
 
 def _annotations(trace: TraceColumns, lane: int) -> npt.NDArray[np.intp]:
     """Rows of the optimizer's annotations on a thread."""
-    rows = trace.rows_of(Category.USER_ANNOTATION, Category.CPU_OP)
-    rows = rows[trace.lane[rows] == lane]
-    chosen: npt.NDArray[np.intp] = rows[trace.named(rows, _OPTIMIZER.match)]
+    rows = trace.rows_named(_OPTIMIZER.match, Category.USER_ANNOTATION, Category.CPU_OP)
+    chosen: npt.NDArray[np.intp] = rows[trace.lane[rows] == lane]
     return chosen
 
 

@@ -113,9 +113,7 @@ def _largest(trace: TraceColumns, activities: Activities, window: Window) -> tup
 
 
 def _graph_launches(trace: TraceColumns) -> npt.NDArray[np.intp]:
-    calls = trace.rows_of(Category.RUNTIME)
-    launches: npt.NDArray[np.intp] = calls[trace.named(calls, _GRAPH_LAUNCH.search)]
-    return launches
+    return trace.rows_named(_GRAPH_LAUNCH.search, Category.RUNTIME)
 
 
 def _count_graph_kernels(trace: TraceColumns, kernel_rows: npt.NDArray[np.signedinteger]) -> int:

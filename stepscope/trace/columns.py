@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
+
+from stepscope.trace.row_index import RowIndex
 
 IntColumn = npt.NDArray[np.signedinteger]
 """An integer column; readers choose the width."""
@@ -239,16 +241,21 @@ class TraceColumns:
     launches: tuple[KernelLaunch, ...]
     groups: tuple[ProcessGroup, ...]
     communication: CommunicationCalls
+    _index: RowIndex = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_index", RowIndex(self.category, self.name, self.names))
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
     def rows_of(self, *categories: Category) -> npt.NDArray[np.intp]:
-        """Indices of the rows in any of the categories, ascending."""
-        wanted = np.zeros(len(self), np.bool_)
-        for category in categories:
-            wanted |= self.category == category
-        return np.flatnonzero(wanted)
+        """Indices of the rows in any of the categories, ascending; read-only."""
+        return self._index.of(categories)
+
+    def rows_named(self, wanted: Callable[[str], object], *categories: Category) -> npt.NDArray[np.intp]:
+        """Indices of the rows in any of the categories whose name is wanted, ascending; each name is asked once."""
+        return self._index.named(categories, wanted)
 
     def num_blocks(self, rows: IntColumn) -> npt.NDArray[np.int64]:
         """For each of the rows, its grid size in thread blocks, or NONE."""

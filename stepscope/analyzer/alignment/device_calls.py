@@ -80,8 +80,7 @@ def _launch_in_line(activities: Activities, chosen: npt.NDArray[np.intp]) -> npt
 
 def _graph_launches(trace: TraceColumns, steps: HostSteps, launches: npt.NDArray[np.int64]) -> list[int | None]:
     """For each launch, the how-manieth graph launch of its step it is; None for an ordinary launch."""
-    rows = trace.rows_of(Category.RUNTIME)
-    starts = np.unique(trace.start_ns[rows[trace.named(rows, _GRAPH_LAUNCH.search)]])
+    starts = np.unique(trace.start_ns[trace.rows_named(_GRAPH_LAUNCH.search, Category.RUNTIME)])
     if not len(starts):
         return [None] * len(launches)
     place = steps.position_of(starts)

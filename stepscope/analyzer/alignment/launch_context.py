@@ -51,8 +51,9 @@ NOTHING_OPEN = LaunchContext()
 
 def launch_contexts(trace: TraceColumns, lanes: IntColumn, moments_ns: npt.NDArray[np.int64]) -> list[LaunchContext]:
     """The context of each launch, given its thread's lane and its time (NONE where the launch is unknown)."""
-    rows = trace.rows_of(Category.CPU_OP, Category.USER_ANNOTATION)
-    rows = rows[trace.named(rows, lambda name: kind_of_span(name) is not None or tells_dimension(name))]
+    rows = trace.rows_named(
+        lambda name: kind_of_span(name) is not None or tells_dimension(name), Category.CPU_OP, Category.USER_ANNOTATION
+    )
     contexts = [NOTHING_OPEN] * len(lanes)
     for lane in np.unique(lanes[lanes != NONE]).tolist():
         asked = np.flatnonzero((lanes == lane) & (moments_ns != NONE))

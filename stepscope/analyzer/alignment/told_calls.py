@@ -77,8 +77,7 @@ class Issued:
             rows = calls.row[entries]
             told = [told_by(trace, int(entry), int(entry)) for entry in entries]
         else:
-            rows = trace.rows_of(Category.CPU_OP, Category.USER_ANNOTATION)
-            rows = rows[trace.named(rows, _SEND_OR_RECEIVE.match)]
+            rows = trace.rows_named(_SEND_OR_RECEIVE.match, Category.CPU_OP, Category.USER_ANNOTATION)
             told = [_told_by_span(trace, row) for row in rows.tolist()]
         order = np.argsort(trace.start_ns[rows], kind="stable")
         self._told = [told[place] for place in order.tolist()]

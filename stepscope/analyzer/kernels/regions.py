@@ -24,11 +24,9 @@ _INSTANCE = re.compile(r"_\d+$")
 def launching_regions(trace: TraceColumns, kernel_rows: IntColumn) -> npt.NDArray[np.intp]:
     """For each kernel row, the row of the innermost module or annotation that was open at its launch, or NONE."""
     found = np.full(len(kernel_rows), NONE, np.intp)
-    rows = trace.rows_of(Category.USER_ANNOTATION, Category.PYTHON_FUNCTION)
-    is_frame = trace.category[rows] == Category.PYTHON_FUNCTION
-    is_module = trace.named(rows, lambda name: name.startswith(_MODULE_FRAME))
-    is_region = trace.named(rows, lambda name: not _NO_REGION.search(name))
-    rows = rows[np.where(is_frame, is_module, is_region)]
+    modules = trace.rows_named(lambda name: name.startswith(_MODULE_FRAME), Category.PYTHON_FUNCTION)
+    regions = trace.rows_named(lambda name: not _NO_REGION.search(name), Category.USER_ANNOTATION)
+    rows = np.sort(np.concatenate((modules, regions)))
     launch = launch_rows(trace, kernel_rows)
     linked = np.flatnonzero(launch != NONE)
     if not len(rows) or not len(linked):

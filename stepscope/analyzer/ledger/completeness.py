@@ -31,8 +31,8 @@ class Losses:
 
 def lost_launches(trace: TraceColumns, activities: Activities) -> Losses:
     """What the trace lacks of the work that its calls asked for."""
-    calls = trace.rows_of(Category.RUNTIME)
-    calls = calls[trace.named(calls, _ASKS_FOR_WORK.match) & (trace.correlation[calls] > 0)]
+    calls = trace.rows_named(_ASKS_FOR_WORK.match, Category.RUNTIME)
+    calls = calls[trace.correlation[calls] > 0]
     if not len(calls):
         return Losses(0.0, 0)
     kept = are_among(trace.correlation[calls], trace.correlation[activities.row])

@@ -29,8 +29,7 @@ def has_untraced_iterations(trace: TraceColumns, activities: Activities, graph_l
         activities: its device activities, by start.
         graph_launches: rows of the calls that launch graphs.
     """
-    calls = trace.rows_of(Category.RUNTIME)
-    calls = calls[trace.named(calls, _WAITS_FOR_DEVICE.match)]
+    calls = trace.rows_named(_WAITS_FOR_DEVICE.match, Category.RUNTIME)
     calls = calls[trace.end_ns[calls] - trace.start_ns[calls] >= LEAST_SILENCE_NS]
     if not len(graph_launches) or not len(calls) or not len(activities):
         return False

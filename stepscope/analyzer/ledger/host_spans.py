@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.intervals import Intervals, Nanoseconds, empty, union
+from stepscope.analyzer.intervals import Intervals, Nanoseconds, union
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
+from stepscope.analyzer.membership import on_lanes
 from stepscope.trace.columns import NONE, Category, TraceColumns
 
 AFTER_BLOCKING_CALL_NS = 20_000
@@ -27,6 +27,7 @@ _DATA_LOADING = re.compile(
     r"^enumerate\(DataLoader\)#|^prof\.data$|^(prof\.phase: )?data[_ ]?load(er|ing)$|^(next|get)[_ ]batch$",
     re.IGNORECASE,
 )
+ANNOTATES = (Category.USER_ANNOTATION, Category.CPU_OP, Category.PYTHON_FUNCTION)
 BLOCKING_CALL = re.compile(r"^(cuda|hip|cu)(Device|Stream|Event|Ctx|Thread)Synchronize")
 _NOT_THE_PROFILER = re.compile(r"^Command Buffer Full|Module Loading|Lazy Function Loading")
 """Recorded as profiler overhead though it is none: back-pressure of the launch queue, CUDA loading its kernels."""
@@ -64,47 +65,32 @@ def host_spans(trace: TraceColumns, steps: HostSteps, activities: Activities, la
 
 def host_annotations(trace: TraceColumns, lanes: list[int]) -> Annotated:
     """Profiler, checkpoint and loader spans on these threads (the profiler's own overhead on any)."""
-    rows = trace.rows_of(Category.USER_ANNOTATION, Category.CPU_OP, Category.PYTHON_FUNCTION)
-    rows = rows[np.isin(trace.lane[rows], lanes)]
-    overhead = trace.rows_of(Category.OVERHEAD)
+    overhead = trace.rows_named(lambda name: not _NOT_THE_PROFILER.search(name), Category.OVERHEAD)
+    profiler, checkpoint, loading = (
+        on_lanes(trace, trace.rows_named(pattern.search, *ANNOTATES), lanes)
+        for pattern in (_PROFILER, _CHECKPOINT, _DATA_LOADING)
+    )
     return Annotated(
-        profiler=_spans(trace, np.concatenate((rows, overhead)), lambda name, row: _is_profiler(trace, name, row)),
-        checkpoint=_spans(trace, rows, lambda name, _: bool(_CHECKPOINT.search(name))),
-        data_loading=_spans(trace, rows, lambda name, _: bool(_DATA_LOADING.search(name))),
+        profiler=_spans(trace, np.concatenate((profiler, overhead))),
+        checkpoint=_spans(trace, checkpoint),
+        data_loading=_spans(trace, loading),
     )
 
 
 def data_loading_rows(trace: TraceColumns, lanes: list[int]) -> npt.NDArray[np.intp]:
     """The loader's annotations on these threads."""
-    rows = trace.rows_of(Category.USER_ANNOTATION, Category.CPU_OP)
-    rows = rows[np.isin(trace.lane[rows], lanes)]
-    loading: npt.NDArray[np.intp] = rows[trace.named(rows, _DATA_LOADING.search)]
-    return loading
+    rows = trace.rows_named(_DATA_LOADING.search, Category.USER_ANNOTATION, Category.CPU_OP)
+    return on_lanes(trace, rows, lanes)
 
 
-def _is_profiler(trace: TraceColumns, name: str, row: int) -> bool:
-    if trace.category[row] == Category.OVERHEAD:
-        return not _NOT_THE_PROFILER.search(name)
-    return bool(_PROFILER.search(name))
-
-
-def _spans(trace: TraceColumns, rows: npt.NDArray[np.intp], wanted: Callable[[str, int], bool]) -> Intervals:
-    """Union of the rows whose name is wanted; each distinct name is asked once."""
-    if not len(rows):
-        return empty()
-    distinct, first, inverse = np.unique(trace.name[rows], return_index=True, return_inverse=True)
-    answers = np.array(
-        [wanted(trace.names[name], int(rows[place])) for name, place in zip(distinct, first, strict=True)]
-    )
-    rows = rows[answers[inverse]]
+def _spans(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> Intervals:
     return union(trace.start_ns[rows], trace.end_ns[rows])
 
 
 def blocking_calls(trace: TraceColumns, lanes: list[int], activities: Activities) -> tuple[Nanoseconds, Nanoseconds]:
     """Start and end of the calls that synchronize, and of the copies whose call returned only when they had ended."""
-    calls = trace.rows_of(Category.RUNTIME)
-    calls = calls[np.isin(trace.lane[calls], lanes)]
-    calls = calls[trace.named(calls, BLOCKING_CALL.search)]
+    calls = trace.rows_named(BLOCKING_CALL.search, Category.RUNTIME)
+    calls = on_lanes(trace, calls, lanes)
     copies = blocking_copies(trace, activities)
     copies = copies[np.isin(activities.launch_lane[copies], lanes)]
     return (

@@ -19,9 +19,10 @@ from stepscope.analyzer.intervals import (
     union,
 )
 from stepscope.analyzer.ledger.activities import Activities
-from stepscope.analyzer.ledger.host_spans import blocking_calls, data_loading_rows
+from stepscope.analyzer.ledger.host_spans import ANNOTATES, blocking_calls, data_loading_rows
 from stepscope.analyzer.ledger.segments import CHARGE, Segments
 from stepscope.analyzer.ledger.steps import HostSteps
+from stepscope.analyzer.membership import on_lanes
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.headings import Heading
 from stepscope.trace.columns import NONE, Category, TraceColumns
@@ -79,19 +80,15 @@ def _late(trace: TraceColumns, lanes: list[int], activities: Activities | None, 
     """First match: collecting garbage, asking the driver for memory, compiling, an optimizer on the CPU, operators."""
     if not len(left):
         return {}
-    spans = trace.rows_of(Category.USER_ANNOTATION, Category.CPU_OP, Category.PYTHON_FUNCTION)
-    spans = spans[np.isin(trace.lane[spans], lanes)]
-    calls = trace.rows_of(Category.RUNTIME)
-    calls = calls[np.isin(trace.lane[calls], lanes)]
-    operators = spans[trace.category[spans] == Category.CPU_OP]
     time = {}
-    for reason, rows in (
-        (Reason.GC, spans[trace.named(spans, _GARBAGE.search)]),
-        (Reason.ALLOCATOR, calls[trace.named(calls, _ALLOCATOR.search)]),
-        (Reason.COMPILE, spans[trace.named(spans, _COMPILER.search)]),
-        (Reason.CPU_OPTIMIZER, _optimizers_on_cpu(trace, spans, activities)),
-        (Reason.DISPATCH, np.concatenate((operators, calls))),
+    for reason, everywhere in (
+        (Reason.GC, trace.rows_named(_GARBAGE.search, *ANNOTATES)),
+        (Reason.ALLOCATOR, trace.rows_named(_ALLOCATOR.search, Category.RUNTIME)),
+        (Reason.COMPILE, trace.rows_named(_COMPILER.search, *ANNOTATES)),
+        (Reason.CPU_OPTIMIZER, _optimizers_on_cpu(trace, activities)),
+        (Reason.DISPATCH, trace.rows_of(Category.CPU_OP, Category.RUNTIME)),
     ):
+        rows = on_lanes(trace, everywhere, lanes)
         cover = union(trace.start_ns[rows], trace.end_ns[rows])
         time[reason] = intersect(left, cover).total
         left = subtract(left, cover)
@@ -99,13 +96,11 @@ def _late(trace: TraceColumns, lanes: list[int], activities: Activities | None, 
     return {reason: nanoseconds for reason, nanoseconds in time.items() if nanoseconds}
 
 
-def _optimizers_on_cpu(
-    trace: TraceColumns, spans: npt.NDArray[np.intp], activities: Activities | None
-) -> npt.NDArray[np.intp]:
+def _optimizers_on_cpu(trace: TraceColumns, activities: Activities | None) -> npt.NDArray[np.intp]:
     """Optimizer steps in which nothing was launched: the parameters live on the host."""
+    rows = trace.rows_named(_OPTIMIZER.search, *ANNOTATES)
     if activities is None:
-        return spans[:0]
-    rows = spans[trace.named(spans, _OPTIMIZER.search)]
+        return rows[:0]
     launches = np.sort(activities.launch_ns)
     first = np.searchsorted(launches, trace.start_ns[rows])
     nothing_launched: npt.NDArray[np.bool_] = first == np.searchsorted(launches, trace.end_ns[rows])
@@ -139,11 +134,9 @@ _CALLS = (Reason.READS_VALUE, Reason.BLOCKING_COPY, Reason.EXPLICIT_SYNCHRONIZE)
 
 def _kinds_of_calls(trace: TraceColumns, lanes: list[int], start: Nanoseconds) -> npt.NDArray[np.int64]:
     """By the operator that each call was made in."""
-    operators = trace.rows_of(Category.CPU_OP)
-    operators = operators[np.isin(trace.lane[operators], lanes)]
     kind = np.full(len(start), 2, np.int64)
     for code, pattern in ((1, _COPIES), (0, _READS_A_VALUE)):
-        rows = operators[trace.named(operators, pattern.search)]
+        rows = on_lanes(trace, trace.rows_named(pattern.search, Category.CPU_OP), lanes)
         kind[contains(union(trace.start_ns[rows], trace.end_ns[rows]), start)] = code
     return kind
 

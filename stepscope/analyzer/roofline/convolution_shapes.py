@@ -22,8 +22,7 @@ OutputSizes = Mapping[tuple[Dims, Dims], Dims | None]
 def recorded_shapes(trace: TraceColumns, operator: IntColumn) -> IntColumn:
     """Index into the shape table for each operator row (or NONE): its own, or those of the backward pass around it."""
     shapes: IntColumn = np.where(operator != NONE, trace.shapes[operator], NONE)
-    rows = trace.rows_of(Category.CPU_OP)
-    whole = rows[trace.named(rows, WHOLE_BACKWARDS.__contains__)]
+    whole = trace.rows_named(WHOLE_BACKWARDS.__contains__, Category.CPU_OP)
     if not len(whole):
         return shapes
     parts = np.flatnonzero(operator != NONE)
@@ -50,8 +49,8 @@ def _shapes_around(
 def learn_outputs(trace: TraceColumns) -> OutputSizes:
     """Collect the sizes of all backward passes in the trace that record the three tensors."""
     outputs: dict[tuple[Dims, Dims], Dims | None] = {}
-    rows = trace.rows_of(Category.CPU_OP)
-    rows = rows[trace.named(rows, WHOLE_BACKWARDS.__contains__) & (trace.shapes[rows] != NONE)]
+    rows = trace.rows_named(WHOLE_BACKWARDS.__contains__, Category.CPU_OP)
+    rows = rows[trace.shapes[rows] != NONE]
     for pair in np.unique(trace.name[rows].astype(np.int64) << 32 | trace.shapes[rows]).tolist():
         row, call = WHOLE_BACKWARDS[trace.names[pair >> 32]], parse_call(trace.shape_table[pair & 0xFFFFFFFF])
         if call is None:

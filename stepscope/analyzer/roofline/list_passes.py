@@ -137,8 +137,7 @@ def _gradients(trace: TraceColumns) -> list[_Gradients]:
     """The gradients as autograd accumulated them, whole and as each group of ranks would share them out."""
     if _GRADIENT not in trace.names:
         return []
-    rows = trace.rows_of(Category.CPU_OP)
-    rows = rows[trace.name[rows] == trace.names.index(_GRADIENT)]
+    rows = trace.rows_named(_GRADIENT.__eq__, Category.CPU_OP)
     shapes, counts = np.unique(trace.shapes[rows], return_counts=True)
     sizes = []
     for shape, count in zip(shapes.tolist(), counts.tolist(), strict=True):

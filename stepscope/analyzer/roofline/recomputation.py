@@ -28,12 +28,11 @@ _PRODUCT = re.compile(r"^aten::(matmul|einsum)$")
 def recomputed(trace: TraceColumns, operator: IntColumn) -> npt.NDArray[np.bool_]:
     """Whether each operator row (or NONE) lies in a forward that runs inside backward."""
     result = np.zeros(len(operator), np.bool_)
-    rows = trace.rows_of(Category.CPU_OP)
-    forward = rows[trace.named(rows, _FORWARD.match)]
-    backward = rows[trace.named(rows, _BACKWARD.search)]
+    forward = trace.rows_named(_FORWARD.match, Category.CPU_OP)
+    backward = trace.rows_named(_BACKWARD.search, Category.CPU_OP)
     if not len(forward) or not len(backward):
         return result
-    product = rows[trace.named(rows, _PRODUCT.match)]
+    product = trace.rows_named(_PRODUCT.match, Category.CPU_OP)
     known = np.flatnonzero(operator != NONE)
     for lane in np.unique(trace.lane[backward]):
         mine = known[trace.lane[operator[known]] == lane]

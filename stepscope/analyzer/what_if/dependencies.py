@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.ledger.activities import Activities, Work
+from stepscope.analyzer.membership import on_lanes, row_mask
 from stepscope.analyzer.what_if.observed_calls import ObservedCalls
 from stepscope.analyzer.what_if.rank_graph import Edges
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
@@ -105,21 +106,25 @@ def _called_for(trace: TraceColumns, activities: Activities, launched: npt.NDArr
     Whichever thread called: the training loop waits, then autograd's thread launches. NCCL itself records an event and
     lets a stream of its own wait for it after each launch.
     """
-    calls = trace.rows_of(Category.RUNTIME)
-    calls = calls[np.isin(trace.lane[calls], np.unique(activities.launch_lane[launched]))]
-    is_wait, is_record = trace.named(calls, _WAIT_EVENT.search), trace.named(calls, _RECORD_EVENT.search)
-    kept = is_wait | is_record | np.isin(calls, activities.launch_row[launched])
-    order = np.flatnonzero(kept)[np.argsort(trace.start_ns[calls[kept]], kind="stable")]
-    calls, is_wait, is_record = calls[order], is_wait[order], is_record[order]
+    lanes = np.unique(activities.launch_lane[launched]).tolist()
+    waits, records = (
+        on_lanes(trace, trace.rows_named(pattern.search, Category.RUNTIME), lanes)
+        for pattern in (_WAIT_EVENT, _RECORD_EVENT)
+    )
+    if not len(waits):
+        return np.zeros(len(launched), np.bool_)
+    launches = activities.launch_row[launched]
+    calls = np.flatnonzero(row_mask(trace, np.concatenate((waits, records, launches))))
+    calls = calls[np.argsort(trace.start_ns[calls], kind="stable")]
+    is_wait, is_record = row_mask(trace, waits)[calls], row_mask(trace, records)[calls]
     communicates = activities.work[launched] == Work.COMMUNICATION
-    is_communication = np.isin(calls, activities.launch_row[launched[communicates]])
+    is_communication = row_mask(trace, launches[communicates])[calls]
     internal = np.zeros(len(calls), np.bool_)
     internal[2:] = is_wait[2:] & is_record[1:-1] & is_communication[:-2]
     is_other_launch = ~(is_wait | is_record | is_communication)
     waits_so_far = np.cumsum(is_wait & ~internal)[is_other_launch]
     first_after = calls[is_other_launch][np.diff(waits_so_far, prepend=0) > 0]
-    called: npt.NDArray[np.bool_] = np.isin(activities.launch_row[launched], first_after)
-    return called
+    return row_mask(trace, first_after)[launches]
 
 
 def _last_ended(

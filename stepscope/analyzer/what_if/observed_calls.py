@@ -15,7 +15,7 @@ import numpy.typing as npt
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, contains, covered_time, subtract
 from stepscope.analyzer.ledger.activities import Activities
 from stepscope.analyzer.ledger.host_spans import BLOCKING_CALL, HostSpans, blocking_copies
-from stepscope.analyzer.membership import are_among
+from stepscope.analyzer.membership import are_among, on_lanes
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK
 from stepscope.core.causes import Cause
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
@@ -51,9 +51,8 @@ def observe_calls(trace: TraceColumns, activities: Activities) -> ObservedCalls:
     linked = np.flatnonzero(activities.launch_row != NONE)
     launches, first = np.unique(activities.launch_row[linked], return_index=True)
     first = linked[first]  # activities come by start: the first index of a launch is its first activity
-    runtime = trace.rows_of(Category.RUNTIME)
-    runtime = runtime[np.isin(trace.lane[runtime], np.unique(trace.lane[launches]))]
-    blocking = runtime[trace.named(runtime, BLOCKING_CALL.search)]
+    blocking = trace.rows_named(BLOCKING_CALL.search, Category.RUNTIME)
+    blocking = on_lanes(trace, blocking, np.unique(trace.lane[launches]).tolist())
     blocking = blocking[~are_among(blocking, launches)]
     copies = blocking_copies(trace, activities)
     copies = copies[np.isin(copies, first)]  # not the later nodes of a graph
