@@ -23,7 +23,8 @@ COUNTS_FROM = 0.25
 SMALL_MESSAGES_FROM = 0.5
 """Share of the exposed transfer time in messages so small that latency, not bandwidth, takes most of it."""
 
-Finding = tuple[Reason, tuple[Evidence, ...]]
+TransferFault = tuple[Reason, tuple[Evidence, ...]]
+"""What is wrong, and the numbers that say so."""
 
 
 def cost_by_dimension(views: Mapping[int, RankView], columns: CallColumns) -> list[DimensionCost]:
@@ -67,7 +68,7 @@ def arrivals_of_ranks(views: Mapping[int, RankView], matches: Matches, columns: 
     return sorted(ranks, key=lambda row: (-row.mean_late_ms, row.rank))
 
 
-def findings(table: Sequence[Collective], views: Mapping[int, RankView], num_steps: int) -> list[Finding]:
+def transfer_faults(table: Sequence[Collective], views: Mapping[int, RankView], num_steps: int) -> list[TransferFault]:
     """What is wrong with the exposed transfers, as far as the traces show, each with its numbers."""
     exposed = sum(row.exposed_transfer_ms or 0.0 for row in table)
     if exposed <= 0:
@@ -75,7 +76,7 @@ def findings(table: Sequence[Collective], views: Mapping[int, RankView], num_ste
     return [*_slow(table, exposed, views), *_small(table, exposed, num_steps), *_not_overlapped(table, exposed)]
 
 
-def _slow(table: Sequence[Collective], exposed: float, views: Mapping[int, RankView]) -> list[Finding]:
+def _slow(table: Sequence[Collective], exposed: float, views: Mapping[int, RankView]) -> list[TransferFault]:
     slow = [
         row
         for row in table
@@ -99,7 +100,7 @@ def _slow(table: Sequence[Collective], exposed: float, views: Mapping[int, RankV
     return [(Reason.WRONG_TRANSPORT if around else Reason.SLOW_LINK, evidence)]
 
 
-def _small(table: Sequence[Collective], exposed: float, num_steps: int) -> list[Finding]:
+def _small(table: Sequence[Collective], exposed: float, num_steps: int) -> list[TransferFault]:
     small = [row for row in table if row.latency_bound]
     share = _exposed(small) / exposed
     if share < SMALL_MESSAGES_FROM:
@@ -116,9 +117,9 @@ def _small(table: Sequence[Collective], exposed: float, num_steps: int) -> list[
     ]
 
 
-def _not_overlapped(table: Sequence[Collective], exposed: float) -> list[Finding]:
+def _not_overlapped(table: Sequence[Collective], exposed: float) -> list[TransferFault]:
     """Data-parallel traffic could be hidden: gathers of weights by prefetching, reductions of gradients by overlap."""
-    found: list[Finding] = []
+    found: list[TransferFault] = []
     for reason, kinds in (
         (Reason.NO_PREFETCH, ("all_gather",)),
         (Reason.NO_OVERLAP, ("all_reduce", "reduce_scatter")),

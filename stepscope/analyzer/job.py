@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from stepscope.analyzer.alignment.arrivals import Arrival, needed_arrivals, seen_arrivals
 from stepscope.analyzer.alignment.clocks import Clocks, estimate_clocks
-from stepscope.analyzer.alignment.exposure import call_columns
+from stepscope.analyzer.alignment.exposure import CallColumns, call_columns
 from stepscope.analyzer.alignment.groupless import with_groups
 from stepscope.analyzer.alignment.host_calls import complete_together
 from stepscope.analyzer.alignment.matching import CallId, Matches, match_calls
@@ -17,10 +17,11 @@ from stepscope.analyzer.blame.root_causes import CauseTable, cause_table, resamp
 from stepscope.analyzer.blame.stragglers import ComputeComparison
 from stepscope.analyzer.blame.waits import blame_waits
 from stepscope.analyzer.collectives import collective_table
-from stepscope.analyzer.communication import arrivals_of_ranks, cost_by_dimension, findings
+from stepscope.analyzer.communication import arrivals_of_ranks, cost_by_dimension, transfer_faults
 from stepscope.analyzer.job_clock import movable_wait, on_job_clock
 from stepscope.analyzer.kernels.evidence import with_kernel_reasons
 from stepscope.analyzer.ledger.segments import CHARGE
+from stepscope.analyzer.notices import notices_of
 from stepscope.analyzer.pipeline.bubble import PipelineParts, explain
 from stepscope.analyzer.pipeline.chains import find_chains
 from stepscope.analyzer.pipeline.schedule_waits import charge_schedule
@@ -33,7 +34,6 @@ from stepscope.analyzer.summaries import (
     job_roofline,
     rank_ledger,
     trace_quality,
-    warnings,
     world_size_of,
 )
 from stepscope.analyzer.verdict import Circumstances, judge, root_causes
@@ -58,54 +58,43 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         The analysis, and the views with their final segments, on the job's clock.
     """
     found = _explain(views)
-    by_rank, matches, arrivals, table = found.views, found.matches, found.arrivals, found.table
+    by_rank = found.views
     job = describe_job(by_rank, context)
-    quality = trace_quality(by_rank, matches, found.clocks, job, context)
-    ledger = job_ledger(by_rank)
-    pipeline = max((p.figures for p in found.pipelines), key=lambda f: f.measured, default=None)
-    resampled = resample(table)
-    seen = seen_arrivals({rank: view.calls for rank, view in by_rank.items()}, matches, found.clocks.island)
-    columns = call_columns(by_rank, arrivals, seen)
-    collectives = collective_table(by_rank, matches, arrivals, columns)
+    quality = trace_quality(by_rank, found.matches, found.clocks, job, context)
     oversubscribed = is_oversubscribed(by_rank, context)
+    pipeline = max((parts.figures for parts in found.pipelines), key=lambda f: f.measured, default=None)
+    columns = _call_columns(found)
+    collectives = collective_table(by_rank, found.matches, found.arrivals, columns)
+    roofline = job_roofline(by_rank)
+    ledger = job_ledger(by_rank)
     grounds = Grounds(
         views=by_rank,
-        table=table,
+        table=found.table,
         pipeline=pipeline,
         arrivals_unknown=ledger[Heading.COMMUNICATION_UNSPLIT],
         oversubscribed=oversubscribed,
-        movable=sum(movable_wait(columns, arrivals, found.clocks).values())
-        / sum(v.window_ns for v in by_rank.values()),
-        communication=findings(collectives, by_rank, job.num_steps),
+        movable=_movable_share(found, columns),
+        communication=transfer_faults(collectives, by_rank, job.num_steps),
         data_waits_ns=context.data_waits_ns,
     )
-    roofline = job_roofline(by_rank)
+    resampled = resample(found.table)
     rows = with_kernel_reasons(root_causes(grounds, resampled, job.step_ms), roofline)
-    about = Circumstances(
-        step_ms=job.step_ms,
-        mfu=job.mfu,
-        num_ranks=len(by_rank),
-        world_size=job.world_size,
-        num_steps=job.num_steps,
-        oversubscribed=oversubscribed,
-        quality=quality,
-        pipeline=pipeline,
-    )
-    what_if, notices = replay_causes(lambda: _replay_model(found), rows, context.unprofiled_step_ms)
+    what_if, left_out = replay_causes(lambda: _replay_model(found), rows, context.unprofiled_step_ms)
+    verdict = judge(rows, resampled, Circumstances(job, oversubscribed, quality, pipeline))
     analysis = Analysis(
         job=job,
         trace_quality=quality,
         ledger=ledger,
         ranks=[rank_ledger(view) for view in by_rank.values()],
         root_causes=rows,
-        verdict=beside_verdict(judge(rows, resampled, about), what_if),
+        verdict=beside_verdict(verdict, what_if),
         what_if=what_if,
         collectives=collectives,
         communication_by_dimension=cost_by_dimension(by_rank, columns),
-        arrivals=arrivals_of_ranks(by_rank, matches, columns),
+        arrivals=arrivals_of_ranks(by_rank, found.matches, columns),
         pipeline=pipeline,
         roofline=roofline,
-        warnings=[*warnings(by_rank, job, quality, context, oversubscribed=oversubscribed), *notices],
+        warnings=[*notices_of(by_rank, job, quality, context, oversubscribed=oversubscribed), *left_out],
     )
     return analysis, list(by_rank.values())
 
@@ -171,6 +160,17 @@ def _explain(views: Sequence[RankView]) -> _Explained:
     blamed = blame_waits(by_rank, waits, arrivals, matches, comparison.cause)
     heavy = {rank: parts.heavy for parts in pipelines for rank in parts.chain.ranks}
     return _Explained(by_rank, matches, clocks, arrivals, pipelines, role, cause_table(by_rank, blamed, heavy))
+
+
+def _call_columns(found: _Explained) -> CallColumns:
+    calls = {rank: view.calls for rank, view in found.views.items()}
+    return call_columns(found.views, found.arrivals, seen_arrivals(calls, found.matches, found.clocks.island))
+
+
+def _movable_share(found: _Explained, columns: CallColumns) -> float:
+    """Share of all windows that may be waiting or transfer, whichever way the clocks are off by their residual."""
+    windows = sum(view.window_ns for view in found.views.values())
+    return sum(movable_wait(columns, found.arrivals, found.clocks).values()) / windows
 
 
 def _replay_model(found: _Explained) -> ReplayModel | None:

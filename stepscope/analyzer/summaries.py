@@ -1,4 +1,4 @@
-"""How is each part of an analysis summed up: the job, its trace quality, the ledgers, the kernels, the warnings?"""
+"""How is each part of an analysis summed up: the job, its trace quality, the ledgers, the kernels?"""
 
 from __future__ import annotations
 
@@ -30,9 +30,6 @@ from stepscope.core.analysis import (
     TraceQuality,
 )
 from stepscope.core.timeline import HEADING_ORDER, RankTimeline
-from stepscope.core.trace_doubts import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
-
-LOSS_WORTH_SAYING = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,7 @@ def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
     steps = [float(np.mean(view.window.whole_step_ns)) / 1e6 for view in views.values()]
     step_ms = float(np.median(steps)) if steps else None
     mfu = _utilization([(view.step_flops, view.peak_flops) for view in views.values()], step_ms)
-    hfu = _utilization([(view.executed_flops, view.peak_flops) for view in views.values()], step_ms)
+    hfu = hfu_of(views, step_ms)
     first = next(iter(views.values()))
     return Job(
         world_size=world_size,
@@ -84,6 +81,11 @@ def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
         device_kind="gpu" if first.on_device else "cpu",
         simulated_compute=context.simulated_compute,
     )
+
+
+def hfu_of(views: Mapping[int, RankView], step_ms: float | None) -> float | None:
+    """Hardware FLOPs utilisation as it comes out, above 1 too; None where FLOPs, peak or step are not known."""
+    return _utilization([(view.executed_flops, view.peak_flops) for view in views.values()], step_ms)
 
 
 def _utilization(flops_and_peak: Sequence[tuple[float | None, float | None]], step_ms: float | None) -> float | None:
@@ -213,77 +215,6 @@ def is_oversubscribed(views: Mapping[int, RankView], context: JobContext) -> boo
     if context.num_cpus is None or context.simulated_compute or any(view.on_device for view in views.values()):
         return False
     return Counter(view.header.host_name for view in views.values()).most_common(1)[0][1] > context.num_cpus
-
-
-def warnings(
-    views: Mapping[int, RankView], job: Job, quality: TraceQuality, context: JobContext, *, oversubscribed: bool
-) -> list[Notice]:
-    notices = [*context.notices]
-    for view in views.values():
-        notices += [notice for notice in view.notices if notice not in notices]
-    if job.missing_ranks:
-        shown = ", ".join(map(str, job.missing_ranks[:8])) + (", ..." if len(job.missing_ranks) > 8 else "")
-        notices.append(
-            Notice("missing_ranks", f"no trace of {len(job.missing_ranks)} of {job.world_size} ranks ({shown})")
-        )
-    if quality.profiler_distortion is not None and quality.profiler_distortion > NOTABLE_DISTORTION:
-        notices.append(
-            Notice(
-                "profiler_distortion",
-                f"capturing slowed the step by {quality.profiler_distortion:.0%}: host-side headings are upper bounds",
-            )
-        )
-    hfu = _utilization([(view.executed_flops, view.peak_flops) for view in views.values()], job.step_ms)
-    if hfu is not None and hfu > 1.0:
-        wrong = f"HFU would be {hfu:.0%}: the peak assumed for this GPU, its clock or the FLOP model is wrong"
-        notices.append(Notice("impossible_mfu", wrong))
-    if quality.lost_launches > LOSS_WORTH_SAYING:
-        lost = (
-            f"{quality.lost_launches:.0%} of one rank's launches have no device activity: its idle time is overstated"
-        )
-        notices.append(Notice("lost_launches", lost))
-    notices += _doubts(views, job, quality)
-    if quality.unmatched_collectives:
-        notices.append(
-            Notice(
-                "unmatched_collectives", f"{quality.unmatched_collectives:.1%} of the communication calls have no match"
-            )
-        )
-    if oversubscribed:
-        notices.append(
-            Notice(
-                "oversubscribed",
-                f"more ranks than the {context.num_cpus} cores: waits also measure the queue for a core",
-            )
-        )
-    return notices
-
-
-def _doubts(views: Mapping[int, RankView], job: Job, quality: TraceQuality) -> list[Notice]:
-    """What the traces themselves make doubtful."""
-    found: list[tuple[str, str]] = []
-    if quality.early > LOSS_WORTH_SAYING:
-        early = f"{quality.early:.0%} of the device activities start before their launch"
-        found.append(("early_kernels", f"{early}: the device's clock is off, or records are mixed up"))
-    for rank, view in views.items():
-        facts = view.facts
-        if facts.empty_steps:
-            shown = ", ".join(map(str, facts.empty_steps[:8])) + (", ..." if len(facts.empty_steps) > 8 else "")
-            lost = f"rank {rank}: {len(facts.empty_steps)} of {len(facts.step_indices)} steps have no device activity"
-            found.append(("empty_steps", f"{lost} ({shown})"))
-        if facts.largest_share > NOTABLE_ACTIVITY:
-            found.append(
-                (
-                    "large_activity",
-                    f"rank {rank}: {facts.largest_name[:80]!r} takes {facts.largest_share:.0%} of the time",
-                )
-            )
-        if facts.untraced_iterations:
-            loops = f"rank {rank}: a graph ran longer than its recorded kernels"
-            found.append(("graph_loops", f"{loops}: of a while node only the first iteration is traced"))
-    if job.world_size > 1 and not any(view.calls for view in views.values()):
-        found.append(("no_communication", f"{job.world_size} ranks, but no communication is found in the traces"))
-    return [Notice(code, message) for code, message in found]
 
 
 def timeline(view: RankView) -> RankTimeline:

@@ -11,7 +11,7 @@ from stepscope.analyzer.blame.reasons import NAMED_FROM, Grounds, reasons_of
 from stepscope.analyzer.blame.remedies import COSTS, actions_for
 from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, CHARGE
-from stepscope.core.analysis import Evidence, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
+from stepscope.core.analysis import Evidence, Job, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
 from stepscope.core.causes import HEALTHY_CAUSES, Cause
 from stepscope.core.trace_doubts import NOTABLE_ACTIVITY
 
@@ -31,19 +31,10 @@ class Circumstances:
     """What else bears on a verdict.
 
     Attributes:
-        step_ms: the job's step, or None.
-        mfu: model FLOPs utilisation, or None.
-        num_ranks: ranks with a usable trace.
-        world_size: ranks of the job.
-        num_steps: steps seen on every rank.
         oversubscribed: more runnable ranks than cores on the host.
     """
 
-    step_ms: float | None
-    mfu: float | None
-    num_ranks: int
-    world_size: int
-    num_steps: int
+    job: Job
     oversubscribed: bool
     quality: TraceQuality
     pipeline: Pipeline | None
@@ -104,13 +95,13 @@ def judge(rows: Sequence[RootCause], resampled: Resampled, about: Circumstances)
 
 def _healthy(row: RootCause, losses: Sequence[RootCause], resampled: Resampled, about: Circumstances) -> Verdict:
     bound = "arithmetic" if row.cause is Cause.COMPUTE_BOUND else "memory bandwidth"
-    mfu = "" if about.mfu is None else f" at {about.mfu:.0%} MFU"
+    mfu = "" if about.job.mfu is None else f" at {about.job.mfu:.0%} MFU"
     largest = f"; the largest loss is {losses[0].fraction:.1%} ({losses[0].cause})" if losses else ""
     faster = ", ".join(reason.replace("_", " ") for reason in row.reasons)
     faster = f"; yet it could be faster ({faster})" if faster else ""
     evidence = list(row.evidence)
-    if about.mfu is not None:
-        evidence.append(Evidence("mfu", about.mfu, "ratio"))
+    if about.job.mfu is not None:
+        evidence.append(Evidence("mfu", about.job.mfu, "ratio"))
     return Verdict(
         cause=row.cause,
         reasons=row.reasons,
@@ -147,7 +138,7 @@ def _insufficient(about: Circumstances, summary: str, evidence: Evidence) -> Ver
     return Verdict(
         cause=Cause.INSUFFICIENT_EVIDENCE,
         reasons=[],
-        confidence=1.0 - about.num_ranks / max(about.world_size, 1) if about.num_ranks < about.world_size else 0.5,
+        confidence=1.0 - _share_of_ranks(about.job) if about.job.missing_ranks else 0.5,
         summary=summary,
         ranks=[],
         evidence=[evidence],
@@ -158,10 +149,10 @@ def _insufficient(about: Circumstances, summary: str, evidence: Evidence) -> Ver
 
 def _summary(row: RootCause, about: Circumstances) -> str:
     cost = f"{row.fraction:.1%} of the time"
-    if row.ms_per_step is not None and about.step_ms is not None:
-        cost += f", {row.ms_per_step:,.1f} ms of each {about.step_ms:,.1f} ms step"
+    if row.ms_per_step is not None and about.job.step_ms is not None:
+        cost += f", {row.ms_per_step:,.1f} ms of each {about.job.step_ms:,.1f} ms step"
     where = ""
-    if row.ranks and len(row.ranks) < about.num_ranks:
+    if row.ranks and len(row.ranks) < len(about.job.ranks):
         worst_first = " (worst first)" if len(row.ranks) > 1 else ""
         where = f"; look at rank{'s' if len(row.ranks) > 1 else ''} {_enumerate(row.ranks)}{worst_first}"
     pipeline = ""
@@ -191,11 +182,16 @@ def _confidence(cause: Cause, resampled: Resampled, about: Circumstances) -> flo
     ]
     first = resampled[:, rivals].argmax(axis=1)
     confidence = float(np.mean(np.array(rivals)[first] == CHARGE[cause]))
-    confidence *= about.num_ranks / max(about.world_size, about.num_ranks)
+    confidence *= _share_of_ranks(about.job)
     confidence *= 1.0 - min(about.quality.unlinked, UNTRUSTED_UNLINKED)
     confidence *= 1.0 - min(about.quality.lost_launches, UNTRUSTED_UNLINKED)
-    if about.num_steps < 2:
+    if about.job.num_steps < 2:
         confidence *= 0.7  # one step: no spread between steps to resample
     if about.oversubscribed:
         confidence = min(confidence, OVERSUBSCRIBED_CONFIDENCE)
     return round(confidence, 3)
+
+
+def _share_of_ranks(job: Job) -> float:
+    """Ranks with a usable trace / ranks of the job."""
+    return len(job.ranks) / job.world_size

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from stepscope.cli.analysis_report import report_console
 from stepscope.core.comparison import Change, ComparedSide, Comparison, Difference, GateOutcome
+from stepscope.core.words import listed
 
 MOST_ROWS = 12
 LONGEST_NAME = 72
@@ -36,7 +37,7 @@ def print_comparison(comparison: Comparison) -> None:
             console.print(f"  {name}: {figures} ({_state(difference)})")
     for memory in comparison.memory:
         console.print(f"  {_short(memory.name)}: {memory.a:,.0f} -> {memory.b:,.0f}")
-    causes = [(row.cause.replace("_", " "), row.ms, _ranks(row.ranks_b)) for row in comparison.causes]
+    causes = [(row.cause.replace("_", " "), row.ms, listed(row.ranks_b)) for row in comparison.causes]
     console.print(_table("root cause", causes, "ranks in b"))
     headings = [(row.heading.replace("_", " "), row.ms, "") for row in comparison.headings]
     console.print(_table("ledger heading", headings, ""))
@@ -96,10 +97,6 @@ def _matters(difference: Difference) -> bool:
 
 def _state(difference: Difference) -> str:
     return "" if difference.state is Change.NOT_SEEN else difference.state.value
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
 
 
 def _calls(a: float, b: float) -> str:

@@ -12,6 +12,7 @@ Every message is one line: what is wrong, where, what to do next.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -67,3 +68,17 @@ class UnreachableError(StepscopeError):
     """A server, socket or object store does not answer."""
 
     exit_code = 4
+
+
+def none_usable(errors: Sequence[DataError], what: str, *, where: str = "", what_next: str) -> DataError:
+    """What to raise when no input can be used: the only one's own error, else their number and the first.
+
+    Args:
+        errors: at least one.
+        what: what the inputs are: "files".
+    """
+    if len(errors) == 1:
+        return errors[0]
+    return DataError(
+        f"none of {len(errors)} {what} can be used; the first: {errors[0]}", where=where, what_next=what_next
+    )

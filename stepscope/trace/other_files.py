@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from stepscope.core.words import listed
+
 _LOOKED_AT_BYTES = 512 * 1024
 
 _BY_FIRST_BYTES = (
@@ -53,8 +55,6 @@ def is_memory_timeline(text: bytes) -> bool:
 def describe_foreign_events(categories: list[str | None]) -> str:
     """A clause on a Chrome trace none of whose events is of a kind that PyTorch writes."""
     named = [name for name in categories if name is not None]
-    shown = ", ".join(f'"{name}"' for name in named[:_SHOWN_CATEGORIES]) + (
-        ", ..." if len(named) > _SHOWN_CATEGORIES else ""
-    )
+    shown = listed((f'"{name}"' for name in named), _SHOWN_CATEGORIES)
     found = f"its events are of the kinds {shown}" if named else "its events have no kind"
     return f"is a Chrome trace, but not one of PyTorch: {found}"

@@ -13,7 +13,7 @@ from stepscope.core.errors import DataError
 from stepscope.core.timeline import RankTimeline
 from stepscope.store.runs import save_analysis, save_timelines
 from stepscope.workflow.job_input import read_job
-from stepscope.workflow.rank_views import Progress
+from stepscope.workflow.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,14 @@ from stepscope.analyzer.compare.gates import parse_conditions
 from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.core.analysis import Analysis, Notice
 from stepscope.core.comparison import Comparison
-from stepscope.core.errors import DataError, StepscopeError
+from stepscope.core.errors import DataError, none_usable
 from stepscope.core.run_layout import ANALYSIS_FILE, RUN_FILE, RunManifest
 from stepscope.store.documents import decode_analysis
 from stepscope.store.files import read_whole
 from stepscope.store.runs import is_run, load_manifest
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.kept_analysis import captures, is_outdated, is_saved_analysis
-from stepscope.workflow.rank_views import Progress
+from stepscope.workflow.progress import Progress
 from stepscope.workflow.step_telemetry import StepTelemetry, read_step_telemetry
 from stepscope.workflow.trace_files import find_trace_files
 
@@ -63,7 +63,7 @@ def compare(
             except DataError as error:
                 errors.append(error)
         if not records:
-            raise errors[0] if len(errors) == 1 else _none_usable(side, errors)
+            raise none_usable(errors, "runs", where=side, what_next="check the path")
         notices += [Notice("unusable_run", str(error)) for error in errors]
         sides.append(records)
     return compare_records(
@@ -166,9 +166,3 @@ def _analysed(path: str, notices: list[Notice]) -> Analysis:
     analysis = analyze([path], keep=False).analysis
     notices += [n for n in analysis.warnings if n.code in ("unusable_file", "older_captures") and n not in notices]
     return analysis
-
-
-def _none_usable(side: str, errors: Sequence[StepscopeError]) -> DataError:
-    return DataError(
-        f"none of {len(errors)} runs can be used; the first: {errors[0]}", where=side, what_next="check the path"
-    )

@@ -13,7 +13,8 @@ from stepscope.core.errors import DataError
 from stepscope.core.run_layout import RUN_FILE, RunManifest
 from stepscope.store.runs import load_manifest
 from stepscope.workflow.processes import file_map
-from stepscope.workflow.rank_views import Progress, view_files
+from stepscope.workflow.progress import Progress
+from stepscope.workflow.rank_views import view_files
 from stepscope.workflow.step_telemetry import read_data_waits
 from stepscope.workflow.trace_files import TraceFiles, find_trace_files
 

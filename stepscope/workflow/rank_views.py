@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.analysis import Notice
-from stepscope.core.errors import DataError, TruncatedTraceError
+from stepscope.core.errors import DataError, TruncatedTraceError, none_usable
 from stepscope.workflow.file_views import FileMap, FileTask, FileViews, view_file
 from stepscope.workflow.processes import in_this_process
-
-Progress = Callable[[int, int, str], None]
-"""Called as (files done, files in all, the file being read)."""
+from stepscope.workflow.progress import Progress
 
 
 @dataclass(slots=True)
@@ -71,7 +69,7 @@ def view_files(
             found.notices.append(Notice("rank_assumed", assumed))
         _take(found, result, errors)
     if not found.views:
-        raise _none_usable(errors, len(paths))
+        raise none_usable(errors, "files", what_next="give the traces of torch.profiler")
     _leave_out_hosts_only(found)
     _leave_out_other_times(found, [task.path for task in waiting])
     return found
@@ -135,15 +133,6 @@ def _keep(found: RankViews, view: RankView) -> None:
         f"says it is rank {view.rank}, and so does {known.header.path}",
         where=view.header.path,
         what_next="give the files of one job, one a rank",
-    )
-
-
-def _none_usable(errors: list[DataError], num_files: int) -> DataError:
-    if len(errors) == 1:
-        return errors[0]
-    first = errors[0] if errors else None
-    return DataError(
-        f"none of {num_files} files can be used; the first: {first}", what_next="give the traces of torch.profiler"
     )
 
 

@@ -14,7 +14,7 @@ from stepscope.store.files import read_whole, write_whole
 from stepscope.store.runs import load_analysis, load_timeline
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.kept_analysis import is_outdated, is_saved_analysis
-from stepscope.workflow.rank_views import Progress
+from stepscope.workflow.progress import Progress
 from stepscope.workflow.report_html.page import render
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from stepscope.core.analysis import Notice
-from stepscope.core.errors import DataError
+from stepscope.core.errors import DataError, none_usable
 from stepscope.trace.columns import Category, ProcessGroup, TraceColumns
+from stepscope.workflow.progress import Progress
 from stepscope.workflow.trace_files import find_trace_files, open_ranks
 
 TRACE_INFO_SCHEMA = "stepscope.trace_info/1"
 
-Progress = Callable[[int, int, str], None]
-"""Called as (files done, files in all, the file being read)."""
 
 _STEP = re.compile(r"ProfilerStep#(\d+)$")
 
@@ -113,7 +112,7 @@ def read_trace_info(paths: Sequence[str], *, on_progress: Progress | None = None
         except DataError as error:
             errors.append(error)
     if not files:
-        raise _none_usable(errors)
+        raise none_usable(errors, "paths", what_next="give the traces of torch.profiler")
     return TraceInfo(files, notices + [Notice("unusable_file", str(error)) for error in errors])
 
 
@@ -165,15 +164,6 @@ def _find_all(paths: Sequence[str], errors: list[DataError]) -> tuple[list[str],
         found += [file for file in files.paths if file not in found]
         notices += files.notices
     return found, notices
-
-
-def _none_usable(errors: list[DataError]) -> DataError:
-    if len(errors) == 1:
-        return errors[0]
-    return DataError(
-        f"none of {len(errors)} paths can be used; the first: {errors[0]}",
-        what_next="give the traces of torch.profiler",
-    )
 
 
 def _gpu(trace: TraceColumns) -> str | None:

@@ -11,7 +11,7 @@ from stepscope.core.causes import Cause
 from stepscope.core.what_if import WhatIfReport
 from stepscope.workflow.job_input import read_job
 from stepscope.workflow.operation_tables import find_operation_table, what_if_of_table
-from stepscope.workflow.rank_views import Progress
+from stepscope.workflow.progress import Progress
 
 FIXABLE = frozenset(cause for cause, _ in FIXES)
 """Causes that a replay can remove."""

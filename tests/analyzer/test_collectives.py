@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.analyzer.communication import findings
+from stepscope.analyzer.communication import transfer_faults
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.analysis import Analysis, Collective
 from stepscope.core.causes import Cause, Reason
@@ -109,7 +109,7 @@ def views() -> dict[int, RankView]:
 def test_what_is_wrong_with_the_exposed_transfers(
     rows: list[Collective], reasons: list[Reason], views: dict[int, RankView]
 ) -> None:
-    assert [reason for reason, _ in findings(rows, views, 2)] == reasons
+    assert [reason for reason, _ in transfer_faults(rows, views, 2)] == reasons
 
 
 @pytest.mark.shared

@@ -9,7 +9,7 @@ from stepscope.analyzer.blame.host_reasons import why_blocked, why_host_is_late
 from stepscope.analyzer.blame.loader_reasons import why_data_is_late
 from stepscope.analyzer.blame.root_causes import CauseTable
 from stepscope.analyzer.blame.straggler_reasons import why_slower
-from stepscope.analyzer.communication import Finding
+from stepscope.analyzer.communication import TransferFault
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.analysis import Evidence, Pipeline
 from stepscope.core.causes import Cause, Reason
@@ -39,7 +39,7 @@ class Grounds:
     arrivals_unknown: float = 0.0
     oversubscribed: bool = False
     movable: float = 0.0
-    communication: Sequence[Finding] = ()
+    communication: Sequence[TransferFault] = ()
     data_waits_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def to_blame(self, cause: Cause) -> list[RankView]:
