@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from stepscope.analyzer.alignment.call import BEFORE_STEPS, Call
+from stepscope.analyzer.alignment.call import BEFORE_STEPS, Call, PeerCall
 from stepscope.analyzer.alignment.call_words import P2P_KINDS
 
 _Word = tuple[str, int | None]
@@ -20,6 +20,9 @@ _Word = tuple[str, int | None]
 
 _Key = tuple[tuple[int, ...], int, int | None, int]
 """Group, step, graph launch within the step, communicator."""
+
+_End = tuple[int, int, int, int, bool]
+"""One end of a point-to-point call: step, source, destination, ordinal, whether it sends."""
 
 _UNEVEN_KINDS = frozenset({"all_to_all", "gather", "scatter"})
 """Each member may send and receive another size: experts, a root."""
@@ -189,21 +192,21 @@ def _match_peers(
     calls_of_rank: Mapping[int, list[Call]], unmatched: list[CallId], incomplete: list[CallId]
 ) -> dict[CallId, list[CallId]]:
     """Each send with its receive: same step, same source, same destination, same ordinal."""
-    ends: dict[tuple[int, int, int, int, bool], CallId] = {}
+    ends: dict[_End, CallId] = {}
     directed = list(_point_to_point(calls_of_rank))
     before = _counts_before_steps(directed)
+
+    def end_of(call: Call, peer: PeerCall, *, is_send: bool) -> _End:
+        own = peer.source == call.rank
+        ordinal = peer.ordinal - before.get((call.step, peer.source, peer.destination, own), 0)
+        return call.step, peer.source, peer.destination, ordinal, is_send
+
     for identity, call in directed:
         for peer in call.peers:
-            is_send = peer.source == call.rank
-            ordinal = peer.ordinal - before.get((call.step, peer.source, peer.destination, is_send), 0)
-            ends[call.step, peer.source, peer.destination, ordinal, is_send] = identity
+            ends[end_of(call, peer, is_send=peer.source == call.rank)] = identity
     peers: dict[CallId, list[CallId]] = {}
     for identity, call in directed:
-        others = []
-        for peer in call.peers:
-            is_send = peer.source == call.rank
-            ordinal = peer.ordinal - before.get((call.step, peer.source, peer.destination, is_send), 0)
-            others.append(ends.get((call.step, peer.source, peer.destination, ordinal, not is_send)))
+        others = [ends.get(end_of(call, peer, is_send=peer.source != call.rank)) for peer in call.peers]
         partners = {peer.destination if peer.source == call.rank else peer.source for peer in call.peers}
         if not call.peers or not partners <= calls_of_rank.keys():
             incomplete.append(identity)

@@ -108,6 +108,11 @@ def _side(name: str, runs: Sequence[RunRecord], source: str, steps: Sequence[Seq
 
 
 def _memory(sides: Sides) -> list[MemoryDifference]:
-    a, b = ({name: max(r.memory_bytes.get(name, 0.0) for r in side) for run in side for name in run.memory_bytes}
-            for side in sides)  # fmt: skip
+    a, b = (_largest_memory(side) for side in sides)
     return [MemoryDifference(name, a[name], b[name]) for name in sorted(a.keys() & b.keys())]
+
+
+def _largest_memory(side: Sequence[RunRecord]) -> dict[str, float]:
+    """Bytes by the figure's name, over all runs of a side."""
+    names = {name for run in side for name in run.memory_bytes}
+    return {name: max(run.memory_bytes.get(name, 0.0) for run in side) for name in names}

@@ -40,7 +40,8 @@ excess fades as blocks grow."""
 
 MOST_RUNS_ADVISED = 100
 
-Sides = tuple[Sequence["RunFigure"], Sequence["RunFigure"]]
+Figures = tuple[Sequence["RunFigure"], Sequence["RunFigure"]]
+"""One figure of each run, side by side."""
 
 Average = Callable[[npt.NDArray[np.float64]], Any]
 """np.median or np.mean."""
@@ -147,7 +148,7 @@ def unknown(a: float | None, b: float | None) -> Difference:
     return Difference(a, b)
 
 
-def _measured(sides: Sides) -> list[tuple[float, float]]:
+def _measured(sides: Figures) -> list[tuple[float, float]]:
     """Variance of each side's mean with its degrees of freedom; a single run borrows the other side's spread."""
     a, b = sides
     if min(len(a), len(b)) == 1:
@@ -161,7 +162,7 @@ def _spread(side: Sequence[RunFigure]) -> float:
     return float(np.var([run.value for run in side], ddof=1))
 
 
-def _assumed(sides: Sides, spread: float) -> list[tuple[float, float]]:
+def _assumed(sides: Figures, spread: float) -> list[tuple[float, float]]:
     """Noise within the runs, and the assumed spread between them.
 
     The noise of a single step or block is pooled over all runs: where nothing changed it is the same on both sides, and

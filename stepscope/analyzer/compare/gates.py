@@ -12,11 +12,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepscope.analyzer.compare.estimate import MIN_EFFECT, Estimate, RunFigure, estimate, judge, needed_runs, unknown
+from stepscope.analyzer.compare.estimate import (
+    MIN_EFFECT,
+    Estimate,
+    Figures,
+    RunFigure,
+    estimate,
+    judge,
+    needed_runs,
+    unknown,
+)
 from stepscope.analyzer.compare.parts import (
     COLLECTIVE_SPREAD,
     KERNEL_SPREAD,
-    Figures,
     Ground,
     Sides,
     cause_figures,

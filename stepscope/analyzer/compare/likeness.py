@@ -26,16 +26,7 @@ def unlikeness(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> list[Notice]:
         _differs("host_differs", "host", a, b, lambda run: run.manifest.host if run.manifest else None),
         _differs("tokens_differ", "tokens a step", a, b, lambda run: run.tokens),
     ]
-    for name in _VERSIONS_OF_INTEREST:
-        notices.append(
-            _differs(
-                "version_differs",
-                f"{name} version",
-                a,
-                b,
-                lambda run, name=name: run.manifest.versions.get(name) if run.manifest else None,  # type: ignore[misc]
-            )
-        )
+    notices += [_version(a, b, name) for name in _VERSIONS_OF_INTEREST]
     notices += [_environment(a, b), _without_manifest(a, b), *_quality(a, "a"), *_quality(b, "b"), _distortion(a, b)]
     return [notice for notice in notices if notice is not None]
 
@@ -48,6 +39,13 @@ def _differs(
     if not all(sides) or sides[0] == sides[1]:
         return None
     return Notice(code, f"not like with like: {what} is {_list(sides[0])} in a and {_list(sides[1])} in b")
+
+
+def _version(a: Sequence[RunRecord], b: Sequence[RunRecord], name: str) -> Notice | None:
+    def version(run: RunRecord) -> str | None:
+        return run.manifest.versions.get(name) if run.manifest else None
+
+    return _differs("version_differs", f"{name} version", a, b, version)
 
 
 def _mesh(mesh: MeshSizes) -> str | None:

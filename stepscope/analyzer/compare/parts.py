@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from stepscope.analyzer.compare.estimate import LEVEL, MIN_EFFECT, Estimate, RunFigure, estimate, judge, unknown
+from stepscope.analyzer.compare.estimate import (
+    LEVEL,
+    MIN_EFFECT,
+    Estimate,
+    Figures,
+    RunFigure,
+    estimate,
+    judge,
+    unknown,
+)
 from stepscope.analyzer.compare.run_record import RunRecord, cause_figure, heading_figure
 from stepscope.core.analysis import Collective, KernelTime
 from stepscope.core.causes import Cause
@@ -33,7 +42,6 @@ MIN_KERNEL_EFFECT = 0.002
 """A kernel whose time changed by a smaller share of the step is not called changed."""
 
 Sides = tuple[Sequence[RunRecord], Sequence[RunRecord]]
-Figures = tuple[list[RunFigure], list[RunFigure]]
 RateFigure = Callable[[RunRecord], RunFigure | None]
 
 

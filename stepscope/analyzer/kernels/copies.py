@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyzer.kernels.occupancy import is_nvidia
+from stepscope.core.links import PCIE_BYTES_PER_SECOND
 from stepscope.trace.columns import NONE, Category, Device, IntColumn, TraceColumns
 
-_HOST_LINK_BYTES_PER_SECOND = {6: 15.75e9, 7: 15.75e9, 8: 31.5e9, 9: 63.0e9, 10: 63.0e9}
-"""PCIe x16, one direction, of the generation that data-centre GPUs of this compute capability are built for: 3.0 for
-Pascal and Volta, 4.0 for Ampere, 5.0 for Hopper and Blackwell (data sheets). NVLink-C2C hosts are faster."""
+_PCIE_GENERATION = {6: 3, 7: 3, 8: 4, 9: 5, 10: 5}
+"""By major compute capability, what its data-centre GPUs are built for: Pascal and Volta, Ampere, Hopper and Blackwell
+(data sheets). NVLink-C2C hosts are faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +79,5 @@ def copy_sums(trace: TraceColumns, rows: IntColumn, device: Device | None) -> li
 def _host_link(device: Device | None) -> float | None:
     if device is None or device.compute_capability is None or not is_nvidia(device):
         return None
-    return _HOST_LINK_BYTES_PER_SECOND.get(device.compute_capability[0])
+    generation = _PCIE_GENERATION.get(device.compute_capability[0])
+    return None if generation is None else PCIE_BYTES_PER_SECOND[generation]

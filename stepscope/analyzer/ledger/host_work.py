@@ -41,12 +41,14 @@ _IN_PROCESS_LOADER = re.compile(r"_SingleProcessDataLoaderIter")
 
 @dataclass(frozen=True, slots=True)
 class HostWork:
-    """Attributes:
-    late_ns: time charged to a late host, by what its threads did meanwhile.
-    blocked_ns: time booked as synchronization, by the kind of call that it followed.
-    num_blocking_calls: in the window, by kind.
-    load_waits_ns: how long each batch was waited for, in order, over the whole trace.
-    loads_in_process: whether the training process itself makes the batches.
+    """What one rank's host did while the device idled for it.
+
+    Attributes:
+        late_ns: time charged to a late host, by what its threads did meanwhile.
+        blocked_ns: time booked as synchronization, by the kind of call that it followed.
+        num_blocking_calls: in the window, by kind.
+        load_waits_ns: how long each batch was waited for, in order, over the whole trace.
+        loads_in_process: whether the training process itself makes the batches.
     """
 
     late_ns: dict[Reason, int] = field(default_factory=dict)

@@ -54,14 +54,6 @@ def recognise(order: Order) -> Schedule:
     return Schedule.UNKNOWN
 
 
-def gpipe_order(num_devices: int, num_micro_batches: int) -> Order:
-    """All forwards, then all backwards."""
-    return [
-        [Task(kind, d, m) for kind in (Pass.FORWARD, Pass.BACKWARD) for m in range(num_micro_batches)]
-        for d in range(num_devices)
-    ]
-
-
 def interleaved_order(num_devices: int, num_micro_batches: int, num_chunks: int = 1) -> Order:
     """1F1B with so many stages a device (one: plain 1F1B), as Megatron and torch order it.
 

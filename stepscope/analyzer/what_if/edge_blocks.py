@@ -61,6 +61,11 @@ class EdgeBlock:
     def __len__(self) -> int:
         return len(self.source)
 
+    def only(self, kept: npt.NDArray[np.bool_]) -> EdgeBlock:
+        """The edges that are kept."""
+        columns = (self.source, self.target, self.base_ns, self.carries, self.item)
+        return EdgeBlock(self.kind, *(column[kept] for column in columns))
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -73,6 +78,20 @@ class Part:
     first_communication: int
     offset_ns: int
     """the rank's clock less the job's"""
+
+    @property
+    def calls(self) -> slice:
+        """Its host calls among all ranks'."""
+        return slice(self.first_call, self.first_call + len(self.graph.host))
+
+    @property
+    def activities(self) -> slice:
+        return slice(self.first_activity, self.first_activity + len(self.graph.device))
+
+    @property
+    def communications(self) -> slice:
+        count = int(np.count_nonzero(self.graph.device.call != NONE))
+        return slice(self.first_communication, self.first_communication + count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +263,7 @@ def _is_history(layout: Layout) -> npt.NDArray[np.bool_]:
 
 def _without_history(layout: Layout, block: EdgeBlock) -> EdgeBlock:
     """History ends when it was measured, whoever comes when."""
-    kept = ~_is_history(layout)[layout.activity_of_communication[block.item]]
-    return EdgeBlock(
-        block.kind, block.source[kept], block.target[kept], block.base_ns[kept], block.carries[kept], block.item[kept]
-    )
+    return block.only(~_is_history(layout)[layout.activity_of_communication[block.item]])
 
 
 def _block(

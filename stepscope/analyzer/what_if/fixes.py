@@ -11,7 +11,7 @@ from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.ledger.activities import Work
 from stepscope.analyzer.what_if.edge_blocks import Nodes
 from stepscope.analyzer.what_if.job_graph import JobGraph
-from stepscope.analyzer.what_if.kernel_match import compute_by_step, match_kernels
+from stepscope.analyzer.what_if.kernel_match import kernels_by_step, match_kernels
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK
 from stepscope.analyzer.what_if.replay import Scenario
 from stepscope.core.causes import Cause
@@ -79,7 +79,7 @@ def without_blocking(_job: FixedJob, scenario: Scenario) -> Scenario | None:
     return replace(scenario.scaled_host([HOST_COLUMN[Cause.SYNCHRONIZATION]], 0.0), blocks=blocks)
 
 
-def expected_transfers(job: FixedJob, scenario: Scenario) -> Scenario | None:
+def transfers_as_expected(job: FixedJob, scenario: Scenario) -> Scenario | None:
     """Transfers take what the link should take, where that is known."""
     known = job.expected_transfer_ns != NONE
     if not known.any():
@@ -141,7 +141,7 @@ def _fastest(times: Nanoseconds, num_present: Nodes) -> Nanoseconds:
 
 def balanced(job: FixedJob, scenario: Scenario) -> Scenario | None:
     """Each step's compute is cut evenly over the ranks."""
-    kernels = {rank: compute_by_step(job.graph.layout, rank) for rank in job.graph.layout.parts}
+    kernels = {rank: kernels_by_step(job.graph.layout, rank) for rank in job.graph.layout.parts}
     common = set.intersection(*(set(k) for k in kernels.values())) if len(kernels) > 1 else set()
     if not common:
         return None
@@ -159,7 +159,7 @@ def balanced(job: FixedJob, scenario: Scenario) -> Scenario | None:
 def ideal(job: FixedJob, scenario: Scenario) -> Scenario:
     """Every rank computes the mean of all ranks and steps, like transfers take their median, the host is never late."""
     duration = scenario.duration_ns.copy()
-    kernels = [own for rank in job.graph.layout.parts for own in compute_by_step(job.graph.layout, rank).values()]
+    kernels = [own for rank in job.graph.layout.parts for own in kernels_by_step(job.graph.layout, rank).values()]
     totals = [duration[own].sum() for own in kernels]
     for own, total in zip(kernels, totals, strict=True):
         if total > 0:
@@ -182,7 +182,7 @@ FIXES: dict[tuple[Cause, str], Fix] = {
     (Cause.IMBALANCE, "compute cut evenly over the ranks"): balanced,
     (Cause.HOST_BOUND, "the host never late"): without_host_delay,
     (Cause.SYNCHRONIZATION, "no blocking calls"): without_blocking,
-    (Cause.COMMUNICATION, "transfers at the link's expected bandwidth"): expected_transfers,
+    (Cause.COMMUNICATION, "transfers at the link's expected bandwidth"): transfers_as_expected,
     (Cause.COMMUNICATION, "transfers free"): free_transfers,
     (Cause.CHECKPOINT, "checkpoints free"): without_checkpoint,
     (Cause.COPY, "copies free"): without_copies,

@@ -26,7 +26,7 @@ from stepscope.analyzer.what_if.machine import (
     return_latency,
     stream_gaps,
 )
-from stepscope.analyzer.what_if.observed_calls import ObservedCalls, followed_calls, host_work, observe_calls
+from stepscope.analyzer.what_if.observed_calls import ObservedCalls, followed_calls, observe_calls, work_between_calls
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, DeviceWork, HostCalls, RankGraph
 from stepscope.core.causes import Cause
 from stepscope.trace.columns import NONE, IntColumn, TraceColumns
@@ -48,7 +48,7 @@ def build_graph(
     queue, held_up = queue_edges(activities, calls)
     follows, follows_own = followed_calls(calls)
     opens_ns = min(int(steps.start_ns[0]), int(calls.start_ns[0]))
-    work, label = host_work(calls, follows, own_time(calls, held_up, blocked), opens_ns, spans_of_lane)
+    work, label = work_between_calls(calls, follows, own_time(calls, held_up, blocked), opens_ns, spans_of_lane)
     launched_by = _launched_by(activities, calls)
     events = event_edges(trace, activities, streams)
     key = calls.end_ns.copy()

@@ -38,7 +38,6 @@ class JobGraph:
         duration_ns: by activity.
         transfer_ns: by communication.
         num_alone: communications without a partner.
-        num_refuted: edges that were left out.
     """
 
     layout: Layout
@@ -52,7 +51,6 @@ class JobGraph:
     duration_ns: Nanoseconds
     transfer_ns: Nanoseconds
     num_alone: int
-    num_refuted: int
 
     @property
     def num_slots(self) -> int:
@@ -83,7 +81,7 @@ def join_ranks(
     order = np.lexsort((np.arange(layout.num_nodes), _phase(layout), key))
     place[order] = np.arange(layout.num_nodes)
     cut = place[_boundary_nodes(layout)].max()
-    edges, refuted = _in_order(blocks, place, cut)
+    edges = _in_order(blocks, place, cut)
     weight_place, first, second, slot_of_node = _slots(edges, place, order[: cut + 1])
     return JobGraph(
         layout=layout,
@@ -97,7 +95,6 @@ def join_ranks(
         duration_ns=np.concatenate([p.graph.device.duration_ns for p in parts]),
         transfer_ns=transfer_ns,
         num_alone=alone,
-        num_refuted=refuted,
     )
 
 
@@ -137,25 +134,9 @@ def end_of_steps(layout: Layout, rank: int) -> Nodes:
     return np.concatenate((boundaries, ends))
 
 
-def _in_order(blocks: Sequence[EdgeBlock], place: Nodes, cut: int) -> tuple[list[EdgeBlock], int]:
-    """The edges that point forwards and end no later than the cut; how many pointed backwards."""
-    kept_blocks = []
-    refuted = 0
-    for block in blocks:
-        forward = place[block.source] < place[block.target]
-        refuted += int(np.count_nonzero(~forward))
-        kept = forward & (place[block.target] <= cut)
-        kept_blocks.append(
-            EdgeBlock(
-                block.kind,
-                block.source[kept],
-                block.target[kept],
-                block.base_ns[kept],
-                block.carries[kept],
-                block.item[kept],
-            )
-        )
-    return kept_blocks, refuted
+def _in_order(blocks: Sequence[EdgeBlock], place: Nodes, cut: int) -> list[EdgeBlock]:
+    """The edges that point forwards and end no later than the cut."""
+    return [block.only((place[block.source] < place[block.target]) & (place[block.target] <= cut)) for block in blocks]
 
 
 def _slots(edges: Sequence[EdgeBlock], place: Nodes, order: Nodes) -> tuple[Nodes, Nodes, Nodes, Nodes]:

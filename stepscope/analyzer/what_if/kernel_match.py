@@ -22,7 +22,7 @@ _MOST_COMPARISONS = 1_000 * 1_000
 """Longer stretches that differ stay as they are: comparing them takes time with the square of their length."""
 
 
-def compute_by_step(layout: Layout, rank: int) -> dict[int, Nodes]:
+def kernels_by_step(layout: Layout, rank: int) -> dict[int, Nodes]:
     """A rank's compute kernels in launch order, by the number of the step they were launched in (job's numbering)."""
     part = layout.parts[rank]
     device = part.graph.device
@@ -43,7 +43,7 @@ def match_kernels(layout: Layout, role: Mapping[int, int]) -> list[tuple[list[No
     for ranks in ranks_of_role.values():
         if len(ranks) < 2:
             continue
-        kernels = {rank: compute_by_step(layout, rank) for rank in ranks}
+        kernels = {rank: kernels_by_step(layout, rank) for rank in ranks}
         for step in sorted(set.intersection(*(set(k) for k in kernels.values()))):
             found.append(_match(layout, ranks, [kernels[rank][step] for rank in ranks]))
     return found

@@ -94,7 +94,7 @@ def followed_calls(calls: ObservedCalls) -> tuple[IntColumn, IntColumn]:
     return follows, np.where(own == follows, NONE, own)
 
 
-def host_work(
+def work_between_calls(
     calls: ObservedCalls,
     follows: IntColumn,
     own_ns: Nanoseconds,

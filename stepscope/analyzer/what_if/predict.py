@@ -109,10 +109,7 @@ def _touched(model: ReplayModel, scenario: Scenario) -> list[int]:
     base = model.base
     taken: dict[int, int] = {}
     for rank, part in model.graph.layout.parts.items():
-        calls = slice(part.first_call, part.first_call + len(part.graph.host))
-        activities = slice(part.first_activity, part.first_activity + len(part.graph.device))
-        end = part.first_communication + int(np.count_nonzero(part.graph.device.call >= 0))
-        transfers = slice(part.first_communication, end)
+        calls, activities, transfers = part.calls, part.activities, part.communications
         taken[rank] = int(
             np.maximum(base.host_ns[calls] - scenario.host_ns[calls], 0).sum()
             + np.maximum(base.duration_ns[activities] - scenario.duration_ns[activities], 0).sum()
@@ -148,10 +145,7 @@ def _only(model: ReplayModel, ideal_scenario: Scenario, ranks: set[int]) -> Scen
     transfer, blocks = ideal_scenario.transfer_ns.copy(), ideal_scenario.blocks.copy()
     for rank in ranks:
         part = model.graph.layout.parts[rank]
-        calls = slice(part.first_call, part.first_call + len(part.graph.host))
-        activities = slice(part.first_activity, part.first_activity + len(part.graph.device))
-        end = part.first_communication + int(np.count_nonzero(part.graph.device.call >= 0))
-        transfers = slice(part.first_communication, end)
+        calls, activities, transfers = part.calls, part.activities, part.communications
         host[calls], duration[activities] = base.host_ns[calls], base.duration_ns[activities]
         transfer[transfers], blocks[calls] = base.transfer_ns[transfers], base.blocks[calls]
     return replace(ideal_scenario, host_ns=host, duration_ns=duration, transfer_ns=transfer, blocks=blocks)

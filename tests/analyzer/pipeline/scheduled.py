@@ -13,6 +13,14 @@ Place = tuple[bool, int, int]
 """(is gradient, stage that makes it, micro-batch)"""
 
 
+def gpipe_order(num_devices: int, num_micro_batches: int) -> Order:
+    """All forwards, then all backwards."""
+    return [
+        [Task(kind, d, m) for kind in (Pass.FORWARD, Pass.BACKWARD) for m in range(num_micro_batches)]
+        for d in range(num_devices)
+    ]
+
+
 def scheduled(
     order: Order,
     duration_us: Callable[[Task], int],

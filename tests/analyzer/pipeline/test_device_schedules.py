@@ -9,11 +9,11 @@ import pytest
 from stepscope.analyzer.pipeline.chains import Chain
 from stepscope.analyzer.pipeline.point_to_point import order_from_traffic
 from stepscope.analyzer.pipeline.replay import replay
-from stepscope.analyzer.pipeline.schedules import gpipe_order, interleaved_order
+from stepscope.analyzer.pipeline.schedules import interleaved_order
 from stepscope.analyzer.pipeline.tasks import Order, Pass, Task
 from stepscope.core.analysis import Pipeline
 from stepscope.core.causes import Cause
-from tests.analyzer.pipeline.scheduled import scheduled
+from tests.analyzer.pipeline.scheduled import gpipe_order, scheduled
 from tests.analyzer.readings import analyse, row_of, view_of
 
 

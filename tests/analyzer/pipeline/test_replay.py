@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyzer.pipeline.replay import Replay, replay
-from stepscope.analyzer.pipeline.schedules import gpipe_order, interleaved_order
+from stepscope.analyzer.pipeline.schedules import interleaved_order
 from stepscope.analyzer.pipeline.tasks import Order, Pass, Task
+from tests.analyzer.pipeline.scheduled import gpipe_order
 
 sizes = st.integers(1, 6)
 orders = st.builds(lambda make, p, m: make(p, m), st.sampled_from([gpipe_order, interleaved_order]), sizes, sizes)

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyzer.pipeline.replay import replay
-from stepscope.analyzer.pipeline.schedules import Schedule, gpipe_order, interleaved_order, recognise
+from stepscope.analyzer.pipeline.schedules import Schedule, interleaved_order, recognise
 from stepscope.analyzer.pipeline.tasks import Order, Pass, Task
+from tests.analyzer.pipeline.scheduled import gpipe_order
 
 sizes = st.integers(1, 6)
 

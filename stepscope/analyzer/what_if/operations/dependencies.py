@@ -36,10 +36,12 @@ _COMPUTATIONS = (FORWARD + COMPUTE, BACKWARD + COMPUTE)
 
 @dataclass(slots=True)
 class Dependencies:
-    """Attributes:
-    needs: what must have ended before each operation, of the same replica.
-    together: operations of different stages that end after all of them have begun; each only in one group.
-    across_replicas: operations that also wait for the same one of every other replica.
+    """The order of a job's step.
+
+    Attributes:
+        needs: what must have ended before each operation, of the same replica.
+        together: operations of different stages that end after all of them have begun; each only in one group.
+        across_replicas: operations that also wait for the same one of every other replica.
     """
 
     needs: dict[Operation, list[Operation]] = field(default_factory=lambda: defaultdict(list))
