@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.trace.columns import IntColumn, TraceColumns
+
 Nanoseconds = npt.NDArray[np.int64]
 
 
@@ -51,6 +53,11 @@ def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Intervals:
     opens = np.concatenate(([True], start[1:] > reach[:-1]))
     closes = np.concatenate((opens[1:], [True]))
     return Intervals(start[opens], reach[closes])
+
+
+def time_of(trace: TraceColumns, rows: IntColumn) -> Intervals:
+    """The time that at least one of these rows covers."""
+    return union(trace.start_ns[rows], trace.end_ns[rows])
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:

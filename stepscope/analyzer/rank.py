@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.alignment.device_calls import device_calls
 from stepscope.analyzer.alignment.host_calls import host_calls
-from stepscope.analyzer.intervals import Nanoseconds, covered_time, union
+from stepscope.analyzer.intervals import Intervals, Nanoseconds, contains, covered_time, time_of
 from stepscope.analyzer.kernels.rank_kernels import no_kernels, rank_kernels
 from stepscope.analyzer.kernels.tables import kernel_table
 from stepscope.analyzer.ledger.activities import Activities, Work, device_activities
@@ -145,10 +145,7 @@ def _lasting(window: Window, trace: TraceColumns) -> Window:
 def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
     window = _lasting(host_window(trace, steps), trace)
     lane = main_lane(trace, steps)
-    rows = _annotations(trace, lane)
-    optimizer = union(trace.start_ns[rows], trace.end_ns[rows])
-    bounds = np.concatenate((window.boundary_ns, [window.end_ns]))
-    zeros = np.zeros(len(window.boundary_ns), np.int64)
+    bounds = window.step_bounds_ns
     work = operator_flops(trace)
     flops = _flops_a_step(work.model_flops, work.flops, trace.start_ns[work.row], steps, window)
     segments = book_host(trace, steps, window)
@@ -160,8 +157,8 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
         calls=host_calls(trace, rank, steps, lane),
         hidden_communication_ns=0,
         micro_batches=host_micro_batches(trace, lane, steps),
-        optimizer_ns=covered_time(bounds[:-1], bounds[1:], optimizer),
-        backward_ns=zeros,
+        optimizer_ns=covered_time(bounds[:-1], bounds[1:], _optimizer_time(trace, lane)),
+        backward_ns=np.zeros(len(window.boundary_ns), np.int64),
         kernels=[],
         kernel_sums=no_kernels(),
         coverage=RooflineCoverage(0.0, 0.0, 0.0),
@@ -175,11 +172,10 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
     )
 
 
-def _annotations(trace: TraceColumns, lane: int) -> npt.NDArray[np.intp]:
-    """Rows of the optimizer's annotations on a thread."""
+def _optimizer_time(trace: TraceColumns, lane: int) -> Intervals:
+    """What the optimizer's annotations on a thread cover."""
     rows = trace.rows_named(_OPTIMIZER.match, Category.USER_ANNOTATION, Category.CPU_OP)
-    chosen: npt.NDArray[np.intp] = rows[trace.lane[rows] == lane]
-    return chosen
+    return time_of(trace, rows[trace.lane[rows] == lane])
 
 
 def _by_launcher(
@@ -194,10 +190,7 @@ def _by_launcher(
     launch, lane = activities.launch_ns[kernels], activities.launch_lane[kernels]
     num_steps = len(window.boundary_ns)
     place = np.clip(np.searchsorted(window.boundary_ns, activities.start_ns[kernels], side="right") - 1, 0, None)
-    rows = _annotations(trace, steps.main_lane)
-    optimizer = union(trace.start_ns[rows], trace.end_ns[rows])
-    moment = np.maximum(launch, 0)
-    in_optimizer = (launch != NONE) & (covered_time(moment, moment + 1, optimizer) > 0)
+    in_optimizer = (launch != NONE) & contains(_optimizer_time(trace, steps.main_lane), launch)
     in_backward = (launch != NONE) & (lane != steps.main_lane) & ~in_optimizer
     weights = own.kernel_owned_ns
     return (

@@ -68,12 +68,13 @@ class RankView:
 
     @property
     def window_ns(self) -> int:
+        """Length of the window."""
         return self.window.end_ns - self.window.start_ns
 
     @property
     def step_bounds_ns(self) -> npt.NDArray[np.int64]:
         """Starts of the steps and the end of the window."""
-        return np.concatenate((self.window.boundary_ns, [self.window.end_ns]))
+        return self.window.step_bounds_ns
 
 
 def comparison_table(view: RankView) -> TimeTable:

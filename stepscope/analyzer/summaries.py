@@ -61,6 +61,7 @@ def world_size_of(views: Mapping[int, RankView]) -> int:
 
 
 def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
+    """What was analysed; views by rank, on the job's clock."""
     world_size = world_size_of(views)
     steps = [float(np.mean(view.window.whole_step_ns)) / 1e6 for view in views.values()]
     step_ms = float(np.median(steps)) if steps else None
@@ -117,6 +118,7 @@ def _mesh(views: Mapping[int, RankView], context: JobContext, world_size: int) -
 def trace_quality(
     views: Mapping[int, RankView], matches: Matches, clocks: Clocks, job: Job, context: JobContext
 ) -> TraceQuality:
+    """How far the traces can be trusted: all ranks' facts together, shares of the worst rank where the name says so."""
     facts = [view.facts for view in views.values()]
     in_window = {
         CallId(rank, place): call
@@ -164,6 +166,7 @@ def job_ledger(views: Mapping[int, RankView]) -> Ledger:
 
 
 def rank_ledger(view: RankView) -> RankLedger:
+    """One rank's window as shares by heading, whole and step by step."""
     bounds = view.step_bounds_ns
     steps = []
     for index, start, end in zip(view.window.index.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
@@ -218,6 +221,7 @@ def is_oversubscribed(views: Mapping[int, RankView], context: JobContext) -> boo
 
 
 def timeline(view: RankView) -> RankTimeline:
+    """A rank's segments as they are kept beside its run."""
     return RankTimeline(
         rank=view.rank,
         start_ns=view.segments.start_ns.tolist(),

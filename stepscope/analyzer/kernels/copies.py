@@ -45,10 +45,12 @@ class CopySums:
 
 
 def takes_host_link(kind: str) -> bool:
+    """Whether copies of this kind go between host and device."""
     return kind.startswith(("HtoD", "DtoH"))
 
 
 def is_pageable(kind: str) -> bool:
+    """Whether copies of this kind have one end in host memory that is not pinned."""
     return takes_host_link(kind) and "Pageable" in kind
 
 

@@ -11,7 +11,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.intervals import Intervals, intersect, single, subtract, union
+from stepscope.analyzer.intervals import Intervals, intersect, single, subtract, time_of
 from stepscope.analyzer.ledger.host_spans import host_annotations
 from stepscope.analyzer.ledger.segments import Paint, Segments, assemble
 from stepscope.analyzer.ledger.steps import HostSteps, Window
@@ -73,8 +73,5 @@ def _classes(trace: TraceColumns, rows: npt.NDArray[np.intp], lane: int) -> tupl
     on_main = trace.lane[rows] == lane
     is_operator = trace.category[rows] == Category.CPU_OP
     operator_rows = rows[on_main & (is_operator | is_simulated) & ~is_communication]
-    own_communication = rows[on_main & is_communication]
-    in_flight = rows[(on_main & is_communication) | is_backend]
-    operators = union(trace.start_ns[operator_rows], trace.end_ns[operator_rows])
-    calling = union(trace.start_ns[own_communication], trace.end_ns[own_communication])
-    return subtract(operators, calling), union(trace.start_ns[in_flight], trace.end_ns[in_flight])
+    operators = subtract(time_of(trace, operator_rows), time_of(trace, rows[on_main & is_communication]))
+    return operators, time_of(trace, rows[(on_main & is_communication) | is_backend])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.intervals import Intervals, Nanoseconds, union
+from stepscope.analyzer.intervals import Intervals, Nanoseconds, time_of, union
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.analyzer.membership import on_lanes
@@ -71,9 +71,9 @@ def host_annotations(trace: TraceColumns, lanes: list[int]) -> Annotated:
         for pattern in (_PROFILER, _CHECKPOINT, _DATA_LOADING)
     )
     return Annotated(
-        profiler=_spans(trace, np.concatenate((profiler, overhead))),
-        checkpoint=_spans(trace, checkpoint),
-        data_loading=_spans(trace, loading),
+        profiler=time_of(trace, np.concatenate((profiler, overhead))),
+        checkpoint=time_of(trace, checkpoint),
+        data_loading=time_of(trace, loading),
     )
 
 
@@ -81,10 +81,6 @@ def data_loading_rows(trace: TraceColumns, lanes: list[int]) -> npt.NDArray[np.i
     """The loader's annotations on these threads."""
     rows = trace.rows_named(_DATA_LOADING.search, Category.USER_ANNOTATION, Category.CPU_OP)
     return on_lanes(trace, rows, lanes)
-
-
-def _spans(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> Intervals:
-    return union(trace.start_ns[rows], trace.end_ns[rows])
 
 
 def blocking_calls(trace: TraceColumns, lanes: list[int], activities: Activities) -> tuple[Nanoseconds, Nanoseconds]:

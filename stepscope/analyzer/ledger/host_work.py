@@ -8,16 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.intervals import (
-    Intervals,
-    Nanoseconds,
-    contains,
-    covered_time,
-    empty,
-    intersect,
-    subtract,
-    union,
-)
+from stepscope.analyzer.intervals import Intervals, Nanoseconds, contains, covered_time, intersect, subtract, time_of
 from stepscope.analyzer.ledger.activities import Activities
 from stepscope.analyzer.ledger.host_spans import ANNOTATES, blocking_calls, data_loading_rows
 from stepscope.analyzer.ledger.segments import CHARGE, Segments
@@ -37,6 +28,8 @@ _OPTIMIZER = re.compile(r"^Optimizer\.step#")
 _READS_A_VALUE = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero|nonzero|equal|masked_select|_?unique\w*)$")
 _COPIES = re.compile(r"^aten::(copy_|_to_copy|to)$")
 _IN_PROCESS_LOADER = re.compile(r"_SingleProcessDataLoaderIter")
+_CALLS = (Reason.READS_VALUE, Reason.BLOCKING_COPY, Reason.EXPLICIT_SYNCHRONIZE)
+"""Kinds of blocking calls by code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +83,7 @@ def _late(trace: TraceColumns, lanes: list[int], activities: Activities | None, 
         (Reason.CPU_OPTIMIZER, _optimizers_on_cpu(trace, activities)),
         (Reason.DISPATCH, trace.rows_of(Category.CPU_OP, Category.RUNTIME)),
     ):
-        rows = on_lanes(trace, everywhere, lanes)
-        cover = union(trace.start_ns[rows], trace.end_ns[rows])
+        cover = time_of(trace, on_lanes(trace, everywhere, lanes))
         time[reason] = intersect(left, cover).total
         left = subtract(left, cover)
     time[Reason.PYTHON] = left.total
@@ -131,23 +123,19 @@ def _blocked(
     return time, {reason: count for reason, count in counts.items() if count}
 
 
-_CALLS = (Reason.READS_VALUE, Reason.BLOCKING_COPY, Reason.EXPLICIT_SYNCHRONIZE)
-
-
 def _kinds_of_calls(trace: TraceColumns, lanes: list[int], start: Nanoseconds) -> npt.NDArray[np.int64]:
-    """By the operator that each call was made in."""
-    kind = np.full(len(start), 2, np.int64)
-    for code, pattern in ((1, _COPIES), (0, _READS_A_VALUE)):
+    """Place in _CALLS by the operator that each call was made in; outside of all, it is a synchronization."""
+    kind = np.full(len(start), _CALLS.index(Reason.EXPLICIT_SYNCHRONIZE), np.int64)
+    for reason, pattern in ((Reason.BLOCKING_COPY, _COPIES), (Reason.READS_VALUE, _READS_A_VALUE)):
         rows = on_lanes(trace, trace.rows_named(pattern.search, Category.CPU_OP), lanes)
-        kind[contains(union(trace.start_ns[rows], trace.end_ns[rows]), start)] = code
+        kind[contains(time_of(trace, rows), start)] = _CALLS.index(reason)
     return kind
 
 
 def _loads(trace: TraceColumns, lanes: list[int]) -> tuple[tuple[int, ...], bool]:
     """How long each batch was waited for, and whether the process itself made it."""
     rows = data_loading_rows(trace, lanes)
-    spans = union(trace.start_ns[rows], trace.end_ns[rows]) if len(rows) else empty()
-    in_process = rows[trace.named(rows, _IN_PROCESS_LOADER.search)]
-    inside = union(trace.start_ns[in_process], trace.end_ns[in_process])
+    spans = time_of(trace, rows)
+    inside = time_of(trace, rows[trace.named(rows, _IN_PROCESS_LOADER.search)])
     share = covered_time(spans.start, spans.end, inside).sum() / spans.total if len(spans) else 0.0
     return tuple((spans.end - spans.start).tolist()), bool(share > 0.5)

@@ -81,6 +81,7 @@ class Paint:
     charge: Cause | IntColumn | None = None
 
     def codes(self) -> tuple[IntColumn, IntColumn]:
+        """Heading and charge of each span."""
         size = len(self.intervals)
         heading = (
             np.full(size, HEADING_CODE[self.heading], np.int8) if isinstance(self.heading, Heading) else self.heading

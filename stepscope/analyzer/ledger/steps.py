@@ -50,6 +50,11 @@ class Window:
     num_merged: int
 
     @property
+    def step_bounds_ns(self) -> Nanoseconds:
+        """Starts of the steps and the end of the window."""
+        return np.concatenate((self.boundary_ns, [self.end_ns]))
+
+    @property
     def whole_step_ns(self) -> Nanoseconds:
         """Lengths of the whole steps, boundary to boundary; with a single boundary, the window."""
         if len(self.boundary_ns) > 1:

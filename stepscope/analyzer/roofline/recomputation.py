@@ -11,7 +11,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.intervals import Intervals, covered_time, intersect, union
+from stepscope.analyzer.intervals import Intervals, contains, intersect, time_of, union
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function: |Backward\d*$")
@@ -37,7 +37,7 @@ def recomputed(trace: TraceColumns, operator: IntColumn) -> npt.NDArray[np.bool_
     for lane in np.unique(trace.lane[backward]):
         mine = known[trace.lane[operator[known]] == lane]
         nodes, starts, products = (
-            _spans(trace, some[trace.lane[some] == lane]) for some in (backward, forward, product)
+            time_of(trace, some[trace.lane[some] == lane]) for some in (backward, forward, product)
         )
         repeated = intersect(starts, nodes)
         holds_forward = np.searchsorted(repeated.start, nodes.end) > np.searchsorted(repeated.start, nodes.start)
@@ -46,10 +46,5 @@ def recomputed(trace: TraceColumns, operator: IntColumn) -> npt.NDArray[np.bool_
             np.concatenate((repeated.start, intersect(products, nodes).start)),
             np.concatenate((repeated.end, intersect(products, nodes).end)),
         )
-        at = trace.start_ns[operator[mine]]
-        result[mine] = covered_time(at, at + 1, again) > 0
+        result[mine] = contains(again, trace.start_ns[operator[mine]])
     return result
-
-
-def _spans(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> Intervals:
-    return union(trace.start_ns[rows], trace.end_ns[rows])
