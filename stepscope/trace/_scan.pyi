@@ -9,10 +9,11 @@ ON_DEVICE: Final[int]
 IGNORED: Final[int]
 IGNORED_BUT_MODULES: Final[int]
 UNSUPPORTED: Final[int]
+VERSION: Final[int]
 COLUMNS: Final[str]
 
 _NewTexts = tuple[list[bytes], list[bytes], list[bytes], list[bytes]]
 
 class Scanner:
     def __init__(self, categories: Mapping[bytes, int], module_prefix: bytes, /) -> None: ...
-    def scan(self, text: bytes | memoryview, /) -> tuple[int, bytes, bytes, _NewTexts] | None: ...
+    def scan(self, text: bytes | memoryview, /) -> tuple[int, int, tuple[bytes, ...], bytes, _NewTexts] | None: ...

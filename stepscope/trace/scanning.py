@@ -13,7 +13,6 @@ from types import ModuleType
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from stepscope.core.acceleration import may_accelerate
 from stepscope.trace.categories import CATEGORIES, LEGACY_NAMES, MODULE_FRAME, PYTHON_FUNCTION, TRACE_SPAN
@@ -35,6 +34,10 @@ COLUMNS = (
 )
 """What readers keep of every complete event."""
 
+_VERSION = 2
+"""The accelerator's, as in its source."""
+_OF_WIDTH = {width: np.dtype(f"i{width}") for width in (1, 2, 4, 8)} | {0: np.dtype(np.int8)}
+"""Integer types by their bytes; a column without rows has none."""
 _BETWEEN_TEXTS = b"\0"
 _NULL = b"null"
 _decode_arguments = msgspec.json.Decoder(Arguments).decode
@@ -49,7 +52,8 @@ def _find_accelerator() -> ModuleType | None:
         from stepscope.trace import _scan
     except ImportError:  # no compiler
         return None
-    return _scan if tuple(_scan.COLUMNS.split()) == COLUMNS else None  # built from other sources
+    is_ours = getattr(_scan, "VERSION", 1) == _VERSION and tuple(_scan.COLUMNS.split()) == COLUMNS
+    return _scan if is_ours else None  # built from other sources
 
 
 _SCAN = _find_accelerator()
@@ -103,23 +107,22 @@ class BatchScanner:
         found = self._scanner.scan(text)
         if found is None:
             return None
-        num_events, cells, call_cells, new_texts = found
+        num_events, num_rows, column_cells, call_cells, new_texts = found
         self._take(*new_texts)
-        table = np.frombuffer(cells, np.int64).reshape(len(COLUMNS), -1)
-        columns = {name: self._column(name, cells) for name, cells in zip(COLUMNS, table, strict=True)}
+        columns = {name: self._column(name, cells, num_rows) for name, cells in zip(COLUMNS, column_cells, strict=True)}
         calls = np.frombuffer(call_cells, np.int64).reshape(-1, 3).tolist()
         return ScannedBatch(
             num_events=num_events,
-            num_rows=table.shape[1],
+            num_rows=num_rows,
             columns=columns,
             calls=[row for row, _, _ in calls],
             call_arguments=[_decode_arguments(text[begin:end]) for _, begin, end in calls],
         )
 
-    def _column(self, name: str, cells: npt.NDArray[np.int64]) -> IntColumn:
-        if name == "start_ns":
-            return cells  # stays wide: the base time is added to it
-        return narrow(self._numbers[name][cells] if name in self._numbers else cells)
+    def _column(self, name: str, cells: bytes, num_rows: int) -> IntColumn:
+        column: IntColumn = np.frombuffer(cells, _OF_WIDTH[len(cells) // max(num_rows, 1)])
+        numbers = self._numbers.get(name)
+        return column if numbers is None or numbers.are_theirs else narrow(numbers[column])
 
     def _take(self, tracks: list[bytes], names: list[bytes], shapes: list[bytes], launches: list[bytes]) -> None:
         """Number the texts that are new; in each table number 0 of shapes and launches is "nothing recorded"."""
@@ -130,16 +133,23 @@ class BatchScanner:
 
 
 class _Numbers:
-    """The builder's numbers by the accelerator's: that counts its own texts, whatever Python has read in between."""
+    """The builder's numbers by the accelerator's: that counts its own texts, whatever Python has read in between.
+
+    Attributes:
+        are_theirs: they are the same so far.
+    """
 
     def __init__(self) -> None:
         self._numbers = np.full(1, NONE, np.int32)  # the last entry answers for NONE
+        self.are_theirs = True
 
     def extend(self, numbers: list[int]) -> None:
         if numbers:
+            known = len(self._numbers) - 1
             self._numbers = np.concatenate((self._numbers[:-1], np.array([*numbers, NONE], np.int32)))
+            self.are_theirs = self.are_theirs and numbers == list(range(known, known + len(numbers)))
 
-    def __getitem__(self, theirs: npt.NDArray[np.int64]) -> IntColumn:
+    def __getitem__(self, theirs: IntColumn) -> IntColumn:
         found: IntColumn = self._numbers[theirs]
         return found
 

@@ -51,16 +51,27 @@ static int grow(Interned *table) {
     return 0;
 }
 
+/* Where the run stands, or would. */
+static size_t slot_of(const Interned *table, Span run) {
+    size_t slot = hash_of(run) & (table->num_slots - 1);
+    for (; table->slots[slot]; slot = (slot + 1) & (table->num_slots - 1)) {
+        Span known = interned(table, table->slots[slot] - 1);
+        if (known.size == run.size && (!run.size || memcmp(known.at, run.at, run.size) == 0))
+            break;
+    }
+    return slot;
+}
+
+int64_t intern_find(const Interned *table, Span run) {
+    return table->count ? (int64_t)table->slots[slot_of(table, run)] - 1 : -1;
+}
+
 int64_t intern(Interned *table, Span run) {
     if (table->count >= table->num_slots / 2 && grow(table) < 0)
         return -1;
-    size_t slot = hash_of(run) & (table->num_slots - 1);
-    for (; table->slots[slot]; slot = (slot + 1) & (table->num_slots - 1)) {
-        size_t number = table->slots[slot] - 1;
-        Span known = interned(table, number);
-        if (known.size == run.size && (!run.size || memcmp(known.at, run.at, run.size) == 0))
-            return (int64_t)number;
-    }
+    size_t slot = slot_of(table, run);
+    if (table->slots[slot])
+        return (int64_t)table->slots[slot] - 1;
     if (table->room - table->used < run.size) {
         size_t room = (table->room ? table->room * 2 : FIRST_BYTES) + run.size;
         uint8_t *bytes = realloc(table->bytes, room);
@@ -75,6 +86,12 @@ int64_t intern(Interned *table, Span run) {
     table->ends[table->count] = table->used;
     table->slots[slot] = (uint32_t)++table->count;
     return (int64_t)table->count - 1;
+}
+
+void intern_forget(Interned *table, size_t count) {
+    for (; table->count > count; table->count--) /* the last ones stand behind all others that want their slots */
+        table->slots[slot_of(table, interned(table, table->count - 1))] = 0;
+    table->used = count ? table->ends[count - 1] : 0;
 }
 
 void intern_free(Interned *table) {

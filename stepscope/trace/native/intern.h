@@ -21,6 +21,12 @@ typedef struct {
 /* The run's number, new or known; -1 when memory is out (the table stays as it was). */
 int64_t intern(Interned *table, Span run);
 
+/* The number of a known run; -1 for others. */
+int64_t intern_find(const Interned *table, Span run);
+
+/* Forget the runs that got their numbers last, until `count` are left. */
+void intern_forget(Interned *table, size_t count);
+
 Span interned(const Interned *table, size_t number);
 void intern_free(Interned *table);
 

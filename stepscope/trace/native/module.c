@@ -37,6 +37,7 @@ static int scanner_init(PyObject *object, PyObject *args, PyObject *kwargs) {
         PyErr_SetString(PyExc_RuntimeError, "a Scanner is set up once");
         return -1;
     }
+    scanner_set_up(&self->scanner);
     self->module_prefix = Py_NewRef(prefix);
     if (span_of(prefix, &self->scanner.module_prefix) < 0)
         return -1;
@@ -74,50 +75,58 @@ static PyObject *new_texts(const Interned *table, size_t *num_told) {
     return texts;
 }
 
-/* (number of events, columns, calls, new texts of each table) */
-static PyObject *describe(ScannerObject *self, PyObject *columns, PyObject *calls) {
+/* One column as bytes, in the smallest integers that hold it. */
+static PyObject *column_bytes(const Scanner *scanner, int column) {
+    int width = scanner_width(scanner, column);
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(scanner->num_rows * (size_t)width));
+    if (bytes)
+        scanner_write(scanner, column, width, PyBytes_AsString(bytes));
+    return bytes;
+}
+
+/* (number of events, number of rows, columns, calls, new texts of each table) */
+static PyObject *describe(ScannerObject *self) {
     const Scanner *scanner = &self->scanner;
     const Interned *tables[NUM_TABLES] = {&scanner->tracks, &scanner->names, &scanner->shapes, &scanner->launches};
-    PyObject *texts = PyTuple_New(NUM_TABLES);
+    PyObject *columns = PyTuple_New(NUM_COLUMNS), *texts = PyTuple_New(NUM_TABLES), *result = NULL;
+    for (int i = 0; columns && i < NUM_COLUMNS; i++) {
+        PyObject *column = column_bytes(scanner, i);
+        if (!column || PyTuple_SetItem(columns, i, column) < 0)
+            Py_CLEAR(columns);
+    }
     for (int i = 0; texts && i < NUM_TABLES; i++) {
         PyObject *of_table = new_texts(tables[i], &self->num_told[i]);
         if (!of_table || PyTuple_SetItem(texts, i, of_table) < 0)
             Py_CLEAR(texts);
     }
-    PyObject *result = texts ? Py_BuildValue("(nOOO)", (Py_ssize_t)scanner->num_events, columns, calls, texts) : NULL;
+    if (columns && texts) {
+        const char *calls = scanner->calls.count ? (const char *)scanner->calls.cells : "";
+        Py_ssize_t num_bytes = (Py_ssize_t)(scanner->calls.count * sizeof(int64_t));
+        Py_ssize_t num_events = (Py_ssize_t)scanner->num_events, num_rows = (Py_ssize_t)scanner->num_rows;
+        result = Py_BuildValue("(nnOy#O)", num_events, num_rows, columns, calls, num_bytes, texts);
+    }
+    Py_XDECREF(columns);
     Py_XDECREF(texts);
     return result;
 }
 
 static PyObject *scan_buffer(ScannerObject *self, const Py_buffer *buffer) {
-    Scanner *scanner = &self->scanner;
     int status;
     Py_BEGIN_ALLOW_THREADS
-    status = scan(scanner, buffer->buf, (size_t)buffer->len);
+    status = scan(&self->scanner, buffer->buf, (size_t)buffer->len);
     Py_END_ALLOW_THREADS
     if (status == REFUSED)
         Py_RETURN_NONE;
-    if (status == NO_MEMORY)
-        return PyErr_NoMemory();
-    const size_t width = sizeof(int64_t);
-    PyObject *columns = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(scanner->num_rows * NUM_COLUMNS * width));
-    PyObject *calls = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(scanner->num_calls * 3 * width));
-    PyObject *result = NULL;
-    if (columns && calls) {
-        int64_t *to_columns = (int64_t *)PyBytes_AsString(columns), *to_calls = (int64_t *)PyBytes_AsString(calls);
-        Py_BEGIN_ALLOW_THREADS
-        status = scanner_write(scanner, buffer->buf, to_columns, to_calls);
-        Py_END_ALLOW_THREADS
-        result = status == SCANNED ? describe(self, columns, calls) : PyErr_NoMemory();
-    }
-    Py_XDECREF(columns);
-    Py_XDECREF(calls);
-    return result;
+    return status == SCANNED ? describe(self) : PyErr_NoMemory();
 }
 
 static PyObject *scanner_scan(PyObject *object, PyObject *text) {
     ScannerObject *self = (ScannerObject *)object;
     Py_buffer buffer;
+    if (!self->module_prefix) {
+        PyErr_SetString(PyExc_RuntimeError, "a Scanner is set up first");
+        return NULL;
+    }
     if (self->is_busy) {
         PyErr_SetString(PyExc_RuntimeError, "a Scanner scans one text at a time");
         return NULL;
@@ -164,11 +173,12 @@ static int module_exec(PyObject *module) {
         {"IGNORED", IGNORED},
         {"IGNORED_BUT_MODULES", IGNORED_BUT_MODULES},
         {"UNSUPPORTED", UNSUPPORTED},
+        {"VERSION", 2}, /* raised when what scan() takes or returns changes; the reader does not use another */
     };
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0)
             return -1;
-    /* in the order of the columns in scan.h; the reader does not use a build whose columns are not its own */
+    /* in the order of the columns in scan.h */
     const char *columns = "track name start_ns duration_ns correlation external_id shapes launch num_bytes";
     if (PyModule_AddStringConstant(module, "COLUMNS", columns) < 0)
         return -1;

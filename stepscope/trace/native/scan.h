@@ -4,8 +4,7 @@
 #define STEPSCOPE_SCAN_H
 
 #include "intern.h"
-
-#include <stdbool.h>
+#include "layout.h"
 
 /* The columns of a row, in this order. Absent integers are -1. */
 enum {
@@ -36,37 +35,39 @@ enum {
 enum { NUM_TRACK_TEXTS = 3, NUM_SHAPE_TEXTS = 3, NUM_LAUNCH_TEXTS = 4 };
 
 typedef struct {
-    int64_t start_ns, duration_ns, correlation, external_id, num_bytes;
-    Span category, name, process, thread, arguments;
-    Span shapes[NUM_SHAPE_TEXTS], launch[NUM_LAUNCH_TEXTS];
-    bool names_collective;
-    uint8_t reads;
-} Row;
+    int64_t *cells;
+    size_t count, room;
+} Integers;
 
 typedef struct {
     Interned categories; /* as written, with their quotes */
     uint8_t *reads;      /* of each category */
     Span module_prefix;  /* how the names of modules begin, with the quote; the caller keeps it */
+    Layout event_layout, argument_layout;
     Interned tracks, names, shapes, launches;
-    Row *rows;           /* of the text scanned last */
-    size_t num_rows, rows_room;
+    Integers rows;       /* of the text scanned last: NUM_COLUMNS of each */
+    Integers calls;      /* for each row that names a collective: its index, begin and end of its arguments */
+    size_t num_rows;
     size_t num_events;   /* entries of all phases in it */
-    size_t num_calls;    /* rows that name a collective */
     uint8_t *joined;     /* scratch */
     size_t joined_room;
 } Scanner;
 
 enum { SCANNED = 0, REFUSED = 1, NO_MEMORY = -1 };
 
+void scanner_set_up(Scanner *scanner);
+
 /* Say what the rows of a category are read for. */
 int scanner_add_category(Scanner *scanner, Span name, uint8_t reads);
 
-/* Find the rows of comma-separated events. They point into the text. */
+/* Find the rows of comma-separated events, and number their texts. Refused text leaves nothing behind. */
 int scan(Scanner *scanner, const uint8_t *text, size_t size);
 
-/* Number the texts of the rows just found, and write the rows column by column: NUM_COLUMNS * num_rows integers.
- * `calls` gets for each row that names a collective: its index, and begin and end of its arguments in the text. */
-int scanner_write(Scanner *scanner, const uint8_t *text, int64_t *columns, int64_t *calls);
+/* Bytes of the smallest integers that hold a column of the text scanned last; times stay wide. */
+int scanner_width(const Scanner *scanner, int column);
+
+/* Write a column in integers of that width. */
+void scanner_write(const Scanner *scanner, int column, int width, void *to);
 
 void scanner_free(Scanner *scanner);
 
