@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from stepscope.cli.kernel_report import print_kernels
-from stepscope.cli.quality_block import quality_lines
-from stepscope.core.analysis import Analysis, Evidence, Job, Ledger
+from stepscope.cli.quality_block import SHOWN_FROM, quality_lines
+from stepscope.cli.terminal import report_console
+from stepscope.core.analysis import Analysis, Evidence, Ledger
 from stepscope.core.causes import HEALTHY_CAUSES
 from stepscope.core.headings import Heading
+from stepscope.core.words import device_words
 
-PLAIN_WIDTH = 240
-"""Columns when stdout is no terminal."""
 MOST_RANKS = 16
-SHOWN_FROM = 0.0005
-"""Shares below this are dropped from the tables (they round to 0.0 %)."""
-
-
-class _Console(Console):
-    """Leaves a broken pipe to the command's frame, which knows the exit code."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
-
-
-def report_console() -> Console:
-    """A console on stdout; plain text when it is no terminal."""
-    return _Console(
-        width=None if sys.stdout.isatty() else PLAIN_WIDTH,
-        no_color=True if "NO_COLOR" in os.environ else None,
-        highlight=False,
-        markup=False,  # names from traces may hold square brackets
-        emoji=False,
-    )
 
 
 def print_analysis(analysis: Analysis) -> None:
@@ -67,7 +44,7 @@ def _headline(analysis: Analysis) -> str:
     parts = [f"{len(job.ranks)} of {job.world_size} ranks"]
     layout = " x ".join(f"{name}{size}" for name, size in mesh.items() if size)
     parts += [layout] if layout else []
-    parts += [_device(job)]
+    parts += [device_words(job)]
     parts += [f"{job.num_steps} steps"]
     if job.step_ms is not None:
         step = f"{job.step_ms:,.1f} ms a step"
@@ -77,12 +54,6 @@ def _headline(analysis: Analysis) -> str:
     if job.mfu is not None:
         parts.append(f"MFU {job.mfu:.1%}" + (f" (HFU {job.hfu:.1%})" if job.hfu is not None else ""))
     return ", ".join(parts)
-
-
-def _device(job: Job) -> str:
-    if job.device_kind == "gpu":
-        return job.gpu or "GPU (name not recorded)"
-    return "CPU, simulated compute" if job.simulated_compute else "CPU"
 
 
 def _print_verdict(console: Console, analysis: Analysis) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.cli.analysis_report import report_console
+from stepscope.cli.terminal import report_console
 from stepscope.core.comparison import Change, ComparedSide, Comparison, Difference, GateOutcome
 from stepscope.core.words import listed
 

@@ -6,7 +6,7 @@ from stepscope.core.analysis import TraceQuality
 from stepscope.core.trace_doubts import NOTABLE_ACTIVITY
 
 SHOWN_FROM = 0.0005
-"""Shares below this are left out (they round to 0.0 %)."""
+"""Shares below this are left out of the report (they round to 0.0 %)."""
 _MOST_STEPS_SHOWN = 8
 
 

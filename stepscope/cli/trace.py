@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stepscope.core.words import number_runs
+
 if TYPE_CHECKING:
     from stepscope.workflow.trace_info import GroupInfo, Problems, TraceFileInfo, TraceInfo
 
@@ -100,19 +102,8 @@ def _rank(file: TraceFileInfo) -> str:
 
 
 def _group(group: GroupInfo) -> str:
-    members = "members not told" if group.ranks is None else f"ranks {_ranges(group.ranks)}"
+    members = "members not told" if group.ranks is None else f"ranks {number_runs(group.ranks, dash='-')}"
     return " ".join(part for part in (group.description, f"({members}), named by {group.num_calls:,} calls") if part)
-
-
-def _ranges(numbers: list[int]) -> str:
-    """0-7, 16-23 rather than all sixteen."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def _steps(steps: list[int]) -> str:

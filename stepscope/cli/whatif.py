@@ -48,7 +48,7 @@ def _print(report: WhatIfReport) -> None:
     from rich import box
     from rich.table import Table
 
-    from stepscope.cli.analysis_report import report_console
+    from stepscope.cli.terminal import report_console
 
     console = report_console()
     console.print(

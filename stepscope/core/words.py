@@ -189,14 +189,18 @@ def ranks_words(ranks: list[int], *, world_size: int | None = None) -> str:
     ordered = sorted(set(ranks))
     if world_size is not None and len(ordered) == world_size > 1:
         return "both ranks" if world_size == 2 else f"all {world_size} ranks"
+    return f"{'rank' if len(ordered) == 1 else 'ranks'} {number_runs(ordered)}"
+
+
+def number_runs(numbers: Iterable[int], *, dash: str = "–") -> str:
+    """Ascending numbers: [0, 1, 2, 5] -> '0–2, 5'."""
     runs: list[list[int]] = []
-    for rank in ordered:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
         else:
-            runs.append([rank, rank])
-    parts = [f"{first}" if first == last else f"{first}–{last}" for first, last in runs]
-    return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts)}"
+            runs.append([number])
+    return ", ".join(dash.join(map(str, run)) for run in runs)
 
 
 def mesh_words(mesh: MeshSizes) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.workflow.written_traces import write_trace
+from tests.workflow.written_traces import write_straggling_job, write_trace
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -23,9 +23,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    write_trace(tmp_path / "job" / "rank0.json.gz", 0)
-    write_trace(tmp_path / "job" / "rank1.json.gz", 1, compute_us=75)
-    return tmp_path / "job"
+    return write_straggling_job(tmp_path / "job")
 
 
 def test_json_is_the_whole_document_and_nothing_else_on_stdout(job: Path) -> None:

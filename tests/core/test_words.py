@@ -134,3 +134,9 @@ def test_a_formula_is_not_torn_apart_at_its_minus() -> None:
 
 def test_moments_are_utc_and_say_so() -> None:
     assert words.moment(1_785_938_592_123_456_789) == "2026-08-05 14:03 UTC"
+
+
+def test_long_lists_name_the_first_and_say_that_there_are_more() -> None:
+    assert words.listed([3, 1]) == "3, 1"
+    assert words.listed(range(9), most=8) == "0, 1, 2, 3, 4, 5, 6, 7, ..."
+    assert words.number_runs([0, 1, 2, 5], dash="-") == "0-2, 5"

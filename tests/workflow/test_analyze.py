@@ -13,7 +13,7 @@ from stepscope.core.causes import Cause
 from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError
 from stepscope.core.headings import Heading
 from stepscope.workflow.analyze import analyze
-from tests.workflow.written_traces import STEPS, trace_document, write_trace
+from tests.workflow.written_traces import STEPS, trace_document, write_straggling_job, write_trace
 
 
 def codes(analysis: Analysis) -> list[str]:
@@ -22,10 +22,7 @@ def codes(analysis: Analysis) -> list[str]:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """Two ranks; rank 1 computes 45 us longer in each step."""
-    write_trace(tmp_path / "job" / "rank0.json.gz", 0)
-    write_trace(tmp_path / "job" / "rank1.json.gz", 1, compute_us=75)
-    return tmp_path / "job"
+    return write_straggling_job(tmp_path / "job")
 
 
 def test_a_folder_of_ranks_is_one_job(job: Path) -> None:

@@ -45,6 +45,13 @@ def write_trace(
     return path
 
 
+def write_straggling_job(folder: Path) -> Path:
+    """Two ranks; rank 1 computes 45 us longer in each step."""
+    write_trace(folder / "rank0.json.gz", 0)
+    write_trace(folder / "rank1.json.gz", 1, compute_us=75)
+    return folder
+
+
 def _events(world_size: int, compute_us: int) -> list[Event]:
     events: list[Event] = []
     for step in range(STEPS):
