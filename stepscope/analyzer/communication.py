@@ -17,7 +17,7 @@ from stepscope.core.links import SLOW_BELOW, pcie_link
 OVERLAPPED_FROM = 0.1
 """A data-parallel transfer that is hidden less is not overlapped at all; recorded DDP and FSDP steps hide 0.9."""
 
-COUNTS_FROM = 0.25
+FAULT_NAMED_FROM = 0.25
 """Share of the exposed transfer time from which on a fault of it is named."""
 
 SMALL_MESSAGES_FROM = 0.5
@@ -85,7 +85,7 @@ def _slow(table: Sequence[Collective], exposed: float, views: Mapping[int, RankV
         and not row.latency_bound
         and row.busbw_gbs < SLOW_BELOW * row.expected_busbw_gbs
     ]
-    if _exposed(slow) < COUNTS_FROM * exposed:
+    if _exposed(slow) < FAULT_NAMED_FROM * exposed:
         return []
     worst = max(slow, key=lambda row: row.exposed_transfer_ms or 0.0)
     reached, expected = worst.busbw_gbs or 0.0, worst.expected_busbw_gbs or 0.0
@@ -126,7 +126,7 @@ def _not_overlapped(table: Sequence[Collective], exposed: float) -> list[Transfe
     ):
         rows = [row for row in table if row.dimension == "dp" and row.kind in kinds and row.hidden_transfer is not None]
         whole = sum(row.transfer_ms or 0.0 for row in rows)
-        if not whole or _exposed(rows) < COUNTS_FROM * exposed:
+        if not whole or _exposed(rows) < FAULT_NAMED_FROM * exposed:
             continue
         hidden = sum((row.hidden_transfer or 0.0) * (row.transfer_ms or 0.0) for row in rows) / whole
         if hidden < OVERLAPPED_FROM:

@@ -9,7 +9,7 @@ from stepscope.analyzer.rank_view import RankView
 from stepscope.core.analysis import Evidence
 from stepscope.core.causes import Reason
 
-COUNTS_FROM = 0.20
+REASON_NAMED_FROM = 0.20
 """A reason is named from this share of its cause's time on, on the ranks to blame; the largest always is."""
 
 
@@ -36,8 +36,8 @@ def why_blocked(blocked: Sequence[RankView]) -> tuple[list[Reason], list[Evidenc
 def _named(time: Counter[Reason], of_what: str) -> tuple[list[Reason], list[Evidence]]:
     total = time.total()
     shares = [(reason, nanoseconds / total) for reason, nanoseconds in time.most_common() if total]
-    named = [(reason, share) for place, (reason, share) in enumerate(shares) if not place or share >= COUNTS_FROM]
+    named = [(reason, share) for place, (reason, share) in enumerate(shares) if not place or share >= REASON_NAMED_FROM]
     return (
         [reason for reason, _ in named],
-        [Evidence(f"share_of_{of_what}: {reason}", share, "ratio", COUNTS_FROM) for reason, share in named],
+        [Evidence(f"share_of_{of_what}: {reason}", share, "ratio", REASON_NAMED_FROM) for reason, share in named],
     )

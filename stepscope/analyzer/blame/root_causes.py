@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.blame.waits import BlamedWait
+from stepscope.analyzer.culprits import culprits
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, CHARGE, TO_BLAME, TimeTable
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.causes import Cause
@@ -18,9 +19,6 @@ from stepscope.core.causes import Cause
 NUM_RESAMPLES = 1000
 INTERVAL = (0.05, 0.95)
 """Quantiles of the bootstrap that the intervals give."""
-
-CULPRIT_SHARE = 0.25
-"""A rank is named for a cause from this share of the worst rank's contribution on."""
 
 Resampled = npt.NDArray[np.float64]
 """Fractions by cause in each bootstrap resample, shape (resamples, causes)."""
@@ -55,10 +53,7 @@ class CauseTable:
 
     def ranks_of(self, cause: Cause) -> list[int]:
         """Ranks to blame for a cause, worst first."""
-        shares = self.culprits.get(cause, {})
-        worst = max(shares.values(), default=0.0)
-        named = [rank for rank, time in shares.items() if time > 0 and time >= CULPRIT_SHARE * worst]
-        return sorted(named, key=lambda rank: (-shares[rank], rank))
+        return culprits(self.culprits.get(cause, {}))
 
 
 def cause_table(
@@ -72,7 +67,7 @@ def cause_table(
     num_steps = max(len(view.window.boundary_ns) for view in views.values())
     time = np.zeros((num_steps, len(CAUSE_ORDER)))
     length = np.zeros(num_steps)
-    culprits: dict[Cause, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    to_blame: dict[Cause, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for rank, view in views.items():
         bounds = view.step_bounds_ns
         table = TimeTable(view.segments, view.segments.charge, TO_BLAME + 1).between(bounds[:-1], bounds[1:])
@@ -82,7 +77,7 @@ def cause_table(
         for code, nanoseconds in enumerate(own.sum(axis=0).tolist()):
             cause = CAUSE_ORDER[code]
             for culprit, share in _to_blame(cause, rank, heavy).items():
-                culprits[cause][culprit] += nanoseconds * share
+                to_blame[cause][culprit] += nanoseconds * share
     begins = {rank: view.window.boundary_ns.tolist() for rank, view in views.items()}
     charged = np.zeros(len(CAUSE_ORDER))
     for wait in blamed:
@@ -90,8 +85,8 @@ def cause_table(
         for (cause, culprit), nanoseconds in wait.shares.items():
             time[step, CHARGE[cause]] += nanoseconds
             charged[CHARGE[cause]] += nanoseconds
-            culprits[cause][culprit] += nanoseconds
-    return CauseTable(time, length, culprits, charged)
+            to_blame[cause][culprit] += nanoseconds
+    return CauseTable(time, length, to_blame, charged)
 
 
 def _to_blame(cause: Cause, rank: int, heavy: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from stepscope.core.causes import Cause
 
-COUNTS_FROM = 1.05
+SLOWER_FROM = 1.05
 """Compute at least this many times the peers' is a difference; less is noise (docs/how-numbers-are-made.md)."""
 
 SAME_RANK_SHARE = 2 / 3
@@ -37,16 +37,16 @@ class ComputeComparison:
 
     def _compare(self, late: int, waiting: int) -> Cause:
         if self._role[late] != self._role[waiting]:
-            return Cause.IMBALANCE if self._mean(late) >= COUNTS_FROM * self._mean(waiting) else Cause.UNEXPLAINED
+            return Cause.IMBALANCE if self._mean(late) >= SLOWER_FROM * self._mean(waiting) else Cause.UNEXPLAINED
         peers = [rank for rank in self._compute_ns if self._role[rank] == self._role[late] and rank != late]
-        if self._mean(late) < COUNTS_FROM * float(np.median([self._mean(rank) for rank in peers])):
+        if self._mean(late) < SLOWER_FROM * float(np.median([self._mean(rank) for rank in peers])):
             return self._changing(late, peers)
         return Cause.STRAGGLER if self._share_slowest(late, peers) >= SAME_RANK_SHARE else Cause.IMBALANCE
 
     def _changing(self, late: int, peers: list[int]) -> Cause:
         """On average no slower; imbalance if in some steps it clearly is, as with uneven sequences."""
         own, others = self._by_step(late, peers)
-        return Cause.IMBALANCE if np.any(own >= COUNTS_FROM * np.median(others, axis=0)) else Cause.UNEXPLAINED
+        return Cause.IMBALANCE if np.any(own >= SLOWER_FROM * np.median(others, axis=0)) else Cause.UNEXPLAINED
 
     def _share_slowest(self, late: int, peers: list[int]) -> float:
         own, others = self._by_step(late, peers)

@@ -67,14 +67,6 @@ class Condition:
     unit: str
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A metric on both sides; `unit` is what its numbers are in."""
-
-    found: Estimate
-    unit: str
-
-
 def parse_conditions(text: str) -> list[Condition]:
     """The conditions of one `--fail-on`, separated by commas; a regular expression may hold commas itself.
 

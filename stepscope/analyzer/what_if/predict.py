@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from stepscope.analyzer.culprits import culprits
 from stepscope.analyzer.what_if.calibrate import Calibration, calibrate
 from stepscope.analyzer.what_if.fixes import FIXES, ideal
 from stepscope.analyzer.what_if.model import ReplayModel
@@ -14,9 +15,6 @@ from stepscope.analyzer.what_if.replay import Scenario
 from stepscope.core.analysis import Notice
 from stepscope.core.causes import Cause
 from stepscope.core.what_if import Fix, WhatIfReport
-
-CULPRIT_SHARE = 0.25
-"""A rank is named for a fix from this share of the most that the fix takes from any rank."""
 
 BINDS_FROM = 0.02
 """A second fix must gain at least this share of the step to be what binds next."""
@@ -115,9 +113,7 @@ def _touched(model: ReplayModel, scenario: Scenario) -> list[int]:
             + np.maximum(base.duration_ns[activities] - scenario.duration_ns[activities], 0).sum()
             + np.maximum(base.transfer_ns[transfers] - scenario.transfer_ns[transfers], 0).sum()
         )
-    most = max(taken.values(), default=0)
-    named = [rank for rank, time in taken.items() if time > 0 and time >= CULPRIT_SHARE * most]
-    return sorted(named, key=lambda rank: (-taken[rank], rank))
+    return culprits(taken)
 
 
 def _slowdowns_by_rank(model: ReplayModel, ideal_scenario: Scenario, ideal_ms: float) -> dict[str, float]:
