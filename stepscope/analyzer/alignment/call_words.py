@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _KIND_OF_WORD = {
     "allreduce": "all_reduce",
@@ -95,6 +96,7 @@ def kind_in_name(kernel_name: str) -> str:
     return next((kind for pattern, kind in _KIND_IN_NAME if pattern.search(kernel_name)), "unknown")
 
 
+@lru_cache(maxsize=4096)
 def kind_of_span(name: str) -> str | None:
     """The kind of a communication operator's or backend's span (`nccl:all_to_all`, `c10d::allreduce_`), else None."""
     room = _ROOM.match(name)

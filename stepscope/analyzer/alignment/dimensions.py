@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from stepscope.analyzer.alignment.call_words import P2P_KINDS
 from stepscope.trace.columns import ProcessGroup
@@ -64,12 +65,14 @@ def dimension_of_members(groups: Iterable[ProcessGroup]) -> dict[tuple[int, ...]
     }
 
 
+@lru_cache(maxsize=4096)
 def tells_dimension(span_name: str) -> bool:
     """Whether an open span of this name says whom a call serves."""
     return any(pattern.search(span_name) for _, pattern, _ in _OF_SPAN)
 
 
-def dimension_of_call(group: ProcessGroup | None, open_spans: Iterable[str], kind: str) -> str | None:
+@lru_cache(maxsize=4096)
+def dimension_of_call(group: ProcessGroup | None, open_spans: tuple[str, ...], kind: str) -> str | None:
     """The dimension that one call serves, or None.
 
     Args:
@@ -81,7 +84,7 @@ def dimension_of_call(group: ProcessGroup | None, open_spans: Iterable[str], kin
     told = dimension_of(group) if group is not None else None
     if told is not None:
         return told
-    for name in reversed(list(open_spans)):
+    for name in reversed(open_spans):
         for dimension, pattern, kinds in _OF_SPAN:
             if (kinds is None or kind in kinds) and pattern.search(name):
                 return dimension

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.alignment.call_words import bytes_of_dtype, kind_of_span
 from stepscope.analyzer.alignment.dimensions import tells_dimension
-from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+from stepscope.trace.columns import NONE, Category, IntColumn, Shapes, TraceColumns
 
 _PLACE_OF_ROOT = {"c10d::broadcast_": 2, "c10d::reduce_": 3, "c10d::gather_": 3, "c10d::scatter_": 3}
 """Which argument of the operator is the root (a rank in the group)."""
@@ -62,7 +63,7 @@ def launch_contexts(trace: TraceColumns, lanes: IntColumn, moments_ns: npt.NDArr
         spans = spans[np.lexsort((-trace.end_ns[spans], trace.start_ns[spans]))]
         open_rows: list[int] = []
         opened = 0
-        starts, ends = trace.start_ns[spans], trace.end_ns[spans]
+        starts, ends = trace.start_ns[spans].tolist(), trace.end_ns[spans].tolist()
         for place, moment in zip(asked.tolist(), moments_ns[asked].tolist(), strict=True):
             while opened < len(spans) and starts[opened] <= moment:
                 open_rows.append(opened)
@@ -100,11 +101,15 @@ def peer_of(name: str, concrete: list[Any]) -> int | None:
 
 
 def arguments_of(trace: TraceColumns, row: int) -> tuple[list[Any], list[Any], list[Any]]:
-    """A row's dimensions, types and concrete inputs; empty where not recorded."""
+    """A row's dimensions, types and concrete inputs, not to be written; empty where not recorded."""
     place = int(trace.shapes[row])
     if place == NONE:
         return [], [], []
-    shapes = trace.shape_table[place]
+    return _parsed(trace.shape_table[place])
+
+
+@lru_cache(maxsize=1024)
+def _parsed(shapes: Shapes) -> tuple[list[Any], list[Any], list[Any]]:
     dims, types, concrete = (_list(t) for t in (shapes.input_dims, shapes.input_types, shapes.concrete_inputs))
     return dims, types, concrete
 

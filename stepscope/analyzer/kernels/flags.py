@@ -6,6 +6,7 @@ as it should be.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.analyzer.roofline.kernel_limits import SHORT_KERNEL_NS, KernelLimits
 from stepscope.core.headings import Heading
 from stepscope.core.timeline import HEADING_CODE
-from stepscope.trace.columns import Device, TraceColumns
+from stepscope.trace.columns import Device, IntColumn, TraceColumns
 
 Mask = npt.NDArray[np.bool_]
 
@@ -81,10 +82,10 @@ def flag_kernels(
     memory_bound = limits.heading == HEADING_CODE[Heading.MEMORY_BOUND]
     latency_bound = limits.heading == HEADING_CODE[Heading.LATENCY_BOUND]
     could_multiply = _has_tensor_cores(device) & multiplies & ~memory_bound
-    plain = trace.named(rows, lambda name: uses_tensor_cores(name) is False)
+    plain = _named_where(could_multiply, trace, rows, lambda name: uses_tensor_cores(name) is False)
     return KernelFlags(
-        no_tensor_cores=could_multiply & plain,
-        unaligned=multiplies & far & trace.named(rows, is_unaligned),
+        no_tensor_cores=plain,
+        unaligned=_named_where(multiplies & far, trace, rows, is_unaligned),
         small_grid=by_grid & in_one_wave,
         tail_wave=by_grid & known & (fit.waves[launch] > 1) & (fit.wave_efficiency[launch] < FULL_WAVES),
         low_occupancy=far & starved & (fit.occupancy[launch] < LOW_OCCUPANCY) & ~multiplies,
@@ -94,6 +95,14 @@ def flag_kernels(
         unfused=_in_chains(trace, activities, kernels, limits),
         tiny_kernels=limits.duration_ns < TINY_NS,
     )
+
+
+def _named_where(chosen: Mask, trace: TraceColumns, rows: IntColumn, wanted: Callable[[str], object]) -> Mask:
+    """Whether each row is chosen and has a name that is wanted; only names of chosen rows are asked."""
+    places = np.flatnonzero(chosen)
+    named = np.zeros(len(rows), np.bool_)
+    named[places] = trace.named(rows[places], wanted)
+    return named
 
 
 def _num_sms(device: Device | None) -> int:

@@ -149,7 +149,7 @@ def _combine(
     fit: LaunchFit,
 ) -> _Combinations:
     operator = limits.operator
-    region = launching_regions(trace, rows)
+    region = launching_regions(trace, limits.launch)
     columns = (
         trace.name[rows],
         np.where(operator != NONE, trace.name[operator], NONE),

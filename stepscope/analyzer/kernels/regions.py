@@ -12,7 +12,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.roofline.kernel_operator import innermost_on_thread, innermost_open, launch_rows
+from stepscope.analyzer.roofline.kernel_operator import innermost_on_thread, innermost_open
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 _MODULE_FRAME = "nn.Module: "
@@ -21,13 +21,12 @@ _NO_REGION = re.compile(r"^(ProfilerStep#|nccl:|gloo:|c10d::|enumerate\(DataLoad
 _INSTANCE = re.compile(r"_\d+$")
 
 
-def launching_regions(trace: TraceColumns, kernel_rows: IntColumn) -> npt.NDArray[np.intp]:
-    """For each kernel row, the row of the innermost module or annotation that was open at its launch, or NONE."""
-    found = np.full(len(kernel_rows), NONE, np.intp)
+def launching_regions(trace: TraceColumns, launch: IntColumn) -> npt.NDArray[np.intp]:
+    """For each launch (a row, or NONE), the row of the innermost module or annotation open at it, or NONE."""
+    found = np.full(len(launch), NONE, np.intp)
     modules = trace.rows_named(lambda name: name.startswith(_MODULE_FRAME), Category.PYTHON_FUNCTION)
     regions = trace.rows_named(lambda name: not _NO_REGION.search(name), Category.USER_ANNOTATION)
     rows = np.sort(np.concatenate((modules, regions)))
-    launch = launch_rows(trace, kernel_rows)
     linked = np.flatnonzero(launch != NONE)
     if not len(rows) or not len(linked):
         return found

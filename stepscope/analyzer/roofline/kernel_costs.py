@@ -15,7 +15,7 @@ import numpy.typing as npt
 from stepscope.analyzer.roofline.borrowing import stand_ins
 from stepscope.analyzer.roofline.convolution_shapes import OutputSizes, learn_outputs, learned_cost, recorded_shapes
 from stepscope.analyzer.roofline.kernel_family import Family
-from stepscope.analyzer.roofline.kernel_operator import launching_operators
+from stepscope.analyzer.roofline.kernel_operator import launch_rows, launching_operators
 from stepscope.analyzer.roofline.list_passes import list_pass_bytes
 from stepscope.analyzer.roofline.operator_cost import operator_cost
 from stepscope.analyzer.roofline.recomputation import recomputed
@@ -53,6 +53,7 @@ class KernelCosts:
         dtype: index into DTYPES.
         is_upper_bound: whether the kernel may have needed fewer FLOPs (Winograd's convolutions).
         source: DecidedBy codes, NOTHING where nan.
+        launch: row of the call that launched it, or NONE.
         operator: row of the operator that launched it, or NONE.
     """
 
@@ -62,6 +63,7 @@ class KernelCosts:
     dtype: Codes
     is_upper_bound: npt.NDArray[np.bool_]
     source: Codes
+    launch: IntColumn
     operator: IntColumn
 
 
@@ -73,8 +75,9 @@ def kernel_costs(trace: TraceColumns, kernel_rows: IntColumn, family: Codes) -> 
         kernel_rows: rows of its compute kernels.
         family: their Family codes.
     """
-    operator = launching_operators(trace, kernel_rows)
-    costs = _by_model(trace, kernel_rows, operator, family)
+    launch = launch_rows(trace, kernel_rows)
+    operator = launching_operators(trace, kernel_rows, launch)
+    costs = _by_model(trace, kernel_rows, launch, operator, family)
     costs.model_flops[recomputed(trace, operator)] *= 0.0
     passes = list_pass_bytes(trace, kernel_rows, operator)
     sized = np.isnan(costs.num_bytes) & ~np.isnan(passes.num_bytes)
@@ -90,7 +93,9 @@ def kernel_costs(trace: TraceColumns, kernel_rows: IntColumn, family: Codes) -> 
     return costs
 
 
-def _by_model(trace: TraceColumns, kernel_rows: IntColumn, operator: IntColumn, family: Codes) -> KernelCosts:
+def _by_model(
+    trace: TraceColumns, kernel_rows: IntColumn, launch: IntColumn, operator: IntColumn, family: Codes
+) -> KernelCosts:
     """Each operator's cost, shared among the kernels that do its work in proportion to their durations."""
     duration = trace.end_ns[kernel_rows] - trace.start_ns[kernel_rows]
     distinct, which = _distinct_calls(trace, operator)
@@ -130,6 +135,7 @@ def _by_model(trace: TraceColumns, kernel_rows: IntColumn, operator: IntColumn, 
         dtype=np.where(known & ~beside, dtype[which], 0).astype(np.uint8),
         is_upper_bound=is_upper_bound[which],
         source=np.where(known, DecidedBy.MODEL, DecidedBy.NOTHING).astype(np.uint8),
+        launch=launch,
         operator=operator,
     )
 

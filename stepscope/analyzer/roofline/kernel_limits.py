@@ -43,6 +43,7 @@ class KernelLimits:
         model_flops: those that repeat nothing (attention in backward, checkpointed forwards), as MFU counts them.
         flops_are_upper_bound: whether it may have needed fewer FLOPs (Winograd's convolutions).
         floor_ns_flops, floor_ns_bytes: least time at the GPU's dense peak, and at its memory bandwidth.
+        launch: row of the call that launched it, or NONE.
         operator: row of the operator that launched it, or NONE.
     """
 
@@ -56,6 +57,7 @@ class KernelLimits:
     flops_are_upper_bound: npt.NDArray[np.bool_]
     floor_ns_flops: Floats
     floor_ns_bytes: Floats
+    launch: IntColumn
     operator: IntColumn
 
     def __len__(self) -> int:
@@ -99,6 +101,7 @@ def kernel_limits(trace: TraceColumns, kernel_rows: IntColumn, *, gpu: GpuModel 
         flops_are_upper_bound=costs.is_upper_bound,
         floor_ns_flops=floor_flops,
         floor_ns_bytes=floor_bytes,
+        launch=costs.launch,
         operator=costs.operator,
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+from stepscope.trace.interning import narrow
 
 Rows = npt.NDArray[np.intp]
 
@@ -18,12 +19,17 @@ SPARSE_IDS = 16
 """Ids usually count up, so a table indexed by id is fastest; beyond this many ids a row, sort instead."""
 
 
-def launching_operators(trace: TraceColumns, kernel_rows: IntColumn) -> Rows:
-    """For each kernel row, the row of the operator that launched it, or NONE."""
+def launching_operators(trace: TraceColumns, kernel_rows: IntColumn, launch: Rows) -> Rows:
+    """For each kernel row, the row of the operator that launched it, or NONE.
+
+    Args:
+        trace: one rank's events.
+        kernel_rows: rows of kernels.
+        launch: as `launch_rows` finds them.
+    """
     operators = trace.rows_of(Category.CPU_OP)
     if not len(operators) or not len(kernel_rows):
         return np.full(len(kernel_rows), NONE, np.intp)
-    launch = launch_rows(trace, kernel_rows)
     found = _find(trace.external_id[operators], operators, trace.external_id[kernel_rows])
     unnamed = np.flatnonzero((found == NONE) & (launch != NONE))
     found[unnamed] = _find(trace.external_id[operators], operators, trace.external_id[launch[unnamed]])
@@ -48,7 +54,7 @@ def _find(keys: IntColumn, rows: Rows, wanted: IntColumn) -> Rows:
     """Row whose key is wanted (the last of several), or NONE; keys and wanted below 1 are no ids."""
     real = keys > 0
     keys, rows = keys[real], rows[real]
-    if not len(keys):
+    if not len(keys) or not np.any(wanted > 0):
         return np.full(len(wanted), NONE, np.intp)
     largest = int(keys.max())
     if largest < SPARSE_IDS * len(keys):
@@ -74,21 +80,22 @@ def innermost_open(trace: TraceColumns, operators: Rows, launches: Rows) -> Rows
 
 def innermost_on_thread(trace: TraceColumns, operators: Rows, launches: Rows) -> Rows:
     """The innermost of some host rows of one thread, where they nest, that is open at each launch, or NONE."""
+    if not len(operators):
+        return np.full(len(launches), NONE, np.intp)
     start, end = trace.start_ns[operators], trace.end_ns[operators]
-    order = np.lexsort((-end, start))
-    operators, start, end = operators[order], start[order], end[order]
+    if not np.all(start[1:] > start[:-1]):
+        order = np.lexsort((-end, start))
+        operators, start, end = operators[order], start[order], end[order]
     ends = np.sort(end)
     depth = np.arange(len(operators)) - np.searchsorted(ends, start, side="right")
     at = trace.start_ns[launches]
     started = np.searchsorted(start, at, side="right")
     wanted_depth = started - np.searchsorted(ends, at, side="right") - 1
-    found = np.full(len(launches), NONE, np.intp)
-    for level in np.unique(wanted_depth[wanted_depth >= 0]):
-        here, asking = np.flatnonzero(depth == level), np.flatnonzero(wanted_depth == level)
-        if not len(here):
-            continue
-        place = np.searchsorted(here, started[asking], side="left") - 1
-        candidate = here[np.maximum(place, 0)]
-        is_open = (place >= 0) & (start[candidate] <= at[asking]) & (end[candidate] >= at[asking])
-        found[asking] = np.where(is_open, operators[candidate], NONE)
-    return found
+    # the last one of the wanted depth that had started: one sorted axis for all depths
+    by_depth = np.argsort(narrow(depth), kind="stable")
+    axis = depth[by_depth] * (len(operators) + 1) + by_depth
+    place = np.searchsorted(axis, wanted_depth * (len(operators) + 1) + started) - 1
+    candidate = by_depth[np.maximum(place, 0)]
+    is_open = (place >= 0) & (wanted_depth >= 0) & (depth[candidate] == wanted_depth)
+    is_open &= (start[candidate] <= at) & (end[candidate] >= at)
+    return np.where(is_open, operators[candidate], NONE)

@@ -57,5 +57,5 @@ def test_a_groups_name_tells_where_its_description_does_not() -> None:
     ],
 )
 def test_open_spans_and_traffic_tell_the_rest(spans: list[str], kind: str, dimension: str | None) -> None:
-    assert dimension_of_call(None, spans, kind) == dimension
-    assert dimension_of_call(ProcessGroup("1", "mesh_cp", None), spans, kind) == "cp"
+    assert dimension_of_call(None, tuple(spans), kind) == dimension
+    assert dimension_of_call(ProcessGroup("1", "mesh_cp", None), tuple(spans), kind) == "cp"

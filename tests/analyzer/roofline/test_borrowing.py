@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyzer.roofline.borrowing import stand_ins
-from stepscope.analyzer.roofline.kernel_operator import launching_operators
+from stepscope.analyzer.roofline.kernel_operator import launch_rows, launching_operators
 from stepscope.trace.columns import NONE, Category, TraceColumns
 from stepscope.trace.kineto import read_trace
 from tests.analyzer.build import TraceBuilder
@@ -64,7 +64,7 @@ def test_a_stand_in_has_the_same_name_and_an_operator(names: str, orphans: int) 
 def test_hidden_operators_are_found_again(shared_traces: Path, case: str) -> None:
     trace = read_trace(shared_traces / "h100x2" / case / f"{case}.rank0.json.gz")
     kernels = trace.rows_of(Category.KERNEL)
-    operator = launching_operators(trace, kernels)
+    operator = launching_operators(trace, kernels, launch_rows(trace, kernels))
     hidden = operator.copy()
     by_time = np.argsort(trace.start_ns[kernels])
     hidden[by_time[: len(kernels) // 4]] = NONE
