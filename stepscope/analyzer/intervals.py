@@ -48,8 +48,13 @@ def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Intervals:
     start, end = start[keep], end[keep]
     if not len(start):
         return empty()
-    order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(end[order])
+    if np.any(start[1:] < start[:-1]):
+        # operators stand behind the one that called them: what lies in the span before it adds nothing
+        adds = np.concatenate(([True], (start[1:] < start[:-1]) | (end[1:] > end[:-1])))
+        start, end = start[adds], end[adds]
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
     opens = np.concatenate(([True], start[1:] > reach[:-1]))
     closes = np.concatenate((opens[1:], [True]))
     return Intervals(start[opens], reach[closes])
