@@ -12,6 +12,7 @@ from stepscope.core.causes import Cause
 from stepscope.core.headings import Heading
 from stepscope.core.timeline import HEADING_CODE, HEADING_ORDER
 from stepscope.trace.columns import IntColumn
+from stepscope.trace.interning import narrow
 
 CAUSE_ORDER: tuple[Cause, ...] = tuple(Cause)
 CHARGE = {cause: code for code, cause in enumerate(CAUSE_ORDER)}
@@ -118,27 +119,26 @@ class TimeTable:
 
     def __init__(self, segments: Segments, codes: IntColumn, num_codes: int) -> None:
         self._segments = segments
-        self._num_codes = num_codes
-        # only the codes that occur get a column: a large trace has 10^5 segments and few of the codes
-        self._present, self._column = np.unique(codes, return_inverse=True)
-        self._before = np.zeros((len(segments) + 1, len(self._present)))
-        self._before[np.arange(1, len(segments) + 1), self._column] = segments.duration_ns
-        np.cumsum(self._before, axis=0, out=self._before)
+        self._codes = codes
+        # the segments code by code, with their running sum: the codes that do not occur cost nothing
+        self._by_code = np.argsort(narrow(codes), kind="stable")
+        self._first = np.concatenate(([0], np.cumsum(np.bincount(codes, minlength=num_codes))))
+        self._before = np.concatenate(([0], np.cumsum(segments.duration_ns[self._by_code])))
 
     def between(self, start_ns: npt.ArrayLike, end_ns: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Nanoseconds by code inside each span: shape (spans, num_codes). What no segment covers is in no column."""
-        time = self._until(end_ns) - self._until(start_ns)
-        result = np.zeros((len(time), self._num_codes))
-        result[:, self._present] = time
-        return result
+        return (self._until(end_ns) - self._until(start_ns)).astype(np.float64)
 
-    def _until(self, time_ns: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    def _until(self, time_ns: npt.ArrayLike) -> npt.NDArray[np.int64]:
         time = np.atleast_1d(np.asarray(time_ns, np.int64))
         last = np.searchsorted(self._segments.start_ns, time, side="right") - 1
         begun = last >= 0
-        last = np.maximum(last, 0)
-        result = np.where(begun[:, None], self._before[last], 0.0)
+        result = np.zeros((len(time), len(self._first) - 1), np.int64)
+        for code in np.flatnonzero(np.diff(self._first)).tolist():
+            first, end = int(self._first[code]), int(self._first[code + 1])
+            place = first + np.searchsorted(self._by_code[first:end], last)
+            result[:, code] = self._before[place] - self._before[first]
         if len(self._segments):
             partial = np.minimum(time, self._segments.end_ns[last]) - self._segments.start_ns[last]
-            result[np.arange(len(time)), self._column[last]] += np.where(begun, partial, 0)
+            result[np.arange(len(time)), self._codes[last]] += np.where(begun, partial, 0)
         return result

@@ -13,6 +13,9 @@ from stepscope.analyzer.what_if.job_graph import NEVER, JobGraph, end_of_steps
 from stepscope.analyzer.what_if.longest import longest_times
 from stepscope.trace.columns import NONE
 
+_CARRYING = (EdgeKind.STREAM, EdgeKind.EVENT, EdgeKind.BLOCKING)
+"""Edges from the end of an activity, which carry its duration."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
@@ -63,21 +66,31 @@ def replay(graph: JobGraph, scenario: Scenario) -> Nanoseconds:
 
 def _weights(graph: JobGraph, scenario: Scenario) -> Nanoseconds:
     """By edge, what it takes in this scenario."""
-    host = scenario.host_ns.sum(axis=1)
+    durations = np.concatenate((scenario.duration_ns, [0]))  # NONE meets the last
     weights = []
     for block in graph.edges:
-        carried = np.where(block.carries == NONE, 0, scenario.duration_ns[block.carries])
-        weight = block.base_ns + carried
+        weight = block.base_ns
+        if block.kind in _CARRYING:
+            carried = durations[block.carries]
+            weight = weight + carried
         if block.kind is EdgeKind.HOST:
-            weight = weight + host[block.item]
+            weight = weight + _row_sums(scenario.host_ns)[block.item]
         elif block.kind is EdgeKind.TRANSFER:
             weight = weight + scenario.transfer_ns[block.item]
-        elif block.kind is EdgeKind.STREAM:
+        elif block.kind is EdgeKind.STREAM and scenario.is_free.any():
             weight = np.where(scenario.is_free[block.item], carried, weight)
         elif block.kind is EdgeKind.BLOCKING:
             weight = np.where(scenario.blocks[block.item], weight, NEVER)
         weights.append(weight)
     return np.concatenate(weights)
+
+
+def _row_sums(table: npt.NDArray[np.int64]) -> Nanoseconds:
+    """Column by column: numpy adds up short rows slowly."""
+    total = table[:, 0].copy()
+    for column in range(1, table.shape[1]):
+        total += table[:, column]
+    return total
 
 
 def step_times(graph: JobGraph, times: Nanoseconds, duration_ns: Nanoseconds) -> dict[int, Nanoseconds]:
