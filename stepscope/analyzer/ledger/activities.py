@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
+from stepscope.analyzer.ordering import order_of
 from stepscope.analyzer.roofline.kernel_family import is_communication
 from stepscope.trace.columns import DEVICE_CATEGORIES, NONE, Category, IntColumn, TraceColumns
 
@@ -61,7 +62,7 @@ def device_activities(trace: TraceColumns) -> Activities:
     """Collect kernels, copies and memsets, and tie each to its launch by correlation id."""
     rows = trace.rows_of(*DEVICE_CATEGORIES)
     streams = np.array([lane.thread for lane in trace.lanes] or [0], np.int64)[trace.lane[rows]]
-    order = np.lexsort((streams, trace.start_ns[rows]))
+    order = order_of(trace.start_ns[rows], streams)
     rows, streams = rows[order], streams[order]
     launch = _launch_rows(trace, rows)
     linked = launch != NONE

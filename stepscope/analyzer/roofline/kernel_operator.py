@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.ordering import order_of
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 from stepscope.trace.interning import narrow
 
@@ -83,9 +84,8 @@ def innermost_on_thread(trace: TraceColumns, operators: Rows, launches: Rows) ->
     if not len(operators):
         return np.full(len(launches), NONE, np.intp)
     start, end = trace.start_ns[operators], trace.end_ns[operators]
-    if not np.all(start[1:] > start[:-1]):
-        order = np.lexsort((-end, start))
-        operators, start, end = operators[order], start[order], end[order]
+    order = order_of(start, -end)
+    operators, start, end = operators[order], start[order], end[order]
     ends = np.sort(end)
     depth = np.arange(len(operators)) - np.searchsorted(ends, start, side="right")
     at = trace.start_ns[launches]

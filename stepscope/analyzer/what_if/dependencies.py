@@ -63,7 +63,7 @@ def read_streams(activities: Activities) -> Streams:
         place[mine], number[mine] = np.arange(len(mine)), len(members)
         members.append(mine)
     order = np.empty(len(activities), np.int64)
-    order[np.lexsort((activities.start_ns, activities.launch_ns))] = np.arange(len(activities))
+    order[np.argsort(activities.launch_ns, kind="stable")] = np.arange(len(activities))  # ties: as they started
     return Streams(members, place, number, order)
 
 
@@ -96,8 +96,8 @@ def event_edges(trace: TraceColumns, activities: Activities, streams: Streams) -
         source, target = _current_stream(activities, streams, launched[activities.launch_lane[launched] == lane])
         sources.append(source)
         targets.append(target)
-    pairs = np.unique(np.stack((np.concatenate(sources), np.concatenate(targets))), axis=1)
-    return Edges(pairs[0], pairs[1])
+    pairs = np.unique(np.concatenate(sources).astype(np.int64) * len(activities) + np.concatenate(targets))
+    return Edges(*np.divmod(pairs, len(activities)))
 
 
 def _called_for(trace: TraceColumns, activities: Activities, launched: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:

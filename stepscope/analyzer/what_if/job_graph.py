@@ -16,6 +16,7 @@ import numpy.typing as npt
 from stepscope.analyzer.alignment.call import Call
 from stepscope.analyzer.alignment.matching import Matches
 from stepscope.analyzer.intervals import Nanoseconds
+from stepscope.analyzer.ordering import order_of
 from stepscope.analyzer.what_if.edge_blocks import EdgeBlock, Layout, Nodes, lay_out, rank_blocks, transfer_block
 from stepscope.analyzer.what_if.rank_graph import RankGraph
 
@@ -78,7 +79,7 @@ def join_ranks(
     blocks = [block for part in parts for block in rank_blocks(layout, part, origin)] + [transfers]
     key = _keys(layout, origin)
     place = np.empty(layout.num_nodes, np.int64)
-    order = np.lexsort((np.arange(layout.num_nodes), _phase(layout), key))
+    order = order_of(key, _phase(layout))
     place[order] = np.arange(layout.num_nodes)
     cut = place[_boundary_nodes(layout)].max()
     edges = _in_order(blocks, place, cut)

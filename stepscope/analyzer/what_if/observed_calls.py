@@ -16,6 +16,7 @@ from stepscope.analyzer.intervals import Intervals, Nanoseconds, contains, cover
 from stepscope.analyzer.ledger.activities import Activities
 from stepscope.analyzer.ledger.host_spans import BLOCKING_CALL, HostSpans, blocking_copies
 from stepscope.analyzer.membership import are_among, on_lanes
+from stepscope.analyzer.ordering import order_of
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK
 from stepscope.core.causes import Cause
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
@@ -68,7 +69,7 @@ def observe_calls(trace: TraceColumns, activities: Activities) -> ObservedCalls:
     end = np.concatenate((end, trace.end_ns[blocking], activities.launch_end_ns[copies]))
     blocks = np.zeros(len(row), np.bool_)
     blocks[len(launches) : len(launches) + len(blocking)] = True
-    order = np.lexsort((waits_for != NONE, start))
+    order = order_of(start, waits_for != NONE)
     return ObservedCalls(
         row=row[order],
         start_ns=start[order],
@@ -82,7 +83,7 @@ def observe_calls(trace: TraceColumns, activities: Activities) -> ObservedCalls:
 
 def followed_calls(calls: ObservedCalls) -> tuple[IntColumn, IntColumn]:
     """For each call the one that returned last before it began, and the previous one of its own thread if another."""
-    by_end = np.lexsort((np.arange(len(calls)), calls.end_ns))
+    by_end = np.argsort(calls.end_ns, kind="stable")
     before = np.searchsorted(calls.end_ns[by_end], calls.start_ns, side="right") - 1
     follows = np.where(before >= 0, by_end[np.maximum(before, 0)], NONE)
     # calls of no length end where they start: nobody follows itself or a later one
