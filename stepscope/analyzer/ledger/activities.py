@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
+from stepscope.analyzer.launches import launch_rows
 from stepscope.analyzer.ordering import order_of
 from stepscope.analyzer.roofline.kernel_family import is_communication
 from stepscope.trace.columns import DEVICE_CATEGORIES, NONE, Category, IntColumn, TraceColumns
@@ -64,7 +65,7 @@ def device_activities(trace: TraceColumns) -> Activities:
     streams = np.array([lane.thread for lane in trace.lanes] or [0], np.int64)[trace.lane[rows]]
     order = order_of(trace.start_ns[rows], streams)
     rows, streams = rows[order], streams[order]
-    launch = _launch_rows(trace, rows)
+    launch = launch_rows(trace, rows)
     linked = launch != NONE
     return Activities(
         row=rows,
@@ -88,16 +89,3 @@ def _work_of(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> IntColumn:
     work = np.where(is_kernel, Work.COMPUTE, Work.COPY).astype(np.int8)
     work[(communicates & is_kernel) | (between_gpus & ~is_kernel)] = Work.COMMUNICATION
     return work
-
-
-def _launch_rows(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-    """Row of the runtime or driver call with the same correlation id, or NONE."""
-    calls = trace.rows_of(Category.RUNTIME)
-    calls = calls[trace.correlation[calls] > 0]
-    if not len(calls):
-        return np.full(len(rows), NONE, np.intp)
-    calls = calls[np.argsort(trace.correlation[calls], kind="stable")]
-    known = trace.correlation[calls]
-    wanted = trace.correlation[rows]
-    place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    return np.where((known[place] == wanted) & (wanted > 0), calls[place], NONE)

@@ -12,10 +12,11 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.launches import launch_rows
 from stepscope.analyzer.roofline.borrowing import stand_ins
 from stepscope.analyzer.roofline.convolution_shapes import OutputSizes, learn_outputs, learned_cost, recorded_shapes
 from stepscope.analyzer.roofline.kernel_family import Family
-from stepscope.analyzer.roofline.kernel_operator import launch_rows, launching_operators
+from stepscope.analyzer.roofline.kernel_operator import launching_operators
 from stepscope.analyzer.roofline.list_passes import list_pass_bytes
 from stepscope.analyzer.roofline.operator_cost import operator_cost
 from stepscope.analyzer.roofline.recomputation import recomputed

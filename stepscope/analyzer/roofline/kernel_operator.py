@@ -8,16 +8,11 @@ the launch counts.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from stepscope.analyzer.launches import Rows, last_row_of_id
 from stepscope.analyzer.ordering import order_of
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 from stepscope.trace.interning import narrow
-
-Rows = npt.NDArray[np.intp]
-
-SPARSE_IDS = 16
-"""Ids usually count up, so a table indexed by id is fastest; beyond this many ids a row, sort instead."""
 
 
 def launching_operators(trace: TraceColumns, kernel_rows: IntColumn, launch: Rows) -> Rows:
@@ -31,9 +26,9 @@ def launching_operators(trace: TraceColumns, kernel_rows: IntColumn, launch: Row
     operators = trace.rows_of(Category.CPU_OP)
     if not len(operators) or not len(kernel_rows):
         return np.full(len(kernel_rows), NONE, np.intp)
-    found = _find(trace.external_id[operators], operators, trace.external_id[kernel_rows])
+    found = last_row_of_id(trace.external_id[operators], operators, trace.external_id[kernel_rows])
     unnamed = np.flatnonzero((found == NONE) & (launch != NONE))
-    found[unnamed] = _find(trace.external_id[operators], operators, trace.external_id[launch[unnamed]])
+    found[unnamed] = last_row_of_id(trace.external_id[operators], operators, trace.external_id[launch[unnamed]])
     # an id of another numbering may hit a stranger: the operator must be open when the launch is made
     launched = launch != NONE
     at = trace.start_ns[launch]
@@ -43,29 +38,6 @@ def launching_operators(trace: TraceColumns, kernel_rows: IntColumn, launch: Row
     if len(missing):
         found[missing] = innermost_open(trace, operators, launch[missing])
     return found
-
-
-def launch_rows(trace: TraceColumns, kernel_rows: IntColumn) -> Rows:
-    """For each kernel row, the row of the runtime or driver call that launched it, or NONE."""
-    calls = trace.rows_of(Category.RUNTIME)
-    return _find(trace.correlation[calls], calls, trace.correlation[kernel_rows])
-
-
-def _find(keys: IntColumn, rows: Rows, wanted: IntColumn) -> Rows:
-    """Row whose key is wanted (the last of several), or NONE; keys and wanted below 1 are no ids."""
-    real = keys > 0
-    keys, rows = keys[real], rows[real]
-    if not len(keys) or not np.any(wanted > 0):
-        return np.full(len(wanted), NONE, np.intp)
-    largest = int(keys.max())
-    if largest < SPARSE_IDS * len(keys):
-        row_of = np.full(largest + 1, NONE, np.int32)
-        row_of[keys] = rows
-        return np.where((wanted > 0) & (wanted <= largest), row_of[np.clip(wanted, 0, largest)], NONE).astype(np.intp)
-    order = np.argsort(keys, kind="stable")
-    keys, rows = keys[order], rows[order]
-    place = np.maximum(np.searchsorted(keys, wanted, side="right") - 1, 0)
-    return np.where((keys[place] == wanted) & (wanted > 0), rows[place], NONE)
 
 
 def innermost_open(trace: TraceColumns, operators: Rows, launches: Rows) -> Rows:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.analyzer.launches import launch_rows
 from stepscope.analyzer.roofline.borrowing import stand_ins
-from stepscope.analyzer.roofline.kernel_operator import launch_rows, launching_operators
+from stepscope.analyzer.roofline.kernel_operator import launching_operators
 from stepscope.trace.columns import NONE, Category, TraceColumns
 from stepscope.trace.kineto import read_trace
 from tests.analyzer.build import TraceBuilder

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyzer.roofline.kernel_operator import Rows, innermost_on_thread, launch_rows, launching_operators
+from stepscope.analyzer.launches import Rows, launch_rows
+from stepscope.analyzer.roofline.kernel_operator import innermost_on_thread, launching_operators
 from stepscope.trace.columns import NONE, Category, TraceColumns
 from stepscope.trace.kineto import read_trace
 from tests.analyzer.build import TraceBuilder
