@@ -65,6 +65,11 @@ def time_of(trace: TraceColumns, rows: IntColumn) -> Intervals:
     return union(trace.start_ns[rows], trace.end_ns[rows])
 
 
+def join(a: Intervals, b: Intervals) -> Intervals:
+    """The time that at least one of the two covers."""
+    return union(np.concatenate((a.start, b.start)), np.concatenate((a.end, b.end)))
+
+
 def intersect(a: Intervals, b: Intervals) -> Intervals:
     """The time that both cover."""
     _, start, end = pieces(a.start, a.end, b)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.intervals import Intervals, Nanoseconds, time_of, union
+from stepscope.analyzer.intervals import Intervals, Nanoseconds, join, time_of, union
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.analyzer.membership import on_lanes
-from stepscope.trace.columns import NONE, Category, TraceColumns
+from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 AFTER_BLOCKING_CALL_NS = 20_000
 """A gap that opens this soon after a blocking call returned is still that call's doing (the return itself costs)."""
@@ -52,29 +53,77 @@ class HostSpans:
     annotated: Annotated
     blocked: Intervals
 
+    def joined(self, other: HostSpans) -> HostSpans:
+        """What is open on one thread or the other."""
+        mine, its = self.annotated, other.annotated
+        annotated = Annotated(
+            profiler=join(mine.profiler, its.profiler),
+            checkpoint=join(mine.checkpoint, its.checkpoint),
+            data_loading=join(mine.data_loading, its.data_loading),
+        )
+        return HostSpans(annotated, join(self.blocked, other.blocked))
 
-def host_spans(trace: TraceColumns, steps: HostSteps, activities: Activities, lane: int) -> HostSpans:
-    """The spans of one thread, together with the training loop's own thread.
+
+@dataclass(frozen=True, slots=True)
+class _AnnotationRows:
+    """Rows of all threads by what their names say."""
+
+    profiler: npt.NDArray[np.intp]
+    checkpoint: npt.NDArray[np.intp]
+    data_loading: npt.NDArray[np.intp]
+    overhead: npt.NDArray[np.intp]
+
+    def on(self, trace: TraceColumns, lanes: list[int]) -> Annotated:
+        """The spans on some threads; the profiler's own overhead counts wherever it is."""
+        return Annotated(
+            profiler=time_of(trace, np.concatenate((on_lanes(trace, self.profiler, lanes), self.overhead))),
+            checkpoint=time_of(trace, on_lanes(trace, self.checkpoint, lanes)),
+            data_loading=time_of(trace, on_lanes(trace, self.data_loading, lanes)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockingCalls:
+    """Calls of all threads that block on the device, one entry a call."""
+
+    lane: IntColumn
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+
+    def on(self, lanes: list[int]) -> tuple[Nanoseconds, Nanoseconds]:
+        """Start and end of those on some threads."""
+        here = np.isin(self.lane, lanes)
+        return self.start_ns[here], self.end_ns[here]
+
+
+def host_spans(
+    trace: TraceColumns, steps: HostSteps, activities: Activities, lanes: Sequence[int]
+) -> dict[int, HostSpans]:
+    """The spans of each of these threads, together with those of the training loop's own thread.
 
     Backward kernels are launched by a thread that autograd keeps for it; what the loop did before it called
     backward (load data, save a checkpoint, wait for the device) stands on the loop's thread.
     """
-    lanes = [lane, steps.main_lane]
-    return HostSpans(host_annotations(trace, lanes), union(*blocking_calls(trace, lanes, activities)))
+    annotations, blocking = _annotation_rows(trace), _all_blocking_calls(trace, activities)
+
+    def alone(thread: int) -> HostSpans:
+        return HostSpans(annotations.on(trace, [thread]), union(*blocking.on([thread])))
+
+    loop = alone(steps.main_lane)
+    return {lane: loop if lane == steps.main_lane else alone(lane).joined(loop) for lane in lanes}
 
 
 def host_annotations(trace: TraceColumns, lanes: list[int]) -> Annotated:
     """Profiler, checkpoint and loader spans on these threads (the profiler's own overhead on any)."""
-    overhead = trace.rows_named(lambda name: not _NOT_THE_PROFILER.search(name), Category.OVERHEAD)
+    return _annotation_rows(trace).on(trace, lanes)
+
+
+def _annotation_rows(trace: TraceColumns) -> _AnnotationRows:
     profiler, checkpoint, loading = (
-        on_lanes(trace, trace.rows_named(pattern.search, *ANNOTATES), lanes)
-        for pattern in (_PROFILER, _CHECKPOINT, _DATA_LOADING)
+        trace.rows_named(pattern.search, *ANNOTATES) for pattern in (_PROFILER, _CHECKPOINT, _DATA_LOADING)
     )
-    return Annotated(
-        profiler=time_of(trace, np.concatenate((profiler, overhead))),
-        checkpoint=time_of(trace, checkpoint),
-        data_loading=time_of(trace, loading),
-    )
+    overhead = trace.rows_named(lambda name: not _NOT_THE_PROFILER.search(name), Category.OVERHEAD)
+    return _AnnotationRows(profiler, checkpoint, loading, overhead)
 
 
 def data_loading_rows(trace: TraceColumns, lanes: list[int]) -> npt.NDArray[np.intp]:
@@ -85,13 +134,16 @@ def data_loading_rows(trace: TraceColumns, lanes: list[int]) -> npt.NDArray[np.i
 
 def blocking_calls(trace: TraceColumns, lanes: list[int], activities: Activities) -> tuple[Nanoseconds, Nanoseconds]:
     """Start and end of the calls that synchronize, and of the copies whose call returned only when they had ended."""
+    return _all_blocking_calls(trace, activities).on(lanes)
+
+
+def _all_blocking_calls(trace: TraceColumns, activities: Activities) -> _BlockingCalls:
     calls = trace.rows_named(BLOCKING_CALL.search, Category.RUNTIME)
-    calls = on_lanes(trace, calls, lanes)
     copies = blocking_copies(trace, activities)
-    copies = copies[np.isin(activities.launch_lane[copies], lanes)]
-    return (
-        np.concatenate((trace.start_ns[calls], activities.launch_ns[copies])),
-        np.concatenate((trace.end_ns[calls], activities.launch_end_ns[copies])),
+    return _BlockingCalls(
+        lane=np.concatenate((trace.lane[calls], activities.launch_lane[copies])),
+        start_ns=np.concatenate((trace.start_ns[calls], activities.launch_ns[copies])),
+        end_ns=np.concatenate((trace.end_ns[calls], activities.launch_end_ns[copies])),
     )
 
 

@@ -38,8 +38,7 @@ class Host:
 def observe_host(trace: TraceColumns, steps: HostSteps, activities: Activities) -> Host:
     """Read the spans of every thread that launched something."""
     lanes = [int(lane) for lane in np.unique(activities.launch_lane) if lane != NONE]
-    spans = {lane: host_spans(trace, steps, activities, lane) for lane in lanes}
-    return Host(spans, bool(len(trace.rows_of(Category.RUNTIME))))
+    return Host(host_spans(trace, steps, activities, lanes), bool(len(trace.rows_of(Category.RUNTIME))))
 
 
 def book_gaps(gaps: Intervals, activities: Activities, host: Host) -> list[Paint]:

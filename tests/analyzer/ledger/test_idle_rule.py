@@ -5,10 +5,18 @@ Each trace has one gap, [100, 300) us between two kernels; the second is launche
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
 import pytest
 
+from stepscope.analyzer.ledger.activities import device_activities
+from stepscope.analyzer.ledger.host_spans import host_annotations
+from stepscope.analyzer.ledger.idle_rule import observe_host
+from stepscope.analyzer.ledger.steps import host_steps
 from stepscope.core.headings import Heading
-from stepscope.trace.columns import Category
+from stepscope.trace.columns import Category, TraceColumns
 from tests.analyzer.build import AUTOGRAD, MAIN, TraceBuilder
 from tests.analyzer.readings import booked_us, charged_us, view_of
 
@@ -213,3 +221,29 @@ def test_a_late_host_that_loads_data_is_charged_as_data_loading() -> None:
     trace.annotation("prof.data", 100, 200)
     unsplit = charged_us(view_of(trace), Heading.COMMUNICATION_UNSPLIT)
     assert unsplit == {"data_loading": 100, "host_bound": 50, "communication": 50}
+
+
+@pytest.mark.parametrize("threads", [1, 6])
+def test_annotations_are_looked_up_once_however_many_threads_launch(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = gap_trace()
+    trace.annotation("checkpoint", 120, 220)
+    for thread in range(threads):
+        trace.annotation("checkpoint", 230 + thread, 232 + thread, thread=50 + thread)
+        trace.kernel(500 + thread, 501 + thread, launch=400 + thread, thread=50 + thread)
+    columns, lookups = trace.build(), []
+    steps, activities = host_steps(columns), device_activities(columns)
+    rows_named = TraceColumns.rows_named
+
+    def counted(self: TraceColumns, *arguments: Any) -> Any:
+        lookups.append(arguments)
+        return rows_named(self, *arguments)
+
+    monkeypatch.setattr(TraceColumns, "rows_named", counted)
+    spans = observe_host(columns, steps, activities).spans_of_lane
+    num_lookups = len(lookups)
+    assert num_lookups == 5  # profiler, its overhead, checkpoint, loader, blocking calls
+    assert len(spans) == threads + 1
+    for lane, own in spans.items():
+        np.testing.assert_equal(asdict(own.annotated), asdict(host_annotations(columns, [lane, steps.main_lane])))
