@@ -43,7 +43,7 @@ class Circumstances:
 def root_causes(grounds: Grounds, resampled: Resampled, step_ms: float | None) -> list[RootCause]:
     """The root-cause table, largest first; causes without time are left out."""
     table = grounds.table
-    fractions = table.fractions()
+    fractions, whole = table.fractions(), table.whole_step_shares()
     low, high = np.quantile(resampled, INTERVAL, axis=0)
     spread = table.spread(grounds.movable)
     low, high = np.maximum(low - spread, 0.0), np.minimum(high + spread, 1.0)
@@ -57,7 +57,7 @@ def root_causes(grounds: Grounds, resampled: Resampled, step_ms: float | None) -
                 cause=cause,
                 reasons=reasons,
                 fraction=fractions[cause],
-                ms_per_step=None if step_ms is None else fractions[cause] * step_ms,
+                ms_per_step=whole[cause] * step_ms if step_ms is not None and whole[cause] > 0 else None,
                 interval=(float(low[code]), float(high[code])),
                 ranks=table.ranks_of(cause),
                 evidence=evidence,

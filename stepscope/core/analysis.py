@@ -140,7 +140,10 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class RootCause:
-    """One row of the root-cause table; the fractions of all rows add up to 1."""
+    """One row of the root-cause table; the fractions of all rows add up to 1, the milliseconds to the job's step.
+
+    `ms_per_step` is of the whole steps; None where all of the cause's time lies in the last, which the trace cuts.
+    """
 
     cause: Cause
     reasons: list[Reason]

@@ -34,6 +34,36 @@ def test_a_healthy_job_still_hears_of_a_loss_above_five_percent() -> None:
     assert busy_job(idle_us=40).verdict.secondary == []
 
 
+def uneven_last_step(*, loading_us: int, last_loading_us: int) -> Analysis:
+    """Three steps of 1000 us and a last one that is cut after 100 us of compute and its loading."""
+    trace = TraceBuilder()
+    for number in range(4):
+        begin = number * 1000
+        loading = last_loading_us if number == 3 else loading_us
+        trace.step(number, begin, begin + 1000)
+        middle = begin + 100 + loading
+        trace.kernel(begin, begin + 100, launch=begin)
+        trace.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", begin + 100, middle)
+        end = middle + 10 if number == 3 else begin + 1000
+        trace.kernel(middle, end, launch=middle)
+    return analyse(trace)
+
+
+def test_milliseconds_a_step_are_of_whole_steps_whatever_the_cut_last_one_holds() -> None:
+    analysis = uneven_last_step(loading_us=200, last_loading_us=800)
+    row = row_of(analysis, Cause.DATA_LOADING)
+    assert row.fraction == pytest.approx((3 * 200 + 800) / 3910, rel=0.01)
+    assert row.ms_per_step == pytest.approx(0.2, abs=0.002)
+    assert analysis.job.step_ms == pytest.approx(1.0)
+    assert sum(row.ms_per_step or 0.0 for row in analysis.root_causes) == pytest.approx(1.0)
+
+
+def test_what_only_the_cut_last_step_holds_has_no_milliseconds_of_a_step() -> None:
+    row = row_of(uneven_last_step(loading_us=0, last_loading_us=800), Cause.DATA_LOADING)
+    assert row.fraction > 0.2
+    assert row.ms_per_step is None
+
+
 def test_the_cost_is_given_as_share_and_milliseconds_of_a_step() -> None:
     analysis = busy_job(idle_us=200)
     row = row_of(analysis, Cause.DATA_LOADING)

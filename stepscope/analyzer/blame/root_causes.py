@@ -33,12 +33,14 @@ class CauseTable:
         step_ns: shape (steps,), the ranks' step lengths added up.
         culprits: by cause, nanoseconds by the rank that is to blame.
         blamed_ns: by cause, how much of it is waiting that was charged to somebody; shape (causes,).
+        num_whole: steps, from the first on, that are whole on every rank; the only one where there is one.
     """
 
     time_ns: npt.NDArray[np.float64]
     step_ns: npt.NDArray[np.float64]
     culprits: dict[Cause, dict[int, float]]
     blamed_ns: npt.NDArray[np.float64]
+    num_whole: int
 
     def spread(self, movable: float) -> npt.NDArray[np.float64]:
         """By how much each cause's share may be off, shape (causes,), when so much of the time may be waiting instead
@@ -50,6 +52,13 @@ class CauseTable:
     def fractions(self) -> dict[Cause, float]:
         """Share of the summed windows by cause."""
         return dict(zip(CAUSE_ORDER, (self.time_ns.sum(axis=0) / self.step_ns.sum()).tolist(), strict=True))
+
+    def whole_step_shares(self) -> dict[Cause, float]:
+        """Share of the whole steps by cause: the last one ends with the trace, so that shares of the window are not
+        shares of a step."""
+        whole = slice(self.num_whole)
+        shares = self.time_ns[whole].sum(axis=0) / self.step_ns[whole].sum()
+        return dict(zip(CAUSE_ORDER, shares.tolist(), strict=True))
 
     def ranks_of(self, cause: Cause) -> list[int]:
         """Ranks to blame for a cause, worst first."""
@@ -64,7 +73,8 @@ def cause_table(
     Args:
         heavy: by rank of a pipeline, the shares of that pipeline's ranks in what its uneven cut costs.
     """
-    num_steps = max(len(view.window.boundary_ns) for view in views.values())
+    steps_of_ranks = [len(view.window.boundary_ns) for view in views.values()]
+    num_steps, num_whole = max(steps_of_ranks), max(min(steps_of_ranks) - 1, 1)
     time = np.zeros((num_steps, len(CAUSE_ORDER)))
     length = np.zeros(num_steps)
     to_blame: dict[Cause, dict[int, float]] = defaultdict(lambda: defaultdict(float))
@@ -86,7 +96,7 @@ def cause_table(
             time[step, CHARGE[cause]] += nanoseconds
             charged[CHARGE[cause]] += nanoseconds
             to_blame[cause][culprit] += nanoseconds
-    return CauseTable(time, length, to_blame, charged)
+    return CauseTable(time, length, to_blame, charged, num_whole)
 
 
 def _to_blame(cause: Cause, rank: int, heavy: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:
