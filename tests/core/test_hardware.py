@@ -72,3 +72,32 @@ def test_matrix_units_serve_double_precision() -> None:
     assert ampere is not None
     assert hopper.peak_flops("float64") == pytest.approx(66.9e12)
     assert ampere.peak_flops("float64") == pytest.approx(19.5e12)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "tera", "operations_per_cycle", "gigahertz"),
+    [
+        ("AMD Instinct MI350X", "float16", 2306.9, 4096, 2.2),
+        ("AMD Instinct MI350X", "float8", 4613.7, 8192, 2.2),
+        ("AMD Instinct MI350X", "float32", 144.2, 256, 2.2),
+        ("AMD Instinct MI350X", "float64", 72.1, 128, 2.2),
+        ("AMD Instinct MI355X", "float16", 2516.6, 4096, 2.4),
+        ("NVIDIA A10G", "float32", 35.0, 256, 1.71),
+        ("NVIDIA A10G", "float16", 70.0, 512, 1.71),
+        ("NVIDIA H800 PCIe", "float16", 756.5, 4096, 1.62),
+    ],
+)
+def test_rates_follow_from_units_and_clock(
+    device: str, dtype: str, tera: float, operations_per_cycle: int, gigahertz: float
+) -> None:
+    model = find_gpu(device)
+    assert model is not None
+    assert model.peak_flops(dtype) == pytest.approx(tera * 1e12)
+    assert model.num_sms * operations_per_cycle * gigahertz * 1e9 == pytest.approx(tera * 1e12, rel=0.005)
+
+
+def test_blackwell_ultra_gave_up_double_precision() -> None:
+    for device, tera in (("NVIDIA B300 SXM6 AC", 1.25), ("NVIDIA GB300", 1.3)):
+        model = find_gpu(device)
+        assert model is not None
+        assert model.peak_flops("float64") == pytest.approx(tera * 1e12)
