@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.roofline.convolution_cost import FORWARDS, PARTS, WHOLE_BACKWARDS, convolution_cost
-from stepscope.analyzer.roofline.operator_call import Dims, OperatorCost, parse_call
+from stepscope.analyzer.roofline.operator_call import Dims, OperatorCost, distinct_calls, parse_call
 from stepscope.trace.columns import NONE, Category, IntColumn, Shapes, TraceColumns
 
 OutputSizes = Mapping[tuple[Dims, Dims], Dims | None]
@@ -50,9 +50,8 @@ def learn_outputs(trace: TraceColumns) -> OutputSizes:
     """Collect the sizes of all backward passes in the trace that record the three tensors."""
     outputs: dict[tuple[Dims, Dims], Dims | None] = {}
     rows = trace.rows_named(WHOLE_BACKWARDS.__contains__, Category.CPU_OP)
-    rows = rows[trace.shapes[rows] != NONE]
-    for pair in np.unique(trace.name[rows].astype(np.int64) << 32 | trace.shapes[rows]).tolist():
-        row, call = WHOLE_BACKWARDS[trace.names[pair >> 32]], parse_call(trace.shape_table[pair & 0xFFFFFFFF])
+    for pair in filter(None, distinct_calls(trace, rows, trace.shapes[rows])[0]):
+        row, call = WHOLE_BACKWARDS[pair[0]], parse_call(pair[1])
         if call is None:
             continue
         gradient, source, weight = call.tensor(row.gradient), call.tensor(row.input), call.tensor(row.weight)

@@ -18,6 +18,7 @@ from stepscope.analyzer.roofline.convolution_shapes import OutputSizes, learn_ou
 from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.analyzer.roofline.kernel_operator import launching_operators
 from stepscope.analyzer.roofline.list_passes import list_pass_bytes
+from stepscope.analyzer.roofline.operator_call import distinct_calls
 from stepscope.analyzer.roofline.operator_cost import operator_cost
 from stepscope.analyzer.roofline.recomputation import recomputed
 from stepscope.trace.columns import NONE, IntColumn, TraceColumns
@@ -99,7 +100,7 @@ def _by_model(
 ) -> KernelCosts:
     """Each operator's cost, shared among the kernels that do its work in proportion to their durations."""
     duration = trace.end_ns[kernel_rows] - trace.start_ns[kernel_rows]
-    distinct, which = _distinct_calls(trace, operator)
+    distinct, which = distinct_calls(trace, operator, recorded_shapes(trace, operator))
     table = np.full((len(distinct), 3), np.nan)
     side = np.full((len(distinct), len(Family)), np.nan)
     dtype = np.zeros(len(distinct), np.uint8)
@@ -107,10 +108,10 @@ def _by_model(
     is_upper_bound = np.zeros(len(distinct), np.bool_)
     kernel_names = trace.name[kernel_rows[_longest(which, duration, len(distinct))]]
     outputs: OutputSizes | None = None
-    for place, pair in enumerate(distinct.tolist()):
-        if pair == NONE:
+    for place, call in enumerate(distinct):
+        if call is None:
             continue
-        name, shapes = trace.names[pair >> 32], trace.shape_table[pair & 0xFFFFFFFF]
+        name, shapes = call
         cost = operator_cost(name, shapes, kernel_name=trace.names[kernel_names[place]])
         if cost is None and "convolution" in name:
             outputs = learn_outputs(trace) if outputs is None else outputs
@@ -139,14 +140,6 @@ def _by_model(
         launch=launch,
         operator=operator,
     )
-
-
-def _distinct_calls(trace: TraceColumns, operator: IntColumn) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
-    """Operators' names and shapes are few: each pair of them (one number) once, and each kernel's index into them."""
-    shapes = recorded_shapes(trace, operator)
-    pairs = np.where(shapes != NONE, trace.name[operator].astype(np.int64) << 32 | shapes, NONE)
-    distinct, which = np.unique(pairs, return_inverse=True)
-    return distinct, which
 
 
 def _longest(which: npt.NDArray[np.intp], duration: IntColumn, num_calls: int) -> npt.NDArray[np.intp]:

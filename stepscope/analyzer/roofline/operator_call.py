@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from math import prod
 
+import numpy as np
+import numpy.typing as npt
+
 from stepscope.analyzer.roofline.kernel_family import Family
-from stepscope.trace.columns import Shapes
+from stepscope.trace.columns import NONE, IntColumn, Shapes, TraceColumns
 
 Dims = tuple[int, ...]
 
@@ -149,6 +152,25 @@ def parse_call(shapes: Shapes, *, list_element_bytes: int | None = None) -> Oper
         values=tuple(str(entry) for entry in values),
         list_element_bytes=list_element_bytes,
     )
+
+
+def distinct_calls(
+    trace: TraceColumns, operators: IntColumn, shapes: IntColumn
+) -> tuple[list[tuple[str, Shapes] | None], npt.NDArray[np.intp]]:
+    """Operators' names and shapes are few: each pair of them once, and for each operator its index into them.
+
+    Args:
+        trace: one rank's events.
+        operators: rows, or NONE.
+        shapes: index into the shape table by operator, or NONE; such operators share one entry, None.
+    """
+    pairs = np.where(shapes != NONE, trace.name[operators].astype(np.int64) << 32 | shapes, NONE)
+    distinct, which = np.unique(pairs, return_inverse=True)
+    calls = [
+        None if pair == NONE else (trace.names[pair >> 32], trace.shape_table[pair & 0xFFFFFFFF])
+        for pair in distinct.tolist()
+    ]
+    return calls, which
 
 
 def _parse(text: str) -> object:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.roofline.convolution_shapes import recorded_shapes
+from stepscope.analyzer.roofline.operator_call import distinct_calls
 from stepscope.analyzer.roofline.operator_cost import operator_cost
 from stepscope.analyzer.roofline.recomputation import recomputed
 from stepscope.trace.columns import NONE, Category, TraceColumns
@@ -39,10 +40,10 @@ def operator_flops(trace: TraceColumns) -> OperatorFlops:
     rows = trace.rows_of(Category.CPU_OP)
     shapes = recorded_shapes(trace, rows)
     rows, shapes = rows[shapes != NONE], shapes[shapes != NONE]
-    distinct, which = np.unique(trace.name[rows].astype(np.int64) << 32 | shapes, return_inverse=True)
+    distinct, which = distinct_calls(trace, rows, shapes)
     table = np.zeros((len(distinct), 2))
-    for place, pair in enumerate(distinct.tolist()):
-        cost = operator_cost(trace.names[pair >> 32], trace.shape_table[pair & 0xFFFFFFFF])
+    for place, call in enumerate(distinct):
+        cost = operator_cost(*call) if call is not None else None
         if cost is not None:
             table[place] = cost.flops, cost.flops - cost.recomputed_flops
     flops, model_flops = table[which].T
