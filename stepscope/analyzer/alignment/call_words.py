@@ -52,29 +52,6 @@ _KIND_IN_NAME = (
 _ROOM = re.compile(r"^(?:nccl|rccl|gloo|c10d|_c10d_functional|vllm|sglang|symm_mem):{1,2}")
 """Where the spans of communication operators and backends come from."""
 
-_BYTES_OF_DTYPE = {
-    "float": 4,
-    "double": 8,
-    "half": 2,
-    "bfloat16": 2,
-    "c10::half": 2,
-    "c10::bfloat16": 2,
-    "int": 4,
-    "long": 8,
-    "long int": 8,
-    "short": 2,
-    "short int": 2,
-    "byte": 1,
-    "unsigned char": 1,
-    "char": 1,
-    "signed char": 1,
-    "bool": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "c10::float8_e4m3fn": 1,
-    "c10::float8_e5m2": 1,
-}
-
 NO_TRANSFER = frozenset({"wait", "init", "init_ranks", "comms_init"})
 """Described like collectives, but nothing is sent."""
 P2P_KINDS = frozenset({"send", "recv", "p2p"})
@@ -104,8 +81,3 @@ def kind_of_span(name: str) -> str | None:
         return None
     word = name[room.end() :].split(" ")[0]
     return _KIND_OF_WORD.get(word) or _KIND_OF_WORD.get(word.rstrip("_"))
-
-
-def bytes_of_dtype(dtype: str) -> int | None:
-    """Size of one element, by torch's or C++'s name of the type."""
-    return _BYTES_OF_DTYPE.get(dtype.lower())

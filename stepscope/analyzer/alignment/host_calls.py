@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from stepscope.analyzer.alignment.call import BEFORE_STEPS, Call, PeerCall
-from stepscope.analyzer.alignment.call_words import P2P_KINDS, bytes_of_dtype
+from stepscope.analyzer.alignment.call_words import P2P_KINDS
 from stepscope.analyzer.alignment.dimensions import dimension_of, dimension_of_call
 from stepscope.analyzer.alignment.launch_context import LaunchContext, arguments_of, launch_contexts
 from stepscope.analyzer.alignment.matching import Matches
+from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.trace.columns import NONE, Category, TraceColumns
 
@@ -155,7 +156,7 @@ def _num_bytes(trace: TraceColumns, operator: _Operator, span: int, group: tuple
     if told is None:
         elements = max((_num_elements(shape) for shape in arguments_of(trace, operator.row)[0]), default=0)
         types = arguments_of(trace, span)[1] if span != NONE else []
-        size = bytes_of_dtype(types[0]) if types and isinstance(types[0], str) else None
+        size = bytes_of_dtype(types[0]) if types else None
         told = elements * size if elements and size is not None else None
     if told is not None and trace.names[int(trace.name[operator.row])] == _ONLY_INPUT:
         return told * len(group) if group is not None else None

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.call_words import bytes_of_dtype, kind_of_span
+from stepscope.analyzer.alignment.call_words import kind_of_span
 from stepscope.analyzer.alignment.dimensions import tells_dimension
+from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.trace.columns import NONE, Category, IntColumn, Shapes, TraceColumns
 
 _PLACE_OF_ROOT = {"c10d::broadcast_": 2, "c10d::reduce_": 3, "c10d::gather_": 3, "c10d::scatter_": 3}
@@ -118,7 +119,7 @@ def largest_tensor_bytes(dims: list[Any], types: list[Any]) -> int | None:
     """Size of the largest tensor among an operator's inputs whose type is told."""
     sizes = []
     for shape, dtype in zip(dims, types, strict=False):
-        size = bytes_of_dtype(dtype) if isinstance(dtype, str) else None
+        size = bytes_of_dtype(dtype)
         if size is not None and isinstance(shape, list) and shape and all(isinstance(n, int) for n in shape):
             sizes.append(prod(shape) * size)
     return max(sizes, default=None)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyzer.alignment.call_words import NO_TRANSFER, bytes_of_dtype, kind_of_word
+from stepscope.analyzer.alignment.call_words import NO_TRANSFER, kind_of_word
 from stepscope.analyzer.alignment.launch_context import arguments_of, largest_tensor_bytes, peer_of
+from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.trace.columns import NONE, Category, IntColumn, ProcessGroup, TraceColumns
 
 _SEND_OR_RECEIVE = re.compile(r"^nccl:(send|recv) \d|^c10d::(send|recv_)$")

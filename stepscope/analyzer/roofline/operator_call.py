@@ -11,32 +11,11 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.trace.columns import NONE, IntColumn, Shapes, TraceColumns
 
 Dims = tuple[int, ...]
-
-ELEMENT_BYTES = {
-    "c10::BFloat16": 2,
-    "c10::Half": 2,
-    "float": 4,
-    "double": 8,
-    "c10::Float8_e4m3fn": 1,
-    "c10::Float8_e5m2": 1,
-    "c10::Float8_e4m3fnuz": 1,
-    "c10::Float8_e5m2fnuz": 1,
-    "bool": 1,
-    "unsigned char": 1,
-    "signed char": 1,
-    "short": 2,
-    "short int": 2,
-    "int": 4,
-    "long": 8,
-    "long int": 8,
-    "c10::complex<float>": 8,
-    "c10::complex<double>": 16,
-}
-"""By the profiler's word for the element type."""
 
 _COMPUTE_DTYPES = {
     "c10::BFloat16": "bfloat16",
@@ -74,7 +53,7 @@ class OperatorCall:
 
     def element_bytes(self, argument: int) -> int | None:
         """Bytes of one element of an argument, or None for types we don't know."""
-        return ELEMENT_BYTES.get(self.types[argument]) if argument < len(self.types) else None
+        return bytes_of_dtype(self.types[argument]) if argument < len(self.types) else None
 
     def num_bytes(self, argument: int) -> int | None:
         """Size of a tensor argument in bytes, or None when it is no tensor or its type is unknown."""
@@ -182,7 +161,7 @@ def _parse(text: str) -> object:
 
 def _tensor_dims(entry: object, kind: object) -> Dims | None:
     """[] stands for scalars and missing tensors too: there the type is no element type."""
-    return _as_dims(entry) or (() if entry == [] and kind in ELEMENT_BYTES else None)
+    return _as_dims(entry) or (() if entry == [] and bytes_of_dtype(kind) is not None else None)
 
 
 def _list_dims(entry: object) -> tuple[Dims, ...] | None:

@@ -249,3 +249,7 @@ def test_costs_are_never_negative_and_grow_with_the_batch(
     assert small.flops >= 0
     assert large.flops == factor * small.flops
     assert 0 < large.num_bytes - small.num_bytes == (factor - 1) * batch * (of(2).num_bytes - of(1).num_bytes)
+
+
+def test_a_type_that_is_no_word_is_not_known() -> None:
+    assert operator_cost("aten::mul", Shapes("[[],[2,3]]", '[["float"],"float"]', "")) is not None
