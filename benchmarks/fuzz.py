@@ -1,27 +1,27 @@
-"""Does any input make a parser fail in a way it does not document, or take more than five seconds?
+"""Does any input make stepscope fail in a way it does not document, or cost more than a second or 500 MB?
 
     nice python -m benchmarks.fuzz [--inputs 1000000] [--seed 20261128] [--workers 1] [--state FILE] [--failures DIR]
     python -m benchmarks.fuzz --one INDEX
 
-Input number i of a seed is always the same: a small trace, metadata or document, grown from a grammar or damaged byte
-by byte and token by token, sometimes as gzip. It goes to the trace reader (a share of what can be read also through
-the per-rank and the cross-rank half of an analysis) or to the decoder of run.json, analysis.json or timeline.json.
-Only stepscope's own errors may come out; warnings are errors. With --state an interrupted run goes on where it stopped.
+Input number i of a seed is always the same; fuzz_targets.py says which kinds there are, how often, and how far each is
+taken. Only stepscope's own errors may come out, in one line; warnings are errors; what comes out must add up, be finite
+and survive its own document. With --state an interrupted run goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import logging
+import pickle
+import resource
 import signal
 import sys
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,24 +29,16 @@ from random import Random
 from types import FrameType
 from typing import Any
 
-from benchmarks.fuzz_inputs import make_document, make_trace
-from stepscope.analyzer.job import analyse_job
-from stepscope.analyzer.rank import view_rank
-from stepscope.analyzer.summaries import JobContext
+from benchmarks.fuzz_targets import TARGETS, remove_scratch
 from stepscope.core.errors import StepscopeError
-from stepscope.store.documents import decode_analysis, decode_manifest, decode_timelines
-from stepscope.trace.kineto import read_ranks_stream
 
+SLOW_SECONDS = 1.0
 HANG_SECONDS = 5.0
+MOST_BYTES = 500_000_000
+MOST_ADDRESSES = 8 * 2**30
+"""An input that asks for all memory there is gets a MemoryError, not the machine."""
 CHUNK = 500
-SHARE_OF_DOCUMENTS = 0.15
-SHARE_ANALYSED = 0.04
 EXAMPLES_KEPT = 3
-DECODERS: dict[str, Callable[[bytes], Any]] = {
-    "analysis": decode_analysis,
-    "run": decode_manifest,
-    "timeline": decode_timelines,
-}
 
 
 @dataclass(slots=True)
@@ -55,11 +47,15 @@ class Outcome:
 
     ends: Counter[str] = field(default_factory=Counter)
     failures: dict[str, list[int]] = field(default_factory=dict)
+    seconds: Counter[str] = field(default_factory=Counter)
     slowest_seconds: float = 0.0
+    largest_bytes: int = 0
 
     def add(self, other: Outcome) -> None:
         self.ends += other.ends
+        self.seconds += other.seconds
         self.slowest_seconds = max(self.slowest_seconds, other.slowest_seconds)
+        self.largest_bytes = max(self.largest_bytes, other.largest_bytes)
         for kind, indices in other.failures.items():
             known = self.failures.setdefault(kind, [])
             known += indices[: EXAMPLES_KEPT - len(known)]
@@ -75,8 +71,9 @@ def main() -> int:
     if options.one is not None:
         _prepare()
         name, content = _input(options.seed, options.one)
-        sys.stdout.write(f"{name}: {content[:2000]!r}\n")
-        sys.stdout.write(f"{_run(name, content, _random(options.seed, options.one))}\n")
+        sys.stdout.write(f"{name}: {repr(content)[:4000]}\n")
+        end = _run(name, content, _random(options.seed, f"{options.one}:run"))
+        sys.stdout.write(f"{end}\n")
         return 0
     done, outcome = _load(options)
     began, first = time.monotonic(), done
@@ -120,6 +117,7 @@ def _prepare() -> None:
     warnings.simplefilter("error")
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGVTALRM, _too_slow)
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_ADDRESSES, MOST_ADDRESSES))
 
 
 def _too_slow(_number: int, _frame: FrameType | None) -> None:
@@ -129,57 +127,57 @@ def _too_slow(_number: int, _frame: FrameType | None) -> None:
 def run_chunk(seed: int, start: int, size: int) -> Outcome:
     """Run `size` inputs from number `start` on."""
     outcome = Outcome()
-    for index in range(start, start + size):
-        name, content = _input(seed, index)
-        began = time.process_time()
-        try:
-            end = _run(name, content, _random(seed, index))
-        except (Exception, TooSlowError, RecursionError) as error:  # whatever it is, it is a finding
-            end = f"FAILED {name}"
-            outcome.failures.setdefault(_kind(error), []).append(index)
-        outcome.ends[end] += 1
-        outcome.slowest_seconds = max(outcome.slowest_seconds, time.process_time() - began)
+    try:
+        for index in range(start, start + size):
+            name, content = _input(seed, index)
+            began, held = time.process_time(), _peak_bytes()
+            try:
+                end = _run(name, content, _random(seed, f"{index}:run"))
+                _check_cost(time.process_time() - began, _peak_bytes() - held)
+            except (Exception, TooSlowError) as error:  # whatever it is, it is a finding
+                end = f"FAILED {name}"
+                outcome.failures.setdefault(_kind(error), []).append(index)
+            outcome.ends[end] += 1
+            outcome.seconds[name] += time.process_time() - began
+            outcome.slowest_seconds = max(outcome.slowest_seconds, time.process_time() - began)
+        outcome.largest_bytes = _peak_bytes()
+    finally:
+        remove_scratch()
     return outcome
 
 
-def _random(seed: int, index: int) -> Random:
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _check_cost(seconds: float, more_bytes: int) -> None:
+    if seconds > SLOW_SECONDS:
+        raise TooSlowError(f"took more than {SLOW_SECONDS} s of processor time")
+    if more_bytes > MOST_BYTES:
+        raise MemoryError(f"took more than {MOST_BYTES} bytes")
+
+
+def _random(seed: int, index: int | str) -> Random:
     return Random(f"{seed}:{index}")
 
 
-def _input(seed: int, index: int) -> tuple[str, bytes]:
+def _input(seed: int, index: int) -> tuple[str, Any]:
     random = _random(seed, index)
-    if random.random() < SHARE_OF_DOCUMENTS:
-        return make_document(random)
-    return "trace", make_trace(random)
+    name = random.choices(list(TARGETS), [share for share, _, _ in TARGETS.values()])[0]
+    return name, TARGETS[name][1](random)
 
 
-def _run(name: str, content: bytes, random: Random) -> str:
+def _run(name: str, content: Any, random: Random) -> str:
     signal.setitimer(signal.ITIMER_VIRTUAL, HANG_SECONDS)
     try:
-        if name != "trace":
-            DECODERS[name](content)
-            return f"{name}: decoded"
-        return _read_and_analyse(content, random)
+        return f"{name}: {TARGETS[name][2](content, random)}"
     except StepscopeError as error:
-        if "\n" in str(error):
-            raise ValueError("a refusal of several lines") from error
+        message = str(error)
+        if "\n" in message or not message.isprintable():
+            raise ValueError(f"a refusal that is no line of text: {message!r}") from error
         return f"{name}: refused"
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-
-
-def _read_and_analyse(content: bytes, random: Random) -> str:
-    block_bytes = random.choice((300, 2000, 1 << 19, 1 << 19))
-    traces = read_ranks_stream(io.BytesIO(content), path="rank0.json", file_bytes=len(content), block_bytes=block_bytes)
-    for trace in traces:
-        quality = trace.quality
-        assert (trace.end_ns >= trace.start_ns).all()
-        assert len(trace) <= quality.num_events
-    if random.random() >= SHARE_ANALYSED:
-        return "trace: read"
-    views = [view_rank(trace, place) for place, trace in enumerate(traces)]
-    analyse_job(views, JobContext())
-    return "trace: analysed"
 
 
 def _kind(error: BaseException) -> str:
@@ -195,7 +193,13 @@ def _load(options: argparse.Namespace) -> tuple[int, Outcome]:
     kept = json.loads(options.state.read_text())
     if kept["seed"] != options.seed:
         raise SystemExit(f"{options.state} is of seed {kept['seed']}; give --seed {kept['seed']} or another --state")
-    return kept["done"], Outcome(Counter(kept["ends"]), kept["failures"], kept["slowest_seconds"])
+    return kept.pop("done"), Outcome(
+        Counter(kept["ends"]),
+        kept["failures"],
+        Counter(kept["seconds"]),
+        kept["slowest_seconds"],
+        kept["largest_bytes"],
+    )
 
 
 def _save(options: argparse.Namespace, done: int, outcome: Outcome) -> None:
@@ -204,7 +208,9 @@ def _save(options: argparse.Namespace, done: int, outcome: Outcome) -> None:
         "done": done,
         "ends": outcome.ends,
         "failures": outcome.failures,
+        "seconds": outcome.seconds,
         "slowest_seconds": outcome.slowest_seconds,
+        "largest_bytes": outcome.largest_bytes,
     }
     unfinished = options.state.with_suffix(".tmp")
     unfinished.write_text(json.dumps(state))
@@ -212,15 +218,19 @@ def _save(options: argparse.Namespace, done: int, outcome: Outcome) -> None:
 
 
 def _report(options: argparse.Namespace, outcome: Outcome, done: int) -> None:
-    print(f"seed {options.seed}: {done:,} inputs, slowest {outcome.slowest_seconds:.2f} s")
+    most = f"slowest {outcome.slowest_seconds:.2f} s, most memory {outcome.largest_bytes / 1e6:,.0f} MB"
+    print(f"seed {options.seed}: {done:,} inputs, {most}")
     for end, count in sorted(outcome.ends.items()):
         print(f"  {end}: {count:,}")
+    for name, seconds in sorted(outcome.seconds.items()):
+        number = sum(count for end, count in outcome.ends.items() if end.startswith((f"{name}:", f"FAILED {name}")))
+        print(f"  {name}: {number:,} inputs, {1000 * seconds / number:.2f} ms each")
     for kind, indices in sorted(outcome.failures.items()):
         print(f"  {kind}\n    inputs {', '.join(map(str, indices))}: --seed {options.seed} --one {indices[0]}")
         if options.failures is not None:
             options.failures.mkdir(parents=True, exist_ok=True)
             for index in indices:
-                (options.failures / f"{options.seed}-{index}").write_bytes(_input(options.seed, index)[1])
+                (options.failures / f"{options.seed}-{index}").write_bytes(pickle.dumps(_input(options.seed, index)))
 
 
 if __name__ == "__main__":

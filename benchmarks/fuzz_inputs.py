@@ -1,4 +1,4 @@
-"""Which inputs does the fuzzer try? Small traces and documents, from a grammar or from seeds that are then damaged."""
+"""Which damaged texts does the fuzzer try? Small traces, from a grammar or from seeds that are then damaged."""
 
 from __future__ import annotations
 
@@ -37,21 +37,16 @@ def make_trace(random: Random) -> bytes:
     """One input for the reader."""
     text = _grown(random) if random.random() < 0.35 else random.choice(_trace_seeds())
     if random.random() < 0.85:
-        text = _damaged(random, text, _trace_seeds())
+        text = damaged(random, text, _trace_seeds())
     if random.random() < 0.12:
         text = gzip.compress(text, 1, mtime=0)
         if random.random() < 0.6:
-            text = _damaged(random, text, _trace_seeds())
+            text = damaged(random, text, _trace_seeds())
     return text
 
 
-def make_document(random: Random) -> tuple[str, bytes]:
-    """The decoder's name, and one input for it."""
-    name = random.choice(sorted(_document_seeds()))
-    return name, _damaged(random, _document_seeds()[name], list(_document_seeds().values()))
-
-
-def _damaged(random: Random, text: bytes, others: list[bytes]) -> bytes:
+def damaged(random: Random, text: bytes, others: list[bytes]) -> bytes:
+    """The text with some of its bytes, tokens, numbers or keys wrong."""
     for _ in range(random.choice((1, 1, 1, 2, 2, 3, 5, 9))):
         at = random.randrange(len(text) + 1)
         length = random.choice((0, 1, 1, 2, 5, 20, 200))
@@ -291,27 +286,3 @@ def _job_trace(rank: int, *, gloo: bool = False, rocm: bool = False, graph: bool
         "traceName": "trace.json",
     }
     return document
-
-
-@cache
-def _document_seeds() -> dict[str, bytes]:
-    import io
-
-    from stepscope.analyzer.job import analyse_job
-    from stepscope.analyzer.rank import view_rank
-    from stepscope.analyzer.summaries import JobContext, timeline
-    from stepscope.store.documents import encode_analysis, encode_timelines
-    from stepscope.trace.kineto import read_ranks_stream
-
-    texts = [json.dumps(_job_trace(rank)).encode() for rank in (0, 1)]
-    traces = [read_ranks_stream(io.BytesIO(text), path="rank.json", file_bytes=len(text))[0] for text in texts]
-    analysis, views = analyse_job([view_rank(trace, rank) for rank, trace in enumerate(traces)], JobContext())
-    run = {
-        "schema": "stepscope.run/1", "name": "x", "world_size": 2, "mesh": {"dp": 2},
-        "attempts": [{"start_ns": 1, "end_ns": 2, "why_ended": "done", "world_size": 2}],
-    }  # fmt: skip
-    return {
-        "analysis": encode_analysis(analysis),
-        "timeline": encode_timelines([timeline(view) for view in views]),
-        "run": json.dumps(run).encode(),
-    }

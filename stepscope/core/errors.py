@@ -17,8 +17,8 @@ from typing import ClassVar
 
 
 def printable(text: str) -> str:
-    """The text in valid UTF-8: a path's bytes need not be."""
-    return text.encode("utf-8", errors="backslashreplace").decode()
+    """The text without what a terminal would obey or cannot show: paths and the names in a file may hold anything."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class StepscopeError(Exception):
@@ -41,7 +41,7 @@ class StepscopeError(Exception):
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
         text = f"{text}; {self.what_next}" if self.what_next else text
-        return " ".join(printable(text).split())
+        return printable(" ".join(text.split()))
 
 
 class UsageError(StepscopeError):

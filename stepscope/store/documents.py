@@ -9,6 +9,7 @@ A time line is kept as durations, not start times, so that a segment costs about
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
@@ -27,6 +28,15 @@ TIMELINE_SCHEMA = "stepscope.timeline/1"
 
 MAX_WHOLE_NUMBER = 2**63 - 1
 """Times and sizes beyond this fit neither an array of ours nor another program's integer."""
+
+LARGEST_FIGURE = 1e100
+"""Beyond any time, size or rate; the square of what is smaller is still a number."""
+
+SHORTEST_STEP_MS, LONGEST_STEP_MS = 1e-6, 1e12
+"""A nanosecond, and three decades."""
+
+_PERHAPS_TOO_LARGE = re.compile(rb"\d[eE]\+?\d\d\d|\d{90}")
+"""Stands in names too, so what it finds is looked at."""
 
 _Document = TypeVar("_Document")
 
@@ -69,10 +79,12 @@ def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:
     """The analysis in a `stepscope.analysis/1` document; `where` names its origin in errors.
 
     Raises:
-        DataError: not JSON, another schema, or a field is missing or wrong.
+        DataError: not JSON, another schema, a field is missing or wrong, or a figure is absurdly large.
     """
     analysis = decode_document(content, kind=Analysis, schema=ANALYSIS_SCHEMA, where=where)
     check_job(analysis.job, where=where)
+    if _PERHAPS_TOO_LARGE.search(content):
+        _check_figures(msgspec.to_builtins(analysis), where=where)
     return analysis
 
 
@@ -95,6 +107,9 @@ def decode_manifest(content: bytes, *, where: str = "run.json") -> RunManifest:
     manifest = decode_document(content, kind=RunManifest, schema=RUN_SCHEMA, where=where)
     times = [time for attempt in manifest.attempts for time in (attempt.start_ns, attempt.end_ns)]
     _check_range([manifest.world_size, *manifest.mesh.values(), *times], where=where)
+    step_ms = manifest.unprofiled_step_ms
+    if step_ms is not None and not SHORTEST_STEP_MS <= step_ms <= LONGEST_STEP_MS:
+        raise DataError(f"tells a step of {step_ms:g} ms, which none takes", where=where, what_next="make it again")
     return manifest
 
 
@@ -182,6 +197,17 @@ def _check_range(numbers: Iterable[int | None], *, where: str) -> None:
             else "holds a number of more than 300 digits, which no size or time here can be",
             where=where,
             what_next="make it again",
+        )
+
+
+def _check_figures(value: Any, *, where: str) -> None:
+    """Refuse a document with a number beyond LARGEST_FIGURE at any depth."""
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_figures(part, where=where)
+    elif isinstance(value, int | float) and not abs(value) <= LARGEST_FIGURE:
+        raise DataError(
+            "holds a figure of a hundred digits, which none here can be", where=where, what_next="make it again"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
+from functools import cache
 from math import nan
 from typing import Annotated, Any
 
@@ -168,10 +169,16 @@ def _from_mapping(item: dict[str, Any]) -> ExactEvent:
     return event
 
 
+@cache
+def _fields(target: type[Any]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Working out the types of all fields takes longer than converting an event."""
+    return msgspec.structs.fields(target)
+
+
 def _convert_fields(item: dict[str, Any], target: type[Any]) -> Any:
     """Fill what converts, leave the rest at "not recorded"."""
     values: dict[str, Any] = {}
-    for spec in msgspec.structs.fields(target):
+    for spec in _fields(target):
         if item.get(spec.encode_name) is None or spec.name == "args":
             continue
         value = item[spec.encode_name]

@@ -19,9 +19,12 @@ _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.IGNORECASE)
 _SHORT_RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])r(\d+)(?:t\d+)?(?=[^a-z0-9]|$)", re.IGNORECASE)
 _SINGLE_NUMBERS = re.compile(rb'"(baseTimeNanoseconds|rank|world_size)"\s*:\s*(\d+)')
 _DISTRIBUTED = "distributedInfo"
-MOST_RANKS = 2**20
-"""A larger rank or world size is damage: no job has so many, and every missing rank is listed."""
+MOST_RANKS = 2**18
+"""A larger rank or world size is damage: no job has a quarter of a million ranks, and every missing one is listed."""
 _LARGEST_BASE_NS = 2**62
+_MOST_COUNT = 2**63
+_MOST_DIGITS = 30
+"""Python itself refuses to turn some thousand digits into a number."""
 
 
 def parse_metadata(before: bytes, after: bytes) -> dict[str, Any]:
@@ -182,9 +185,10 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _count(value: Any) -> int | None:
-    if isinstance(value, str) and value.strip().isdecimal():
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < _MOST_DIGITS:
         value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_COUNT
+    return value if is_count else None
 
 
 def _rank_count(value: Any) -> int | None:

@@ -6,12 +6,13 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from stepscope.core.run_layout import STEPS_FOLDER
+from stepscope.store.documents import LARGEST_FIGURE
 
 _NAME = re.compile(r"^rank(\d+)\.jsonl$")
 MOST_RANKS = 16
@@ -37,10 +38,13 @@ class StepTelemetry:
     memory_bytes: dict[str, float] = field(default_factory=dict)
 
 
+_Time = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
 class _Line(msgspec.Struct):
     index: int
-    start_ns: int
-    end_ns: int
+    start_ns: _Time
+    end_ns: _Time
     captured: bool = False
     state: str = "wait"
 
@@ -97,7 +101,7 @@ def _settled(path: Path) -> list[tuple[tuple[int, int], float, dict[str, Any]]]:
         try:
             line = msgspec.json.decode(text, type=_Line)
             figures = msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue  # the last line of a killed job
         attempt += line.index <= last_index
         if line.index <= last_index:
@@ -110,4 +114,4 @@ def _settled(path: Path) -> list[tuple[tuple[int, int], float, dict[str, Any]]]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_FIGURE

@@ -63,8 +63,9 @@ class Window:
 
 
 def host_steps(trace: TraceColumns) -> HostSteps:
-    """Find the steps: `ProfilerStep#` marks, else the optimizer's cycle, else none."""
+    """Find the steps: `ProfilerStep#` marks, else the optimizer's cycle, else none. None is without length."""
     rows = trace.rows_of(Category.USER_ANNOTATION)
+    rows = rows[trace.end_ns[rows] > trace.start_ns[rows]]
     marks = [(match, row) for row in rows if (match := _PROFILER_STEP.match(trace.names[trace.name[row]]))]
     if trace.header.whole_steps:
         marks = [(match, row) for match, row in marks if int(match.group(1)) in trace.header.whole_steps]
@@ -85,7 +86,7 @@ def _optimizer_cycles(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> HostSt
         return HostSteps(none, none, none, NONE, (notice,))
     rows = rows[np.argsort(trace.end_ns[rows], kind="stable")]
     last_of_cycle = rows[trace.name[rows] == trace.name[rows[-1]]]
-    end = trace.end_ns[last_of_cycle]
+    end = np.unique(trace.end_ns[last_of_cycle])
     lane = int(trace.lane[last_of_cycle[0]])
     first = int(trace.start_ns[trace.lane == lane].min())
     notice = Notice("steps_from_optimizer", "no ProfilerStep# marks: a step ends where the optimizer's annotation ends")

@@ -47,6 +47,8 @@ def device_micro_batches(
 ) -> list[MicroBatch]:
     """The marked passes with the kernels that were launched under each mark, by any thread: autograd has its own.
 
+    Without steps all marks count as one step's.
+
     Args:
         kernels: positions of the compute kernels in `activities`.
         owned_ns: of each of them the booked time.
@@ -66,12 +68,13 @@ def device_micro_batches(
     np.maximum.at(end, mark, activities.end_ns[kernels])
     found = []
     for place, marked in enumerate(tasks):
+        step = int(steps.index[where[place]]) if where[place] != NONE else NONE
         launched = int(trace.start_ns[rows[place]])
         empty = busy[place] == 0  # a pass without kernels still has its place in the order
         first, last = (launched, launched) if empty else (int(begin[place]), int(end[place]))
         for task, start, stop in _within(marked, first, last):
             share = 1.0 if len(marked) == 1 else FORWARD_SHARE if task is marked[0] else 1 - FORWARD_SHARE
-            found.append(MicroBatch(task, int(steps.index[where[place]]), start, stop, float(busy[place]) * share))
+            found.append(MicroBatch(task, step, start, stop, float(busy[place]) * share))
     return found
 
 

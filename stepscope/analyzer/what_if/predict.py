@@ -14,6 +14,7 @@ from stepscope.analyzer.what_if.model import ReplayModel
 from stepscope.analyzer.what_if.replay import Scenario
 from stepscope.core.analysis import Notice
 from stepscope.core.causes import Cause
+from stepscope.core.errors import DataError
 from stepscope.core.what_if import Fix, WhatIfReport
 
 BINDS_FROM = 0.02
@@ -38,14 +39,21 @@ def predict(
         unprofiled_ms: its step without the profiler, or None.
         causes: fixes to replay; all when empty.
         by_rank: whether to replay each rank's and each stage's own slowdown.
+
+    Raises:
+        DataError: the step has no length, or none without its causes: there is nothing to compare with.
     """
     measured = model.measured_ms()
     replayed = model.step_ms(model.base)
+    ideal_scenario = ideal(model.job, model.base)
+    ideal_ms = model.step_ms(ideal_scenario)
+    if min(measured, replayed, ideal_ms) <= 0:
+        raise DataError(
+            "these traces cannot be replayed: nothing in their steps takes time", what_next="profile whole steps"
+        )
     calibration = calibrate(model, replayed, unprofiled_ms) if unprofiled_ms else None
     changes = [change for change in FIXES if not causes or change[0] in causes]
     fixes = [fix for change in changes if (fix := _fix(model, change, replayed, calibration)) is not None]
-    ideal_scenario = ideal(model.job, model.base)
-    ideal_ms = model.step_ms(ideal_scenario)
     numbers = model.step_numbers
     return WhatIfReport(
         measured_step_ms=measured,
@@ -70,6 +78,8 @@ def _fix(model: ReplayModel, change: _Change, replayed: float, calibration: Cali
     if scenario is None:
         return None
     step = model.step_ms(scenario)
+    if step <= 0:  # nothing is left of the step: no figure
+        return None
     fix = Fix(
         fix=change[0],
         change=change[1],
@@ -84,6 +94,8 @@ def _fix(model: ReplayModel, change: _Change, replayed: float, calibration: Cali
     if calibrated is None:
         return fix
     calibrated_step = model.step_ms(calibrated)
+    if calibrated_step <= 0:
+        return fix
     return replace(fix, calibrated_step_ms=calibrated_step, calibrated_speedup=calibration.step_ms / calibrated_step)
 
 
