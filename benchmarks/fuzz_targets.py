@@ -58,7 +58,7 @@ LARGEST_REPORT_BYTES = 1_000_000
 SHARE_BOTH_WAYS = 0.25
 """Of damaged text; nearly all of it is read in Python either way."""
 SHARE_AS_RUN = 0.3
-SHARE_IN_TERMINAL = 0.2
+SHARE_IN_TERMINAL = 0.1
 SHARE_SHOWN = 0.1
 PATHS = ("rank0.json", "rank1.json.gz", "a.json", "r3t01.json", "worker_99999999999.json")
 GATES = "step_time:+3%,mfu:-1%,busbw:-5%,heading:wait:+2%,kernel:nccl.*:+1ms,collective:all_reduce:+4%,data_loading:+1%"
@@ -285,14 +285,14 @@ def run_table(files: tuple[bytes, bytes | None], _: Random) -> str:
 
 
 TARGETS: dict[str, tuple[float, Callable[[Random], Any], Callable[[Any, Random], str]]] = {
-    "job": (0.006, make_job, run_job),
-    "trace events": (0.094, make_events, run_events),
-    "trace text": (0.1, make_trace, run_text),
-    "operation table": (0.01, make_table, run_table),
+    "job": (0.005, make_job, run_job),
+    "trace events": (0.1, make_events, run_events),
+    "trace text": (0.09, make_trace, run_text),
+    "operation table": (0.005, make_table, run_table),
     "analysis.json": (0.16, make_analysis, run_analysis),
     "timeline.json": (0.16, make_timeline, run_timeline),
     "run.json": (0.16, make_manifest, run_manifest),
-    "steps.jsonl": (0.15, make_steps, run_steps),
-    "gates": (0.16, make_gates, run_gates),
+    "steps.jsonl": (0.12, make_steps, run_steps),
+    "gates": (0.2, make_gates, run_gates),
 }
 """Kind of input -> its share of all, how one is made, what is done with it."""

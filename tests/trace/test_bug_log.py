@@ -214,6 +214,13 @@ def test_an_impossible_rank_is_not_told() -> None:
     assert (header.rank, header.world_size) == (None, None)
 
 
+@pytest.mark.parametrize("value", [2**63, -1, "9" * 5000, True, 1.5, None])
+def test_impossible_device_figures_are_not_told(value: Any) -> None:
+    device = {"id": 0, "name": "x", "numSms": value, "regsPerMultiprocessor": value, "totalGlobalMem": "85000000000"}
+    (found,) = _read(json.dumps({"deviceProperties": [device], "traceEvents": [_kernel()]})).header.devices
+    assert (found.num_sms, found.registers_per_sm, found.memory_bytes) == (None, None, 85_000_000_000)
+
+
 @pytest.mark.parametrize("filler", ['}]{"a":', '{"args":[', '}],"', '"},{"ph'])
 def test_hopeless_text_is_given_up_in_reasonable_time(filler: str) -> None:
     """Mending may not try all ends of a long text for all of its beginnings."""

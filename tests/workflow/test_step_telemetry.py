@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from stepscope.core.run_layout import steps_path
-from stepscope.workflow.step_telemetry import read_data_waits
+from stepscope.workflow.step_telemetry import read_data_waits, read_step_telemetry
 
 STEP_NS = 1_000_000
 
@@ -38,3 +40,25 @@ def test_only_the_last_attempt_counts(tmp_path: Path) -> None:
 
 def test_a_run_without_telemetry_tells_nothing(tmp_path: Path) -> None:
     assert read_data_waits(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"index": 3, "x": ' + "[" * 2000 + "]" * 2000 + "}",
+        '{"index": 3, "start_ns": -5, "end_ns": 4000000}',
+        '{"index": 3, "start_ns": 0, "end_ns": 9223372036854775808}',
+        '{"index": 3, "start_ns": 0, "end_ns": ' + "9" * 400 + "}",
+    ],
+)
+def test_a_line_that_no_run_writes_is_passed_over(tmp_path: Path, line: str) -> None:
+    write_steps(tmp_path, 0, [9, 1, 2], rest=line + "\n")
+    assert read_data_waits(tmp_path) == {0: [1, 2]}
+    assert read_step_telemetry(tmp_path).step_ms == [1.0, 1.0]
+
+
+def test_a_figure_of_a_hundred_digits_is_none(tmp_path: Path) -> None:
+    more = '{"index": 3, "start_ns": 3000000, "end_ns": 4000000, "memory_bytes": 1e300, "tokens": 1e101}\n'
+    write_steps(tmp_path, 0, [9, 1, 2], rest=more)
+    found = read_step_telemetry(tmp_path)
+    assert (found.step_ms, found.tokens, found.memory_bytes) == ([1.0, 1.0, 1.0], None, {})

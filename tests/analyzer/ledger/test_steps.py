@@ -159,3 +159,17 @@ def test_a_step_that_was_cut_short_is_no_step() -> None:
     columns = trace.build()
     told = replace(columns, header=replace(columns.header, whole_steps=(1, 2)))
     assert host_steps(told).index.tolist() == [1, 2]
+
+
+def test_marks_without_length_are_no_steps() -> None:
+    trace = stepped_trace()
+    trace.step(10, 300, 300)
+    trace.step(4, 50, 50)
+    assert host_steps(trace.build()).index.tolist() == [7, 8, 9]
+
+
+def test_doubled_optimizer_annotations_end_one_step() -> None:
+    trace = TraceBuilder()
+    for end in (80, 80, 180):
+        trace.annotation("Optimizer.step#Adam.step", end - 10, end)
+    assert host_steps(trace.build()).end_ns.tolist() == [80 * US, 180 * US]
