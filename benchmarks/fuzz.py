@@ -47,13 +47,14 @@ class Outcome:
 
     ends: Counter[str] = field(default_factory=Counter)
     failures: dict[str, list[int]] = field(default_factory=dict)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
     slowest_seconds: float = 0.0
     largest_bytes: int = 0
 
     def add(self, other: Outcome) -> None:
         self.ends += other.ends
-        self.seconds += other.seconds
+        for name, seconds in other.seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self.slowest_seconds = max(self.slowest_seconds, other.slowest_seconds)
         self.largest_bytes = max(self.largest_bytes, other.largest_bytes)
         for kind, indices in other.failures.items():
@@ -138,8 +139,9 @@ def run_chunk(seed: int, start: int, size: int) -> Outcome:
                 end = f"FAILED {name}"
                 outcome.failures.setdefault(_kind(error), []).append(index)
             outcome.ends[end] += 1
-            outcome.seconds[name] += time.process_time() - began
-            outcome.slowest_seconds = max(outcome.slowest_seconds, time.process_time() - began)
+            took = time.process_time() - began
+            outcome.seconds[name] = outcome.seconds.get(name, 0.0) + took
+            outcome.slowest_seconds = max(outcome.slowest_seconds, took)
         outcome.largest_bytes = _peak_bytes()
     finally:
         remove_scratch()
@@ -196,7 +198,7 @@ def _load(options: argparse.Namespace) -> tuple[int, Outcome]:
     return kept.pop("done"), Outcome(
         Counter(kept["ends"]),
         kept["failures"],
-        Counter(kept["seconds"]),
+        kept["seconds"],
         kept["slowest_seconds"],
         kept["largest_bytes"],
     )

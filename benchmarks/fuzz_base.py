@@ -38,7 +38,7 @@ class _Events:
     def host(self, kind: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any) -> None:
         self._add(kind, name, 100 + self.rank, tid, ts, dur, args)
 
-    def device(self, kind: str, name: str, ts: float, dur: float, stream: int = 7, **args: Any) -> None:
+    def device(self, kind: str, name: str, ts: float, dur: float, stream: Any = 7, **args: Any) -> None:
         self._add(kind, name, self.rank, stream, ts, dur, {"device": self.rank, "stream": stream, **args})
 
     def _add(self, kind: str, name: str, pid: int, tid: int, ts: float, dur: float, args: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from benchmarks.fuzz_base import base_jobs
 from benchmarks.fuzz_inputs import damaged
 from benchmarks.fuzz_jobs import odd
 
-_ODD = (
+_ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1, 2, 0.5, -0.5, 1.5, 1e308, -1e308, 1e-300, 2**31, 2**53, 2**63 - 1, 2**63, -(2**63), 10**30,
     "", "x", "data_loading", "wait", "gpu", "\x00", "\ud800", "<script>", "[red]", "n" * 3000, [], [0], {}, {"x": 1},
 )  # fmt: skip

@@ -120,7 +120,7 @@ def _assert_same(ours: Any, theirs: Any, where: str = "") -> None:
         for mine, other in zip(ours, theirs, strict=True):
             _assert_same(mine, other, where)
     elif dataclasses.is_dataclass(theirs):
-        for field in dataclasses.fields(theirs):
+        for field in (field for field in dataclasses.fields(theirs) if field.compare):
             _assert_same(getattr(ours, field.name), getattr(theirs, field.name), f"{where}.{field.name}")
     else:
         assert ours == theirs, where
@@ -178,9 +178,9 @@ def run_job(files: Sequence[bytes], random: Random) -> str:
 
 def _check(analysis: Analysis) -> None:
     """What holds of any analysis: the ledger adds up, shares are shares, and the document comes back as it went."""
-    ledgers = [analysis.ledger, *(rank.ledger for rank in analysis.ranks)]
+    ledgers: list[dict[Any, float]] = [analysis.ledger, *(rank.ledger for rank in analysis.ranks)]
     ledgers += [step.ledger for rank in analysis.ranks for step in rank.steps]
-    ledgers += [{row.cause: row.fraction for row in analysis.root_causes}]  # type: ignore[dict-item,misc]
+    ledgers.append({row.cause: row.fraction for row in analysis.root_causes})
     for ledger in ledgers:
         assert abs(sum(ledger.values()) - 1) < 1e-6, ledger
         assert min(ledger.values()) >= 0, ledger

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
-from functools import cache
 from math import nan
 from typing import Annotated, Any
 
@@ -103,6 +102,9 @@ def _decimal(digits: str) -> Decimal:
         return Decimal("NaN")
 
 
+_FIELDS = {kind: msgspec.structs.fields(kind) for kind in (ExactEvent, ExactArguments)}
+"""Worked out once: that takes longer than to convert an event."""
+
 _DECODE_ANYTHING = msgspec.json.Decoder(float_hook=_decimal).decode
 _DECODE_RANKS = msgspec.json.Decoder(list[_Ranked]).decode
 _ENCODE = msgspec.json.Encoder(decimal_format="number").encode
@@ -169,16 +171,10 @@ def _from_mapping(item: dict[str, Any]) -> ExactEvent:
     return event
 
 
-@cache
-def _fields(target: type[Any]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    """Working out the types of all fields takes longer than converting an event."""
-    return msgspec.structs.fields(target)
-
-
 def _convert_fields(item: dict[str, Any], target: type[Any]) -> Any:
     """Fill what converts, leave the rest at "not recorded"."""
     values: dict[str, Any] = {}
-    for spec in _fields(target):
+    for spec in _FIELDS[target]:
         if item.get(spec.encode_name) is None or spec.name == "args":
             continue
         value = item[spec.encode_name]
