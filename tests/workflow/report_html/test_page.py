@@ -96,7 +96,7 @@ def hostile(analysis: Analysis) -> Analysis:
         analysis.verdict,
         summary=HOSTILE,
         actions=[HOSTILE] * 500,
-        evidence=[Evidence(HOSTILE, 1e300, HOSTILE, 1.0, list(range(0, 1024, 2)))] * 500,
+        evidence=[Evidence(HOSTILE, 1e99, HOSTILE, 1.0, list(range(0, 1024, 2)))] * 500,
     )
     roofline = replace(analysis.roofline, kernels=[kernel] * 500, by_operator=[kernel] * 500, by_module=[kernel] * 500)
     return replace(
