@@ -177,7 +177,7 @@ class ColumnsBuilder:
         self.columns["duration_ns"].add(narrow(duration))
         self.columns["track"].add(track)
         names = self.names
-        self.columns["name"].add(integers([names[event.name] for event in events]))
+        self.columns["name"].add(integers(list(map(names.__getitem__, [event.name for event in events]))))
         self._append_arguments([event.args or NO_ARGUMENTS for event in events], category)
         self.num_rows += len(events)
 

@@ -78,6 +78,10 @@ _FURTHER_NAMES = frozenset(
 """What Kineto writes besides; none of it is booked."""
 
 
+KNOWN_NAMES = tuple(sorted({name for name in CATEGORIES if name} | _FURTHER_NAMES))
+"""All that PyTorch's profiler writes."""
+
+
 def is_pytorchs(name: str | None) -> bool:
     """Whether PyTorch's profiler, of any age, writes events of this kind."""
-    return name is not None and (name in CATEGORIES or name in _FURTHER_NAMES)
+    return name is not None and name in KNOWN_NAMES

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from math import nan
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
 
 import msgspec
 from msgspec import Meta, Raw, Struct, field
 
+from stepscope.trace.categories import KNOWN_NAMES
 from stepscope.trace.columns import NONE
+
+if TYPE_CHECKING:
+    _KnownCategory = str
+else:
+    _KnownCategory = Literal[KNOWN_NAMES]  # decoded to these very texts, whose hashes are known
 
 _MOST_DIGITS = 10
 NO_TEXT = Raw(b"")
@@ -70,6 +77,27 @@ class Event(Struct, gc=False):
     args: Arguments | None = None
 
 
+class UsualEvent(Struct, gc=False, tag_field="ph", tag="X"):
+    """The same for complete events of known categories: nearly all, and decoded with fewer objects."""
+
+    ph: ClassVar[str] = "X"
+    cat: _KnownCategory | None = None
+    name: str | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: int | float = nan
+    dur: float = nan
+    args: Arguments | None = None
+
+
+_OTHER_PHASES = "BEbenisfPFMCDNOSTpvRcIt()"
+"""Of the format's phases all but complete ones."""
+_OTHER_EVENTS = [
+    msgspec.defstruct(f"OtherEvent{number}", [], namespace={"ph": phase}, gc=False, tag_field="ph", tag=phase)
+    for number, phase in enumerate(_OTHER_PHASES)
+]
+
+
 class ExactEvent(Struct, gc=False):
     """The same with every decimal of `ts`, for timestamps that float64 would round."""
 
@@ -90,6 +118,8 @@ class _Ranked(Struct, gc=False):
 
 NO_ARGUMENTS = Arguments()
 
+_ANY_EVENT = Union[(UsualEvent, *_OTHER_EVENTS)]  # type: ignore[valid-type]  # noqa: UP007  # of a list: no | for it
+_DECODE_USUAL = msgspec.json.Decoder(list[_ANY_EVENT]).decode
 _DECODE_FAST = msgspec.json.Decoder(list[Event]).decode
 _DECODE_EXACT = msgspec.json.Decoder(list[ExactEvent], strict=False).decode
 
@@ -112,11 +142,14 @@ _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
 def decode_fast(array_text: bytes) -> list[Event] | None:
-    """All events of a JSON array, or None when the text or a type in it is not as expected."""
-    try:
-        return _DECODE_FAST(array_text)
-    except _UNREADABLE:
-        return None
+    """All events of a JSON array, or None when the text or a type in it is not as expected.
+
+    Where all is as usual, complete events are UsualEvents, and others have their phase alone.
+    """
+    for decode in (_DECODE_USUAL, _DECODE_FAST):
+        with suppress(*_UNREADABLE):
+            return decode(array_text)
+    return None
 
 
 def decode_exact(array_text: bytes) -> list[ExactEvent] | None:

