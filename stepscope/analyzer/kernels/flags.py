@@ -7,12 +7,12 @@ as it should be.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.kernels.occupancy import FULL_WAVES, LaunchFit, Limiter, is_nvidia
+from stepscope.analyzer.kernels.sums import Flag
 from stepscope.analyzer.kernels.tensor_cores import is_unaligned, uses_tensor_cores
 from stepscope.analyzer.ledger.activities import Activities
 from stepscope.analyzer.roofline.kernel_family import Family
@@ -39,20 +39,6 @@ _ELEMENT_WISE = (Family.POINTWISE, Family.COPY_LIKE)
 _FUSED_OPTIMIZER = ("fused", "Fused")
 
 
-@dataclass(frozen=True, slots=True)
-class KernelFlags:
-    """One entry a kernel, by what may be wrong with it (sums.Flag's names)."""
-
-    no_tensor_cores: Mask
-    unaligned: Mask
-    small_grid: Mask
-    tail_wave: Mask
-    low_occupancy: Mask
-    inefficient_kernels: Mask
-    unfused: Mask
-    tiny_kernels: Mask
-
-
 def flag_kernels(
     trace: TraceColumns,
     activities: Activities,
@@ -60,8 +46,8 @@ def flag_kernels(
     limits: KernelLimits,
     fit: LaunchFit,
     device: Device | None,
-) -> KernelFlags:
-    """Judge each compute kernel.
+) -> dict[Flag, Mask]:
+    """What may be wrong with each compute kernel: by flag, one entry a kernel.
 
     Args:
         trace: one rank's events.
@@ -83,18 +69,18 @@ def flag_kernels(
     latency_bound = limits.heading == HEADING_CODE[Heading.LATENCY_BOUND]
     could_multiply = _has_tensor_cores(device) & multiplies & ~memory_bound
     plain = _named_where(could_multiply, trace, rows, lambda name: uses_tensor_cores(name) is False)
-    return KernelFlags(
-        no_tensor_cores=plain,
-        unaligned=_named_where(multiplies & far, trace, rows, is_unaligned),
-        small_grid=by_grid & in_one_wave,
-        tail_wave=by_grid & known & (fit.waves[launch] > 1) & (fit.wave_efficiency[launch] < FULL_WAVES),
-        low_occupancy=far & starved & (fit.occupancy[launch] < LOW_OCCUPANCY) & ~multiplies,
-        inefficient_kernels=(limits.efficiency < INEFFICIENT_BELOW)
+    return {
+        Flag.NO_TENSOR_CORES: plain,
+        Flag.UNALIGNED: _named_where(multiplies & far, trace, rows, is_unaligned),
+        Flag.SMALL_GRID: by_grid & in_one_wave,
+        Flag.TAIL_WAVE: by_grid & known & (fit.waves[launch] > 1) & (fit.wave_efficiency[launch] < FULL_WAVES),
+        Flag.LOW_OCCUPANCY: far & starved & (fit.occupancy[launch] < LOW_OCCUPANCY) & ~multiplies,
+        Flag.INEFFICIENT_KERNELS: (limits.efficiency < INEFFICIENT_BELOW)
         & (limits.duration_ns >= SHORT_KERNEL_NS)
         & ~latency_bound,
-        unfused=_in_chains(trace, activities, kernels, limits),
-        tiny_kernels=limits.duration_ns < TINY_NS,
-    )
+        Flag.UNFUSED: _in_chains(trace, activities, kernels, limits),
+        Flag.TINY_KERNELS: limits.duration_ns < TINY_NS,
+    }
 
 
 def _named_where(chosen: Mask, trace: TraceColumns, rows: IntColumn, wanted: Callable[[str], object]) -> Mask:

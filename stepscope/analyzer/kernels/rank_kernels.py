@@ -6,15 +6,15 @@ that works on these few combinations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.kernels.copies import CopySums, copy_sums
-from stepscope.analyzer.kernels.flags import KernelFlags, flag_kernels
+from stepscope.analyzer.kernels.flags import Mask, flag_kernels
 from stepscope.analyzer.kernels.occupancy import LaunchFit, fit_launches
 from stepscope.analyzer.kernels.regions import launching_regions, region_kind, region_name
 from stepscope.analyzer.kernels.sums import (
@@ -32,6 +32,7 @@ from stepscope.analyzer.kernels.sums import (
     OWNED_NS,
     SIZE,
     TINY_COUNT,
+    Flag,
     Sums,
 )
 from stepscope.analyzer.ledger.activities import Activities, Work
@@ -145,7 +146,7 @@ def _combine(
     rows: IntColumn,
     limits: KernelLimits,
     owned_ns: IntColumn,
-    flags: KernelFlags,
+    flags: Mapping[Flag, Mask],
     fit: LaunchFit,
 ) -> _Combinations:
     operator = limits.operator
@@ -181,7 +182,7 @@ def _distinct(columns: tuple[IntColumn, ...]) -> tuple[IntColumn, IntColumn]:
     return which, first
 
 
-def _sums(which: IntColumn, count: int, limits: KernelLimits, owned_ns: IntColumn, flags: KernelFlags) -> Sums:
+def _sums(which: IntColumn, count: int, limits: KernelLimits, owned_ns: IntColumn, flags: Mapping[Flag, Mask]) -> Sums:
     """Everything that differs from kernel to kernel, added up by combination."""
 
     def total(weights: npt.NDArray[Any]) -> Sums:
@@ -196,13 +197,13 @@ def _sums(which: IntColumn, count: int, limits: KernelLimits, owned_ns: IntColum
     floor = np.fmax(limits.floor_ns_flops, limits.floor_ns_bytes)
     modelled = ~np.isnan(floor)
     sums[:, COUNT] = total(owns)
-    sums[:, TINY_COUNT] = total(owns & flags.tiny_kernels)
+    sums[:, TINY_COUNT] = total(owns & flags[Flag.TINY_KERNELS])
     sums[:, OWNED_NS] = total(owned_ns)
     sums[:, DURATION_NS] = total(limits.duration_ns * owns)
     sums[:, MODELLED_NS] = total(limits.duration_ns * (owns & modelled))
     sums[:, FLOOR_NS] = total(np.where(owns & modelled, floor, 0.0))
-    for place, flag in enumerate(fields(flags), start=FLAGS.start):
-        sums[:, place] = total(owned_ns * getattr(flags, flag.name))
+    for flag, mask in flags.items():
+        sums[:, FLAGS.start + flag] = total(owned_ns * mask)
     sums[:, HEADINGS] = spread(limits.heading, len(HEADING_ORDER))
     sums[:, DECIDED] = spread(limits.decided_by, DECIDED.stop - DECIDED.start)
     return sums
