@@ -45,15 +45,15 @@ def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Intervals:
     """The time that at least one of the spans covers; spans in any order, empty ones ignored."""
     start, end = np.asarray(start, np.int64), np.asarray(end, np.int64)
     keep = end > start
-    start, end = start[keep], end[keep]
+    if not keep.all():
+        start, end = start[keep], end[keep]
     if not len(start):
         return empty()
     if np.any(start[1:] < start[:-1]):
         # operators stand behind the one that called them: what lies in the span before it adds nothing
-        adds = np.concatenate(([True], (start[1:] < start[:-1]) | (end[1:] > end[:-1])))
+        adds = np.flatnonzero(np.concatenate(([True], (start[1:] < start[:-1]) | (end[1:] > end[:-1]))))
+        adds = adds[np.argsort(start[adds], kind="stable")]
         start, end = start[adds], end[adds]
-        order = np.argsort(start, kind="stable")
-        start, end = start[order], end[order]
     reach = np.maximum.accumulate(end)
     opens = np.concatenate(([True], start[1:] > reach[:-1]))
     closes = np.concatenate((opens[1:], [True]))

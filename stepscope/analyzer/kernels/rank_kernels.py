@@ -49,6 +49,8 @@ LONGEST_SHAPES = 200
 
 NOT_KNOWN = "(not known)"
 _MOST_CODES = 2**62
+_MOST_DENSE = 2**20
+"""Combinations up to which a table of all that are possible is filled sooner than the codes are sorted."""
 _NO_LAUNCH = KernelLaunch((), (), None, None)
 
 
@@ -178,8 +180,13 @@ def _distinct(columns: tuple[IntColumn, ...]) -> tuple[IntColumn, IntColumn]:
             size = int(code.max(initial=0)) + 1
         code = code * num_values + number[column + 1]
         size *= num_values
-    _, first, which = np.unique(code, return_index=True, return_inverse=True)
-    return which, first
+    if size > _MOST_DENSE:
+        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+        return which, first
+    first_of = np.full(size, NONE, np.int64)
+    first_of[code[::-1]] = np.arange(len(code))[::-1]  # the last assignment, of the first row, stays
+    is_used = first_of != NONE
+    return (np.cumsum(is_used) - 1)[code], first_of[is_used]
 
 
 def _sums(which: IntColumn, count: int, limits: KernelLimits, owned_ns: IntColumn, flags: Mapping[Flag, Mask]) -> Sums:

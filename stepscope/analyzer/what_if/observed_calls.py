@@ -50,8 +50,10 @@ class ObservedCalls:
 def observe_calls(trace: TraceColumns, activities: Activities) -> ObservedCalls:
     """Collect them from every thread that launches something."""
     linked = np.flatnonzero(activities.launch_row != NONE)
-    launches, first = np.unique(activities.launch_row[linked], return_index=True)
-    first = linked[first]  # activities come by start: the first index of a launch is its first activity
+    first_of = np.full(len(trace), NONE, np.intp)
+    first_of[activities.launch_row[linked[::-1]]] = linked[::-1]  # the last assignment, of the first to start, stays
+    launches = np.flatnonzero(first_of != NONE)
+    first = first_of[launches]
     blocking = trace.rows_named(BLOCKING_CALL.search, Category.RUNTIME)
     blocking = on_lanes(trace, blocking, np.unique(trace.lane[launches]).tolist())
     blocking = blocking[~are_among(blocking, launches)]
