@@ -8,11 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.cli.kernel_report import print_kernels
-from stepscope.cli.quality_block import SHOWN_FROM, quality_lines
 from stepscope.cli.terminal import report_console
 from stepscope.core.analysis import Analysis, Evidence, Ledger
 from stepscope.core.causes import HEALTHY_CAUSES
 from stepscope.core.headings import Heading
+from stepscope.core.quality_lines import SHOWN_FROM, quality_lines
 from stepscope.core.words import device_words
 
 MOST_RANKS = 16
@@ -21,8 +21,9 @@ MOST_RANKS = 16
 def print_analysis(analysis: Analysis) -> None:
     """Print the report to stdout; plain text when it is no terminal."""
     console = report_console()
-    for line in quality_lines(analysis.trace_quality):
-        console.print(line)
+    console.print("trace quality")
+    for name, line in quality_lines(analysis.trace_quality).items():
+        console.print(f"  {name:<6}  {line}")
     console.print(_headline(analysis))
     console.print()
     _print_verdict(console, analysis)

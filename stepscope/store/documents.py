@@ -29,13 +29,13 @@ TIMELINE_SCHEMA = "stepscope.timeline/1"
 MAX_WHOLE_NUMBER = 2**63 - 1
 """Times and sizes beyond this fit neither an array of ours nor another program's integer."""
 
-LARGEST_FIGURE = 1e100
-"""Beyond any time, size or rate; the square of what is smaller is still a number."""
+LARGEST_FIGURE = 1e40
+"""Beyond any time, size or rate; the square of a product of two smaller ones is still a number."""
 
 SHORTEST_STEP_MS, LONGEST_STEP_MS = 1e-6, 1e12
 """A nanosecond, and three decades."""
 
-_PERHAPS_TOO_LARGE = re.compile(rb"\d[eE]\+?\d\d\d|\d{90}")
+_PERHAPS_TOO_LARGE = re.compile(rb"\d[eE]\+?\d\d|\d{40}")
 """Stands in names too, so what it finds is looked at."""
 
 _Document = TypeVar("_Document")
@@ -83,6 +83,8 @@ def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:
     """
     analysis = decode_document(content, kind=Analysis, schema=ANALYSIS_SCHEMA, where=where)
     check_job(analysis.job, where=where)
+    if not any(rank.steps for rank in analysis.ranks):
+        raise DataError("holds no step of any rank", where=where, what_next="analyse the run again")
     if _PERHAPS_TOO_LARGE.search(content):
         _check_figures(msgspec.to_builtins(analysis), where=where)
     return analysis
@@ -207,7 +209,7 @@ def _check_figures(value: Any, *, where: str) -> None:
             _check_figures(part, where=where)
     elif isinstance(value, int | float) and not abs(value) <= LARGEST_FIGURE:
         raise DataError(
-            "holds a figure of a hundred digits, which none here can be", where=where, what_next="make it again"
+            "holds a figure of more than forty digits, which none here can be", where=where, what_next="make it again"
         )
 
 

@@ -49,6 +49,7 @@ def _page(summary: RunSummary, analysis: Analysis) -> Component:
             _head(summary, analysis.job),
             *problem,
             quality_block(analysis),
+            html.Dl(_figures(analysis.job), className="ss-kpis"),
             verdict_card(analysis),
             root_causes_panel(analysis),
             *what_if_panel(analysis),
@@ -81,7 +82,6 @@ def _head(summary: RunSummary, job: Job) -> Component:
                     html.Div(" · ".join(facts), className="ss-note"),
                 ]
             ),
-            html.Dl(_figures(job), className="ss-kpis"),
         ],
         className="ss-page-head",
     )

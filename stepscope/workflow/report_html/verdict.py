@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from stepscope.core.analysis import Analysis, Evidence, SecondaryCause
+from stepscope.core.analysis import Analysis, Evidence, SecondaryCause, TraceQuality
 from stepscope.core.causes import HEALTHY_CAUSES
 from stepscope.core.palette import heading_of_cause
+from stepscope.core.quality_lines import quality_lines
 from stepscope.core.trace_doubts import clean_words, find_problems
 from stepscope.core.words import (
     UNKNOWN,
@@ -28,7 +29,7 @@ _EVIDENCE = [Column("What it stands on"), Column("Value", True), Column("Named f
 
 
 def head(title: str, analysis: Analysis) -> Markup:
-    """The run, its size and its step."""
+    """The run and its size."""
     job = analysis.job
     words = [
         f"{len(job.ranks)} of {job.world_size} ranks",
@@ -36,25 +37,37 @@ def head(title: str, analysis: Analysis) -> Markup:
         device_words(job),
         f"{job.num_steps} steps",
     ]
+    line = tag("p", " · ".join(name(part) for part in words if part), class_="note")
+    return tag("header", tag("h1", name(title)), line)
+
+
+def quality(analysis: Analysis) -> Markup:
+    """Before any number: one line when clean, a list when not, and all that was counted."""
+    problems = find_problems(analysis.job, analysis.trace_quality)
+    if not problems:
+        text = join(tag("strong", "Trace quality: clean. "), clean_words(analysis.trace_quality))
+        clean = tag("p", tag("span", "✓ ", class_="good"), text)
+        return tag("div", clean, _all_figures(analysis.trace_quality), id="quality", class_="quality")
+    items = [tag("li", problem) for problem in problems]
+    title = tag("strong", "Read the numbers with this in mind")
+    counted = _all_figures(analysis.trace_quality)
+    return tag("div", title, tag("ul", *items), counted, id="quality", class_="quality doubt")
+
+
+def _all_figures(quality: TraceQuality) -> Markup:
+    return tag("p", *(join(f"{about}: {line}. ") for about, line in quality_lines(quality).items()), class_="note")
+
+
+def figures(analysis: Analysis) -> Markup:
+    """The step and its use of the device."""
+    job = analysis.job
     figures = [
         ("step, captured", milliseconds(job.step_ms)),
         ("step, unprofiled", milliseconds(job.unprofiled_step_ms)),
         ("MFU", percent(job.mfu)),
     ]
     shown = [tag("div", tag("dt", what), tag("dd", number)) for what, number in figures if number != UNKNOWN]
-    line = tag("p", " · ".join(name(part) for part in words if part), class_="note")
-    return tag("header", tag("div", tag("h1", name(title)), line), tag("dl", *shown))
-
-
-def quality(analysis: Analysis) -> Markup:
-    """Before any number: one line when clean, a list when not."""
-    problems = find_problems(analysis.job, analysis.trace_quality)
-    if not problems:
-        text = join(tag("strong", "Trace quality: clean. "), clean_words(analysis.trace_quality))
-        return tag("p", tag("span", "✓ ", class_="good"), text, id="quality", class_="quality")
-    items = [tag("li", problem) for problem in problems]
-    title = tag("strong", "Read the numbers with this in mind")
-    return tag("div", title, tag("ul", *items), id="quality", class_="quality doubt")
+    return tag("dl", *shown, class_="kpis")
 
 
 def verdict(analysis: Analysis) -> Markup:

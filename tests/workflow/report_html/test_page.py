@@ -62,6 +62,8 @@ def test_quality_comes_before_the_verdict_and_the_verdict_before_all_figures(
 
 def test_bad_traces_are_said_before_the_verdict(timelines: list[RankTimeline]) -> None:
     text = page(make_doubtful(timelines), timelines)
+    assert "read: 3 events dropped, 1 files truncated." in text
+    assert text.index('id="quality"') < text.index('class="kpis"') < text.index('id="verdict"')
     assert text.index("Read the numbers with this in mind") < text.index('id="verdict"')
 
 
@@ -96,7 +98,7 @@ def hostile(analysis: Analysis) -> Analysis:
         analysis.verdict,
         summary=HOSTILE,
         actions=[HOSTILE] * 500,
-        evidence=[Evidence(HOSTILE, 1e99, HOSTILE, 1.0, list(range(0, 1024, 2)))] * 500,
+        evidence=[Evidence(HOSTILE, 1e39, HOSTILE, 1.0, list(range(0, 1024, 2)))] * 500,
     )
     roofline = replace(analysis.roofline, kernels=[kernel] * 500, by_operator=[kernel] * 500, by_module=[kernel] * 500)
     return replace(

@@ -10,7 +10,7 @@ SHOWN_FROM = 0.0005
 _MOST_STEPS_SHOWN = 8
 
 
-def quality_lines(quality: TraceQuality) -> list[str]:
+def quality_lines(quality: TraceQuality) -> dict[str, str]:
     """One line a question: what was mended, what could be linked, which steps are booked, what the clocks allow."""
     lines = {
         "read": _reading(quality),
@@ -18,8 +18,7 @@ def quality_lines(quality: TraceQuality) -> list[str]:
         "steps": _steps(quality),
         "clocks": _clocks(quality),
     }
-    width = max(map(len, lines))
-    return ["trace quality", *(f"  {name:<{width}}  {', '.join(parts)}" for name, parts in lines.items() if parts)]
+    return {name: ", ".join(parts) for name, parts in lines.items() if parts}
 
 
 def _reading(quality: TraceQuality) -> list[str]:
