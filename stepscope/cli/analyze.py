@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from stepscope.cli.fan_out_options import fan_out_options
+
+if TYPE_CHECKING:
+    from stepscope.workflow.fan_out import FanOut
 
 
 @click.command("analyze")
@@ -21,12 +27,8 @@ import click
     "--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Also write one HTML file of it."
 )
 @click.option("--keep/--no-keep", default=True, show_default=True, help="Keep the result in a run directory.")
-@click.option(
-    "--workers", type=click.IntRange(min=1), metavar="N", help="Processes that read the files.  [default: what pays]"
-)
-def command(
-    paths: tuple[str, ...], as_json: bool, window: str, html: Path | None, keep: bool, workers: int | None
-) -> None:
+@fan_out_options
+def command(paths: tuple[str, ...], as_json: bool, window: str, html: Path | None, keep: bool, fan_out: FanOut) -> None:
     """Book every instant of every step, follow waits to their cause, give a verdict.
 
     PATH is a run directory, a folder of traces, trace files, or any fsspec URL (s3://...).
@@ -41,7 +43,7 @@ def command(
             whole_file=window == "file",
             keep=keep,
             with_timelines=html is not None,
-            num_workers=workers,
+            fan_out=fan_out,
             on_progress=on_progress,
         )
     if html is not None:

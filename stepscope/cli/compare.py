@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from stepscope.cli.fan_out_options import fan_out_options
+
+if TYPE_CHECKING:
+    from stepscope.workflow.fan_out import FanOut
 
 
 @click.command("compare")
@@ -26,8 +32,15 @@ import click
     metavar="PERCENT",
     help="How much runs of the same code differ (standard deviation), for fewer than 4 runs. [default: 1.5]",
 )
+@fan_out_options
 def command(
-    a: str, b: str, fail_on: tuple[str, ...], as_json: bool, junit: Path | None, run_spread: float | None
+    a: str,
+    b: str,
+    fail_on: tuple[str, ...],
+    as_json: bool,
+    junit: Path | None,
+    run_spread: float | None,
+    fan_out: FanOut,
 ) -> None:
     """Compare B with A: step time, ledger, causes, kernels, collectives. A change is said only if it is no noise.
 
@@ -44,7 +57,7 @@ def command(
 
     with file_progress("comparing") as on_progress:
         spread = RUN_SPREAD if run_spread is None else run_spread / 100
-        comparison = compare(a, b, fail_on=fail_on, assumed_spread=spread, on_progress=on_progress)
+        comparison = compare(a, b, fail_on=fail_on, assumed_spread=spread, fan_out=fan_out, on_progress=on_progress)
     if junit is not None:
         write_whole(junit, gates_as_junit(comparison))
     if as_json:

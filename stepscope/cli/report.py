@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from stepscope.cli.fan_out_options import fan_out_options
+
+if TYPE_CHECKING:
+    from stepscope.workflow.fan_out import FanOut
 
 
 @click.command("report")
@@ -17,7 +23,8 @@ import click
     show_default=True,
     help="The file to write.",
 )
-def command(paths: tuple[str, ...], output: Path) -> None:
+@fan_out_options
+def command(paths: tuple[str, ...], output: Path, fan_out: FanOut) -> None:
     """Write verdict, ledger, time line, communication and kernels into one file that needs no network.
 
     RUN is a run directory, a folder of traces, trace files, a saved analysis.json, or any fsspec URL. What is analysed
@@ -27,5 +34,5 @@ def command(paths: tuple[str, ...], output: Path) -> None:
     from stepscope.workflow.report import report
 
     with file_progress("reading") as on_progress:
-        written = report(paths, output, on_progress=on_progress)
+        written = report(paths, output, fan_out=fan_out, on_progress=on_progress)
     click.echo(f"wrote {written} ({written.stat().st_size / 1e3:,.0f} kB)", err=True)

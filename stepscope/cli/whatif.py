@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stepscope.cli.fan_out_options import fan_out_options
+
 if TYPE_CHECKING:
     from stepscope.core.what_if import Fix, WhatIfReport
+    from stepscope.workflow.fan_out import FanOut
 
 
 @click.command("whatif")
@@ -15,7 +18,10 @@ if TYPE_CHECKING:
 @click.option("--fix", "causes", multiple=True, metavar="CAUSE", help="Only this fix; may be given several times.")
 @click.option("--unprofiled-ms", type=click.FloatRange(min=0, min_open=True), help="The step without the profiler.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(paths: tuple[str, ...], causes: tuple[str, ...], unprofiled_ms: float | None, as_json: bool) -> None:
+@fan_out_options
+def command(
+    paths: tuple[str, ...], causes: tuple[str, ...], unprofiled_ms: float | None, as_json: bool, fan_out: FanOut
+) -> None:
     """Replay a job with one cause removed at a time, across ranks.
 
     PATH is a run directory, a folder of traces, trace files, any fsspec URL (s3://...), or an operation table
@@ -34,6 +40,7 @@ def command(paths: tuple[str, ...], causes: tuple[str, ...], unprofiled_ms: floa
             paths,
             causes=[Cause(cause) for cause in causes],
             unprofiled_step_ms=unprofiled_ms,
+            fan_out=fan_out,
             on_progress=on_progress,
         )
     if as_json:

@@ -12,6 +12,7 @@ from stepscope.core.analysis import Analysis, Notice
 from stepscope.core.errors import DataError
 from stepscope.core.timeline import RankTimeline
 from stepscope.store.runs import save_analysis, save_timelines
+from stepscope.workflow.fan_out import HERE, FanOut
 from stepscope.workflow.job_input import read_job
 from stepscope.workflow.progress import Progress
 
@@ -36,7 +37,7 @@ def analyze(
     whole_file: bool = False,
     keep: bool = True,
     with_timelines: bool = False,
-    num_workers: int | None = None,
+    fan_out: FanOut = HERE,
     on_progress: Progress | None = None,
 ) -> AnalysisResult:
     """Analyse the traces of one job.
@@ -46,14 +47,15 @@ def analyze(
         whole_file: book first to last device activity of each file instead of the profiled steps.
         keep: write analysis.json and timeline.json when a run directory was given.
         with_timelines: return the time lines as well.
-        num_workers: processes that read the files; None for as many as pay.
+        fan_out: where the files are read.
         on_progress: told before each file.
 
     Raises:
         DataError: no file can be used, or two claim the same rank.
-        UnreachableError: a URL's store does not answer.
+        UsageError: no cluster is named, or its workers have another version.
+        UnreachableError: a URL's store or the cluster does not answer.
     """
-    job = read_job(paths, whole_file=whole_file, num_workers=num_workers, on_progress=on_progress)
+    job = read_job(paths, whole_file=whole_file, fan_out=fan_out, on_progress=on_progress)
     analysis, final_views = analyse_job(job.views, job.context)
     is_kept = keep and job.run_directory is not None and not whole_file
     timelines = [timeline(view) for view in final_views] if is_kept or with_timelines else []

@@ -18,6 +18,7 @@ from stepscope.store.documents import decode_analysis
 from stepscope.store.files import read_whole
 from stepscope.store.runs import is_run, load_manifest
 from stepscope.workflow.analyze import analyze
+from stepscope.workflow.fan_out import HERE, FanOut
 from stepscope.workflow.kept_analysis import captures, is_outdated, is_saved_analysis
 from stepscope.workflow.progress import Progress
 from stepscope.workflow.step_telemetry import StepTelemetry, read_step_telemetry
@@ -30,6 +31,7 @@ def compare(
     *,
     fail_on: Sequence[str] = (),
     assumed_spread: float = RUN_SPREAD,
+    fan_out: FanOut = HERE,
     on_progress: Progress | None = None,
 ) -> Comparison:
     """Compare two sides.
@@ -39,6 +41,7 @@ def compare(
             by commas, a directory of them, a glob.
         fail_on: conditions, see analyzer.compare.gates.
         assumed_spread: of the step time between runs of the same code, as a share; used for fewer than 4 runs.
+        fan_out: where traces are read.
         on_progress: told before each run that is analysed.
 
     Raises:
@@ -59,7 +62,7 @@ def compare(
                 on_progress(done, total, path)
             done += 1
             try:
-                records.append(read_run(path, notices))
+                records.append(read_run(path, notices, fan_out))
             except DataError as error:
                 errors.append(error)
         if not records:
@@ -88,7 +91,7 @@ def find_runs(text: str) -> list[str]:
     return list(dict.fromkeys(run for match in matches for run in find_runs(match)))
 
 
-def read_run(path: str, notices: list[Notice]) -> RunRecord:
+def read_run(path: str, notices: list[Notice], fan_out: FanOut = HERE) -> RunRecord:
     """One run: its kept analysis where that is as new as its traces, else analysed now.
 
     Raises:
@@ -98,14 +101,14 @@ def read_run(path: str, notices: list[Notice]) -> RunRecord:
     place = Path(path)
     name = path if "://" in path else place.resolve().name or path
     if "://" in path:
-        return RunRecord(name, _analysed(path, notices))
+        return RunRecord(name, _analysed(path, notices, fan_out))
     if place.is_file():
         if not is_saved_analysis(place):
-            return RunRecord(name, _analysed(path, notices))
+            return RunRecord(name, _analysed(path, notices, fan_out))
         run = place.parent if place.name == ANALYSIS_FILE else None
         analysis = decode_analysis(read_whole(place), where=path)
         return _record(run.resolve().name if run else name, analysis, run)
-    analysis = _kept(place, notices) or _analysed(path, notices)
+    analysis = _kept(place, notices) or _analysed(path, notices, fan_out)
     return _record(name, analysis, place)
 
 
@@ -162,7 +165,7 @@ def _kept(run: Path, notices: list[Notice]) -> Analysis | None:
         return None
 
 
-def _analysed(path: str, notices: list[Notice]) -> Analysis:
-    analysis = analyze([path], keep=False).analysis
+def _analysed(path: str, notices: list[Notice], fan_out: FanOut) -> Analysis:
+    analysis = analyze([path], keep=False, fan_out=fan_out).analysis
     notices += [n for n in analysis.warnings if n.code in ("unusable_file", "older_captures") and n not in notices]
     return analysis

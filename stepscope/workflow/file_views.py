@@ -53,7 +53,7 @@ class FileViews:
 
 
 FileMap = Callable[[Callable[[FileTask], FileViews], Sequence[FileTask]], Iterable[FileViews]]
-"""Applies a function to all tasks and yields the results in the tasks' order, here or elsewhere."""
+"""Applies a function to all tasks, here or elsewhere, and yields the results in any order."""
 
 
 def view_file(task: FileTask) -> FileViews:

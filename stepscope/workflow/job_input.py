@@ -12,7 +12,7 @@ from stepscope.core.analysis import MeshSizes, Notice
 from stepscope.core.errors import DataError
 from stepscope.core.run_layout import RUN_FILE, RunManifest
 from stepscope.store.runs import load_manifest
-from stepscope.workflow.processes import file_map
+from stepscope.workflow.fan_out import HERE, FanOut, map_for, task_paths
 from stepscope.workflow.progress import Progress
 from stepscope.workflow.rank_views import view_files
 from stepscope.workflow.step_telemetry import read_data_waits
@@ -32,7 +32,7 @@ def read_job(
     paths: Sequence[str],
     *,
     whole_file: bool = False,
-    num_workers: int | None = None,
+    fan_out: FanOut = HERE,
     on_progress: Progress | None = None,
 ) -> JobInput:
     """Read the traces of one job, one view a rank.
@@ -40,23 +40,23 @@ def read_job(
     Args:
         paths: files, folders, one run directory, or fsspec URLs.
         whole_file: as in view_rank.
-        num_workers: processes that read; None for as many as pay.
+        fan_out: where they are read.
         on_progress: told before each file.
 
     Raises:
         DataError: no file can be used, or two claim the same rank.
-        UnreachableError: a URL's store does not answer.
+        UsageError, UnreachableError: as in map_for's engines; a URL's store does not answer.
     """
     files = find_trace_files(paths)
     notices = list(files.notices)
     manifest = _manifest(files, notices)
     since_ns = manifest.attempts[-1].start_ns if manifest is not None and manifest.attempts else None
     found = view_files(
-        files.paths,
+        task_paths(files.paths, fan_out),
         whole_file=whole_file,
         since_ns=since_ns,
         on_progress=on_progress,
-        map_files=file_map(files.paths, num_workers),
+        map_files=map_for(files.paths, fan_out),
     )
     context = _context(manifest, [*notices, *found.notices], found.num_truncated)
     if files.run_directory is not None:

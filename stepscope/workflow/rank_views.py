@@ -78,15 +78,22 @@ def view_files(
 def _results(
     map_files: FileMap, tasks: Sequence[FileTask], on_progress: Progress | None, num_files: int
 ) -> Iterator[FileViews]:
-    """The tasks' results; before each, the progress is told. The last tasks are the last of all files."""
+    """The tasks' results, in the tasks' order. The last tasks are the last of all files.
+
+    Before each result, in the order in which they come, the progress is told with the first file still read.
+    """
     results = iter(map_files(view_file, tasks)) if tasks else iter(())
-    num_waiting = 0
-    for place, task in enumerate(tasks):
+    arrived: dict[FileTask, FileViews] = {}
+    num_given = num_waiting = 0
+    for num_arrived in range(len(tasks)):
         if on_progress is not None:
-            on_progress(num_files - len(tasks) + place - num_waiting, num_files, task.path)
+            on_progress(num_files - len(tasks) + num_arrived - num_waiting, num_files, tasks[num_given].path)
         result = next(results)
-        num_waiting += not result.tells_rank and task.rank is None
-        yield result
+        num_waiting += not result.tells_rank and result.task.rank is None
+        arrived[result.task] = result
+        while num_given < len(tasks) and tasks[num_given] in arrived:
+            yield arrived.pop(tasks[num_given])
+            num_given += 1
 
 
 def _free_ranks(taken: Collection[int], count: int) -> list[int]:

@@ -13,18 +13,22 @@ from stepscope.store.documents import decode_analysis
 from stepscope.store.files import read_whole, write_whole
 from stepscope.store.runs import load_analysis, load_timeline
 from stepscope.workflow.analyze import analyze
+from stepscope.workflow.fan_out import HERE, FanOut
 from stepscope.workflow.kept_analysis import is_outdated, is_saved_analysis
 from stepscope.workflow.progress import Progress
 from stepscope.workflow.report_html.page import render
 
 
-def report(paths: Sequence[str], destination: Path, *, on_progress: Progress | None = None) -> Path:
+def report(
+    paths: Sequence[str], destination: Path, *, fan_out: FanOut = HERE, on_progress: Progress | None = None
+) -> Path:
     """Write the report of a run; the path of the file.
 
     Args:
         paths: as for `analyze`, or one saved analysis (without time lines, then). A run that is analysed already is not
             analysed again.
         destination: the file to write.
+        fan_out: where traces are read.
         on_progress: told before each file.
 
     Raises:
@@ -37,7 +41,7 @@ def report(paths: Sequence[str], destination: Path, *, on_progress: Progress | N
             return write_report(decode_analysis(read_whole(place), where=paths[0]), [], destination, title=place.stem)
         if (place / ANALYSIS_FILE).is_file() and not is_outdated(place):
             return write_report(load_analysis(place), load_timeline(place), destination, title=title_of(paths))
-    result = analyze(paths, keep=False, with_timelines=True, on_progress=on_progress)
+    result = analyze(paths, keep=False, with_timelines=True, fan_out=fan_out, on_progress=on_progress)
     return write_report(result.analysis, result.timelines, destination, title=title_of(paths))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.core.analysis import Notice
-from stepscope.core.errors import DataError, UnreachableError
+from stepscope.core.errors import DataError
 from stepscope.core.run_layout import RUN_FILE, TRACES_FOLDER
 from stepscope.trace.columns import TraceColumns
 from stepscope.trace.kineto import read_ranks, read_ranks_stream
@@ -72,13 +72,13 @@ def open_ranks(path: str) -> list[TraceColumns]:
         return read_ranks(path)
     import fsspec
 
+    from stepscope.workflow.stores import in_our_words, store_errors
+
     try:
         with fsspec.open(path, "rb") as stream:
             return read_ranks_stream(stream, path=path, file_bytes=getattr(stream, "size", None) or 0)
-    except FileNotFoundError as error:
-        raise DataError("does not exist", where=path, what_next="check the URL") from error
-    except (OSError, ImportError, ValueError) as error:
-        raise _unreachable(path, error) from error
+    except store_errors() as error:
+        raise in_our_words(path, error) from error
 
 
 def _on_disk(text: str, notices: list[Notice]) -> list[str]:
@@ -162,20 +162,16 @@ def _in_store(url: str) -> list[str]:
     """A URL itself, or the traces directly under it."""
     import fsspec
 
+    from stepscope.workflow.stores import in_our_words, store_errors
+
     try:
         store, path = fsspec.core.url_to_fs(url)
         if not store.isdir(path):
             return [url]
         inside = [store.unstrip_protocol(entry) for entry in store.ls(path, detail=False)]
-    except (OSError, ImportError, ValueError) as error:
-        raise _unreachable(url, error) from error
+    except store_errors() as error:
+        raise in_our_words(url, error) from error
     files = [entry for entry in inside if _names_a_trace(entry.rsplit("/", 1)[-1])]
     if not files:
         raise DataError("holds no trace (*.json, *.json.gz)", where=url, what_next="check the URL")
     return files
-
-
-def _unreachable(url: str, error: Exception) -> UnreachableError:
-    return UnreachableError(
-        f"cannot be opened ({error})", where=url, what_next="check the URL, the credentials and the fsspec driver"
-    )

@@ -13,6 +13,7 @@ import pytest
 from stepscope.core.errors import DataError, TruncatedTraceError, UnreachableError, UsageError
 from stepscope.workflow import processes
 from stepscope.workflow.analyze import analyze
+from stepscope.workflow.fan_out import FanOut
 from stepscope.workflow.file_views import FileTask, FileViews
 from stepscope.workflow.processes import file_map, in_processes, in_this_process, worth
 from tests.workflow.written_traces import write_trace
@@ -28,8 +29,10 @@ def _job(tmp_path: Path) -> Path:
 
 def test_two_processes_give_the_same_analysis_and_notices(job: Path) -> None:
     told: list[tuple[int, int]] = []
-    several = analyze([str(job)], num_workers=2, on_progress=lambda done, total, _: told.append((done, total)))
-    assert several.analysis == analyze([str(job)], num_workers=1).analysis
+    several = analyze(
+        [str(job)], fan_out=FanOut(num_workers=2), on_progress=lambda done, total, _: told.append((done, total))
+    )
+    assert several.analysis == analyze([str(job)], fan_out=FanOut(num_workers=1)).analysis
     assert [notice.code for notice in several.analysis.warnings].count("unusable_file") == 1
     assert told == [(0, 4), (1, 4), (2, 4), (3, 4)]
 
