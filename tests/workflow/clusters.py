@@ -19,14 +19,6 @@ if __name__ == "__main__":
         print(cluster.scheduler_address, flush=True)
         sys.stdin.read()
 """
-RAY = """
-import sys
-import ray
-ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-print(ray.get_runtime_context().gcs_address, flush=True)
-sys.stdin.read()
-ray.shutdown()
-"""
 S3 = """
 import sys
 from moto.server import ThreadedMotoServer
@@ -49,7 +41,7 @@ def running(script: str, folder: Path, *, python_path: Path = _ROOT) -> Iterator
     """
     file = folder / "cluster.py"
     file.write_text(script)
-    environment = {**os.environ, "PYTHONPATH": str(python_path), "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {**os.environ, "PYTHONPATH": str(python_path)}
     with (folder / "cluster.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, str(file)],

@@ -1,4 +1,4 @@
-"""Do Dask and Ray give what this machine gives, and is one line said when they do not?"""
+"""Does Dask give what this machine gives, and is one line said when they do not?"""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from stepscope.workflow.cluster_tasks import check_versions, on_worker
 from stepscope.workflow.fan_out import Engine, FanOut, task_paths
 from stepscope.workflow.file_views import FileTask, FileViews, view_file
 from stepscope.workflow.rank_views import view_files
-from tests.workflow.clusters import DASK, RAY, running, stepscope
+from tests.workflow.clusters import DASK, running, stepscope
 from tests.workflow.written_traces import write_trace
 
 MODULES = {"dask": "distributed", "ray": "ray"}
-SCRIPTS = {"dask": DASK, "ray": RAY}
+SCRIPTS = {"dask": DASK}
 
 
-@pytest.fixture(scope="module", params=["dask", "ray"])
+@pytest.fixture(scope="module", params=["dask"])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """Engine and address of a cluster of two workers."""
     engine: str = request.param
@@ -63,8 +63,7 @@ def test_a_cluster_gives_the_same_document_unusable_file_included(cluster: tuple
 
 def test_the_engines_own_setting_is_read_and_other_verbs_fan_out_too(cluster: tuple[str, str], job: Path) -> None:
     engine, address = cluster
-    setting = {"dask": "DASK_SCHEDULER_ADDRESS", "ray": "RAY_ADDRESS"}[engine]
-    done = stepscope("whatif", str(job), "--json", "--engine", engine, **{setting: address})
+    done = stepscope("whatif", str(job), "--json", "--engine", engine, DASK_SCHEDULER_ADDRESS=address)
     assert done.returncode == 0, done.stderr
     assert done.stdout == stepscope("whatif", str(job), "--json").stdout
 
