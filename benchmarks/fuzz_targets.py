@@ -46,6 +46,7 @@ from stepscope.store.documents import (
 )
 from stepscope.trace.columns import TraceColumns
 from stepscope.trace.kineto import read_ranks_stream
+from stepscope.workflow.fan_out import FanOut
 from stepscope.workflow.job_input import read_job
 from stepscope.workflow.junit import gates_as_junit
 from stepscope.workflow.operation_tables import what_if_of_table
@@ -163,7 +164,7 @@ def run_job(files: Sequence[bytes], random: Random) -> str:
             (folder / "run.json").write_bytes(make_manifest(random))
             (folder / "steps").mkdir()
             (folder / "steps" / "rank0.jsonl").write_bytes(make_steps(random))
-        job = read_job([str(folder)], whole_file=random.random() < 0.2, num_workers=1)
+        job = read_job([str(folder)], whole_file=random.random() < 0.2, fan_out=FanOut(num_workers=1))
     analysis, views = analyse_job(job.views, job.context)
     _check(analysis)
     timelines = [timeline(view) for view in views]
