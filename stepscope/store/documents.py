@@ -204,7 +204,7 @@ def _check_range(numbers: Iterable[int | None], *, where: str) -> None:
 
 def _check_figures(value: Any, *, where: str) -> None:
     """Refuse a document with a number beyond LARGEST_FIGURE at any depth."""
-    if isinstance(value, dict | list):
+    if isinstance(value, dict | list | tuple):
         for part in value.values() if isinstance(value, dict) else value:
             _check_figures(part, where=where)
     elif isinstance(value, int | float) and not abs(value) <= LARGEST_FIGURE:

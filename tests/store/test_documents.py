@@ -25,6 +25,13 @@ def test_an_analysis_with_a_figure_of_more_than_forty_digits_is_refused(value: f
         decode_analysis(json.dumps(document).encode())
 
 
+def test_so_is_one_with_such_an_interval() -> None:
+    document = json.loads(encode_analysis(example.make_analysis(example.make_timelines())))
+    document["root_causes"][0]["interval"] = [0.5, 1e308]
+    with pytest.raises(DataError, match="holds a figure of more than forty digits"):
+        decode_analysis(json.dumps(document).encode())
+
+
 def test_a_name_that_looks_like_such_a_figure_is_a_name() -> None:
     document = json.loads(encode_analysis(example.make_analysis(example.make_timelines())))
     document["roofline"]["kernels"][0]["name"] = "gemm_1e308_" + "9" * 200
