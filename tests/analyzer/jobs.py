@@ -39,6 +39,39 @@ def data_parallel(
     return traces
 
 
+def overlapped_buckets(late_us: int, *, extra_us: int = 0, num_ranks: int = 3) -> list[TraceBuilder]:
+    """Data parallel training whose gradients are reduced in four buckets behind backward; each step the last rank's
+    loader takes `late_us`, and its backward `extra_us` more, which begin with the third bucket.
+
+    Only when backward is done does anybody wait for a bucket: the last rank is then amid its ordinary backward.
+    """
+    group = tuple(range(num_ranks))
+    late = num_ranks - 1
+    traces = [TraceBuilder(rank=rank, world_size=num_ranks) for rank in group]
+    begin = FIRST_US
+    for step in range(4):
+        for trace in traces:
+            trace.step(step, begin - 10, begin + 400 + late_us + extra_us + 25)
+        ready = {rank: begin + (late_us if rank == late else 0) for rank in group}
+        traces[late].annotation("prof.data", begin - 5, begin + late_us - 2)
+        left = 0
+        for bucket in range(4):
+            for rank, trace in enumerate(traces):
+                launch = ready[rank] - 1 if bucket == 0 else begin - 10 + bucket if rank != late else ready[rank] - 50
+                own = 100 + (extra_us if rank == late and bucket == 2 else 0)
+                trace.kernel(ready[rank], ready[rank] + own, launch=launch)
+                ready[rank] += own
+            starts = {rank: max(ready[rank], left) for rank in group}
+            left = max(starts.values()) + TRANSFER_US
+            for rank, trace in enumerate(traces):
+                launch = ready[rank] - 50 if rank == late else begin - 10 + bucket
+                trace.collective("allreduce", starts[rank], left, launch=launch, group=group)
+        for trace in traces:
+            trace.kernel(left, left + 10, launch=begin - 5)
+        begin = left + 10
+    return traces
+
+
 def chain_of_waits() -> list[TraceBuilder]:
     """Rank 0 waits for rank 1, which waited for rank 2, which computes 300 us more; ranks 0 and 2 share no group."""
     traces = [TraceBuilder(rank=rank, world_size=3) for rank in range(3)]

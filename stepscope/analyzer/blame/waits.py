@@ -1,7 +1,7 @@
 """A rank waited: who was late, and what was that rank doing meanwhile? Waiting is never a cause.
 
-Each exposed wait is charged to the last arriver's excess over the waiting rank since both last left a common
-operation; an excess in waiting is followed to whom that rank waited for in turn. Time only falls, so it ends.
+Each exposed wait is charged to the last arriver's excess over the waiting rank since they were last level
+(meetings.py); an excess in waiting is followed to whom that rank waited for in turn. Time only falls, so it ends.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.alignment.arrivals import Arrival
-from stepscope.analyzer.alignment.call_words import SYNCHRONIZING_KINDS
 from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.alignment.split import WaitPieces
+from stepscope.analyzer.blame.meetings import Meetings
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_BLAME
 from stepscope.analyzer.rank_view import COMPUTE, NUM_CHARGES, RankView, comparison_table
 from stepscope.core.causes import Cause
@@ -29,7 +29,9 @@ ComputeCause = Callable[[int, int], Cause]
 """(late rank, waiting rank) -> what more compute on the late rank is: straggler, imbalance or unexplained."""
 
 
-_END_OF_TIME = 2**63
+_DISPLACED = (Cause.UNEXPLAINED, Cause.PIPELINE_BUBBLE)
+"""What the late rank merely did later, as the waiting one did before: no more compute than its peers' in the step, and
+its own part of the schedule's bubble. It only fills what nothing else explains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ def blame_waits(
     compute_cause: ComputeCause,
 ) -> list[BlamedWait]:
     """Charge every piece of waiting, earliest first, so that followed waits are already charged."""
-    meetings = _Meetings(views, matches)
+    meetings = Meetings(views, matches)
     cases = [
         _case(views, meetings, CallId(rank, place), (start, end), arrivals[CallId(rank, place)])
         for rank, wait in waits.items()
@@ -82,7 +84,7 @@ class _Case:
 
 
 def _case(
-    views: Mapping[int, RankView], meetings: _Meetings, call: CallId, piece: tuple[int, int], arrival: Arrival
+    views: Mapping[int, RankView], meetings: Meetings, call: CallId, piece: tuple[int, int], arrival: Arrival
 ) -> _Case:
     met, since_own, since_late = meetings.last_before(call, arrival.call)
     unseen_own = max(views[call.rank].window.start_ns - since_own, 0)
@@ -125,9 +127,9 @@ class _Court:
         self._history: dict[int, list[BlamedWait]] = defaultdict(list)
 
     def judge(self, case: _Case, excess: npt.NDArray[np.float64]) -> None:
-        weights = self._weigh(np.maximum(excess, 0.0), case)
-        total = sum(weights.values())
         length = case.end_ns - case.start_ns
+        weights = _without_displaced(self._weigh(np.maximum(excess, 0.0), case), length)
+        total = sum(weights.values())
         shares = (
             {key: length * weight / total for key, weight in weights.items()}
             if total > 0
@@ -165,47 +167,11 @@ class _Court:
         return {key: share / total for key, share in shares.items()} if total else {(Cause.UNEXPLAINED, rank): 1.0}
 
 
-class _Meetings:
-    """When did two ranks last leave the same operation?"""
-
-    def __init__(self, views: Mapping[int, RankView], matches: Matches) -> None:
-        self._views = views
-        self._partners_of: dict[int, list[tuple[CallId, Mapping[int, CallId]]]] = defaultdict(list)
-        for match in matches.collectives:
-            kinds = {views[rank].calls[call.place].kind for rank, call in match.items()}
-            if kinds <= SYNCHRONIZING_KINDS:
-                for call in match.values():
-                    self._partners_of[call.rank].append((call, match))
-        for call, others in matches.peers.items():
-            self._partners_of[call.rank].append((call, {other.rank: other for other in others}))
-        self._met: dict[tuple[int, int], list[tuple[int, int]]] = {}
-
-    def _between(self, rank: int, other: int) -> list[tuple[int, int]]:
-        """Both ranks' ends of every operation that they left together, by the first's; made when first asked for."""
-        if (rank, other) not in self._met:
-            calls, others = self._views[rank].calls, self._views[other].calls
-            self._met[rank, other] = sorted(
-                (calls[call.place].end_ns, others[partners[other].place].end_ns)
-                for call, partners in self._partners_of[rank]
-                if other in partners
-            )
-        return self._met[rank, other]
-
-    def last_before(self, call: CallId, late: CallId) -> tuple[bool, int, int]:
-        """Whether they met, and each rank's own end of that operation; else where the step began on each."""
-        view, late_view = self._views[call.rank], self._views[late.rank]
-        start = view.calls[call.place].start_ns
-        late_start = late_view.calls[late.place].start_ns
-        meetings = self._between(call.rank, late.rank)
-        place = bisect_right(meetings, (start, _END_OF_TIME)) - 1
-        while place >= 0 and meetings[place][1] > late_start:
-            place -= 1
-        if place >= 0:
-            return True, *meetings[place]
-        return False, _step_begin(view, start), _step_begin(late_view, late_start)
-
-
-def _step_begin(view: RankView, time_ns: int) -> int:
-    """The boundary of the step that the time falls in; before the first, the window's start."""
-    place = int(np.searchsorted(view.window.boundary_ns, time_ns, side="right")) - 1
-    return int(view.window.boundary_ns[max(place, 0)])
+def _without_displaced(weights: Shares, length: int) -> Shares:
+    """The weights, with displaced time only as far as the rest does not cover the wait."""
+    displaced = sum(weight for (cause, _), weight in weights.items() if cause in _DISPLACED)
+    if not displaced:
+        return weights
+    found = sum(weights.values()) - displaced
+    kept = min(max(length - found, 0.0) / displaced, 1.0)
+    return {key: weight * kept if key[0] in _DISPLACED else weight for key, weight in weights.items()}
