@@ -38,7 +38,8 @@ from stepscope.analyzer.summaries import (
 )
 from stepscope.analyzer.verdict import Circumstances, judge, root_causes
 from stepscope.analyzer.what_if.model import ReplayModel, build_model
-from stepscope.analyzer.what_if.named_causes import beside_verdict, replay_causes
+from stepscope.analyzer.what_if.named_causes import beside_verdict, replay_causes, replay_pipeline_causes
+from stepscope.analyzer.what_if.pipeline_schedule import PipelineSchedule, replay_schedules, schedule_of
 from stepscope.analyzer.what_if.predict import predict
 from stepscope.core.analysis import Analysis
 from stepscope.core.causes import Cause
@@ -80,6 +81,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     resampled = resample(found.table)
     rows = with_kernel_reasons(root_causes(grounds, resampled, job.step_ms), roofline)
     what_if, left_out = replay_causes(lambda: _replay_model(found), rows, context.unprofiled_step_ms)
+    what_if = what_if or replay_pipeline_causes(found.schedules, rows)
     verdict = judge(rows, resampled, Circumstances(job, oversubscribed, quality, pipeline))
     analysis = Analysis(
         job=job,
@@ -110,14 +112,18 @@ def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Colle
     Raises:
         DataError: the traces do not allow a replay.
     """
-    model = replay_model(views)
-    if model is None:
+    found = _explain(views)
+    model = _replay_model(found)
+    if model is not None:
+        report = predict(model, unprofiled_ms=context.unprofiled_step_ms, causes=causes)
+    elif found.schedules:
+        report = replay_schedules(found.schedules, causes)
+    else:
         raise DataError(
-            "these traces cannot be replayed: a rank has no profiled steps, no device activities with their launches, "
-            "or too many of them",
+            "these traces cannot be replayed: a rank has no profiled steps, no device activities with their launches "
+            "(on CPUs: no pipeline whose passes are marked), or too many of them",
             what_next="profile whole steps on GPUs with CPU and CUDA activities (stepscope.profile does)",
         )
-    report = predict(model, unprofiled_ms=context.unprofiled_step_ms, causes=causes)
     return replace(report, warnings=[*report.warnings, *context.notices])
 
 
@@ -132,6 +138,7 @@ class _Explained:
 
     Attributes:
         views: on the job's clock, with their final segments.
+        schedules: on CPUs, the pipelines that can be replayed.
         role: by rank, its pipeline stage.
     """
 
@@ -140,6 +147,7 @@ class _Explained:
     clocks: Clocks
     arrivals: dict[CallId, Arrival]
     pipelines: list[PipelineParts]
+    schedules: list[PipelineSchedule]
     role: dict[int, int]
     table: CauseTable
 
@@ -153,13 +161,15 @@ def _explain(views: Sequence[RankView]) -> _Explained:
     }
     chains = find_chains({rank: view.calls for rank, view in by_rank.items()})
     pipelines = [parts for chain in chains if (parts := explain(chain, by_rank)) is not None]
+    schedules = [schedule for chain in chains if (schedule := schedule_of(chain, by_rank)) is not None]
     by_rank = _charge_pipelines(by_rank, pipelines, arrivals)
     role = dict.fromkeys(by_rank, 0) | {rank: stage for chain in chains for stage, rank in enumerate(chain.ranks)}
     comparison = ComputeComparison({rank: compute_by_step(view) for rank, view in by_rank.items()}, role)
     waits = {rank: _waits(view, arrivals) for rank, view in by_rank.items()}
     blamed = blame_waits(by_rank, waits, arrivals, matches, comparison.cause)
     heavy = {rank: parts.heavy for parts in pipelines for rank in parts.chain.ranks}
-    return _Explained(by_rank, matches, clocks, arrivals, pipelines, role, cause_table(by_rank, blamed, heavy))
+    table = cause_table(by_rank, blamed, heavy)
+    return _Explained(by_rank, matches, clocks, arrivals, pipelines, schedules, role, table)
 
 
 def _call_columns(found: _Explained) -> CallColumns:

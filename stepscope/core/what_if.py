@@ -18,6 +18,8 @@ class WhatIfInput(StrEnum):
     """What was replayed."""
 
     TRACES = "traces"
+    SCHEDULE = "schedule"
+    """a pipeline's schedule: CPU traces have no launches to replay"""
     OPERATION_TABLE = "operation_table"
 
 

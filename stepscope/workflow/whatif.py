@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from stepscope.analyzer.job import what_if_job
 from stepscope.analyzer.what_if.fixes import FIXES
+from stepscope.analyzer.what_if.pipeline_schedule import FIXED_CAUSES
 from stepscope.core.causes import Cause
 from stepscope.core.what_if import WhatIfReport
 from stepscope.workflow.fan_out import HERE, FanOut
@@ -14,7 +15,7 @@ from stepscope.workflow.job_input import read_job
 from stepscope.workflow.operation_tables import find_operation_table, what_if_of_table
 from stepscope.workflow.progress import Progress
 
-FIXABLE = frozenset(cause for cause, _ in FIXES)
+FIXABLE = frozenset(cause for cause, _ in FIXES) | FIXED_CAUSES
 """Causes that a replay can remove."""
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from stepscope.analyzer.what_if.calibrate import calibrate
 from stepscope.analyzer.what_if.fixes import FIXES
 from stepscope.analyzer.what_if.model import ReplayModel
+from stepscope.analyzer.what_if.pipeline_schedule import FIXED_CAUSES, PipelineSchedule, replay_schedules
 from stepscope.analyzer.what_if.predict import TRUSTED_ERROR, binds_next
 from stepscope.core.analysis import Evidence, Notice, RootCause, Verdict, WhatIf
 
@@ -69,6 +70,31 @@ def replay_causes(
                 )
             )
     return found, []
+
+
+def replay_pipeline_causes(schedules: Sequence[PipelineSchedule], causes: Sequence[RootCause]) -> list[WhatIf]:
+    """Predictions for a CPU job's pipeline: by its schedule, for the causes that a schedule can remove.
+
+    Args:
+        schedules: one a pipeline.
+        causes: the root-cause table, largest first.
+    """
+    named = [row.cause for row in causes if row.cause in FIXED_CAUSES and row.fraction >= REPLAYED_FROM]
+    if not named or not schedules:
+        return []
+    report = replay_schedules(schedules, named)
+    return [
+        WhatIf(
+            fix=fix.fix,
+            change=fix.change,
+            step_ms=fix.step_ms,
+            speedup=fix.speedup,
+            calibrated_step_ms=None,
+            binds_next=None,
+            replay_error=report.replay_error,
+        )
+        for fix in reversed(report.fixes)  # the nearest setting first: the verdict quotes it
+    ]
 
 
 def beside_verdict(verdict: Verdict, what_if: Sequence[WhatIf]) -> Verdict:
