@@ -292,6 +292,7 @@ class KernelTime:
         grid, block, registers_per_thread, shared_memory_bytes: of the launch with most of the time; empty or None
             where not recorded.
         findings: codes of Roofline.findings that hold for at least half of the time.
+        step_ms: its time in each of the first whole steps, the mean over ranks; of kernel names alone.
     """
 
     name: str
@@ -312,6 +313,7 @@ class KernelTime:
     registers_per_thread: int | None = None
     shared_memory_bytes: int | None = None
     findings: list[str] = field(default_factory=list)
+    step_ms: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

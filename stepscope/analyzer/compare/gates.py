@@ -29,7 +29,9 @@ from stepscope.analyzer.compare.parts import (
     Sides,
     cause_figures,
     estimate_rates,
+    have_steps,
     heading_figures,
+    kernel_figures,
 )
 from stepscope.analyzer.compare.run_record import RunRecord, bandwidth_figure, mfu_figure
 from stepscope.core.causes import Cause
@@ -179,10 +181,13 @@ def _part_figures(sides: Sides, prefix: str, name: str) -> Figures:
 
 
 def _estimate_kernels(sides: Sides, pattern: re.Pattern[str]) -> Estimate | None:
-    def total(run: RunRecord) -> float:
-        return sum(k.ms for k in run.analysis.roofline.kernels if pattern.search(k.name)) / run.num_rank_steps
-
-    return _estimate_times([[total(run) for run in side] for side in sides], KERNEL_SPREAD)
+    chosen = [[[k for k in run.analysis.roofline.kernels if pattern.search(k.name)] for run in side] for side in sides]
+    if not any(kernels for side in chosen for kernels in side):
+        return None
+    by_step = have_steps(kernel for side in chosen for kernels in side for kernel in kernels)
+    a, b = (kernel_figures(side, own, by_step=by_step) for side, own in zip(sides, chosen, strict=True))
+    scale = max(sum(run.value for run in side) / len(side) for side in (a, b))
+    return estimate(a, b, assumed_spread=KERNEL_SPREAD * scale)
 
 
 def _estimate_transfers(sides: Sides, kind: str) -> Estimate | None:

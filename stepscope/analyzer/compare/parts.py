@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from stepscope.analyzer.compare.estimate import (
     LEVEL,
     MIN_EFFECT,
@@ -17,6 +19,7 @@ from stepscope.analyzer.compare.estimate import (
     RunFigure,
     estimate,
     judge,
+    summarise_steps,
     unknown,
 )
 from stepscope.analyzer.compare.run_record import RunRecord, cause_figure, heading_figure
@@ -156,15 +159,35 @@ def _culprits(side: Sequence[RunRecord], cause: Cause) -> list[int]:
 def _kernel(
     name: str, sides: Sides, tables: list[list[dict[str, KernelTime]]], ground: Ground, level: float
 ) -> KernelDifference:
-    times, calls = [], []
-    for side, by_run in zip(sides, tables, strict=True):
-        rows = [(by_name.get(name), run.num_rank_steps) for run, by_name in zip(side, by_run, strict=True)]
-        times.append([RunFigure(k.ms / steps if k else 0.0) for k, steps in rows])
-        calls.append(_mean(k.count / steps if k else 0.0 for k, steps in rows))
+    found_in = [[[k] if (k := by_name.get(name)) else [] for by_name in by_run] for by_run in tables]
+    by_step = have_steps(kernel for side in found_in for run in side for kernel in run)
+    times = [kernel_figures(side, own, by_step=by_step) for side, own in zip(sides, found_in, strict=True)]
+    calls = [
+        _mean(sum(k.count for k in kernels) / run.num_rank_steps for run, kernels in zip(side, own, strict=True))
+        for side, own in zip(sides, found_in, strict=True)
+    ]
     scale = max(_mean(run.value for run in side) for side in times)
     found = estimate(times[0], times[1], assumed_spread=KERNEL_SPREAD * scale)
     difference = judge(found, smallest=MIN_KERNEL_EFFECT * ground.step_ms, level=level)
     return KernelDifference(name, _came_or_went(difference, calls), calls[0], calls[1])
+
+
+def kernel_figures(
+    side: Sequence[RunRecord], chosen: Sequence[Sequence[KernelTime]], *, by_step: bool
+) -> list[RunFigure]:
+    """Milliseconds a step of some kernels of each run together; `by_step` with the noise of the run's steps."""
+    figures = []
+    for run, kernels in zip(side, chosen, strict=True):
+        if by_step and kernels:
+            figures.append(summarise_steps(np.sum([k.step_ms for k in kernels], axis=0).tolist(), np.mean))
+        else:
+            figures.append(RunFigure(sum(k.ms for k in kernels) / run.num_rank_steps))
+    return figures
+
+
+def have_steps(kernels: Iterable[KernelTime]) -> bool:
+    """Whether the time of all of them is known step by step; analyses before it was kept have none."""
+    return all(kernel.step_ms for kernel in kernels)
 
 
 def _came_or_went(difference: Difference, calls: Sequence[float]) -> Difference:

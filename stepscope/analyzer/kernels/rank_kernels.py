@@ -74,6 +74,19 @@ class KernelGroups:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What the kernels of each kept name own in each whole step, by where they start.
+
+    Attributes:
+        index: numbers of the steps.
+        owned_ns: shape (names, steps), names as in RankKernels.by_name.
+    """
+
+    index: list[int]
+    owned_ns: Sums
+
+
+@dataclass(frozen=True, slots=True)
 class RankKernels:
     """One rank's compute kernels, and the copies in its window.
 
@@ -86,6 +99,7 @@ class RankKernels:
     by_call: KernelGroups
     total: Sums
     copies: list[CopySums]
+    steps_by_name: StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +132,45 @@ def rank_kernels(
     flags = flag_kernels(trace, activities, kernels, limits, fit, device)
     combined = _combine(trace, activities.row[kernels], limits, owned_ns, flags, fit)
     inside = (activities.end_ns > window.start_ns) & (activities.start_ns < window.end_ns)
+    by_name = _grouped(trace, combined, [combined.name], lambda at: trace.names[combined.name[at]], NUM_NAMES_KEPT)
     return RankKernels(
-        by_name=_grouped(trace, combined, [combined.name], lambda at: trace.names[combined.name[at]], NUM_NAMES_KEPT),
+        by_name=by_name,
         by_operator=_grouped(trace, combined, [combined.operator], lambda at: _operator(trace, combined, at)),
         by_module=_by_module(trace, combined),
         by_call=_grouped(trace, combined, [combined.operator, combined.shapes], lambda at: _call(trace, combined, at)),
         total=combined.sums.sum(axis=0),
         copies=copy_sums(trace, activities.row[inside & (activities.work != Work.COMPUTE)], device),
+        steps_by_name=_step_times(trace, activities, kernels, owned_ns, window, by_name.keys),
     )
 
 
 def no_kernels() -> RankKernels:
     """Of a rank without a device."""
     none = KernelGroups([], np.zeros((0, SIZE)), [])
-    return RankKernels(none, none, none, none, np.zeros(SIZE), [])
+    return RankKernels(none, none, none, none, np.zeros(SIZE), [], StepTimes([], np.zeros((0, 0))))
+
+
+def _step_times(
+    trace: TraceColumns,
+    activities: Activities,
+    kernels: npt.NDArray[np.intp],
+    owned_ns: IntColumn,
+    window: Window,
+    names: list[str],
+) -> StepTimes:
+    """Owned time by name and whole step; the last step ends with the trace and is none."""
+    num_steps = len(window.boundary_ns) - 1
+    place_of_name = {name: place for place, name in enumerate(names)}
+    place = np.array([place_of_name.get(name, NONE) for name in trace.names] or [NONE])[
+        trace.name[activities.row[kernels]]
+    ]
+    step = np.searchsorted(window.boundary_ns, activities.start_ns[kernels], side="right") - 1
+    step = np.maximum(step, 0)  # one that was running when the window began owns its time there
+    here = (place != NONE) & (step < num_steps)
+    flat = np.bincount(
+        place[here] * max(num_steps, 1) + step[here], weights=owned_ns[here], minlength=len(names) * num_steps
+    )
+    return StepTimes(window.index[:num_steps].tolist(), flat.astype(np.float64).reshape(len(names), num_steps))
 
 
 def _device(trace: TraceColumns, activities: Activities, kernels: npt.NDArray[np.intp]) -> Device | None:

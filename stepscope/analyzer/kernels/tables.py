@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,8 @@ from stepscope.core.timeline import HEADING_ORDER
 
 NUM_GROUPS_SHOWN = 20
 """Operators, modules and calls in the document, by time."""
+MOST_STEPS_KEPT = 20
+"""Steps of each kernel name in the document: 10 kB for 50 names, and enough for the noise of a comparison."""
 FLAGGED_FROM = 0.5
 """A group has a finding when it holds for at least this share of its time."""
 
@@ -51,11 +54,24 @@ def kernel_table(groups: Iterable[KernelGroups], *, most: int | None = None) -> 
 def kernel_tables(ranks: Sequence[RankKernels]) -> dict[str, list[KernelTime]]:
     """All tables by their field in core.analysis.Roofline."""
     return {
-        "kernels": kernel_table(rank.by_name for rank in ranks),
+        "kernels": _with_steps(kernel_table(rank.by_name for rank in ranks), ranks),
         "by_operator": kernel_table((rank.by_operator for rank in ranks), most=NUM_GROUPS_SHOWN),
         "by_module": kernel_table((rank.by_module for rank in ranks), most=NUM_GROUPS_SHOWN),
         "by_call": kernel_table((rank.by_call for rank in ranks), most=NUM_GROUPS_SHOWN),
     }
+
+
+def _with_steps(table: list[KernelTime], ranks: Sequence[RankKernels]) -> list[KernelTime]:
+    """Each name's milliseconds in the steps that are whole on every rank, the mean over ranks; a rank that does not
+    keep a name adds nothing to it."""
+    common = set.intersection(*(set(rank.steps_by_name.index) for rank in ranks)) if ranks else set()
+    steps = sorted(common)[:MOST_STEPS_KEPT]
+    time = {row.name: np.zeros(len(steps)) for row in table}
+    for rank in ranks:
+        place = [rank.steps_by_name.index.index(step) for step in steps]
+        for name, owned_ns in zip(rank.by_name.keys, rank.steps_by_name.owned_ns, strict=True):
+            time[name] += owned_ns[place] / (1e6 * len(ranks))
+    return [replace(row, step_ms=[round(float(ms), 6) for ms in time[row.name]]) for row in table]
 
 
 def _kernel_time(key: str, sums: npt.NDArray[np.float64], example: Example) -> KernelTime:

@@ -80,6 +80,26 @@ def test_kernels_that_came_or_went_are_said() -> None:
     assert {row.name: (row.calls_a, row.calls_b) for row in found.kernels} == {"old": (10.0, 0.0), "new": (0.0, 10.0)}
 
 
+@pytest.mark.parametrize(("noise", "state"), [(0.1, Change.SLOWER), (8.0, Change.NOT_SEEN)])
+def test_a_kernels_own_steps_say_how_sure_its_difference_is(noise: float, state: Change) -> None:
+    """The same means: surely slower where each step takes nearly the same, and noise where they scatter."""
+
+    def run(mean: float) -> RunRecord:
+        steps = [mean + (noise if place % 2 else -noise) for place in range(4)]
+        kernel = KernelTime("gemm", 30, 5 * mean, Heading.COMPUTE_BOUND, "model", step_ms=steps)
+        return make_run(100.0, 100.0, 100.0, 100.0, kernels=[kernel])
+
+    (row,) = between(run(20.0), run(23.0)).kernels
+    assert (row.ms.a, row.ms.b, row.ms.state) == (pytest.approx(20.0), pytest.approx(23.0), state)
+
+
+def test_kernels_of_an_older_analysis_are_compared_without_steps() -> None:
+    old = make_run(100.0, 100.0, kernels=[KernelTime("gemm", 30, 60.0, Heading.COMPUTE_BOUND, "model")])
+    kernel = KernelTime("gemm", 30, 60.0, Heading.COMPUTE_BOUND, "model", step_ms=[21.0, 23.0])
+    (row,) = between(old, make_run(100.0, 100.0, kernels=[kernel])).kernels
+    assert (row.ms.a, row.ms.b) == (20.0, 20.0)
+
+
 def test_calls_are_matched_by_operator_and_shapes_and_a_missing_one_is_not_called_gone() -> None:
     def run(*calls: tuple[str, float]) -> RunRecord:
         made = make_run(100.0, 100.0)

@@ -179,6 +179,25 @@ def test_a_copys_bandwidth_is_of_those_that_record_their_size() -> None:
     assert copy.gbs == pytest.approx(30.0)
 
 
+def test_each_name_has_its_time_in_each_whole_step_as_the_mean_over_ranks() -> None:
+    def rank(number: int, *durations: int) -> TraceBuilder:
+        trace = TraceBuilder(rank=number, world_size=2)
+        for step, duration in enumerate(durations):
+            begin = step * 1000
+            trace.step(step, begin, begin + 1000)
+            trace.kernel(begin + 100, begin + 200, launch=begin, name="first")
+            trace.kernel(begin + 300, begin + 300 + duration, launch=begin + 1, name="gemm")
+        return trace
+
+    kernels = named(analyse(rank(0, 100, 200, 300), rank(1, 300, 400, 500)).roofline.kernels)
+    assert kernels["gemm"].step_ms == pytest.approx([0.2, 0.3])  # the third step is cut by the end of the trace
+    assert kernels["first"].step_ms == pytest.approx([0.1, 0.1])
+
+
+def test_a_trace_of_one_window_has_no_step_times() -> None:
+    assert named(analyse(one_step(("gemm", 100))).roofline.kernels)["gemm"].step_ms == []
+
+
 def test_ranks_add_up() -> None:
     ranks = [one_step((GEMM, 100), (SGEMM, 50)), one_step((SGEMM, 300), (GEMM, 20))]
     for number, trace in enumerate(ranks):
