@@ -148,7 +148,7 @@ def _insufficient(about: Circumstances, summary: str, evidence: Evidence) -> Ver
 
 
 def _summary(row: RootCause, about: Circumstances) -> str:
-    cost = f"{row.fraction:.1%} of the time"
+    cost = f"{row.fraction:.1%} of the captured time"
     if row.ms_per_step is not None and about.job.step_ms is not None:
         cost += f", {row.ms_per_step:,.1f} ms of each {about.job.step_ms:,.1f} ms step"
     where = ""

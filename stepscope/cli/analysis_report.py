@@ -13,7 +13,7 @@ from stepscope.core.analysis import Analysis, Evidence, Ledger
 from stepscope.core.causes import HEALTHY_CAUSES
 from stepscope.core.headings import Heading
 from stepscope.core.quality_lines import SHOWN_FROM, quality_lines
-from stepscope.core.words import device_words
+from stepscope.core.words import device_words, metric_words
 
 MOST_RANKS = 16
 
@@ -66,7 +66,7 @@ def _print_verdict(console: Console, analysis: Analysis) -> None:
     console.print(f"  {verdict.summary}")
     for evidence in verdict.evidence:
         ranks = f" on rank {', '.join(map(str, evidence.ranks))}" if evidence.ranks else ""
-        console.print(f"  - {evidence.metric.replace('_', ' ')}: {_value(evidence)}{ranks}")
+        console.print(f"  - {metric_words(evidence.metric)}: {_value(evidence)}{ranks}")
     for action in verdict.actions:
         console.print(f"  > {action}")
     for other in verdict.secondary:

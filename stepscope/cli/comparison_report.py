@@ -34,7 +34,7 @@ def print_comparison(comparison: Comparison) -> None:
     ):
         if difference.a is not None and difference.b is not None:
             figures = f"{difference.a * scale:,.1f} -> {difference.b * scale:,.1f} {unit}"
-            console.print(f"  {name}: {figures} ({_state(difference)})")
+            console.print(f"  {name}: {figures} ({_state(difference) or 'no change seen'})")
     for memory in comparison.memory:
         console.print(f"  {_short(memory.name)}: {memory.a:,.0f} -> {memory.b:,.0f}")
     causes = [(row.cause.replace("_", " "), row.ms, listed(row.ranks_b)) for row in comparison.causes]

@@ -84,7 +84,8 @@ def _print(report: WhatIfReport) -> None:
     ):
         if slowdowns:
             worst = sorted(slowdowns.items(), key=lambda item: -item[1])[:8]
-            shown = ", ".join(f"{name} {slowdown:.3f}" for name, slowdown in worst)
+            before = "" if slowdowns is report.by_operation else f"{what} "
+            shown = ", ".join(f"{before}{name} {slowdown:.3f}x" for name, slowdown in worst)
             console.print(f"slowdown when only one {what} is not ideal: {shown}")
 
 

@@ -19,7 +19,7 @@ MAX_NUMBER = 1e15
 """Whatever is larger is a damaged file's: milliseconds are 30 000 years then, bytes a petabyte, shares absurd."""
 
 _METRIC_WORDS = {
-    "fraction_of_step": "Share of the step",
+    "fraction_of_step": "Share of the captured time",
     "share_caused_by_these_ranks": "Caused by these ranks",
     "pipeline_structural": "Bubble by the schedule alone",
     "pipeline_imbalance": "Bubble by uneven stages",
