@@ -84,7 +84,7 @@ class CommunicationCalls:
         group: index into TraceColumns.groups, or NONE.
         in_elements, out_elements: message size in elements, or NONE.
         dtype: index into `dtypes` (the profiler's words: Float, BFloat16, ...), or NONE.
-        source_rank, destination_rank: as recorded (rank in the group), or NONE.
+        source_rank, destination_rank: as recorded (torch writes the peer's rank of the job), or NONE.
         sequence: the group's sequence number (torch >= 2.12), or NONE.
         root_rank: torch's "Rank" of an operator: the root (rank in the group) of broadcast, reduce, gather and scatter,
             else the caller or the peer; or NONE. Kernels do not record it.

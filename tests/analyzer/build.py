@@ -208,9 +208,10 @@ class TraceBuilder:
         receive_from: Iterable[int] = (),
         stream: int = COMMUNICATION_STREAM,
     ) -> None:
-        """A send/receive kernel, which tells nothing itself, and the described operators just before its launch."""
-        parts = [("send", NONE, group.index(peer)) for peer in send_to]
-        parts += [("recv", group.index(peer), NONE) for peer in receive_from]
+        """A send/receive kernel, which tells nothing itself, and the described operators just before its launch, which
+        name the peers by their ranks in the job, as torch does."""
+        parts = [("send", NONE, peer) for peer in send_to]
+        parts += [("recv", peer, NONE) for peer in receive_from]
         for kind, source, destination in parts:
             self._host_row(Category.CPU_OP, "record_param_comms", launch, launch, MAIN)
             row = len(self._rows) - 1

@@ -147,7 +147,7 @@ class _CallReader:
         if issued:
             return issued, self._issued.by_arguments
         if context.kind in ("send", "recv") and context.peer is not None:
-            return [Told(context.kind, peer=context.peer, num_bytes=context.num_bytes)], False
+            return [Told(context.kind, peer_place=context.peer, num_bytes=context.num_bytes)], False
         return [], False
 
     def _groups_by_stream(self) -> dict[int, tuple[int, ...]]:
@@ -164,14 +164,21 @@ class _CallReader:
     def _peers(self, told: list[Told], members: tuple[int, ...] | None, step: int) -> tuple[PeerCall, ...]:
         peers = []
         for part in told:
-            if part.kind not in ("send", "recv") or part.peer is None:
+            peer = _peer(part, members)
+            if part.kind not in ("send", "recv") or peer is None:
                 continue
-            peer = members[part.peer] if members is not None and part.peer < len(members) else part.peer
             source, destination = (self._rank, peer) if part.kind == "send" else (peer, self._rank)
             key = (step, source, destination)
             ordinal = self._ordinals[key] = self._ordinals.get(key, -1) + 1
             peers.append(PeerCall(source, destination, ordinal))
         return tuple(peers)
+
+
+def _peer(part: Told, members: tuple[int, ...] | None) -> int | None:
+    """The peer as a rank of the job; a place in an unknown group is taken for one."""
+    if part.peer is not None or part.peer_place is None:
+        return part.peer
+    return members[part.peer_place] if members is not None and part.peer_place < len(members) else part.peer_place
 
 
 def _kind_of(told: list[Told], peers: tuple[PeerCall, ...], context: LaunchContext, name: str) -> str:

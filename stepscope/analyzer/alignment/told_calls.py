@@ -17,8 +17,8 @@ _SEND_OR_RECEIVE = re.compile(r"^nccl:(send|recv) \d|^c10d::(send|recv_)$")
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What an operator, or a kernel's own arguments, say of one call; None where they do not. `peer` and `root` are
-    ranks in the group."""
+    """What an operator, or a kernel's own arguments, say of one call; None where they do not. `peer` is a rank of the
+    job (arguments), `peer_place` a rank in the group (spans), and so is `root`."""
 
     kind: str
     group: ProcessGroup | None = None
@@ -28,6 +28,7 @@ class Told:
     sequence: int | None = None
     communicator: int | None = None
     root: int | None = None
+    peer_place: int | None = None
 
 
 def told_by(trace: TraceColumns, entry: int, operator: int | None) -> Told:
@@ -39,17 +40,26 @@ def told_by(trace: TraceColumns, entry: int, operator: int | None) -> Told:
     elements = max(int(calls.in_elements[entry]), int(calls.out_elements[entry]))
     dtype = int(calls.dtype[entry])
     size = bytes_of_dtype(calls.dtypes[dtype]) if dtype != NONE else None
+    members = _members(trace, group) if group is not None else None
     peer = int(calls.destination_rank[entry] if kind == "send" else calls.source_rank[entry])
     return Told(
         kind=kind,
         group=group,
-        members=_members(trace, group) if group is not None else None,
+        members=members,
         num_bytes=elements * size if size is not None and elements >= 0 else None,
-        peer=_known(peer),
+        peer=_rank_of_peer(_known(peer), members),
         sequence=_known(int(calls.sequence[entry])),
         communicator=_known(int(calls.communicator[entry])),
         root=_known(int(calls.root_rank[operator])) if operator is not None else None,
     )
+
+
+def _rank_of_peer(number: int | None, members: tuple[int, ...] | None) -> int | None:
+    """torch writes the peer as a rank of the job; a number that is none of the members can only be a place in the
+    group (a profiler of another make)."""
+    if number is None or members is None or number in members or number >= len(members):
+        return number
+    return members[number]
 
 
 def _known(number: int) -> int | None:
@@ -98,7 +108,7 @@ def _told_by_span(trace: TraceColumns, row: int) -> Told:
     name = trace.names[int(trace.name[row])]
     dims, types, concrete = arguments_of(trace, row)
     kind = "send" if "send" in name else "recv"
-    return Told(kind, num_bytes=largest_tensor_bytes(dims, types), peer=peer_of(name, concrete))
+    return Told(kind, num_bytes=largest_tensor_bytes(dims, types), peer_place=peer_of(name, concrete))
 
 
 def _members(trace: TraceColumns, group: ProcessGroup) -> tuple[int, ...] | None:

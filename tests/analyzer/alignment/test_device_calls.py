@@ -71,6 +71,15 @@ def test_a_grouped_send_receive_kernel_lists_the_peers_of_the_operators_before_i
     assert (received.kind, received.peers) == ("recv", (PeerCall(1, 5, 1),))
 
 
+@pytest.mark.parametrize(("number", "peer"), [(2, 2), (4, 4), (1, 2)])
+def test_a_peer_is_a_rank_of_the_job_unless_it_can_only_be_a_place_in_the_group(number: int, peer: int) -> None:
+    """In (0, 2, 4), 2 is a rank and not the third place; 1 is no member, so it is the second place."""
+    trace = stepped()
+    trace.point_to_point(100, 200, launch=20, group=(0, 2, 4), send_to=[number])
+    (sent,) = calls_of(trace)
+    assert sent.peers == (PeerCall(0, peer, 0),)
+
+
 def test_the_order_of_peers_starts_anew_with_each_step() -> None:
     trace = stepped()
     trace.step(4, 1000, 2000)
