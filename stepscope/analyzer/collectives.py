@@ -102,7 +102,7 @@ def _row(
     num_bytes, size = key.num_bytes, len(key.members)
     every = columns.places(call for calls in instances for call in calls)
     split = [calls for calls in instances if all(call in arrivals for call in calls)]
-    transfers, skews, last = _timings(split, arrivals, columns)
+    transfers, skews, caused, times_last = _timings(split, arrivals, columns)
     transfer = float(np.median(transfers)) if len(transfers) else None
     algbw = num_bytes / transfer if num_bytes and transfer else None
     expected = latency_bound = None
@@ -110,7 +110,7 @@ def _row(
         best = expected_seconds(link, key.kind, size, num_bytes)
         expected = num_bytes * bus_factor(key.kind, size) / best / 1e9
         latency_bound = is_latency_bound(link, key.kind, size, num_bytes)
-    arriver, times = last.most_common(1)[0] if last else (None, None)
+    arriver = caused.most_common(1)[0][0] if caused else None
     return Collective(
         group=",".join(map(str, key.members)),
         dimension=key.dimension,
@@ -123,9 +123,9 @@ def _row(
         transfer_ms=float(transfers.sum()) / 1e6 if len(transfers) else None,
         wait_ms=float(columns.wait[every].sum()) / 1e6 if len(transfers) else None,
         hidden=_hidden_share(columns, every),
-        skew_ms=float(np.median(skews)) / 1e6 if len(skews) else None,
+        skew_ms=float(skews.mean()) / 1e6 if len(skews) else None,
         last_arriver=arriver,
-        times_last=times,
+        times_last=None if arriver is None else times_last[arriver],
         largest_skew_ms=float(skews.max()) / 1e6 if len(skews) else None,
         hidden_wait=_share(columns.hidden_wait[every], columns.wait[every]),
         hidden_transfer=_share(columns.hidden_transfer[every], columns.transfer[every]),
@@ -138,20 +138,27 @@ def _row(
 
 def _timings(
     instances: list[list[CallId]], arrivals: Mapping[CallId, Arrival], columns: CallColumns
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Counter[int]]:
-    """Of each instance: the shortest transfer and the skew of the starts (nanoseconds); who came last how often."""
-    last = Counter[int]()
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Counter[int], Counter[int]]:
+    """Of each instance: the shortest transfer and the skew of the starts (nanoseconds). Of each rank: for how long it
+    was waited (nanoseconds, all members together), and how often it came last.
+
+    By the waiting, not by the count: who is 10 ms late once a step costs more than who is last by 4 us thrice.
+    """
+    caused, times_last = Counter[int](), Counter[int]()
     if not instances:
-        return np.empty(0, np.int64), np.empty(0, np.int64), last
+        return np.empty(0, np.int64), np.empty(0, np.int64), caused, times_last
     places = columns.places(call for calls in instances for call in calls)
     begins = np.cumsum([0, *(len(calls) for calls in instances[:-1])])
     transfers = np.minimum.reduceat(columns.transfer[places], begins)
     # by waits, not by starts, which cannot be compared where nothing ties the members' clocks together
     skews = np.maximum.reduceat(columns.wait[places], begins) - np.minimum.reduceat(columns.wait[places], begins)
-    for calls, skew in zip(instances, skews.tolist(), strict=True):
+    waits = np.add.reduceat(columns.wait[places], begins)
+    for calls, skew, wait in zip(instances, skews.tolist(), waits.tolist(), strict=True):
         if skew > 0:
-            last[max((arrivals[call] for call in calls), key=lambda a: a.at_ns).rank] += 1
-    return transfers, skews, last
+            last = max((arrivals[call] for call in calls), key=lambda a: a.at_ns).rank
+            caused[last] += wait
+            times_last[last] += 1
+    return transfers, skews, caused, times_last
 
 
 def _share(part: npt.NDArray[np.int64], whole: npt.NDArray[np.int64]) -> float | None:

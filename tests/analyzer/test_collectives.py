@@ -53,6 +53,13 @@ def test_who_comes_late_and_how_late() -> None:
     assert [row.mean_late_ms for row in analysis.arrivals] == [pytest.approx(x) for x in (0.05, 0.025, 0.0)]
 
 
+def test_the_last_arriver_is_the_one_waited_for_longest_and_not_the_one_last_most_often() -> None:
+    """Rank 1 is 100 us late once, rank 0 by 1 us three times: 100 of the 103 us of waiting are for rank 1."""
+    (row,) = analyse(*data_parallel([[100, 101, 101, 101], [200, 100, 100, 100]])).collectives
+    assert (row.last_arriver, row.times_last, row.count) == (1, 1, 4)
+    assert [row.wait_ms, row.skew_ms, row.largest_skew_ms] == pytest.approx([0.103, 0.103 / 4, 0.1])
+
+
 def test_waiting_for_a_rank_that_is_there_is_known_although_another_ranks_trace_is_missing() -> None:
     """Rank 1 comes 100 us after rank 0; rank 2's trace is missing, so it may have come even later."""
     analysis = analyse(*data_parallel([[100], [200], [150]])[:2])
