@@ -6,14 +6,17 @@ import math
 from functools import lru_cache
 
 _LARGEST_T = 1e6
+_AS_GOOD_AS_INFINITE = 1e6
+"""Degrees of freedom from which the normal distribution is taken: t differs from it by less than 2e-6 of itself, and
+the beta function's logarithms, differences of large numbers, lose more than that from some 1e8 on."""
 _MAX_TERMS = 300
 _TINY = 1e-300
 _EPSILON = 1e-14
 
 
 def probability_within(t: float, freedom: float) -> float:
-    """P(|T| < t) of Student's distribution; the normal one for infinite freedom."""
-    if math.isinf(freedom):
+    """P(|T| < t) of Student's distribution; the normal one for a freedom above 1e6."""
+    if freedom > _AS_GOOD_AS_INFINITE:
         return math.erf(t / math.sqrt(2))
     return 1.0 - _regularised_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
 

@@ -34,6 +34,15 @@ def test_the_quantile_is_the_inverse_of_the_probability(level: float, freedom: f
     assert probability_within(two_sided_t(level, freedom), freedom) == pytest.approx(1 - level, abs=1e-7)
 
 
+@given(st.floats(0.0, 300.0), st.floats(0.0, 300.0))
+def test_the_quantile_falls_to_the_normal_one_however_large_the_freedom(one: float, other: float) -> None:
+    less, more = 10 ** min(one, other), 10 ** max(one, other)
+    few, many = two_sided_t(0.05, less), two_sided_t(0.05, more)
+    assert few >= many * (1 - 1e-8)
+    assert many >= two_sided_t(0.05, math.inf) * (1 - 1e-8)
+    assert two_sided_t(0.05, 1e6 + 1) == pytest.approx(two_sided_t(0.05, 1e6), rel=3e-6)
+
+
 @given(st.floats(1.0, 100.0))
 def test_more_freedom_makes_narrower_intervals(freedom: float) -> None:
     assert two_sided_t(0.05, freedom + 1) < two_sided_t(0.05, freedom)
