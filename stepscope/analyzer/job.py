@@ -80,9 +80,19 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     )
     resampled = resample(found.table)
     rows = with_kernel_reasons(root_causes(grounds, resampled, job.step_ms), roofline)
-    what_if, left_out = replay_causes(lambda: _replay_model(found), rows, context.unprofiled_step_ms)
-    what_if = what_if or replay_pipeline_causes(found.schedules, rows)
-    verdict = judge(rows, resampled, Circumstances(job, oversubscribed, quality, pipeline))
+    about = Circumstances(
+        job,
+        oversubscribed,
+        quality,
+        pipeline,
+        unexplained_loss=found.table.unexplained_waiting() + ledger[Heading.IDLE_OTHER],
+        arrivals_unknown=ledger[Heading.COMMUNICATION_UNSPLIT],
+    )
+    # what may be waiting for a late rank promises nothing to a faster link
+    certain = [row for row in rows if not about.is_guess(row)]
+    what_if, left_out = replay_causes(lambda: _replay_model(found), certain, context.unprofiled_step_ms)
+    what_if = what_if or replay_pipeline_causes(found.schedules, certain)
+    verdict = judge(rows, resampled, about)
     analysis = Analysis(
         job=job,
         trace_quality=quality,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analyzer.blame.reasons import NAMED_FROM, Grounds, reasons_of
+from stepscope.analyzer.blame.reasons import MOSTLY_UNKNOWN, NAMED_FROM, Grounds, reasons_of
 from stepscope.analyzer.blame.remedies import COSTS, actions_for
 from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, CHARGE
@@ -23,6 +23,10 @@ whole steps (TraceLens#972: activities in 2 of 32 steps, reported as 0.04 % idle
 UNTRUSTED_UNLINKED = 0.2
 """Share of device activities without launch above which idle time cannot be told apart."""
 
+UNEXPLAINED_FROM = NAMED_FROM
+"""A loss of this share that nothing explains may be any cause: no job that has one is called healthy."""
+UNKNOWN_ARRIVALS_CONFIDENCE = 0.5
+
 _NEVER_NAMED = HEALTHY_CAUSES | {Cause.UNEXPLAINED, Cause.BEFORE_WINDOW}
 
 
@@ -32,12 +36,21 @@ class Circumstances:
 
     Attributes:
         oversubscribed: more runnable ranks than cores on the host.
+        unexplained_loss: share of the time in which ranks waited or idled for a cause that was not found; kernels of
+            which only the limit is unknown are no loss.
+        arrivals_unknown: share of the time in which waiting could not be told from transfer.
     """
 
     job: Job
     oversubscribed: bool
     quality: TraceQuality
     pipeline: Pipeline | None
+    unexplained_loss: float = 0.0
+    arrivals_unknown: float = 0.0
+
+    def is_guess(self, row: RootCause) -> bool:
+        """Whether a row is communication that may as well be waiting for a late rank."""
+        return row.cause is Cause.COMMUNICATION and self.arrivals_unknown > MOSTLY_UNKNOWN * row.fraction
 
 
 def root_causes(grounds: Grounds, resampled: Resampled, step_ms: float | None) -> list[RootCause]:
@@ -80,20 +93,41 @@ def judge(rows: Sequence[RootCause], resampled: Resampled, about: Circumstances)
         healthy = [row for row in rows if row.cause in HEALTHY_CAUSES]
         if not healthy:
             return _insufficient(about, *_unexplained(unexplained))
-        return _healthy(healthy[0], losses, resampled, about)
+        if about.unexplained_loss >= UNEXPLAINED_FROM:
+            return _neither(by_cause[Cause.UNEXPLAINED], losses, about)
+        return _healthy(healthy[0], by_cause, losses, resampled, about)
+    is_guess = about.is_guess(named)
+    confidence = _confidence(named.cause, resampled, about)
+    if about.unexplained_loss >= UNEXPLAINED_FROM:  # it may be a larger cause than the one that was found
+        confidence = round(confidence * named.fraction / (named.fraction + about.unexplained_loss), 3)
     return Verdict(
         cause=named.cause,
         reasons=named.reasons,
-        confidence=_confidence(named.cause, resampled, about),
+        confidence=min(confidence, UNKNOWN_ARRIVALS_CONFIDENCE) if is_guess else confidence,
         summary=_summary(named, about),
-        ranks=named.ranks,
+        ranks=[] if is_guess else named.ranks,
         evidence=named.evidence,
         actions=actions_for(named.cause, named.reasons),
         secondary=_secondary(losses[1:], about),
     )
 
 
-def _healthy(row: RootCause, losses: Sequence[RootCause], resampled: Resampled, about: Circumstances) -> Verdict:
+def _neither(row: RootCause, losses: Sequence[RootCause], about: Circumstances) -> Verdict:
+    """Nothing found is large enough to be named, but what was not found is too large for a healthy job."""
+    waited = f"{about.unexplained_loss:.1%} of the time devices waited or idled, and these traces do not show for what"
+    summary = f"neither healthy nor explained: {waited}{_where(row, about)}"
+    evidence = Evidence("unexplained_loss", about.unexplained_loss, "ratio", UNEXPLAINED_FROM, ranks=row.ranks)
+    unknown = _insufficient(about, summary, evidence)
+    return replace(unknown, ranks=row.ranks, secondary=_secondary(losses, about))
+
+
+def _healthy(
+    row: RootCause,
+    by_cause: Mapping[Cause, RootCause],
+    losses: Sequence[RootCause],
+    resampled: Resampled,
+    about: Circumstances,
+) -> Verdict:
     bound = "arithmetic" if row.cause is Cause.COMPUTE_BOUND else "memory bandwidth"
     mfu = "" if about.job.mfu is None else f" at {about.job.mfu:.0%} MFU"
     largest = f"; the largest loss is {losses[0].fraction:.1%} ({losses[0].cause})" if losses else ""
@@ -102,10 +136,15 @@ def _healthy(row: RootCause, losses: Sequence[RootCause], resampled: Resampled, 
     evidence = list(row.evidence)
     if about.job.mfu is not None:
         evidence.append(Evidence("mfu", about.job.mfu, "ratio"))
+    confidence = _confidence(row.cause, resampled, about)
+    before = by_cause.get(Cause.BEFORE_WINDOW)
+    if before is not None and before.fraction >= UNEXPLAINED_FROM:
+        confidence = round(confidence * (1.0 - before.fraction), 3)
+        largest += f"; {before.fraction:.1%} is waiting for what began before the trace{_where(before, about)}"
     return Verdict(
         cause=row.cause,
         reasons=row.reasons,
-        confidence=_confidence(row.cause, resampled, about),
+        confidence=confidence,
         summary=f"healthy: {row.fraction:.1%} of the time is bound by {bound}{mfu}{faster}{largest}",
         ranks=[],
         evidence=evidence,
@@ -151,15 +190,22 @@ def _summary(row: RootCause, about: Circumstances) -> str:
     cost = f"{row.fraction:.1%} of the captured time"
     if row.ms_per_step is not None and about.job.step_ms is not None:
         cost += f", {row.ms_per_step:,.1f} ms of each {about.job.step_ms:,.1f} ms step"
-    where = ""
-    if row.ranks and len(row.ranks) < len(about.job.ranks):
-        worst_first = " (worst first)" if len(row.ranks) > 1 else ""
-        where = f"; look at rank{'s' if len(row.ranks) > 1 else ''} {_enumerate(row.ranks)}{worst_first}"
+    where = _where(row, about)
+    if about.is_guess(row):
+        where = "; it may as well be waiting for a late rank: arrivals are unknown"
     pipeline = ""
     if row.cause is Cause.PIPELINE_BUBBLE and about.pipeline is not None:
         p = about.pipeline
         pipeline = f" ({p.stages} stages, {p.micro_batches} micro-batches, {p.schedule})"
     return f"{COSTS.get(row.cause, row.cause + ' costs')} {cost}{pipeline}{where}"
+
+
+def _where(row: RootCause, about: Circumstances) -> str:
+    """At whom to look, unless it is everybody."""
+    if not 0 < len(row.ranks) < len(about.job.ranks):
+        return ""
+    worst_first = " (worst first)" if len(row.ranks) > 1 else ""
+    return f"; look at rank{'s' if len(row.ranks) > 1 else ''} {_enumerate(row.ranks)}{worst_first}"
 
 
 def _enumerate(ranks: Sequence[int], most: int = 8) -> str:

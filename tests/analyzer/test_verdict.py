@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stepscope.core.analysis import Analysis
-from stepscope.core.causes import HEALTHY_CAUSES, Cause
+from stepscope.core.causes import HEALTHY_CAUSES, Cause, Reason
 from tests.analyzer.build import TraceBuilder
+from tests.analyzer.jobs import data_parallel
 from tests.analyzer.readings import analyse, row_of
 
 
@@ -86,6 +89,55 @@ def test_a_trace_that_explains_nothing_is_insufficient_evidence() -> None:
     verdict = analyse(trace).verdict
     assert verdict.cause is Cause.INSUFFICIENT_EVIDENCE
     assert verdict.actions
+
+
+def lost_launches(*, idle_us: int) -> Analysis:
+    """The launch that ends the idle time of each 1000 us step is not in the trace: nobody knows why it came late."""
+    trace = TraceBuilder()
+    for step in range(4):
+        begin = step * 1000
+        trace.step(step, begin, begin + 1000)
+        trace.kernel(begin, begin + 900 - idle_us, launch=begin)
+        trace.kernel(begin + 900, begin + 1000)
+    return analyse(trace)
+
+
+@pytest.mark.parametrize(("idle_us", "is_healthy"), [(80, True), (150, False)])
+def test_a_tenth_that_nothing_explains_bars_a_healthy_verdict(idle_us: int, is_healthy: bool) -> None:
+    verdict = lost_launches(idle_us=idle_us).verdict
+    assert (verdict.cause in HEALTHY_CAUSES) is is_healthy
+    if not is_healthy:
+        assert verdict.cause is Cause.INSUFFICIENT_EVIDENCE
+        assert "12.0% of the time" in verdict.summary  # the window ends with the last launched kernel
+        assert verdict.evidence[0].value == pytest.approx(3 * 150 / 3750)
+
+
+def test_communication_that_may_be_waiting_is_named_with_half_confidence_and_promises_nothing() -> None:
+    """Two hosts that only broadcast: their clocks, and so the arrivals, are unknown; rank 1 computes 200 us more."""
+    traces = data_parallel([[100] * 4, [300] * 4])
+    for trace in traces:
+        trace.host = f"node{trace.rank}"
+        trace._descriptions = [replace(told, kind="broadcast") for told in trace._descriptions]
+    analysis = analyse(*traces)
+    verdict = analysis.verdict
+    assert (verdict.cause, verdict.ranks) == (Cause.COMMUNICATION, [])
+    assert verdict.reasons[0] is Reason.ARRIVALS_UNKNOWN
+    assert verdict.confidence <= 0.5
+    assert "arrivals are unknown" in verdict.summary
+    assert "bandwidth" not in verdict.summary
+    assert not [found for found in analysis.what_if if found.fix is Cause.COMMUNICATION]
+
+
+def test_a_healthy_job_says_what_its_first_step_waited_for_and_is_less_sure() -> None:
+    traces = [TraceBuilder(rank=rank, world_size=2) for rank in (0, 1)]
+    for trace, late in zip(traces, (0, 500), strict=True):
+        trace.step(1, 0, 100)
+        trace.kernel(1000 + late, 2000 + late, launch=10)
+        trace.collective("allreduce", 2000 + late, 2520, launch=20, group=(0, 1))
+    verdict = analyse(*traces).verdict
+    assert verdict.cause in HEALTHY_CAUSES
+    assert "began before the trace; look at rank 1" in verdict.summary
+    assert verdict.confidence == pytest.approx(0.7 * (1 - 500 / (1520 + 1020)), abs=0.001)
 
 
 def test_every_verdict_brings_evidence_and_a_remedy() -> None:

@@ -17,6 +17,9 @@ from stepscope.core.causes import Cause, Reason
 NAMED_FROM = 0.10
 """A loss is named as the cause from this share of the step on; below it the job is healthy (ledger, Verdict)."""
 
+MOSTLY_UNKNOWN = 0.5
+"""From this share of exposed communication on that cannot be told from waiting, it may be somebody's lateness."""
+
 Found = tuple[list[Reason], list[Evidence]]
 
 
@@ -55,8 +58,12 @@ def reasons_of(cause: Cause, grounds: Grounds) -> Found:
 
 def _communication(grounds: Grounds) -> Found:
     reasons = [reason for reason, _ in grounds.communication]
-    unknown = [Reason.ARRIVALS_UNKNOWN] if grounds.arrivals_unknown > 0 else []
-    return [*reasons, *unknown], [item for _, items in grounds.communication for item in items]
+    evidence = [item for _, items in grounds.communication for item in items]
+    if grounds.arrivals_unknown > 0:
+        is_mostly = grounds.arrivals_unknown > MOSTLY_UNKNOWN * grounds.table.fractions()[Cause.COMMUNICATION]
+        reasons.insert(0 if is_mostly else len(reasons), Reason.ARRIVALS_UNKNOWN)
+        evidence.append(Evidence("arrivals_unknown", grounds.arrivals_unknown, "ratio"))
+    return reasons, evidence
 
 
 def _host(grounds: Grounds) -> Found:

@@ -60,6 +60,10 @@ class CauseTable:
         shares = self.time_ns[whole].sum(axis=0) / self.step_ns[whole].sum()
         return dict(zip(CAUSE_ORDER, shares.tolist(), strict=True))
 
+    def unexplained_waiting(self) -> float:
+        """Share of the summed windows that is waiting for a rank whose lateness nothing explains."""
+        return float(self.blamed_ns[CHARGE[Cause.UNEXPLAINED]] / self.step_ns.sum())
+
     def ranks_of(self, cause: Cause) -> list[int]:
         """Ranks to blame for a cause, worst first."""
         return culprits(self.culprits.get(cause, {}))
