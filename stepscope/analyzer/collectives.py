@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,10 @@ from stepscope.core.links import Link, bus_factor, expected_seconds, is_latency_
 MOST_GPUS_OF_A_HOST = 8
 """Hosts that the traces do not name: more ranks than this are not taken for one host's."""
 
+ALIKE_UP_TO = 2.0
+"""Sizes of an uneven all-to-all change with every call: those that lie no further apart than by this factor make one
+row, so that the exchange of the counts stays apart from the tokens'."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Key:
@@ -41,15 +45,26 @@ def collective_table(
 ) -> list[Collective]:
     """One row for each group, dimension, kind and size, by transfer and waiting time, largest first.
 
+    The size of an all-to-all to which each member brings another is the mean over the members, and such calls of
+    similar sizes share a row.
     Calls that ended on all members before their windows began are left out: nothing of them is booked.
     """
     described = dimension_of_members(group for view in views.values() for group in view.header.groups)
     rows: dict[_Key, list[list[CallId]]] = defaultdict(list)
+    uneven: dict[_Key, list[tuple[float, list[CallId]]]] = defaultdict(list)
     for match in matches.collectives:
         if not _is_in_window(views, match.values()):
             continue
-        first = next(iter(match.values()))
-        rows[_key(views, tuple(sorted(match)), first, described)].append(list(match.values()))
+        calls = list(match.values())
+        key = _key(views, tuple(sorted(match)), calls[0], described)
+        sizes = {views[c.rank].calls[c.place].num_bytes for c in calls} if key.kind == "all_to_all" else set()
+        if len(sizes) > 1:
+            uneven[replace(key, num_bytes=None)].append((_mean_bytes(views, calls), calls))
+        else:
+            rows[key].append(calls)
+    for key, sized in uneven.items():
+        for num_bytes, instances in _alike(sized):
+            rows[replace(key, num_bytes=num_bytes)] += instances
     seen: set[frozenset[CallId]] = set()
     for call, others in matches.peers.items():
         pair = frozenset([call, *others])
@@ -60,6 +75,21 @@ def collective_table(
     links = {key.members: link_of(views, key.members) for key in rows}
     table = [_row(key, instances, links[key.members], arrivals, columns) for key, instances in rows.items()]
     return sorted(table, key=lambda row: -((row.transfer_ms or 0.0) + (row.wait_ms or 0.0)))
+
+
+def _mean_bytes(views: Mapping[int, RankView], calls: Iterable[CallId]) -> float:
+    """Of the members that tell their size."""
+    told = (views[c.rank].calls[c.place].num_bytes for c in calls)
+    return float(np.mean([size for size in told if size is not None]))
+
+
+def _alike(sized: list[tuple[float, list[CallId]]]) -> Iterable[tuple[int, list[list[CallId]]]]:
+    """Calls of similar sizes together, each with the median of their sizes."""
+    sized = sorted(sized, key=lambda one: one[0])
+    sizes = np.array([size for size, _ in sized])
+    begins = np.flatnonzero(sizes[1:] > ALIKE_UP_TO * sizes[:-1]) + 1
+    for low, high in zip([0, *begins.tolist()], [*begins.tolist(), len(sized)], strict=True):
+        yield round(float(np.median(sizes[low:high]))), [calls for _, calls in sized[low:high]]
 
 
 def _is_in_window(views: Mapping[int, RankView], calls: Iterable[CallId]) -> bool:

@@ -184,7 +184,8 @@ class Collective:
     `transfer_ms` adds up the shortest member of each call, `wait_ms` and the exposed times all members. `hidden_wait`
     and `hidden_transfer` are shares of the waiting and of the transfer; `expected_busbw_gbs` is of the link at this
     size; `latency_bound` says that the size is so small that bandwidth hardly counts. `last_arriver` is the rank that
-    was waited for longest in all, `times_last` how often it came last; `skew_ms` is the mean over the calls.
+    was waited for longest in all, `times_last` how often it came last; `skew_ms` is the mean over the calls. `bytes` of
+    an uneven all-to-all is the mean over the members (the median of it over the row's calls).
     """
 
     group: str

@@ -60,6 +60,21 @@ def test_the_last_arriver_is_the_one_waited_for_longest_and_not_the_one_last_mos
     assert [row.wait_ms, row.skew_ms, row.largest_skew_ms] == pytest.approx([0.103, 0.103 / 4, 0.1])
 
 
+def test_uneven_all_to_alls_share_a_row_of_the_mean_size_apart_from_the_exchange_of_the_counts() -> None:
+    """Rank 0 brings 1,000 and 1,400 elements of four bytes, rank 1 1,200 and 1,000; 4 and 8 are counts."""
+    sizes = [(4, 8), (1000, 1200), (4, 8), (1400, 1000)]
+    traces = [TraceBuilder(rank=rank, world_size=2) for rank in (0, 1)]
+    for rank, trace in enumerate(traces):
+        trace.step(5, 0, 50)
+        trace.kernel(0, 100, launch=5)
+        for place, elements in enumerate(sizes):
+            start, launch = 200 + 100 * place, 10 + 10 * place
+            trace.collective("all_to_allv", start, start + 20, launch=launch, group=(0, 1), elements=elements[rank])
+    rows = sorted(analyse(*traces).collectives, key=lambda row: row.bytes or 0)
+    assert [(row.kind, row.bytes, row.count) for row in rows] == [("all_to_all", 24, 2), ("all_to_all", 4600, 2)]
+    assert rows[1].algbw_gbs == pytest.approx(4600 / 20e-6 / 1e9)
+
+
 def test_waiting_for_a_rank_that_is_there_is_known_although_another_ranks_trace_is_missing() -> None:
     """Rank 1 comes 100 us after rank 0; rank 2's trace is missing, so it may have come even later."""
     analysis = analyse(*data_parallel([[100], [200], [150]])[:2])
