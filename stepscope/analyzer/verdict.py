@@ -9,7 +9,7 @@ import numpy as np
 
 from stepscope.analyzer.blame.reasons import MOSTLY_UNKNOWN, NAMED_FROM, Grounds, reasons_of
 from stepscope.analyzer.blame.remedies import COSTS, actions_for
-from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled
+from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled, resample_whole
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, CHARGE
 from stepscope.core.analysis import Evidence, Job, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
 from stepscope.core.causes import HEALTHY_CAUSES, Cause
@@ -60,20 +60,24 @@ def root_causes(grounds: Grounds, resampled: Resampled, step_ms: float | None) -
     low, high = np.quantile(resampled, INTERVAL, axis=0)
     spread = table.spread(grounds.movable)
     low, high = np.maximum(low - spread, 0.0), np.minimum(high + spread, 1.0)
+    least, most = np.quantile(resample_whole(table), INTERVAL, axis=0)
+    least, most = np.maximum(least - spread, 0.0), most + spread
     rows = []
     for code, cause in enumerate(CAUSE_ORDER):
         if fractions[cause] <= 0:
             continue
         reasons, evidence = reasons_of(cause, grounds)
+        scale = step_ms if whole[cause] > 0 else None
         rows.append(
             RootCause(
                 cause=cause,
                 reasons=reasons,
                 fraction=fractions[cause],
-                ms_per_step=whole[cause] * step_ms if step_ms is not None and whole[cause] > 0 else None,
+                ms_per_step=None if scale is None else whole[cause] * scale,
                 interval=(float(low[code]), float(high[code])),
                 ranks=table.ranks_of(cause),
                 evidence=evidence,
+                ms_interval=None if scale is None else (float(least[code]) * scale, float(most[code]) * scale),
             )
         )
     return sorted(rows, key=lambda row: -row.fraction)

@@ -41,6 +41,7 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(_table("root cause", causes, "ranks in b"))
     headings = [(row.heading.replace("_", " "), row.ms, "") for row in comparison.headings]
     console.print(_table("ledger heading", headings, ""))
+    console.print(f"  {_how_tables_differ(comparison)}")
     kernels = [(k.name, k.ms, _calls(k.calls_a, k.calls_b)) for k in comparison.kernels if _matters(k.ms)]
     _print_some(console, "kernel", kernels)
     calls = [(k.name, k.ms, _calls(k.calls_a, k.calls_b)) for k in comparison.calls if _matters(k.ms)]
@@ -54,6 +55,17 @@ def print_comparison(comparison: Comparison) -> None:
     _print_some(console, "collective", collectives)
     for gate in comparison.gates:
         console.print(Text(f"gate {gate.summary}", style=_OUTCOME_STYLES.get(gate.outcome, "yellow")))
+
+
+def _how_tables_differ(comparison: Comparison) -> str:
+    """What one name means in either table, and what both add up to."""
+    a, b = (sum(getattr(row.ms, side) or 0.0 for row in comparison.causes) for side in ("a", "b"))
+    unlike = "" if comparison.a.step_source == "captured" else "; the step above is that of unprofiled steps"
+    return (
+        f"Both tables add up to the mean captured step, {a:,.1f} -> {b:,.1f} ms{unlike}. A root cause holds the waits "
+        "charged to it, of all ranks; a ledger heading is what the ranks did themselves, their waits under wait. "
+        "A collective's wait below is all of it, hidden behind compute or not."
+    )
 
 
 def _side(name: str, side: ComparedSide) -> str:

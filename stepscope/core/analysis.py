@@ -143,6 +143,7 @@ class RootCause:
     """One row of the root-cause table; the fractions of all rows add up to 1, the milliseconds to the job's step.
 
     `ms_per_step` is of the whole steps; None where all of the cause's time lies in the last, which the trace cuts.
+    `interval` is of the fraction, `ms_interval` of the milliseconds: 90 %, from a bootstrap over steps.
     """
 
     cause: Cause
@@ -152,6 +153,7 @@ class RootCause:
     interval: tuple[float, float] | None
     ranks: list[int]
     evidence: list[Evidence]
+    ms_interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

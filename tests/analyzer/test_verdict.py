@@ -59,6 +59,9 @@ def test_milliseconds_a_step_are_of_whole_steps_whatever_the_cut_last_one_holds(
     assert row.ms_per_step == pytest.approx(0.2, abs=0.002)
     assert analysis.job.step_ms == pytest.approx(1.0)
     assert sum(row.ms_per_step or 0.0 for row in analysis.root_causes) == pytest.approx(1.0)
+    assert row.ms_interval is not None
+    low, high = row.ms_interval
+    assert low <= row.ms_per_step <= high < 0.21
 
 
 def test_what_only_the_cut_last_step_holds_has_no_milliseconds_of_a_step() -> None:

@@ -108,10 +108,19 @@ def _to_blame(cause: Cause, rank: int, heavy: Mapping[int, Mapping[int, float]])
     return heavy.get(rank) or {rank: 1.0} if cause is Cause.IMBALANCE else {rank: 1.0}
 
 
-def resample(table: CauseTable, seed: int = 0) -> Resampled:
+def resample(table: CauseTable) -> Resampled:
     """Bootstrap over steps. The same input gives the same answer."""
-    generator = np.random.default_rng(seed)
-    steps = len(table.step_ns)
-    chosen = generator.integers(0, steps, size=(NUM_RESAMPLES, steps))
+    chosen = _chosen(len(table.step_ns))
     fractions: npt.NDArray[np.float64] = table.time_ns[chosen].sum(axis=1) / table.step_ns[chosen].sum(axis=1)[:, None]
     return fractions
+
+
+def resample_whole(table: CauseTable) -> Resampled:
+    """The same over whole steps, in mean whole steps: a resample of long steps adds up to more than 1."""
+    time, length = table.time_ns[: table.num_whole], table.step_ns[: table.num_whole]
+    steps: npt.NDArray[np.float64] = time[_chosen(len(length))].mean(axis=1) / length.mean()
+    return steps
+
+
+def _chosen(num_steps: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(0, num_steps, size=(NUM_RESAMPLES, num_steps))

@@ -91,8 +91,13 @@ def summarise_steps(steps: Sequence[float], average: Average = np.median) -> Run
     values = np.asarray(steps, dtype=float)
     blocks = [float(average(block)) for block in np.array_split(values, min(NUM_BLOCKS, len(values)))]
     variance = float(np.var(blocks, ddof=1)) / len(blocks) if len(blocks) > 1 else 0.0
-    variance *= 1.0 + NEIGHBOURS_ALIKE * len(blocks) / len(values)
+    variance *= correlation_of_blocks(len(values))
     return RunFigure(float(average(values)), variance, float(len(blocks) - 1))
+
+
+def correlation_of_blocks(num_steps: int) -> float:
+    """How many times larger a mean's variance is, as steps are alike, than their blocks let expect."""
+    return 1.0 + NEIGHBOURS_ALIKE * min(NUM_BLOCKS, num_steps) / num_steps
 
 
 def estimate(a: Sequence[RunFigure], b: Sequence[RunFigure], *, assumed_spread: float) -> Estimate:

@@ -21,6 +21,10 @@ SHARE_OF_GAIN = 1 / 3
 """Less of the gain that the schedule promises than this: the bubble was not what bound the job."""
 
 MOST_CAUSES_NAMED = 3
+
+LIKELY_SHARE = 1 / 3
+"""A cause that makes up this share of a sure change is named, also where its own change is not sure."""
+
 _CHANGED = (Change.SLOWER, Change.FASTER)
 
 
@@ -36,8 +40,21 @@ def summarise(step: Difference, causes: Sequence[CauseDifference]) -> str:
             return f"not certain: {figures} ({size}): this may be noise{parts}"
         return f"no change seen: {figures}{parts}"
     same_way = [row for row in moved if row.ms.state is step.state]
-    because = f": {_named(same_way)}" if same_way else "; no single cause accounts for it"
-    return f"b is {step.state}: {figures} ({size}){because}"
+    return f"b is {step.state}: {figures} ({size}){_because(same_way, causes, step)}"
+
+
+def _because(sure: Sequence[CauseDifference], causes: Sequence[CauseDifference], step: Difference) -> str:
+    """The causes that surely changed, with what the others add, so that the line adds up; else the likeliest ones."""
+    if sure:
+        named = _ordered(sure)[:MOST_CAUSES_NAMED]
+        rest = sum(row.ms.change or 0.0 for row in causes) - sum(row.ms.change or 0.0 for row in named)
+        others = f", other causes together {rest:+,.1f} ms" if abs(rest) >= MIN_EFFECT * (step.a or 0.0) else ""
+        return f": {_named(sure)}{others}"
+    way = 1.0 if step.state is Change.SLOWER else -1.0
+    likely = [row for row in causes if way * (row.ms.change or 0.0) >= LIKELY_SHARE * abs(step.change or 0.0)]
+    if not likely:
+        return "; no single cause accounts for it"
+    return f"; likely {_named(likely)}, but no single cause is certain"
 
 
 def how_much_is_known(
@@ -119,11 +136,12 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _named(rows: Sequence[CauseDifference]) -> str:
+    return ", ".join(_cause(row) for row in _ordered(rows)[:MOST_CAUSES_NAMED])
+
+
+def _ordered(rows: Sequence[CauseDifference]) -> list[CauseDifference]:
     """Losses first: more compute time is mostly what a straggler or a slower clock shows as well."""
-    ordered = sorted(
-        rows, key=lambda row: (row.cause in HEALTHY_CAUSES | {Cause.UNEXPLAINED}, -abs(row.ms.change or 0))
-    )
-    return ", ".join(_cause(row) for row in ordered[:MOST_CAUSES_NAMED])
+    return sorted(rows, key=lambda row: (row.cause in HEALTHY_CAUSES | {Cause.UNEXPLAINED}, -abs(row.ms.change or 0)))
 
 
 def _cause(row: CauseDifference) -> str:

@@ -8,13 +8,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stepscope.analyzer.compare.estimate import RunFigure, summarise_steps
+from stepscope.analyzer.compare.estimate import RunFigure, correlation_of_blocks, summarise_steps
 from stepscope.core.analysis import Analysis, StepLedger
 from stepscope.core.headings import Heading
 from stepscope.core.run_layout import RunManifest
 
 _BOOTSTRAP_WIDTH = 2 * 1.6449
 """Standard deviations between the 5th and the 95th percentile, which root-cause intervals give."""
+
+_WIDTH_OF_TWO = 2.0
+"""The same of two steps: a quarter of the resamples draw one twice, so that the interval ends at the steps themselves,
+which lie two standard deviations of their mean apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +67,49 @@ def captured_steps(analysis: Analysis) -> list[float]:
 
 
 def heading_figure(analysis: Analysis, heading: Heading) -> RunFigure:
-    """Milliseconds a step under a heading: the mean over ranks and whole steps, so that headings add up to the step."""
-    by_index: dict[int, list[float]] = defaultdict(list)
+    """Milliseconds a step under a heading: its share of all ranks' time in each whole step, so that headings add up to
+    the mean step."""
+    by_index: dict[int, list[StepLedger]] = defaultdict(list)
     for rank in analysis.ranks:
         for step in whole_steps(rank.steps):
-            by_index[step.index].append(step.ledger.get(heading, 0.0) * step.ms)
-    return summarise_steps([float(np.mean(by_index[index])) for index in sorted(by_index)], np.mean)
+            by_index[step.index].append(step)
+    parts = []
+    for index in sorted(by_index):
+        length = [step.ms for step in by_index[index]]
+        booked = sum(step.ledger.get(heading, 0.0) * step.ms for step in by_index[index])
+        parts.append(booked / sum(length) * float(np.median(length)) if any(length) else 0.0)
+    return summarise_steps(parts, np.mean)
 
 
 def cause_figure(analysis: Analysis, cause: str) -> RunFigure:
-    """Milliseconds a step charged to a cause; its noise is that of the bootstrap over steps.
-
-    A window holds all captured steps, the last one cut short where the trace ends. Its length by their number turns the
-    cause's share into time; the whole step would add to every cause what the last step lacks.
-    """
+    """Milliseconds a step charged to a cause, so that causes add up to the mean whole step, as headings do; its noise
+    is that of the bootstrap over steps."""
     row = next((row for row in analysis.root_causes if row.cause == cause), None)
-    if row is None:
-        return RunFigure(0.0)
-    steps = sum(len(rank.steps) for rank in analysis.ranks)
-    scale = sum(rank.window_ms for rank in analysis.ranks) / max(steps, 1)
-    number = analysis.job.num_steps
-    if row.interval is None or number < 2:
-        return RunFigure(row.fraction * scale)
-    deviation = (row.interval[1] - row.interval[0]) / _BOOTSTRAP_WIDTH * scale
+    steps = captured_steps(analysis)
+    scale = float(np.mean(steps)) if steps else 0.0
+    told = sum(row.ms_per_step or 0.0 for row in analysis.root_causes)
+    if row is None or (told > 0 and row.ms_per_step is None):
+        return RunFigure(0.0)  # nothing, or in the cut last step alone
+    value = scale * (row.fraction if row.ms_per_step is None else row.ms_per_step / told)
+    number = len(steps)
+    if number < 2:
+        return RunFigure(value)
+    if row.ms_interval is not None and told > 0:
+        width = (row.ms_interval[1] - row.ms_interval[0]) / told * scale
+    elif row.interval is not None:
+        width = (row.interval[1] - row.interval[0]) * scale
+    else:
+        return RunFigure(value)
+    return RunFigure(value, _variance_of(width, number), number - 1.0)
+
+
+def _variance_of(width: float, num_steps: int) -> float:
+    """Variance of a mean over steps whose bootstrap gave an interval so wide, allowing for steps being alike."""
+    correlation = correlation_of_blocks(num_steps)
+    if num_steps == 2:
+        return (width / _WIDTH_OF_TWO) ** 2 * correlation
     # resamples of few steps vary less than new steps would: by n - 1 of n in variance
-    return RunFigure(row.fraction * scale, deviation**2 * number / (number - 1), number - 1.0)
+    return (width / _BOOTSTRAP_WIDTH) ** 2 * num_steps / (num_steps - 1) * correlation
 
 
 def mfu_figure(run: RunRecord) -> RunFigure | None:

@@ -48,7 +48,7 @@ def make_run(
         hidden_communication=0.0,
         steps=[StepLedger(index, ms, shares) for index, ms in enumerate(steps)],
     )
-    rows = [RootCause(c, [], share, None, (share, share), [0], []) for c, share in (causes or {}).items()]
+    rows = [_cause(c, share, rank.step_ms or 0.0) for c, share in (causes or {}).items()]
     analysis = Analysis(
         job=Job(1, [0], [], MeshSizes(), "NVIDIA H100", len(steps), rank.step_ms, None, mfu, device_kind="gpu"),
         trace_quality=TraceQuality(),
@@ -63,6 +63,12 @@ def make_run(
         warnings=[],
     )
     return RunRecord(name, analysis, manifest, unprofiled_ms)
+
+
+def _cause(cause: Cause, share: float, step_ms: float) -> RootCause:
+    """A cause with the same share of every step."""
+    ms = share * step_ms
+    return RootCause(cause, [], share, ms, (share, share), [0], [], (ms, ms))
 
 
 def with_pipeline(run: RunRecord, *, micro_batches: int, stages: int = 2) -> RunRecord:

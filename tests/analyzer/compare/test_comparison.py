@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from stepscope.analyzer.compare.comparison import compare
-from stepscope.analyzer.compare.run_record import RunRecord
-from stepscope.core.analysis import KernelTime
+from stepscope.analyzer.compare.run_record import RunRecord, cause_figure
+from stepscope.core.analysis import KernelTime, RootCause
 from stepscope.core.causes import Cause
 from stepscope.core.comparison import Change, Comparison
 from stepscope.core.headings import Heading
@@ -43,6 +43,46 @@ def test_what_became_slower_is_named_with_its_ranks() -> None:
     assert found.causes[0].ms.state is Change.SLOWER
     assert "data loading +50.0 ms (rank 0)" in found.summary
     assert between(slow, fast).step_time.state is Change.FASTER
+
+
+def test_causes_and_headings_add_up_to_the_step_whatever_the_window_says() -> None:
+    fast = make_run(100.0, 100.2, causes={Cause.COMPUTE_BOUND: 1.0})
+    slow = make_run(150.0, 150.2, causes={Cause.COMPUTE_BOUND: 0.667, Cause.DATA_LOADING: 0.333})
+    rows = [replace(row, fraction=0.1) for row in slow.analysis.root_causes]
+    slow = replace(slow, analysis=replace(slow.analysis, root_causes=rows))
+    found = between(fast, slow)
+    for parts in (found.causes, found.headings):
+        assert sum(row.ms.a or 0.0 for row in parts) == pytest.approx(100.1)
+        assert sum(row.ms.b or 0.0 for row in parts) == pytest.approx(150.1)
+
+
+def test_a_cause_of_the_cut_last_step_alone_costs_no_step_anything() -> None:
+    slow = make_run(100.0, 100.2, causes={Cause.COMPUTE_BOUND: 0.9, Cause.DATA_LOADING: 0.1})
+    compute, loading = slow.analysis.root_causes
+    rows = [compute, replace(loading, ms_per_step=None, ms_interval=None)]
+    found = between(slow, replace(slow, analysis=replace(slow.analysis, root_causes=rows)))
+    assert {row.cause: row.ms.b for row in found.causes}[Cause.DATA_LOADING] == 0.0
+
+
+def test_the_noise_of_a_cause_is_that_of_its_whole_steps() -> None:
+    """Two steps of 10 and 30 ms: the mean's standard deviation is 10, sqrt(3) times as much as steps are alike."""
+    rows = [RootCause(Cause.DATA_LOADING, [], 0.2, 20.0, None, [0], [], (10.0, 30.0))]
+    run = make_run(100.0, 100.0, causes={Cause.COMPUTE_BOUND: 0.8})
+    rows += run.analysis.root_causes
+    analysis = replace(run.analysis, root_causes=rows)
+    figure = cause_figure(analysis, Cause.DATA_LOADING)
+    assert (figure.value, figure.variance, figure.freedom) == (pytest.approx(20.0), pytest.approx(300.0), 1.0)
+
+
+def test_a_sure_change_without_a_sure_cause_still_names_the_likeliest() -> None:
+    a = make_run(100.0, 100.2, causes={Cause.COMPUTE_BOUND: 1.0})
+    b = make_run(150.0, 150.2, causes={Cause.COMPUTE_BOUND: 0.667, Cause.DATA_LOADING: 0.333})
+    rows = [
+        replace(row, ms_interval=(0.0, 100.0)) if row.cause is Cause.DATA_LOADING else row
+        for row in b.analysis.root_causes
+    ]
+    b = replace(b, analysis=replace(b.analysis, root_causes=rows))
+    assert "likely data loading +50.0 ms (rank 0), but no single cause is certain" in between(a, b).summary
 
 
 def test_two_steps_of_one_run_say_how_little_they_are() -> None:
