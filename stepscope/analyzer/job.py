@@ -230,8 +230,8 @@ def _charge_pipelines(
                 _waits(view, arrivals),
                 view.calls,
                 step_bounds_ns=view.step_bounds_ns,
-                structural_ns=parts.structural_ns,
-                imbalance_ns=parts.imbalance_ns[rank],
+                structural=parts.structural_ns[rank],
+                imbalance=parts.imbalance_ns[rank],
             )
             charged[rank] = replace(view, segments=segments)
     return charged

@@ -10,6 +10,7 @@ import numpy as np
 from stepscope.analyzer.alignment.call_words import P2P_KINDS
 from stepscope.analyzer.pipeline.chains import Chain
 from stepscope.analyzer.pipeline.replay import Replay, replay
+from stepscope.analyzer.pipeline.schedule_waits import ScheduledIdle
 from stepscope.analyzer.pipeline.schedules import recognise
 from stepscope.analyzer.pipeline.stage_times import StageTimes, observe
 from stepscope.analyzer.pipeline.tasks import Order
@@ -24,15 +25,15 @@ class PipelineParts:
     Attributes:
         chain: its ranks.
         figures: the published fractions of the pipelined span.
-        structural_ns: non-compute time a step that the schedule itself costs every rank.
+        structural_ns: by rank, non-compute time a step that the schedule itself costs.
         imbalance_ns: by rank, what uneven stages add to that.
         heavy: by rank, its share of the work that exceeds the mean: who the uneven cut burdens; adds up to 1, or empty.
     """
 
     chain: Chain
     figures: Pipeline
-    structural_ns: float
-    imbalance_ns: dict[int, float]
+    structural_ns: dict[int, ScheduledIdle]
+    imbalance_ns: dict[int, ScheduledIdle]
     heavy: dict[int, float]
 
 
@@ -71,11 +72,20 @@ def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None
         variance=measured - structural / span - imbalance,
         textbook=(p - 1) / (v * m + p - 1),
     )
-    waiting = {
-        view.rank: max(uneven.period_ns - own - structural, 0.0)
-        for view, own in zip(ranks, uneven.busy_ns, strict=True)
-    }
-    return PipelineParts(chain, figures, structural, waiting, _heavy(chain, uneven))
+    return PipelineParts(chain, figures, *_idle_of_ranks(chain, even, uneven, structural), _heavy(chain, uneven))
+
+
+def _idle_of_ranks(
+    chain: Chain, even: Replay, uneven: Replay, structural: float
+) -> tuple[dict[int, ScheduledIdle], dict[int, ScheduledIdle]]:
+    """By rank, the idle time of a step that the schedule costs, and what its uneven stages add."""
+    scheduled, added = {}, {}
+    for place, rank in enumerate(chain.ranks):
+        more = [max(long - short, 0.0) for short, long in zip(even.idle_ns[place], uneven.idle_ns[place], strict=True)]
+        waiting = max(uneven.period_ns - uneven.busy_ns[place] - structural, 0.0)
+        scheduled[rank] = ScheduledIdle(structural, even.idle_ns[place])
+        added[rank] = ScheduledIdle(waiting, tuple(more))
+    return scheduled, added
 
 
 def _heavy(chain: Chain, uneven: Replay) -> dict[int, float]:

@@ -10,10 +10,18 @@ from stepscope.analyzer.pipeline.tasks import Pass, Task
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The period's length, and the busy time of each device, nanoseconds."""
+    """One period, nanoseconds.
+
+    Attributes:
+        period_ns: its length.
+        busy_ns: by device, the time in passes.
+        idle_ns: by device, how long it idles before each pass whose input comes from another device; what it idles at
+            the end of a period counts before its first pass.
+    """
 
     period_ns: float
     busy_ns: tuple[float, ...]
+    idle_ns: tuple[tuple[float, ...], ...]
 
 
 def replay(
@@ -31,6 +39,7 @@ def replay(
     device_of_stage = {task.stage: device for device, tasks in enumerate(order) for task in tasks}
     end: dict[tuple[bool, int, int], float] = {}  # (is gradient, stage, micro-batch) -> when it is there
     free = [0.0] * len(order)
+    idle: list[list[float]] = [[] for _ in order]
     next_task = [0] * len(order)
     remaining = sum(map(len, order))
     while remaining:
@@ -41,6 +50,8 @@ def replay(
                 ready = _ready(task, end, device_of_stage, num_stages, transfer_ns)
                 if ready is None:
                     break
+                if _receives(task, device_of_stage, num_stages):
+                    idle[device].append(max(ready - free[device], 0.0))
                 free[device] = max(free[device], ready) + duration_ns[task]
                 if task.kind is not Pass.BACKWARD_WEIGHT:
                     end[task.kind.sends_gradient, task.stage, task.micro_batch] = free[device]
@@ -50,7 +61,15 @@ def replay(
         if not progressed:
             raise ValueError("the pipeline's order waits for itself")
     busy = tuple(sum(duration_ns[task] for task in tasks) for tasks in order)
-    return Replay(max(free), busy)
+    for device, tasks in enumerate(order):
+        if tasks and _receives(tasks[0], device_of_stage, num_stages):
+            idle[device][0] += max(free) - free[device]
+    return Replay(max(free), busy, tuple(map(tuple, idle)))
+
+
+def _receives(task: Task, device_of_stage: Mapping[int, int], num_stages: int) -> bool:
+    """Whether an input of the task is made on another device."""
+    return any(device_of_stage[stage] != device_of_stage[task.stage] for _, stage in _needs(task, num_stages))
 
 
 def _ready(

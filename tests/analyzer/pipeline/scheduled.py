@@ -28,6 +28,7 @@ def scheduled(
     marked: bool,
     steps: int = 3,
     tail_us: int = 0,
+    loading_us: int = 0,
     first_rank: int = 0,
     world: int | None = None,
 ) -> list[TraceBuilder]:
@@ -36,6 +37,7 @@ def scheduled(
     Args:
         marked: whether the host writes torch's marks around each pass and each send and receive.
         tail_us: an optimizer kernel at the end of each step.
+        loading_us: before each step the first device's host waits for data so long, and only then launches.
         first_rank, world: the ranks of one pipeline among several.
     """
     devices = len(order)
@@ -45,7 +47,12 @@ def scheduled(
         launches = [step * 10_000 + 1] * devices
         done: dict[Place, int] = {}
         queues = [list(tasks) for tasks in order]
-        for trace in traces:
+        begin = free[0]
+        if loading_us:
+            free[0] = begin + loading_us
+            launches[0] = free[0] - 1
+            traces[0].annotation("prof.data", begin - 5, free[0] - 1)
+        for trace in traces[1:] if loading_us else traces:
             trace.step(step, step * 10_000, step * 10_000 + 10_000)
         while any(queues):
             for device, queue in enumerate(queues):
@@ -61,6 +68,8 @@ def scheduled(
                 trace.annotation("Optimizer.step#AdamW.step", launches[device], launches[device] + 2)
                 trace.kernel(free[device], free[device] + tail_us, launch=launches[device])
                 free[device] += tail_us
+        if loading_us:
+            traces[0].step(step, begin - 5, free[0] - 5)
     return traces
 
 

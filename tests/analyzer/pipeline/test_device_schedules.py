@@ -14,7 +14,7 @@ from stepscope.analyzer.pipeline.tasks import Order, Pass, Task
 from stepscope.core.analysis import Pipeline
 from stepscope.core.causes import Cause
 from tests.analyzer.pipeline.scheduled import gpipe_order, scheduled
-from tests.analyzer.readings import analyse, row_of, view_of
+from tests.analyzer.readings import analyse, cause_us, row_of, view_of
 
 
 def usual(task: Task) -> int:
@@ -92,6 +92,22 @@ def test_an_order_that_no_framework_runs_is_replayed_as_it_was() -> None:
     found = figures(order, usual, marked=False)
     assert found.schedule == "unknown"
     assert found.variance == pytest.approx(0, abs=0.03)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_waiting_for_the_first_stages_loader_is_no_bubble_wherever_it_comes_first(marked: bool) -> None:
+    order = interleaved_order(4, 6)
+    healthy = analyse(*scheduled(order, usual, marked=marked, steps=4))
+    analysis = analyse(*scheduled(order, usual, marked=marked, steps=4, loading_us=500))
+    # nothing precedes the first step: what the schedule allows for the end of the one before takes loading there
+    no_end_before = 200 + 400 + 600
+    bubble = cause_us(healthy, Cause.PIPELINE_BUBBLE) + no_end_before
+    assert cause_us(analysis, Cause.PIPELINE_BUBBLE) == pytest.approx(bubble, rel=0.02)
+    # all four ranks lose 500 us a step; before the first one the loader ran before the trace
+    lost = cause_us(analysis, Cause.DATA_LOADING) + cause_us(analysis, Cause.BEFORE_WINDOW)
+    assert lost == pytest.approx(4 * 3 * 500 + 3 * 500 - no_end_before, rel=0.04)
+    assert row_of(analysis, Cause.DATA_LOADING).ranks == [0]
+    assert cause_us(analysis, Cause.UNEXPLAINED) == pytest.approx(0, abs=20)
 
 
 def test_replicas_of_a_pipeline_are_explained_each_and_the_worst_is_shown() -> None:
