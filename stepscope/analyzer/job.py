@@ -41,7 +41,7 @@ from stepscope.analyzer.what_if.model import ReplayModel, build_model
 from stepscope.analyzer.what_if.named_causes import beside_verdict, replay_causes, replay_pipeline_causes
 from stepscope.analyzer.what_if.pipeline_schedule import PipelineSchedule, replay_schedules, schedule_of
 from stepscope.analyzer.what_if.predict import predict
-from stepscope.core.analysis import Analysis
+from stepscope.core.analysis import Analysis, Notice, RootCause, WhatIf
 from stepscope.core.causes import Cause
 from stepscope.core.errors import DataError
 from stepscope.core.headings import Heading
@@ -80,26 +80,16 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     )
     resampled = resample(found.table)
     rows = with_kernel_reasons(root_causes(grounds, resampled, job.step_ms), roofline)
-    about = Circumstances(
-        job,
-        oversubscribed,
-        quality,
-        pipeline,
-        unexplained_loss=found.table.unexplained_waiting() + ledger[Heading.IDLE_OTHER],
-        arrivals_unknown=ledger[Heading.COMMUNICATION_UNSPLIT],
-    )
-    # what may be waiting for a late rank promises nothing to a faster link
-    certain = [row for row in rows if not about.is_guess(row)]
-    what_if, left_out = replay_causes(lambda: _replay_model(found), certain, context.unprofiled_step_ms)
-    what_if = what_if or replay_pipeline_causes(found.schedules, certain)
-    verdict = judge(rows, resampled, about)
+    unexplained_loss = found.table.unexplained_waiting() + ledger[Heading.IDLE_OTHER]
+    about = Circumstances(job, oversubscribed, quality, pipeline, unexplained_loss, grounds.arrivals_unknown)
+    what_if, left_out = _gains(found, [row for row in rows if not about.is_guess(row)], context)
     analysis = Analysis(
         job=job,
         trace_quality=quality,
         ledger=ledger,
         ranks=[rank_ledger(view) for view in by_rank.values()],
         root_causes=rows,
-        verdict=beside_verdict(verdict, what_if),
+        verdict=beside_verdict(judge(rows, resampled, about), what_if),
         what_if=what_if,
         collectives=collectives,
         communication_by_dimension=cost_by_dimension(by_rank, columns),
@@ -180,6 +170,12 @@ def _explain(views: Sequence[RankView]) -> _Explained:
     heavy = {rank: parts.heavy for parts in pipelines for rank in parts.chain.ranks}
     table = cause_table(by_rank, blamed, heavy)
     return _Explained(by_rank, matches, clocks, arrivals, pipelines, schedules, role, table)
+
+
+def _gains(found: _Explained, causes: Sequence[RootCause], context: JobContext) -> tuple[list[WhatIf], list[Notice]]:
+    """What fixing each cause would buy, and what was left out. A cause that is a guess promises nothing."""
+    what_if, left_out = replay_causes(lambda: _replay_model(found), causes, context.unprofiled_step_ms)
+    return what_if or replay_pipeline_causes(found.schedules, causes), left_out
 
 
 def _call_columns(found: _Explained) -> CallColumns:

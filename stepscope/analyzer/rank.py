@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.alignment.device_calls import device_calls
 from stepscope.analyzer.alignment.host_calls import host_calls
-from stepscope.analyzer.intervals import Intervals, Nanoseconds, contains, covered_time, time_of
+from stepscope.analyzer.intervals import Nanoseconds, covered_time
 from stepscope.analyzer.kernels.rank_kernels import no_kernels, rank_kernels
 from stepscope.analyzer.kernels.tables import kernel_table
 from stepscope.analyzer.ledger.activities import Activities, Work, device_activities
@@ -20,6 +19,7 @@ from stepscope.analyzer.ledger.host_work import host_work
 from stepscope.analyzer.ledger.idle_rule import observe_host
 from stepscope.analyzer.ledger.steps import HostSteps, Window, device_window, file_window, host_steps
 from stepscope.analyzer.pipeline.micro_batches import device_micro_batches, host_micro_batches
+from stepscope.analyzer.pipeline.optimizer import launched_by_optimizer, optimizer_time
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.read_facts import device_facts, host_facts
 from stepscope.analyzer.roofline.kernel_costs import Floats
@@ -38,9 +38,7 @@ from stepscope.analyzer.what_if.graph import build_graph
 from stepscope.core.analysis import Notice, RooflineCoverage
 from stepscope.core.errors import DataError, TruncatedTraceError
 from stepscope.core.hardware import GpuModel, find_gpu
-from stepscope.trace.columns import NONE, Category, TraceColumns
-
-_OPTIMIZER = re.compile(r"^Optimizer\.step#|^optimizer$")
+from stepscope.trace.columns import NONE, TraceColumns
 
 
 def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False) -> RankView:
@@ -157,7 +155,7 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
         calls=host_calls(trace, rank, steps, lane),
         hidden_communication_ns=0,
         micro_batches=host_micro_batches(trace, lane, steps),
-        optimizer_ns=covered_time(bounds[:-1], bounds[1:], _optimizer_time(trace, lane)),
+        optimizer_ns=covered_time(bounds[:-1], bounds[1:], optimizer_time(trace, lane)),
         backward_ns=np.zeros(len(window.boundary_ns), np.int64),
         kernels=[],
         kernel_sums=no_kernels(),
@@ -172,12 +170,6 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
     )
 
 
-def _optimizer_time(trace: TraceColumns, lane: int) -> Intervals:
-    """What the optimizer's annotations on a thread cover."""
-    rows = trace.rows_named(_OPTIMIZER.match, Category.USER_ANNOTATION, Category.CPU_OP)
-    return time_of(trace, rows[trace.lane[rows] == lane])
-
-
 def _by_launcher(
     trace: TraceColumns,
     activities: Activities,
@@ -190,7 +182,7 @@ def _by_launcher(
     launch, lane = activities.launch_ns[kernels], activities.launch_lane[kernels]
     num_steps = len(window.boundary_ns)
     place = np.clip(np.searchsorted(window.boundary_ns, activities.start_ns[kernels], side="right") - 1, 0, None)
-    in_optimizer = (launch != NONE) & contains(_optimizer_time(trace, steps.main_lane), launch)
+    in_optimizer = launched_by_optimizer(trace, activities, kernels, steps)
     in_backward = (launch != NONE) & (lane != steps.main_lane) & ~in_optimizer
     weights = own.kernel_owned_ns
     return (

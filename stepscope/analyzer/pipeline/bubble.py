@@ -58,7 +58,10 @@ def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None
     structural = even.period_ns - float(np.mean(even.busy_ns))
     # a cut that shortens the replay (long forwards beside short backwards) is no imbalance
     imbalance = max(uneven.period_ns - float(np.mean(uneven.busy_ns)) - structural, 0.0) / span
-    measured = 1.0 - float(np.mean(observed.busy_ns)) / span
+    measured = max(1.0 - float(np.mean(observed.busy_ns)) / span, 0.0)
+    # a replay that idles more than the devices did (passes at the mean of uneven ones) explains all there was
+    explained = structural / span + imbalance
+    fitting = min(measured / explained, 1.0) if explained > 0 else 1.0
     p, v, m = len(ranks), num_stages // len(ranks), len({task.micro_batch for tasks in order for task in tasks})
     figures = Pipeline(
         schedule=recognise(order),
@@ -67,9 +70,9 @@ def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None
         chunks=v,
         period_ms=period / 1e6,
         measured=measured,
-        structural=structural / span,
-        imbalance=imbalance,
-        variance=measured - structural / span - imbalance,
+        structural=fitting * structural / span,
+        imbalance=fitting * imbalance,
+        variance=max(measured - explained, 0.0),
         textbook=(p - 1) / (v * m + p - 1),
     )
     return PipelineParts(chain, figures, *_idle_of_ranks(chain, even, uneven, structural), _heavy(chain, uneven))

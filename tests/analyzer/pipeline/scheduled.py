@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stepscope.analyzer.pipeline.tasks import Order, Pass, Task
-from tests.analyzer.build import AUTOGRAD, MAIN, TraceBuilder
+from tests.analyzer.build import AUTOGRAD, GEMM, MAIN, TraceBuilder
 
 TRANSFER_US = 2
 
@@ -28,6 +28,7 @@ def scheduled(
     marked: bool,
     steps: int = 3,
     tail_us: int = 0,
+    tail_kernel: str | None = None,
     loading_us: int = 0,
     first_rank: int = 0,
     world: int | None = None,
@@ -37,6 +38,7 @@ def scheduled(
     Args:
         marked: whether the host writes torch's marks around each pass and each send and receive.
         tail_us: an optimizer kernel at the end of each step.
+        tail_kernel: its name, where nothing annotates the optimizer.
         loading_us: before each step the first device's host waits for data so long, and only then launches.
         first_rank, world: the ranks of one pipeline among several.
     """
@@ -65,8 +67,10 @@ def scheduled(
                     done[task.kind is not Pass.FORWARD, task.stage, task.micro_batch] = free[device]
         if tail_us:
             for device, trace in enumerate(traces):
-                trace.annotation("Optimizer.step#AdamW.step", launches[device], launches[device] + 2)
-                trace.kernel(free[device], free[device] + tail_us, launch=launches[device])
+                if tail_kernel is None:
+                    trace.annotation("Optimizer.step#AdamW.step", launches[device], launches[device] + 2)
+                end = free[device] + tail_us
+                trace.kernel(free[device], end, launch=launches[device], name=tail_kernel or GEMM)
                 free[device] += tail_us
         if loading_us:
             traces[0].step(step, begin - 5, free[0] - 5)

@@ -73,6 +73,7 @@ def test_the_parts_always_add_up_to_what_was_measured(forward: list[int], micro_
     found = analysis.pipeline
     assert found is not None
     assert found.structural + found.imbalance + found.variance == pytest.approx(found.measured)
+    assert min(found.structural, found.imbalance, found.variance) >= 0
 
 
 def test_a_profiler_that_started_in_the_middle_of_a_step_does_not_turn_the_chain_round() -> None:

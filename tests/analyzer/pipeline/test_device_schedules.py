@@ -62,6 +62,22 @@ def test_even_stages_are_all_structure(order: Order, name: str, chunks: int, mar
     assert found.variance == pytest.approx(0, abs=0.03)
 
 
+@pytest.mark.parametrize("marked", [True, False])
+def test_an_optimizer_that_nothing_annotates_is_told_by_its_kernels(marked: bool) -> None:
+    def parts(tail_kernel: str | None) -> Pipeline | None:
+        traces = scheduled(interleaved_order(4, 2), usual, marked=marked, tail_us=300, tail_kernel=tail_kernel)
+        return analyse(*traces).pipeline
+
+    assert parts("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>") == parts(None)
+
+
+def test_no_part_is_negative_even_where_the_optimizer_cannot_be_told() -> None:
+    found = analyse(*scheduled(interleaved_order(4, 2), usual, marked=False, tail_us=300, tail_kernel="tail")).pipeline
+    assert found is not None
+    assert min(found.structural, found.imbalance, found.variance) >= 0
+    assert found.structural + found.imbalance + found.variance == pytest.approx(found.measured)
+
+
 def test_a_split_backward_is_told_by_its_marks() -> None:
     order = split_order(4, 6)
     found = figures(order, usual, marked=True)
