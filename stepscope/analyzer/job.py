@@ -19,6 +19,7 @@ from stepscope.analyzer.blame.waits import blame_waits
 from stepscope.analyzer.collectives import collective_table
 from stepscope.analyzer.communication import arrivals_of_ranks, cost_by_dimension, transfer_faults
 from stepscope.analyzer.job_clock import movable_wait, on_job_clock
+from stepscope.analyzer.job_machines import on_machines
 from stepscope.analyzer.kernels.evidence import with_kernel_reasons
 from stepscope.analyzer.ledger.segments import CHARGE
 from stepscope.analyzer.notices import notices_of
@@ -201,7 +202,8 @@ def _align(
     hosts = {rank: view.header.host_name for rank, view in views.items()}
     calls = with_groups({rank: view.calls for rank, view in views.items()}, world_size_of(views), hosts)
     matches = match_calls(calls)
-    clocks = estimate_clocks(calls, matches, hosts)
+    views = on_machines(views, calls, matches)
+    clocks = estimate_clocks(calls, matches, {rank: view.header.host_name for rank, view in views.items()})
     views = {rank: on_job_clock(replace(view, calls=calls[rank]), clocks) for rank, view in views.items()}
     calls = {rank: view.calls for rank, view in views.items()}
     if not any(view.on_device for view in views.values()):

@@ -96,17 +96,17 @@ def estimate_clocks(
     ):
         return one_clock
     hosts = sorted(set(host.values()))
-    tied = _islands(hosts, pairs)
+    tied = islands(hosts, pairs)
     pairs |= {
         pair: offset
         for pair, offset in offsets_by_bounds(calls_of_rank, matches, host).items()
         if tied[pair[0]] != tied[pair[1]]
     }
-    island = _islands(hosts, pairs)
-    ahead = _solve(hosts, island, {pair: (p.ahead_ns, _weight(p)) for pair, p in pairs.items()})
+    island = islands(hosts, pairs)
+    ahead = solve(hosts, island, {pair: (p.ahead_ns, weight(p)) for pair, p in pairs.items()})
     drift = {}
     if any(p.drift for p in pairs.values()):
-        drift = _solve(hosts, island, {pair: (p.drift, _weight(p)) for pair, p in pairs.items()})
+        drift = solve(hosts, island, {pair: (p.drift, weight(p)) for pair, p in pairs.items()})
     return Clocks(
         offset_ns={rank: round(ahead[host[rank]]) for rank in calls_of_rank},
         residual_us=max(p.residual_ns for p in pairs.values()) / 1e3 if pairs else None,
@@ -124,7 +124,7 @@ def _middle_of(calls_of_rank: Mapping[int, list[Call]]) -> int:
     return (min(ends) + max(ends)) // 2 if ends else 0
 
 
-def _islands(hosts: Sequence[str], pairs: Iterable[Pair]) -> dict[str, int]:
+def islands(hosts: Sequence[str], pairs: Iterable[Pair]) -> dict[str, int]:
     """Hosts that pairs tie together, directly or through others, have the same number."""
     neighbours: dict[str, list[str]] = defaultdict(list)
     for one, other in pairs:
@@ -144,12 +144,12 @@ def _islands(hosts: Sequence[str], pairs: Iterable[Pair]) -> dict[str, int]:
     return island
 
 
-def _weight(pair: PairOffset) -> float:
+def weight(pair: PairOffset) -> float:
     """One over the standard error of the pair's median, up to a factor."""
     return float(np.sqrt(pair.num_ends)) / max(pair.residual_ns, 1_000.0)
 
 
-def _solve(
+def solve(
     hosts: Sequence[str], island: Mapping[str, int], pairs: Mapping[Pair, tuple[float, float]]
 ) -> dict[str, float]:
     """The values of all hosts that fit all differences best, the first of each island being 0.
