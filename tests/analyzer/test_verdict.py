@@ -61,6 +61,7 @@ def test_milliseconds_a_step_are_of_whole_steps_whatever_the_cut_last_one_holds(
     assert sum(row.ms_per_step or 0.0 for row in analysis.root_causes) == pytest.approx(1.0)
     assert row.ms_interval is not None
     low, high = row.ms_interval
+    assert row.ms_per_step is not None
     assert low <= row.ms_per_step <= high < 0.21
 
 

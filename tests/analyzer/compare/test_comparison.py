@@ -71,7 +71,7 @@ def test_the_noise_of_a_cause_is_that_of_its_whole_steps() -> None:
     rows += run.analysis.root_causes
     analysis = replace(run.analysis, root_causes=rows)
     figure = cause_figure(analysis, Cause.DATA_LOADING)
-    assert (figure.value, figure.variance, figure.freedom) == (pytest.approx(20.0), pytest.approx(300.0), 1.0)
+    assert (figure.value, figure.variance, figure.freedom) == pytest.approx((20.0, 300.0, 1.0))
 
 
 def test_a_sure_change_without_a_sure_cause_still_names_the_likeliest() -> None:
