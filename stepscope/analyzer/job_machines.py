@@ -19,9 +19,10 @@ def on_machines(
 ) -> dict[int, RankView]:
     """The views under their machines' names, with a warning where these differ from the hosts'.
 
-    Ends of CPU jobs' collectives say too little: their ranks share the hosts that they name.
+    Not of CPU jobs, the ends of whose collectives say too little, and not without steps: calls counted from the
+    file's start may be matched a call too early all along, which looks like another clock.
     """
-    if not all(view.on_device for view in views.values()):
+    if not all(view.on_device and view.facts.step_indices for view in views.values()):
         return dict(views)
     hosts = {rank: view.header.host_name for rank, view in views.items()}
     half_a_step = min(float(np.median(view.window.whole_step_ns)) for view in views.values()) / 2
