@@ -20,6 +20,7 @@ from stepscope.analyzer.collectives import collective_table
 from stepscope.analyzer.communication import arrivals_of_ranks, cost_by_dimension, transfer_faults
 from stepscope.analyzer.job_clock import movable_wait, on_job_clock
 from stepscope.analyzer.job_machines import on_machines
+from stepscope.analyzer.job_steps import with_common_steps
 from stepscope.analyzer.kernels.evidence import with_kernel_reasons
 from stepscope.analyzer.ledger.segments import CHARGE
 from stepscope.analyzer.notices import notices_of
@@ -155,7 +156,7 @@ class _Explained:
 
 def _explain(views: Sequence[RankView]) -> _Explained:
     by_rank = {view.rank: view for view in sorted(views, key=lambda view: view.rank)}
-    by_rank, matches, clocks, arrivals = _align(by_rank)
+    by_rank, matches, clocks, arrivals = _align(with_common_steps(by_rank))
     by_rank = {
         rank: replace(view, segments=split_communication(view.segments, rank, view.calls, arrivals))
         for rank, view in by_rank.items()

@@ -297,3 +297,28 @@ def test_a_utilization_above_one_is_warned_about_and_not_printed() -> None:
     analysis, _ = analyse_job(views, JobContext())
     assert analysis.job.mfu is None
     assert "impossible_mfu" in {notice.code for notice in analysis.warnings}
+
+
+def test_a_rank_that_numbers_its_steps_otherwise_is_matched_by_their_order() -> None:
+    """Rank 1's steps are 105 and 106, the others' 5 and 6; the figures are as with equal numbers."""
+    compute = [[100, 150], [200, 100], [100, 100]]
+    straight, other = data_parallel(compute), data_parallel(compute)
+    for row in other[1]._rows:
+        row.name = row.name.replace("ProfilerStep#", "ProfilerStep#10")
+    expected, found = analyse(*straight), analyse(*other)
+    assert found.trace_quality.unmatched_collectives == 0.0
+    assert [notice.code for notice in found.warnings if notice not in expected.warnings] == ["steps_by_order"]
+    assert found.ledger == expected.ledger
+    assert found.collectives == expected.collectives
+    assert [[step.index for step in rank.steps] for rank in found.ranks] == [[5, 6]] * 3
+
+
+def test_another_stretch_of_the_run_is_not_matched_by_order() -> None:
+    """Rank 1's capture begins after rank 0's has ended."""
+    traces = data_parallel([[100, 150], [200, 100]])
+    for row in traces[1]._rows:
+        row.name = row.name.replace("ProfilerStep#", "ProfilerStep#10")
+        row.start, row.end = row.start + 10_000, row.end + 10_000
+    found = analyse(*traces)
+    assert found.trace_quality.unmatched_collectives == 1.0
+    assert "steps_by_order" not in [notice.code for notice in found.warnings]
