@@ -178,20 +178,31 @@ def decode_leniently(array_text: bytes) -> tuple[list[ExactEvent], int] | None:
     return events, len(items) - len(events)
 
 
+def is_too_deep(array_text: bytes) -> bool:
+    """Whether brackets nest deeper than any decoder here follows: no mending changes that."""
+    try:
+        _DECODE_ANYTHING(array_text)
+    except RecursionError:
+        return True
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return False
+
+
 def told_ranks(array_text: bytes) -> dict[int | str | None, int]:
     """Process -> the rank that its events' arguments tell; read apart, as it would cost every event of all traces."""
     if b'"rank"' not in array_text:
         return {}
-    try:
+    with suppress(*_UNREADABLE):
         return told_ranks_of(_DECODE_RANKS(array_text))
-    except _UNREADABLE:
-        return {}
+    lenient = decode_leniently(array_text)  # an event of another phase may hold any type
+    return told_ranks_of(lenient[0]) if lenient is not None else {}
 
 
 def told_ranks_of(events: Sequence[ExactEvent | _Ranked]) -> dict[int | str | None, int]:
     """The same for decoded events."""
-    texts = {event.pid: bytes(event.args.merged_rank) for event in events if event.args is not None}
-    return {pid: int(text) for pid, text in texts.items() if text.isdigit() and len(text) < _MOST_DIGITS}
+    told = [(event.pid, bytes(event.args.merged_rank)) for event in events if event.args is not None]
+    return {pid: int(text) for pid, text in told if text.isdigit() and len(text) < _MOST_DIGITS}
 
 
 def is_usable(event: ExactEvent) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from stepscope.trace.events import ExactEvent, decode_exact, decode_leniently, is_usable
+from stepscope.trace.events import ExactEvent, decode_exact, decode_leniently, is_too_deep, is_usable
 from stepscope.trace.mending import mended
 
 _BETWEEN_EVENTS = re.compile(rb"\}[\s,\x00]*\{")
@@ -104,7 +104,9 @@ class Recovery:
         if closing := _CLOSES_AT_ONCE.match(piece):
             return self._end_after(closing.end())
         for ending in list(_END_OF_ARRAY.finditer(piece))[:_MOST_ENDS_TRIED]:
-            if accept(piece[: ending.start() + 1]):
+            event = piece[: ending.start() + 1]
+            is_open = event.count(b"{") > event.count(b"}") and _seems_cut(event)
+            if not is_open and accept(event):
                 return self._end_after(ending.end())
         return not piece.strip(b" \t\r\n,\x00")
 
@@ -139,6 +141,8 @@ class Recovery:
                 self.events += events
                 self.repaired += sum(map(is_usable, events))
                 return True
+            if is_too_deep(b"[" + text + b"]"):
+                break
         return False
 
     def _salvage(self, piece: bytes) -> None:

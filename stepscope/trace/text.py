@@ -34,7 +34,7 @@ class TraceText:
         self.truncated = False
         self._stream = stream
         self._block_bytes = block_bytes
-        self._raw = stream.read(_RAW_BYTES)
+        self._raw = stream.read(min(_RAW_BYTES, max(block_bytes, len(_GZIP_MAGIC))))
         is_gzip = self._raw.startswith(_GZIP_MAGIC)
         self._inflater = isal_zlib.decompressobj(wbits=_GZIP_WINDOW) if is_gzip else None
         self._at_start = True

@@ -5,13 +5,16 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from stepscope.core.errors import DataError, NotATraceError
+from stepscope.trace import recovering
 from stepscope.trace.columns import NONE, Category, Lane, TraceColumns
 from stepscope.trace.kineto import read_trace_stream
+from stepscope.trace.mending import mended
 
 GOOD = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":9,"tid":9,"ts":1.0,"dur":2.0}'
 
@@ -226,3 +229,30 @@ def test_hopeless_text_is_given_up_in_reasonable_time(filler: str) -> None:
     """Mending may not try all ends of a long text for all of its beginnings."""
     trace = _read(f"[{GOOD}," + filler * 5_000 + f",{GOOD}]", block_bytes=100_000)
     assert trace.quality.dropped + trace.quality.repaired > 0
+
+
+HARD_TO_MEND = {
+    "nested too deep": "[" * 1100 + "]" * 1100,
+    "objects nested too deep": '[{"a":' * 600 + "1" + "}]" * 600,
+    "nested too deep and never closed": "[" * 1100,
+    "many ends of arrays": "[" + '[{"a":1}],' * 40 + "tru]",
+    "nested, and no JSON": "[" * 500 + "tru" + "]" * 500,
+}
+
+
+@pytest.mark.parametrize("kind", HARD_TO_MEND)
+def test_what_cannot_be_mended_costs_a_few_times_its_text(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One event of such a kind once cost some 40 ms, thousands of times what reading it does."""
+    tried: list[int] = []
+
+    def counted(text: bytes) -> Iterator[bytes]:
+        for meant in mended(text):
+            tried.append(len(meant))
+            yield meant
+
+    monkeypatch.setattr(recovering, "mended", counted)
+    damaged = GOOD[:-1] + f', "args": {{"x": {HARD_TO_MEND[kind]}}}}}'
+    trace = _read("[" + ",".join([GOOD, *[damaged] * 20]) + "]")
+    assert (len(trace), trace.quality.repaired, trace.quality.dropped) == (1, 0, 20)
+    most_times = 3 if "too deep" in kind else 9
+    assert sum(tried) <= most_times * 20 * len(damaged)

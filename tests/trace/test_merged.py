@@ -189,3 +189,13 @@ def test_ranks_in_the_arguments_are_read_wherever_processes_first_appear() -> No
     for event in events:
         event["args"]["rank"] = "odd"
     assert [trace.header.rank for trace in _read(json.dumps(events))] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("args", [[1], {"correlation": "x"}, {"name": "python"}])
+def test_metadata_of_any_shape_beside_them_hides_no_rank(args: Any) -> None:
+    events = json.loads(_fused())["traceEvents"]
+    for event in events:
+        event["args"]["rank"] = 8 * event["args"]["rank"]
+    named = [{"ph": "M", "name": "process_name", "pid": event["pid"], "args": args} for event in events]
+    mixed = [event for pair in zip(events, named, strict=True) for event in pair]
+    assert [trace.header.rank for trace in _read(json.dumps(mixed))] == [0, 8, 16]

@@ -16,6 +16,7 @@ from stepscope.core.analysis import Analysis
 from stepscope.core.causes import Cause
 from stepscope.core.errors import DataError
 from stepscope.core.headings import Heading
+from stepscope.store.documents import encode_analysis
 from stepscope.trace.kineto import read_trace
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.rank_views import view_files
@@ -94,6 +95,28 @@ def test_communication_kernels_are_known_under_all_their_names(
     communication = (Heading.COMMUNICATION, Heading.WAIT, Heading.COMMUNICATION_UNSPLIT)
     assert sum(analysis.ledger[heading] for heading in communication) == pytest.approx(50 / 90, abs=0.06)
     assert "no_communication" not in _codes(analysis)
+
+
+def test_custom_all_reduces_match_by_their_order(analysed: Analyse) -> None:  # entry 15
+    documents = [trace_document(rank, compute_us=30 + 15 * rank) for rank in (0, 1)]
+    for document in documents:
+        for kernel in _kernels(document)[1::2]:
+            kernel["name"] = "void vllm::cross_device_reduce_1stage<__half, 8>(vllm::RankData*)"
+            kernel["args"] = {"correlation": kernel["args"]["correlation"]}
+    analysis = analysed(*documents)
+    assert analysis.trace_quality.unmatched_collectives == 0
+    assert analysis.ledger[Heading.WAIT] == pytest.approx(3 * 15 / 2 / 280)  # rank 0 waits 15 us a step
+    assert analysis.ledger[Heading.COMMUNICATION] == pytest.approx(3 * 35 / 280)
+
+
+def test_annotations_of_nccl_without_its_kernels_are_no_communication_and_a_warning(
+    analysed: Analyse,
+) -> None:  # entry 12
+    documents = [trace_document(rank) for rank in (0, 1)]
+    for document in documents:
+        for kernel in _kernels(document)[1::2]:
+            kernel.update(cat="user_annotation", name="nccl:all_reduce", pid=100, tid=1, args={})
+    assert "no_communication" in _codes(analysed(*documents))
 
 
 def test_amd_kernels_that_merely_begin_with_hip_are_compute(analysed: Analyse) -> None:  # entry 12
@@ -224,6 +247,16 @@ def test_the_ledger_adds_up_whatever_overlaps(analysed: Analyse) -> None:  # ent
     analysis = analysed(document)
     assert sum(analysis.ledger.values()) == pytest.approx(1, abs=1e-9)
     assert all(sum(step.ledger.values()) == pytest.approx(1, abs=1e-9) for step in analysis.ranks[0].steps)
+    booked = {heading: pytest.approx(us / 280) for heading, us in _OVERLAPPED_US.items()}
+    assert {heading: share for heading, share in analysis.ledger.items() if share} == booked
+
+
+_OVERLAPPED_US = {
+    Heading.MEMORY_BOUND: 65 + 70 + 70,  # the first 5 us lie before the first booked step
+    Heading.COMMUNICATION_UNSPLIT: 3 * 15,
+    Heading.IDLE_OTHER: 2 * 15,
+}
+"""Each moment once: compute hides communication."""
 
 
 def test_the_order_of_events_in_the_file_changes_nothing(analysed: Analyse) -> None:  # entry 35
@@ -254,6 +287,12 @@ def test_one_unusable_file_does_not_lose_the_others(tmp_path: Path) -> None:  # 
     found = view_files([str(tmp_path / "other.json"), str(tmp_path / "rank0.json")], whole_file=False)
     assert list(found.views) == [0]
     assert "not one of PyTorch" in found.notices[0].message
+
+
+def test_what_is_unknown_of_clocks_and_capture_is_null_in_the_document_never_0(analysed: Analyse) -> None:
+    quality = json.loads(encode_analysis(analysed(_alone())))["trace_quality"]
+    unknown = ("clock_residual_us", "profiler_distortion", "unmatched_collectives")
+    assert [quality[name] for name in unknown] == [None, None, None]
 
 
 def test_doubled_step_marks_are_one(analysed: Analyse) -> None:
