@@ -76,18 +76,20 @@ class ColumnsBuilder:
         self._categories: list[Category] = []
         self._is_legacy = False
         self._is_exact = False
+        self._scanner: BatchScanner | None = None
 
     def scanner(self) -> BatchScanner | None:
         """A scanner into this builder's tables; None without the accelerator."""
         if not has_accelerator():
             return None
-        return BatchScanner(
+        self._scanner = BatchScanner(
             ignores_frames=PYTHON_FUNCTION in self._ignored,
             tracks=self.tracks,
             names=self.names,
             shapes=self.shapes,
             launches=self.launches,
         )
+        return self._scanner
 
     def add(self, batch: Batch | ScannedBatch | Sequence[ExactEvent]) -> None:
         """Append a batch's complete events; other phases are skipped."""
@@ -228,6 +230,8 @@ class ColumnsBuilder:
             self._categories.append(category_of(name))
             self._is_legacy = self._is_legacy or name in LEGACY_NAMES
             self.saw_stacks = self.saw_stacks or name == PYTHON_FUNCTION
+        if self._is_legacy and self._scanner is not None:
+            self._scanner.stop()
         return np.array(self._categories, np.int8)[track]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sysconfig
@@ -13,7 +14,9 @@ import pytest
 from stepscope.core.acceleration import PURE_VARIABLE
 from stepscope.trace import scanning
 from stepscope.trace.building import ColumnsBuilder
+from stepscope.trace.kineto import read_trace_stream
 from stepscope.trace.scanning import BatchScanner, has_accelerator
+from tests.trace.both_ways import read_both_ways
 
 _EVENT: dict[str, Any] = {"ph": "X", "cat": "cpu_op", "name": "n", "pid": 1, "tid": 2, "ts": 1.5, "dur": 2}
 _TEXT = json.dumps(_EVENT)
@@ -105,3 +108,12 @@ def test_refused_texts_leave_no_numbers_behind() -> None:
     batch = scanner.scan(memoryview(_TEXT.encode()))
     assert batch is not None
     assert batch.columns["name"].tolist() == [1]
+
+
+def test_what_follows_a_category_of_2021_is_read_as_of_2021() -> None:
+    new = _TEXT.replace("}", ', "args": {"external id": 3}}')
+    text = f"[{_TEXT.replace('cpu_op', 'Operator')},{','.join([new] * 30)}]".encode()
+    trace = read_both_ways(
+        lambda: read_trace_stream(io.BytesIO(text), path="t.json", file_bytes=len(text), block_bytes=300)
+    )
+    assert trace.external_id.tolist() == [-1, *[3] * 30]
