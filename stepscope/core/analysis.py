@@ -378,6 +378,15 @@ class WhatIf:
     replay_error: float
     change: str = ""
     """what exactly is changed, in words"""
+    measured_step_ms: float | None = None
+    """of the steps that were replayed: not the job's step where some are left out"""
+    skipped_steps: list[int] = field(default_factory=list)
+    """whole steps that are left out: what they waited for began before the traces"""
+
+    @property
+    def gain(self) -> float:
+        """Share of the replayed step that the fix takes away."""
+        return 1.0 - 1.0 / self.speedup if self.speedup > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from stepscope.analyzer.what_if.model import ReplayModel
 from stepscope.analyzer.what_if.pipeline_schedule import FIXED_CAUSES, PipelineSchedule, replay_schedules
 from stepscope.analyzer.what_if.predict import TRUSTED_ERROR, binds_next
 from stepscope.core.analysis import Evidence, Notice, RootCause, Verdict, WhatIf
+from stepscope.core.words import listed
 
 REPLAYED_FROM = 0.05
 """A cause is worth a replay from this share of the time on (the verdict names second causes from here)."""
@@ -47,6 +48,7 @@ def replay_causes(
         return [], []  # steps without length: there is nothing to gain
     error = replayed / measured - 1.0
     calibration = calibrate(model, replayed, unprofiled_ms) if unprofiled_ms else None
+    skipped = [model.step_numbers[place] for place in model.skipped]
     found = []
     for row in named:
         for change in (change for change in FIXES if change[0] is row.cause):
@@ -67,9 +69,19 @@ def replay_causes(
                     calibrated_step_ms=None if calibrated is None else model.step_ms(calibrated),
                     binds_next=binds_next(model, row.cause, scenario, step) if is_weak else None,
                     replay_error=error,
+                    measured_step_ms=measured,
+                    skipped_steps=skipped,
                 )
             )
-    return found, []
+    return found, [_on_other_steps(skipped, measured)] if found and skipped else []
+
+
+def _on_other_steps(skipped: Sequence[int], measured_ms: float) -> Notice:
+    text = (
+        f"what-if leaves out step {listed(skipped)}, whose waits began before the traces: the steps it stands on take "
+        f"{measured_ms:,.1f} ms, which its figures are to be held against"
+    )
+    return Notice("what_if_steps", text)
 
 
 def replay_pipeline_causes(schedules: Sequence[PipelineSchedule], causes: Sequence[RootCause]) -> list[WhatIf]:
@@ -92,6 +104,7 @@ def replay_pipeline_causes(schedules: Sequence[PipelineSchedule], causes: Sequen
             calibrated_step_ms=None,
             binds_next=None,
             replay_error=report.replay_error,
+            measured_step_ms=report.measured_step_ms,
         )
         for fix in reversed(report.fixes)  # the nearest setting first: the verdict quotes it
     ]
@@ -102,7 +115,9 @@ def beside_verdict(verdict: Verdict, what_if: Sequence[WhatIf]) -> Verdict:
     own = next((w for w in what_if if w.fix is verdict.cause), None)
     if own is None or abs(own.replay_error) > TRUSTED_ERROR:
         return verdict
-    gain = f"; {own.change}: {own.step_ms:,.1f} ms a step ({own.speedup:.2f}x, replay {own.replay_error:+.1%})"
+    of_others = "" if not own.skipped_steps else f" instead of {own.measured_step_ms:,.1f} ms in the steps replayed"
+    figures = f"{own.speedup:.2f}x, replay {own.replay_error:+.1%}"
+    gain = f"; {own.change}: {own.step_ms:,.1f} ms a step{of_others} ({figures})"
     if own.calibrated_step_ms is not None:
         gain += f", {own.calibrated_step_ms:,.1f} ms without the profiler"
     if own.binds_next is not None:

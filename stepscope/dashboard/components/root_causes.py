@@ -38,13 +38,14 @@ def what_if_panel(analysis: Analysis) -> list[Component]:
         return []
     columns = [
         Column("Fix"),
+        Column("Measured", is_number=True, hint="of the steps replayed, without those whose waits began before"),
         Column("Step", is_number=True),
         Column("Gain", is_number=True),
         Column("Calibrated", is_number=True, hint="host gaps scaled to the unprofiled step"),
         Column("Then binds"),
         Column("Replay error", is_number=True, hint="error of the replay with nothing changed"),
     ]
-    rows = [_what_if_row(fix, analysis.job.step_ms) for fix in analysis.what_if]
+    rows = [_what_if_row(fix) for fix in analysis.what_if]
     return [
         panel(
             "What would fixing it buy?",
@@ -52,7 +53,7 @@ def what_if_panel(analysis: Analysis) -> list[Component]:
             name="what-if",
             source=(
                 "The job is rebuilt as a graph of launches, streams and collectives and replayed without one cause. "
-                "Gain = 1 − predicted / measured step."
+                "Gain = 1 − predicted / replayed step."
             ),
         )
     ]
@@ -80,12 +81,12 @@ def _item(row: RootCause, largest: float, world_size: int) -> Component:
     )
 
 
-def _what_if_row(fix: WhatIf, step_ms: float | None) -> list[str]:
-    gain = UNKNOWN if not step_ms else percent(1 - fix.step_ms / step_ms)
+def _what_if_row(fix: WhatIf) -> list[str]:
     return [
         cause_words(fix.fix),
+        milliseconds(fix.measured_step_ms),
         milliseconds(fix.step_ms),
-        gain,
+        percent(fix.gain),
         milliseconds(fix.calibrated_step_ms),
         cause_words(fix.binds_next) if fix.binds_next else UNKNOWN,
         percent(fix.replay_error),

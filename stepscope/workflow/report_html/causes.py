@@ -11,6 +11,7 @@ from stepscope.workflow.report_html.markup import Markup, join, tag
 
 _WHAT_IF = [
     Column("Fix"),
+    Column("Measured", True),
     Column("Step", True),
     Column("Gain", True),
     Column("Unprofiled", True),
@@ -36,9 +37,12 @@ def what_if(analysis: Analysis) -> Markup | None:
     """The predicted step with one cause removed; nothing when nothing was replayed."""
     if not analysis.what_if:
         return None
-    rows = [_fix(fix, analysis.job.step_ms) for fix in analysis.what_if]
+    rows = [_fix(fix) for fix in analysis.what_if]
     body = table(_WHAT_IF, rows, num_all=len(rows), what="fixes")
-    note = "The job replayed with one cause removed; the replay error is that of the replay with nothing changed."
+    note = (
+        "The job replayed with one cause removed; the replay error is that of the replay with nothing changed. "
+        "Measured is of the steps replayed: those whose waits began before the traces are left out."
+    )
     return panel("What would fixing it buy?", body, key="what-if", note=note)
 
 
@@ -57,13 +61,13 @@ def _row(row: RootCause, largest: float, world_size: int) -> Markup:
     )
 
 
-def _fix(fix: WhatIf, step_ms: float | None) -> list[str | Markup]:
-    gain = None if not step_ms else 1 - fix.step_ms / step_ms
+def _fix(fix: WhatIf) -> list[str | Markup]:
     change = tag("span", f" {fix.change}", class_="note") if fix.change else None
     return [
         join(cause_words(fix.fix), change),
+        milliseconds(fix.measured_step_ms),
         milliseconds(fix.step_ms),
-        percent(gain),
+        percent(fix.gain),
         milliseconds(fix.calibrated_step_ms),
         UNKNOWN if fix.binds_next is None else cause_words(fix.binds_next),
         percent(fix.replay_error),
