@@ -60,12 +60,16 @@ def world_size_of(views: Mapping[int, RankView]) -> int:
     return max(told, max(views) + 1)
 
 
+FLOPS_KNOWN_FROM = 0.5
+"""Share of kernel time whose operators have a cost: below it a sum of FLOPs is that of a few operators."""
+
+
 def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
     """What was analysed; views by rank, on the job's clock."""
     world_size = world_size_of(views)
     steps = [float(np.mean(view.window.whole_step_ns)) / 1e6 for view in views.values()]
     step_ms = float(np.median(steps)) if steps else None
-    mfu = _utilization([(view.step_flops, view.peak_flops) for view in views.values()], step_ms)
+    mfu = mfu_of(views, step_ms)
     hfu = hfu_of(views, step_ms)
     first = next(iter(views.values()))
     return Job(
@@ -84,9 +88,18 @@ def describe_job(views: Mapping[int, RankView], context: JobContext) -> Job:
     )
 
 
+def mfu_of(views: Mapping[int, RankView], step_ms: float | None) -> float | None:
+    """Model FLOPs utilisation as it comes out, above 1 too; None where FLOPs, peak or step are not known."""
+    return _utilization([(view.step_flops, view.peak_flops) for view in _costed(views)], step_ms)
+
+
 def hfu_of(views: Mapping[int, RankView], step_ms: float | None) -> float | None:
     """Hardware FLOPs utilisation as it comes out, above 1 too; None where FLOPs, peak or step are not known."""
-    return _utilization([(view.executed_flops, view.peak_flops) for view in views.values()], step_ms)
+    return _utilization([(view.executed_flops, view.peak_flops) for view in _costed(views)], step_ms)
+
+
+def _costed(views: Mapping[int, RankView]) -> list[RankView]:
+    return [view for view in views.values() if view.coverage.costed >= FLOPS_KNOWN_FROM]
 
 
 def _utilization(flops_and_peak: Sequence[tuple[float | None, float | None]], step_ms: float | None) -> float | None:

@@ -139,6 +139,9 @@ def _run(arguments: list[str]) -> Any:
         raise KeyboardInterrupt from None
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        return error.exit_code
+    except click.ClickException as error:
+        click.echo(f"stepscope: {' '.join(error.format_message().split()).rstrip('.')}; see --help", err=True)
         return error.exit_code

@@ -13,7 +13,7 @@ from stepscope.core.analysis import Analysis, Evidence, Ledger
 from stepscope.core.causes import HEALTHY_CAUSES
 from stepscope.core.headings import Heading
 from stepscope.core.quality_lines import SHOWN_FROM, quality_lines
-from stepscope.core.words import device_words, metric_words
+from stepscope.core.words import device_words, mesh_words, metric_words
 
 MOST_RANKS = 16
 
@@ -41,9 +41,8 @@ def print_analysis(analysis: Analysis) -> None:
 
 def _headline(analysis: Analysis) -> str:
     job = analysis.job
-    mesh = {"TP": job.mesh.tp, "PP": job.mesh.pp, "DP": job.mesh.dp, "EP": job.mesh.ep, "CP": job.mesh.cp}
     parts = [f"{len(job.ranks)} of {job.world_size} ranks"]
-    layout = " x ".join(f"{name}{size}" for name, size in mesh.items() if size)
+    layout = mesh_words(job.mesh)
     parts += [layout] if layout else []
     parts += [device_words(job)]
     parts += [f"{job.num_steps} steps"]

@@ -204,9 +204,14 @@ def number_runs(numbers: Iterable[int], *, dash: str = "–") -> str:
 
 
 def mesh_words(mesh: MeshSizes) -> str:
-    """The parallel layout: 'TP 2 × PP 2 × DP 2'; dimensions that are not known are left out."""
-    sizes = {name: getattr(mesh, name) for name in ("tp", "pp", "dp", "ep", "cp")}
-    return " × ".join(f"{name.upper()} {number}" for name, number in sizes.items() if _can_be_read(number))
+    """The parallel layout: 'TP 2 × PP 2 × DP 2, EP 4 inside'; dimensions that are not known are left out.
+
+    Experts are spread over ranks that the other dimensions already count.
+    """
+    sizes = {name: getattr(mesh, name) for name in ("tp", "pp", "dp", "cp")}
+    product = " × ".join(f"{name.upper()} {number}" for name, number in sizes.items() if _can_be_read(number))
+    experts = f"EP {mesh.ep}" if _can_be_read(mesh.ep) else ""
+    return f"{product}, {experts} inside" if product and experts else product or experts
 
 
 def device_words(job: Job) -> str:

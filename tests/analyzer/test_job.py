@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.job import analyse_job
 from stepscope.analyzer.summaries import JobContext
-from stepscope.core.analysis import Analysis
+from stepscope.core.analysis import Analysis, RooflineCoverage
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.headings import Heading
 from tests.analyzer.build import MAIN, NS_PER_US, TraceBuilder
@@ -293,10 +293,22 @@ def test_any_job_adds_up_and_gets_a_verdict(ranks: list[list[tuple[str, int, int
 
 def test_a_utilization_above_one_is_warned_about_and_not_printed() -> None:
     views = [view_of(trace) for trace in data_parallel([[1000] * 3, [1000] * 3])]
-    views = [replace(view, step_flops=1e12, executed_flops=1e12, peak_flops=1e12) for view in views]
+    views = [
+        replace(view, step_flops=1e12, executed_flops=1e12, peak_flops=1e12, coverage=RooflineCoverage(1.0, 0.0, 0.0))
+        for view in views
+    ]
     analysis, _ = analyse_job(views, JobContext())
     assert analysis.job.mfu is None
     assert "impossible_mfu" in {notice.code for notice in analysis.warnings}
+
+
+@pytest.mark.parametrize(("costed", "mfu"), [(0.4, None), (0.6, pytest.approx(0.5, rel=0.01))])
+def test_a_utilization_is_told_only_where_most_kernels_have_a_cost(costed: float, mfu: object) -> None:
+    views = [view_of(trace) for trace in data_parallel([[1000] * 3, [1000] * 3])]
+    step_seconds = float(views[0].window.whole_step_ns.mean()) / 1e9
+    coverage = RooflineCoverage(costed, 1 - costed, 0.0)
+    views = [replace(view, step_flops=0.5e12 * step_seconds, peak_flops=1e12, coverage=coverage) for view in views]
+    assert analyse_job(views, JobContext())[0].job.mfu == mfu
 
 
 def test_a_rank_that_numbers_its_steps_otherwise_is_matched_by_their_order() -> None:

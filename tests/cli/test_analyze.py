@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.cli import main
 from tests.workflow.written_traces import write_straggling_job, write_trace
 
 
@@ -127,3 +128,14 @@ def test_debug_is_accepted_after_the_verb(tmp_path: Path) -> None:
 
 def test_a_device_that_is_no_file_is_said() -> None:
     assert "is neither a file nor a folder" in run("analyze", "/dev/null").stderr
+
+
+@pytest.mark.parametrize("arguments", [("--workers", "0", "x"), ("--no-such-option",), ()])
+def test_a_wrong_option_is_one_line_with_exit_code_two(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["analyze", *arguments])
+    output, errors = capsys.readouterr()
+    assert (stop.value.code, output, errors.count("\n")) == (2, "", 1)
+    assert errors.startswith("stepscope: ")

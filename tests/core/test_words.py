@@ -66,6 +66,8 @@ def test_ranks_are_folded_into_ranges(ranks: list[int], world_size: int | None, 
 def test_the_layout_leaves_out_what_is_not_known() -> None:
     assert words.mesh_words(MeshSizes(tp=2, pp=None, dp=4)) == "TP 2 × DP 4"
     assert words.mesh_words(MeshSizes()) == ""
+    assert words.mesh_words(MeshSizes(dp=8, ep=8)) == "DP 8, EP 8 inside"
+    assert words.mesh_words(MeshSizes(ep=8)) == "EP 8"
 
 
 @pytest.mark.parametrize(

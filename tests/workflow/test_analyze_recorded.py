@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from stepscope.core.analysis import Analysis, RankLedger
+from stepscope.core.causes import Cause
 from stepscope.core.errors import StepscopeError
 from stepscope.core.headings import COMPUTE_HEADINGS, EXPOSED_COMMUNICATION_HEADINGS, IDLE_HEADINGS, Heading
 from stepscope.workflow.analyze import analyze
@@ -232,3 +233,12 @@ def test_the_sleeping_rank_of_the_cpu_pipeline_is_found(shared_traces: Path) -> 
     analysis = analysis_of(shared_traces / "public" / "cpu3d" / "fsdp_1f1b")
     assert analysis.verdict.cause == "host_bound"
     assert analysis.verdict.ranks[0] == 3  # the worst comes first
+
+
+def test_a_what_if_tells_the_step_it_stands_on(shared_traces: Path) -> None:
+    analysis = analyze([str(shared_traces / "h100x2" / "ckpt_stall")]).analysis
+    prediction = next(entry for entry in analysis.what_if if entry.fix == Cause.CHECKPOINT)
+    assert prediction.skipped_steps == [5]
+    assert prediction.measured_step_ms is not None
+    assert prediction.speedup == pytest.approx(prediction.measured_step_ms / prediction.step_ms, rel=0.02)
+    assert "what_if_steps" in {notice.code for notice in analysis.warnings}
