@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from stepscope.reference_workloads.plan import ParallelPlan, Preset
+from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.presets import Preset
 
 _SURPRISE = 0.1  # share of tokens that follow no rule, so that the loss has a floor above zero
 
@@ -37,18 +40,20 @@ class SyntheticText(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return sequence[:-1], sequence[1:]
 
 
-def make_loader(
-    preset: Preset, plan: ParallelPlan, *, dp_rank: int, num_steps: int, seed: int, pin_memory: bool = False
-) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
-    """A DataLoader of `num_steps` batches of this data-parallel rank; together the ranks see each sequence once."""
-    dataset = SyntheticText(preset, num_sequences=preset.batch_size * num_steps, seed=seed)
-    sampler: DistributedSampler[tuple[torch.Tensor, torch.Tensor]] = DistributedSampler(
-        dataset, num_replicas=plan.dp, rank=dp_rank, shuffle=False
+def make_loader(job: TrainingJob, *, dp_rank: int) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
+    """A DataLoader of this data-parallel rank's batches; together the ranks see each sequence once."""
+    preset = job.preset
+    dataset: Any = SyntheticText(preset, num_sequences=preset.batch_size * job.num_steps, seed=job.seed)
+    for injection in job.injections:
+        dataset = injection.dataset(dataset, dp_rank=dp_rank)
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        dataset, num_replicas=job.plan.dp, rank=dp_rank, shuffle=False
     )
+    num_workers = job.recipe.loader_workers
     return DataLoader(
         dataset,
-        batch_size=preset.batch_size // plan.dp,
+        batch_size=preset.batch_size // job.plan.dp,
         sampler=sampler,
-        num_workers=preset.num_loader_workers,
-        pin_memory=pin_memory,
+        num_workers=preset.num_loader_workers if num_workers is None else num_workers,
+        pin_memory=job.device_type == "cuda",
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from stepscope.reference_workloads.plan import ParallelPlan, Preset
+from stepscope.reference_workloads.injections.injection import Injection
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.recipe import Recipe
 from stepscope.training import Schedule
 
 
@@ -18,6 +21,7 @@ class TrainingJob:
         simulate_ms: time each block sleeps forwards, twice that backwards; 0 for none.
         profiled: whether to measure and capture.
         schedule: which steps to capture; None for profile()'s default.
+        injections: the faults that the job has.
     """
 
     plan: ParallelPlan
@@ -25,11 +29,13 @@ class TrainingJob:
     out: str
     run: str
     num_steps: int
-    seed: int
-    device_type: str
-    simulate_ms: float
-    profiled: bool
-    schedule: Schedule | None
+    seed: int = 0
+    device_type: str = "cpu"
+    simulate_ms: float = 0.0
+    profiled: bool = True
+    schedule: Schedule | None = None
+    recipe: Recipe = field(default_factory=Recipe)
+    injections: tuple[Injection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.run_layout import RUN_FILE
+from stepscope.reference_workloads.injections.applied import injected, write_injections
+from stepscope.reference_workloads.injections.injection import Injection
 from stepscope.reference_workloads.job import Progress, TrainingJob
-from stepscope.reference_workloads.plan import ParallelPlan, Preset, find_preset
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import Preset, find_preset
 from stepscope.reference_workloads.processes import run_ranks
+from stepscope.reference_workloads.recipe import Recipe
 from stepscope.training import Schedule
 from stepscope.training.identity import identify
 from stepscope.training.run_naming import check_run_name, run_name
@@ -58,6 +62,8 @@ def run_gpt(
     out: str | os.PathLike[str] = "runs",
     run: str | None = None,
     preset: str | Preset = "tiny",
+    recipe: Recipe | None = None,
+    injections: Sequence[Injection] = (),
     num_steps: int = DEFAULT_NUM_STEPS,
     simulate_compute_ms: float = 0.0,
     profiled: bool = True,
@@ -75,6 +81,8 @@ def run_gpt(
         run: folder inside `out`; by default made of the preset, the plan and the time.
         simulate_compute_ms: each block sleeps so long forwards and twice that backwards (CPU only).
         schedule: which steps to capture; by default profile()'s.
+        recipe: how steps are made; by default plainly.
+        injections: faults that the run has, in this order.
         device: "cpu", "cuda", or "auto": CUDA where there is one.
         on_progress: called in this process once a step.
 
@@ -98,7 +106,11 @@ def run_gpt(
         simulate_ms=simulate_compute_ms,
         profiled=profiled,
         schedule=schedule,
+        recipe=recipe or Recipe(),
+        injections=tuple(injections),
     )
+    job = injected(job)
+    job.plan.check_preset(job.preset)
     return _train(job, on_progress or _say_nothing, is_rank=is_rank)
 
 
@@ -168,6 +180,8 @@ def _train(job: TrainingJob, tell: Callable[[Progress], None], *, is_rank: bool)
     run_directory = Path(job.out) / job.run
     if job.profiled:
         _prepare(run_directory, is_rank=is_rank)
+        if not is_rank or int(os.environ["RANK"]) == 0:
+            write_injections(run_directory, job.injections)
     if is_rank:
         from stepscope.reference_workloads.train import train_rank
 

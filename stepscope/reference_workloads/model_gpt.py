@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stepscope.reference_workloads.plan import Preset
+from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.simulate import simulate_compute
 
 

@@ -15,7 +15,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from stepscope.reference_workloads.model_gpt import Stage
-from stepscope.reference_workloads.plan import ParallelPlan, Preset
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import Preset
 
 
 def shard_stage(stage: Stage, plan: ParallelPlan, preset: Preset, mesh: DeviceMesh) -> nn.Module:

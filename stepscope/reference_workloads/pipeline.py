@@ -22,7 +22,8 @@ from torch.profiler import record_function
 
 from stepscope.reference_workloads.model_gpt import next_token_loss, seeded_stage
 from stepscope.reference_workloads.parallelize import shard_stage
-from stepscope.reference_workloads.plan import ParallelPlan, Preset
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import Preset
 
 _SCHEDULE_CLASSES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from stepscope.reference_workloads.data import make_loader
+from stepscope.reference_workloads.injections.injection import Site
 from stepscope.reference_workloads.job import Progress, TrainingJob
 from stepscope.reference_workloads.parallelize import make_optimizer
 from stepscope.reference_workloads.pipeline import make_executor
@@ -31,6 +32,8 @@ def train_rank(
     job: TrainingJob, on_progress: Callable[[Progress], None], *, init_method: str = "env://"
 ) -> list[float]:
     """Train on this rank (RANK, WORLD_SIZE and LOCAL_RANK are set); returns each step's loss over the whole batch."""
+    for injection in job.injections:
+        os.environ.update(injection.environment())
     if job.device_type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     else:
@@ -60,23 +63,25 @@ def _train(job: TrainingJob, mesh: DeviceMesh, on_progress: Callable[[Progress],
     device = _own_device(job)
     executor = make_executor(plan, preset, mesh, device=device, seed=job.seed, simulate_milliseconds=job.simulate_ms)
     optimizer = make_optimizer(executor.modules, plan, preset, mesh)
-    loader = make_loader(
-        preset,
-        plan,
-        dp_rank=mesh.get_local_rank("dp"),
-        num_steps=job.num_steps,
-        seed=job.seed,
-        pin_memory=job.device_type == "cuda",
-    )
+    loader = make_loader(job, dp_rank=mesh.get_local_rank("dp"))
+    site = Site(job, dist.get_rank(), mesh, device, executor.modules, optimizer)
+    for injection in job.injections:
+        injection.prepare(site)
     reports = _reports_progress(mesh, plan)
     losses: list[torch.Tensor | None] = []
     truth = TruthLog(optimizer)
     with _profile(job, mesh) as prof:
         started = time.monotonic()
         for step, (inputs, targets) in enumerate(prof.data(loader)):
+            for injection in job.injections:
+                injection.before_step(site, step)
             optimizer.zero_grad()
             loss = executor.run(inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True))
+            for injection in job.injections:
+                injection.after_backward(site, step)
             optimizer.step()
+            for injection in job.injections:
+                injection.after_step(site, step)
             losses.append(loss)
             # On a GPU reading the loss would make the host wait for the device, so the run tells it at its end.
             if reports and loss is not None and job.device_type == "cpu":

@@ -7,13 +7,18 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from stepscope.reference_workloads.data import SyntheticText, make_loader  # noqa: E402  # needs torch
-from stepscope.reference_workloads.plan import ParallelPlan, find_preset  # noqa: E402
+from stepscope.reference_workloads.job import TrainingJob  # noqa: E402
+from stepscope.reference_workloads.plan import ParallelPlan  # noqa: E402
+from stepscope.reference_workloads.presets import find_preset  # noqa: E402
+
+
+def _job(plan: ParallelPlan) -> TrainingJob:
+    return TrainingJob(plan, find_preset("tiny"), out="", run="", num_steps=3, seed=1)
 
 
 def test_data_parallel_ranks_share_each_batch_between_them() -> None:
-    preset = find_preset("tiny")
-    whole = list(make_loader(preset, ParallelPlan(), dp_rank=0, num_steps=3, seed=1))
-    parts = [list(make_loader(preset, ParallelPlan(dp=2), dp_rank=rank, num_steps=3, seed=1)) for rank in (0, 1)]
+    whole = list(make_loader(_job(ParallelPlan()), dp_rank=0))
+    parts = [list(make_loader(_job(ParallelPlan(dp=2)), dp_rank=rank)) for rank in (0, 1)]
     assert len(whole) == len(parts[0]) == 3
     for step, (inputs, _) in enumerate(whole):
         together = torch.cat([parts[0][step][0], parts[1][step][0]])

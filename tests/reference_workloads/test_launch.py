@@ -13,7 +13,7 @@ import pytest
 
 from stepscope.core.errors import DataError, UsageError
 from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_gpt
-from stepscope.reference_workloads.plan import find_preset
+from stepscope.reference_workloads.presets import find_preset
 from stepscope.training import once
 from stepscope.workflow.analyze import analyze
 

@@ -1,43 +1,31 @@
-"""How do reference workloads run from the command line? `stepscope workload run gpt --preset tiny --pp 2 ...`"""
+"""`stepscope workload run gpt --preset tiny --pp 2 ...`: train one workload, profiled."""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stepscope.core.errors import UsageError
+from stepscope.cli.workload.layout import Layout, layout_options, read_layout
 
 if TYPE_CHECKING:
     from stepscope.reference_workloads.job import Progress
     from stepscope.reference_workloads.launch import WorkloadResult
-    from stepscope.reference_workloads.plan import ParallelPlan
 
 SCHEMA = "stepscope.workload/1"
-_WORKLOADS = ("gpt",)
 
 
-@click.group()
-def command() -> None:
-    """Run reference training with known bottlenecks."""
-
-
-@command.command("run")
+@click.command("run")
 @click.argument("name")
-@click.option("--preset", default="tiny", show_default=True, help="Model and batch: tiny, one-gpu, two-gpu.")
-@click.option("--tp", default=1, show_default=True, help="Tensor parallel size.")
-@click.option("--pp", default=1, show_default=True, help="Pipeline parallel size.")
-@click.option("--dp", default=1, show_default=True, help="Data parallel size.")
-@click.option("--zero", type=int, help="What dp shards, 0 to 3.  [default: 2 with dp > 1]")
-@click.option("--schedule", default="1f1b", show_default=True, help="gpipe, 1f1b, interleaved or zero-bubble.")
-@click.option("--micro-batches", type=int, help="Parts of each rank's batch.  [default: pp]")
+@layout_options
 @click.option(
-    "--layers",
-    metavar="N[,N...]",
-    help="Layers of the model, or of each pipeline stage (1,1,1,2: a heavy last one).  [default: the preset's]",
+    "--inject",
+    "injections",
+    multiple=True,
+    metavar="FAULT[:FIELD=VALUE,...]",
+    help="A fault to train with, e.g. slow_loader:milliseconds_per_item=5; may be given again.",
 )
 @click.option(
     "--simulate-compute", default=0.0, metavar="MS", help="Each layer sleeps MS forwards and twice that backwards."
@@ -49,27 +37,22 @@ def command() -> None:
 @click.option("--seed", default=0, show_default=True, help="Decides weights and data.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--json", "as_json", is_flag=True, help=f"Print one {SCHEMA} document.")
-def run_command(name: str, as_json: bool, **options: Any) -> None:
+def command(name: str, as_json: bool, **options: Any) -> None:
     """Train workload NAME (gpt), profiled, on as many processes as tp x pp x dp.
 
     Under torchrun this process is one rank. Ends with 4 when a rank dies.
     """
+    from stepscope.reference_workloads.injections.catalogue import parse_injection
     from stepscope.reference_workloads.launch import run_gpt
-    from stepscope.reference_workloads.plan import ParallelPlan, find_preset
 
-    if name not in _WORKLOADS:
-        raise UsageError(f"there is no workload {name!r}", what_next=f"choose one of {', '.join(_WORKLOADS)}")
-    layers = _numbers(options["layers"])
-    preset = find_preset(options["preset"])
-    plan = ParallelPlan(
-        **{key: options[key] for key in ("tp", "pp", "dp", "zero", "schedule", "micro_batches")},
-        stage_layers=layers if layers is not None and len(layers) > 1 else None,
-    )
+    layout = read_layout(name, options)
     result = run_gpt(
-        plan,
+        layout.plan,
         out=options["out"],
         run=options["run_name"],
-        preset=preset if layers is None else replace(preset, num_layers=sum(layers)),
+        preset=layout.preset,
+        recipe=layout.recipe,
+        injections=[parse_injection(text) for text in options["injections"]],
         num_steps=options["steps"],
         simulate_compute_ms=options["simulate_compute"],
         profiled=not options["no_profile"],
@@ -80,36 +63,27 @@ def run_command(name: str, as_json: bool, **options: Any) -> None:
     if "WORLD_SIZE" in os.environ and int(os.environ.get("RANK", "0")) != 0:  # under torchrun one rank speaks for all
         return
     if as_json:
-        document = _document(name, options["preset"], plan, result, profiled=not options["no_profile"])
+        document = _document(name, layout, result, profiled=not options["no_profile"])
+        document["injections"] = list(options["injections"])
         click.echo(json.dumps(document, indent=1))
     else:
         where = "not profiled" if options["no_profile"] else str(result.run_dir)
         click.echo(f"{where}\nloss {result.first_loss:.4f} -> {result.last_loss:.4f} in {len(result.losses)} steps")
 
 
-def _numbers(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
-        raise UsageError(
-            f"a number of layers, or one for each stage with commas between, not {text!r}", where="--layers"
-        )
-    return tuple(map(int, parts))
-
-
 def _show_progress(progress: Progress) -> None:
     click.echo(f"step {progress.step:3d}  loss {progress.loss:.4f}  {progress.step_ms:8.1f} ms", err=True)
 
 
-def _document(name: str, preset: str, plan: ParallelPlan, result: WorkloadResult, *, profiled: bool) -> dict[str, Any]:
+def _document(name: str, layout: Layout, result: WorkloadResult, *, profiled: bool) -> dict[str, Any]:
+    plan = layout.plan
     warnings = []
     if result.last_loss >= result.first_loss:
         warnings.append({"code": "loss_not_falling", "message": "the last step's loss is not below the first one's"})
     return {
         "schema": SCHEMA,
         "workload": name,
-        "preset": preset,
+        "preset": layout.preset.name,
         "plan": {
             "tp": plan.tp,
             "pp": plan.pp,

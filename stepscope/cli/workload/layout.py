@@ -1,0 +1,113 @@
+"""Which options say what is trained and how it is laid out? Shared by all verbs that train or plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stepscope.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from stepscope.reference_workloads.plan import ParallelPlan
+    from stepscope.reference_workloads.presets import Preset
+    from stepscope.reference_workloads.recipe import Recipe
+
+WORKLOADS = ("gpt",)
+
+_PLAN_OPTIONS = (
+    click.option("--tp", default=1, show_default=True, help="Tensor parallel size."),
+    click.option("--pp", default=1, show_default=True, help="Pipeline parallel size."),
+    click.option("--dp", default=1, show_default=True, help="Data parallel size."),
+    click.option("--zero", type=int, help="What dp shards, 0 to 3.  [default: 2 with dp > 1]"),
+    click.option("--schedule", default="1f1b", show_default=True, help="gpipe, 1f1b, interleaved or zero-bubble."),
+    click.option("--micro-batches", type=int, help="Parts of each rank's batch.  [default: pp]"),
+)
+_RECIPE_OPTIONS = (
+    click.option(
+        "--activation-checkpointing",
+        default="none",
+        show_default=True,
+        help="none, selective or full: what is computed again instead of kept.",
+    ),
+    click.option("--max-gradient-norm", type=float, help="Scale gradients down to this norm.  [default: never]"),
+    click.option("--bucket-mb", type=float, help="DDP's gradient buckets in MiB.  [default: torch's own]"),
+    click.option("--checkpoint-every", type=int, metavar="STEPS", help="Write a distributed checkpoint so often."),
+    click.option("--checkpoint-mode", default="sync", show_default=True, help="sync or async."),
+    click.option("--compile", "compiles", is_flag=True, help="Blocks go through torch.compile."),
+    click.option("--loader-workers", type=int, help="Loader processes a rank.  [default: the preset's]"),
+)
+_MODEL_OPTIONS = (
+    click.option("--preset", default="tiny", show_default=True, help="Model and batch: tiny, one-gpu, two-gpu."),
+    click.option(
+        "--layers",
+        metavar="N[,N...]",
+        help="Layers of the model, or of each pipeline stage (1,1,1,2: a heavy last one).  [default: the preset's]",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the options ask for."""
+
+    preset: Preset
+    plan: ParallelPlan
+    recipe: Recipe
+
+
+def layout_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that `read_layout` takes out again."""
+    for option in reversed(_MODEL_OPTIONS + _PLAN_OPTIONS + _RECIPE_OPTIONS):
+        function = option(function)
+    return function
+
+
+def read_layout(workload: str, options: dict[str, Any]) -> Layout:
+    """Take what `layout_options` added out of the options.
+
+    Raises:
+        UsageError: there is no such workload or preset, or the values do not fit together.
+    """
+    from stepscope.reference_workloads.plan import ParallelPlan
+    from stepscope.reference_workloads.presets import find_preset
+    from stepscope.reference_workloads.recipe import Recipe
+
+    if workload not in WORKLOADS:
+        raise UsageError(f"there is no workload {workload!r}", what_next=f"choose one of {', '.join(WORKLOADS)}")
+    layers = _numbers(options.pop("layers"))
+    preset = find_preset(options.pop("preset"))
+    plan = ParallelPlan(
+        **_taken(options, "tp", "pp", "dp", "zero", "schedule", "micro_batches"),
+        stage_layers=layers if layers is not None and len(layers) > 1 else None,
+    )
+    recipe = Recipe(
+        **_taken(
+            options,
+            "activation_checkpointing",
+            "max_gradient_norm",
+            "bucket_mb",
+            "checkpoint_every",
+            "checkpoint_mode",
+            "compiles",
+            "loader_workers",
+        )
+    )
+    return Layout(preset if layers is None else replace(preset, num_layers=sum(layers)), plan, recipe)
+
+
+def _taken(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: options.pop(name) for name in names}
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+        raise UsageError(
+            f"a number of layers, or one for each stage with commas between, not {text!r}", where="--layers"
+        )
+    return tuple(map(int, parts))

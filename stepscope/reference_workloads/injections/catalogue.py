@@ -1,0 +1,36 @@
+"""Which faults are there, and how does `--inject NAME[:field=value,...]` choose one with its severity?"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from stepscope.core.errors import UsageError
+from stepscope.reference_workloads.injections.data import SlowLoader
+from stepscope.reference_workloads.injections.injection import Injection
+
+INJECTIONS: dict[str, type[Injection]] = {kind.name: kind for kind in (SlowLoader,)}
+
+
+def parse_injection(text: str) -> Injection:
+    """The fault that NAME or NAME:field=value,... means, e.g. `slow_loader:milliseconds_per_item=5`.
+
+    Raises:
+        UsageError: there is no such fault or field, or the value is not of the field's kind.
+    """
+    name, _, settings = text.partition(":")
+    if name not in INJECTIONS:
+        raise UsageError(f"there is no injection {name!r}", what_next=f"choose one of {', '.join(sorted(INJECTIONS))}")
+    kind = INJECTIONS[name]
+    defaults = kind()
+    known = {field.name: type(getattr(defaults, field.name)) for field in fields(kind)}
+    values: dict[str, object] = {}
+    for setting in filter(None, settings.split(",")):
+        key, _, value = setting.partition("=")
+        if key not in known:
+            what_next = f"it has {', '.join(known)}" if known else "it has none"
+            raise UsageError(f"injection {name} has no setting {key!r}", what_next=what_next)
+        try:
+            values[key] = known[key](value)
+        except ValueError as error:
+            raise UsageError(f"{key} of injection {name} is a {known[key].__name__}, not {value!r}") from error
+    return kind(**values)
