@@ -154,8 +154,8 @@ def make_executor(
     """The executor that the plan's pipeline size asks for."""
 
     def build(layers: range) -> nn.Module:
-        stage = seeded_stage(preset, layers, seed=seed, simulate_milliseconds=simulate_milliseconds)
-        return shard_stage(stage.to(device), plan, preset, mesh)
+        stage = seeded_stage(preset, layers, seed=seed, device=device, simulate_milliseconds=simulate_milliseconds)
+        return shard_stage(stage, plan, preset, mesh)
 
     if plan.pp > 1:
         return PipelineExecutor(plan, preset, mesh, build)
