@@ -45,3 +45,21 @@ class Progress:
     step: int
     loss: float
     step_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOutcome:
+    """What one rank knows when it has trained.
+
+    Attributes:
+        losses: of each step, over the whole batch; the same on every rank.
+        step_seconds: of each step, from the wait for its batch to its optimizer's end: by the GPU's clock, or on CPU
+            the host's. Captured steps are in it, writing their traces is not.
+        peak_allocated_bytes, peak_reserved_bytes: most GPU memory that tensors, and torch's allocator with them, held
+            at once since the process began; None on CPU.
+    """
+
+    losses: list[float]
+    step_seconds: list[float]
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryFile
 
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.run_layout import RUN_FILE
 from stepscope.reference_workloads.injections.applied import injected, write_injections
 from stepscope.reference_workloads.injections.injection import Injection
-from stepscope.reference_workloads.job import Progress, TrainingJob
+from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset, find_preset
 from stepscope.reference_workloads.processes import run_ranks
@@ -22,9 +23,13 @@ from stepscope.reference_workloads.recipe import Recipe
 from stepscope.training import Schedule
 from stepscope.training.identity import identify
 from stepscope.training.run_naming import check_run_name, run_name
+from stepscope.training.schedule import DEFAULT_SCHEDULE, State
 
 DEFAULT_NUM_STEPS = 9
 """Three to settle, one to warm the profiler up, three captured, and two after."""
+
+NUM_SETTLING_STEPS = 3
+"""The first steps set communicators up, fill the allocator's cache and tune kernels."""
 
 _KINETO_SILENT = "99"
 _MAX_SEED = 2**32 - 1
@@ -37,13 +42,23 @@ class WorkloadResult:
 
     Attributes:
         run_dir: the run directory; it exists only when the run was profiled.
-        losses: loss of each step over the whole batch.
-        device_type: "cpu" or "cuda".
+        job: what was trained, as its injections changed it.
+        outcomes: what each rank knows, by rank.
     """
 
     run_dir: Path
-    losses: list[float]
-    device_type: str
+    job: TrainingJob
+    outcomes: tuple[TrainingOutcome, ...]
+
+    @property
+    def device_type(self) -> str:
+        """Either "cpu" or "cuda"."""
+        return self.job.device_type
+
+    @property
+    def losses(self) -> list[float]:
+        """Loss of each step over the whole batch."""
+        return self.outcomes[0].losses
 
     @property
     def first_loss(self) -> float:
@@ -54,6 +69,32 @@ class WorkloadResult:
     def last_loss(self) -> float:
         """Loss of the last step."""
         return self.losses[-1]
+
+    @property
+    def settled_step_seconds(self) -> list[float]:
+        """Rank 0's steps that nothing distorts; all of them when none is left.
+
+        Left out are the first ones, captured ones, and those after a capture, which wait for other ranks' export.
+        """
+        seconds = self.outcomes[0].step_seconds
+        captures = self.job.schedule or DEFAULT_SCHEDULE
+        settled = [
+            seconds[step]
+            for step in range(NUM_SETTLING_STEPS, len(seconds))
+            if not self.job.profiled or captures.state(step) is captures.state(step - 1) is State.WAIT
+        ]
+        return settled or seconds
+
+    @property
+    def step_seconds(self) -> float:
+        """Median of the settled steps."""
+        return median(self.settled_step_seconds)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all ranks together, in the median settled step."""
+        preset = self.job.preset
+        return preset.batch_size * preset.sequence_length / self.step_seconds
 
 
 def run_gpt(
@@ -185,12 +226,12 @@ def _train(job: TrainingJob, tell: Callable[[Progress], None], *, is_rank: bool)
     if is_rank:
         from stepscope.reference_workloads.train import train_rank
 
-        losses = train_rank(job, tell)
+        outcomes = train_rank(job, tell)
     else:
-        losses = run_ranks(job, tell)
+        outcomes = run_ranks(job, tell)
     if job.profiled and (not is_rank or int(os.environ["RANK"]) == 0):
         _check_profiled(run_directory)
-    return WorkloadResult(run_directory, losses, job.device_type)
+    return WorkloadResult(run_directory, job, tuple(outcomes))
 
 
 def _check_profiled(run_directory: Path) -> None:

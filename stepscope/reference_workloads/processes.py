@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.core.errors import UnreachableError
-from stepscope.reference_workloads.job import Progress, TrainingJob
+from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
 
 _GRACE_SECONDS = 3.0  # a terminated rank has this long before it is killed
 _GATHER_SECONDS = 0.5  # after the first failure, for the rank that caused it to be heard among its victims
@@ -39,14 +39,14 @@ class _Rank:
     number: int
     process: Any
     messages: connection.Connection
-    losses: list[float] | None = None
+    outcomes: list[TrainingOutcome] | None = None
     error: str | None = None
     trace: str = ""
     ended: bool = field(default=False)
 
 
-def run_ranks(job: TrainingJob, on_progress: Callable[[Progress], None]) -> list[float]:
-    """Start the plan's ranks on this machine, wait for all; returns the loss of each step.
+def run_ranks(job: TrainingJob, on_progress: Callable[[Progress], None]) -> list[TrainingOutcome]:
+    """Start the plan's ranks on this machine, wait for all; returns what each knows, in their order.
 
     Raises:
         RankFailedError: a rank died or raised; all have ended.
@@ -59,8 +59,8 @@ def run_ranks(job: TrainingJob, on_progress: Callable[[Progress], None]) -> list
         finally:
             _end_all(ranks)
     for rank in ranks:
-        if rank.losses is not None:
-            return rank.losses
+        if rank.outcomes is not None:
+            return rank.outcomes
     raise RankFailedError("no rank reported a result")
 
 
@@ -111,12 +111,12 @@ def _listen(ranks: list[_Rank], on_progress: Callable[[Progress], None]) -> None
         ready = connection.wait(list(open_ranks), patience)
         for messages in ready:
             _hear(open_ranks[messages], on_progress)  # type: ignore[index]  # we only wait for our own connections
-        failed = [rank for rank in ranks if rank.ended and rank.losses is None]
+        failed = [rank for rank in ranks if rank.ended and rank.outcomes is None]
         if failed and deadline is None:
             deadline = time.monotonic() + _GATHER_SECONDS
         if deadline is not None and (not ready or time.monotonic() >= deadline):
             break
-    failed = [rank for rank in ranks if rank.ended and rank.losses is None]
+    failed = [rank for rank in ranks if rank.ended and rank.outcomes is None]
     if failed:
         _raise_for(failed, len(ranks))
 
@@ -129,8 +129,8 @@ def _hear(rank: _Rank, on_progress: Callable[[Progress], None]) -> None:
         return
     if kind == "progress":
         on_progress(content)
-    elif kind == "losses":
-        rank.losses = content
+    elif kind == "outcomes":
+        rank.outcomes = content
     else:
         rank.error, rank.trace = content
 
@@ -160,7 +160,7 @@ def _raise_for(failed: list[_Rank], num_ranks: int) -> None:
 
 def _end_all(ranks: list[_Rank]) -> None:
     """No rank outlives this call."""
-    finished = all(rank.losses is not None for rank in ranks)
+    finished = all(rank.outcomes is not None for rank in ranks)
     deadline = time.monotonic() + _GRACE_SECONDS
     if not finished:
         for rank in ranks:
@@ -190,8 +190,8 @@ def _be_rank(job: TrainingJob, number: int, init_method: str, messages: Any, par
     try:
         from stepscope.reference_workloads.train import train_rank
 
-        losses = train_rank(job, lambda progress: messages.send(("progress", progress)), init_method=init_method)
-        messages.send(("losses", losses))
+        outcomes = train_rank(job, lambda progress: messages.send(("progress", progress)), init_method=init_method)
+        messages.send(("outcomes", outcomes))
     except BaseException as error:  # whatever ends a rank is the parent's to report
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         messages.send(("error", (text, traceback.format_exc())))

@@ -15,10 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from stepscope.reference_workloads.data import make_loader
 from stepscope.reference_workloads.injections.injection import Site
-from stepscope.reference_workloads.job import Progress, TrainingJob
+from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.parallelize import make_optimizer
 from stepscope.reference_workloads.pipeline import make_executor
 from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.step_clock import StepClock
 from stepscope.reference_workloads.truth import TruthLog
 from stepscope.training import Profile, profile
 
@@ -30,8 +31,8 @@ _TIMEOUT = timedelta(seconds=120)
 
 def train_rank(
     job: TrainingJob, on_progress: Callable[[Progress], None], *, init_method: str = "env://"
-) -> list[float]:
-    """Train on this rank (RANK, WORLD_SIZE and LOCAL_RANK are set); returns each step's loss over the whole batch."""
+) -> list[TrainingOutcome]:
+    """Train on this rank (RANK, WORLD_SIZE and LOCAL_RANK are set); returns what each rank knows, in their order."""
     for injection in job.injections:
         os.environ.update(injection.environment())
     if job.device_type == "cuda":
@@ -49,7 +50,8 @@ def train_rank(
     try:
         plan = job.plan
         mesh = init_device_mesh(job.device_type, (plan.pp, plan.dp, plan.tp), mesh_dim_names=("pp", "dp", "tp"))
-        return _mean_over_batch(_train(job, mesh, on_progress), job)
+        losses, clock = _train(job, mesh, on_progress)
+        return _outcomes(losses, clock, job)
     finally:
         dist.destroy_process_group()
 
@@ -58,7 +60,9 @@ def _own_device(job: TrainingJob) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if job.device_type == "cuda" else torch.device("cpu")
 
 
-def _train(job: TrainingJob, mesh: DeviceMesh, on_progress: Callable[[Progress], None]) -> list[torch.Tensor | None]:
+def _train(
+    job: TrainingJob, mesh: DeviceMesh, on_progress: Callable[[Progress], None]
+) -> tuple[list[torch.Tensor | None], StepClock]:
     plan, preset = job.plan, job.preset
     device = _own_device(job)
     executor = make_executor(plan, preset, mesh, device=device, seed=job.seed, simulate_milliseconds=job.simulate_ms)
@@ -71,6 +75,7 @@ def _train(job: TrainingJob, mesh: DeviceMesh, on_progress: Callable[[Progress],
     losses: list[torch.Tensor | None] = []
     truth = TruthLog(optimizer)
     with _profile(job, mesh) as prof:
+        clock = StepClock(device)
         started = time.monotonic()
         for step, (inputs, targets) in enumerate(prof.data(loader)):
             for injection in job.injections:
@@ -86,13 +91,15 @@ def _train(job: TrainingJob, mesh: DeviceMesh, on_progress: Callable[[Progress],
             # On a GPU reading the loss would make the host wait for the device, so the run tells it at its end.
             if reports and loss is not None and job.device_type == "cpu":
                 on_progress(Progress(step, loss.item(), (time.monotonic() - started) * 1e3))
+            clock.end()
             truth.end()
             prof.step()
             truth.begin()
+            clock.begin()
             started = time.monotonic()
     if job.simulate_ms and job.profiled:
         truth.write(Path(job.out) / job.run, dist.get_rank())
-    return losses
+    return losses, clock
 
 
 def _profile(job: TrainingJob, mesh: DeviceMesh) -> Profile:
@@ -114,8 +121,20 @@ def _reports_progress(mesh: DeviceMesh, plan: ParallelPlan) -> bool:
     )
 
 
+def _outcomes(losses: list[torch.Tensor | None], clock: StepClock, job: TrainingJob) -> list[TrainingOutcome]:
+    """Runs after training, so that no step is touched."""
+    on_gpu = job.device_type == "cuda"
+    step_seconds = clock.seconds()
+    # Read before the losses are gathered, which takes memory too.
+    peaks = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if on_gpu else (None, None)
+    mine = TrainingOutcome(_mean_over_batch(losses, job), step_seconds, *peaks)
+    outcomes: list[TrainingOutcome] = [mine] * dist.get_world_size()
+    dist.all_gather_object(outcomes, mine)
+    return outcomes
+
+
 def _mean_over_batch(losses: list[torch.Tensor | None], job: TrainingJob) -> list[float]:
-    """Mean over all data-parallel ranks, on every rank. Runs after training, so that no step is touched."""
+    """Mean over all data-parallel ranks, on every rank."""
     device = torch.device(job.device_type)
     sums = torch.zeros(2, len(losses), dtype=torch.float64, device=device)
     for step, loss in enumerate(losses):

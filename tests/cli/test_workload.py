@@ -50,6 +50,8 @@ def test_json_document_and_nothing_else_on_stdout(tmp_path: Path, capfd: pytest.
     assert document["plan"]["stage_layers"] == [1, 2]
     assert document["run_dir"] == str(tmp_path / "r")
     assert len(document["losses"]) == 3
+    assert [(rank["rank"], len(rank["step_ms"])) for rank in document["ranks"]] == [(0, 3), (1, 3)]
+    assert document["tokens_per_second"] == pytest.approx(8 * 16 / document["step_ms"] * 1e3)
     assert document["last_loss"] < document["first_loss"]
     assert [line.split()[1] for line in progress.splitlines() if line.startswith("step")] == ["0", "1", "2"]
 

@@ -82,6 +82,18 @@ def test_the_run_directory_is_complete(run_2x2x2: WorkloadResult) -> None:
     assert manifest["unprofiled_step_ms"] > 3 * 2 * 3 * 10 * 0.9  # three slots of two layers, 10 + 20 ms each
 
 
+def test_every_rank_tells_how_long_its_steps_took(run_2x2x2: WorkloadResult) -> None:
+    assert len(run_2x2x2.outcomes) == 8
+    for outcome in run_2x2x2.outcomes:
+        assert outcome.losses == run_2x2x2.losses
+        assert len(outcome.step_seconds) == 6
+        assert min(outcome.step_seconds) > 3 * 2 * 3 * 0.010 * 0.9  # three slots of two layers, 10 + 20 ms each
+        assert outcome.peak_allocated_bytes is None  # no GPU
+    # Steps 3 and 4 are captured and step 5 waits for their export: nothing is left to choose from.
+    assert run_2x2x2.settled_step_seconds == run_2x2x2.outcomes[0].step_seconds
+    assert run_2x2x2.tokens_per_second == pytest.approx(8 * 16 / run_2x2x2.step_seconds)
+
+
 def test_step_numbers_are_the_same_on_all_ranks(run_2x2x2: WorkloadResult) -> None:
     for rank in range(8):
         steps = sorted(event["name"] for event in _events(run_2x2x2, rank) if event["name"].startswith("ProfilerStep"))

@@ -99,5 +99,16 @@ def _document(name: str, layout: Layout, result: WorkloadResult, *, profiled: bo
         "first_loss": result.first_loss,
         "last_loss": result.last_loss,
         "losses": result.losses,
+        "step_ms": result.step_seconds * 1e3,
+        "tokens_per_second": result.tokens_per_second,
+        "ranks": [
+            {
+                "rank": rank,
+                "step_ms": [seconds * 1e3 for seconds in outcome.step_seconds],
+                "peak_allocated_bytes": outcome.peak_allocated_bytes,
+                "peak_reserved_bytes": outcome.peak_reserved_bytes,
+            }
+            for rank, outcome in enumerate(result.outcomes)
+        ],
         "warnings": warnings,
     }
