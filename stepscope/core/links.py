@@ -19,6 +19,7 @@ class LinkKind(StrEnum):
     NVLINK = "nvlink"
     XGMI = "xgmi"
     PCIE = "pcie"
+    NETWORK = "network"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class _Protocol:
     base_us: float
     nvlink_step_us: float
     pcie_step_us: float
+    network_step_us: float
     share: float
 
 
@@ -66,9 +68,9 @@ _PCIE_GENERATION = (("V100", 3), ("T4", 3), ("A100", 4), ("A10", 4), ("L4", 4), 
 _NEWEST_PCIE = 5
 
 _PROTOCOLS = (
-    _Protocol(3.6, 0.47, 1.0, 0.25),  # LL
-    _Protocol(10.0, 1.9, 2.5, 0.92),  # LL128
-    _Protocol(8.4, 3.4, 5.7, 1.0),  # Simple
+    _Protocol(3.6, 0.47, 1.0, 2.7, 0.25),  # LL
+    _Protocol(10.0, 1.9, 2.5, 4.0, 0.92),  # LL128
+    _Protocol(8.4, 3.4, 5.7, 14.0, 1.0),  # Simple
 )
 """Ring latencies in microseconds and shares of the bus bandwidth (NCCL src/graph/tuning.cc)."""
 
@@ -105,6 +107,11 @@ def scale_up_link(gpu: GpuModel, device_name: str, num_ranks: int) -> Link:
     return Link(LinkKind.NVLINK, gpu.link_bytes_per_second * NVLINK_SHARE, f"{gpu.source}, {NVLINK_SHARE:.0%} of it")
 
 
+def network_link(bytes_per_second: float) -> Link:
+    """A GPU's way to other hosts, at the rate that its share of the network cards gives."""
+    return Link(LinkKind.NETWORK, bytes_per_second, "as told")
+
+
 def expected_seconds(link: Link, kind: str, num_ranks: int, num_bytes: int) -> float:
     """How long the transfer takes at best, by NCCL's model of its ring protocols."""
     moved = num_bytes * bus_factor(kind, num_ranks) / link.bytes_per_second
@@ -119,5 +126,7 @@ def is_latency_bound(link: Link, kind: str, num_ranks: int, num_bytes: int) -> b
 
 def _latency_seconds(protocol: _Protocol, link: Link, kind: str, num_ranks: int) -> float:
     steps = {"all_reduce": 2 * (num_ranks - 1), "p2p": 1, "all_to_all": 1}.get(kind, num_ranks - 1)
-    step = protocol.pcie_step_us if link.kind is LinkKind.PCIE else protocol.nvlink_step_us
+    step = {LinkKind.PCIE: protocol.pcie_step_us, LinkKind.NETWORK: protocol.network_step_us}.get(
+        link.kind, protocol.nvlink_step_us
+    )
     return (protocol.base_us + steps * step) / 1e6

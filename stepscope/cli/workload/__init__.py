@@ -7,6 +7,7 @@ from importlib import import_module
 import click
 
 _VERBS = {
+    "plan": "Estimate memory, FLOPs, communication, step time and cost before anything runs.",
     "run": "Train a workload, profiled, with or without an injected fault.",
 }
 """Verb (module of the same name with a click command `command`) -> one line for --help."""

@@ -1,0 +1,68 @@
+"""`stepscope workload plan gpt --preset one-gpu --tp 2 ...`: what a workload will take, before anything runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from stepscope.cli.workload.layout import layout_options, read_layout
+
+
+@click.command("plan")
+@click.argument("name")
+@layout_options
+@click.option(
+    "--gpu", default="H100", show_default=True, help="Model of all GPUs, as its driver or data sheet calls it."
+)
+@click.option("--mfu", "efficiency", type=float, help="Share of the dense peak while a GPU computes.  [default: 0.5]")
+@click.option("--gpus-per-node", default=8, show_default=True, help="GPUs that scale-up links join.")
+@click.option("--network-gbs", default=50.0, show_default=True, help="GB/s of each GPU to other nodes, one direction.")
+@click.option("--tokens", metavar="N", help="Also what training on so many tokens costs, e.g. 2T.")
+@click.option("--price-per-gpu-hour", type=float, help="Also what it costs in money.")
+@click.option("--emit", type=click.Choice(["torchrun", "slurm"]), help="Print a script that runs the plan instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print one stepscope.workload-plan/1 document.")
+def command(name: str, as_json: bool, emit: str | None, **options: Any) -> None:
+    """Estimate workload NAME (gpt): memory, FLOPs, communication, bubble, step time and cost. Runs nothing."""
+    from stepscope.cli.plan_report import print_plan
+    from stepscope.reference_workloads.estimate.cost import parse_amount, training_cost
+    from stepscope.reference_workloads.estimate.document import plan_document
+    from stepscope.reference_workloads.estimate.estimate import (
+        DEFAULT_EFFICIENCY,
+        Assumptions,
+        estimate,
+        known_gpu,
+    )
+    from stepscope.reference_workloads.estimate.script import launch_script
+
+    layout = read_layout(name, options)
+    assumptions = Assumptions(
+        gpu=known_gpu(options["gpu"]),
+        efficiency=DEFAULT_EFFICIENCY if options["efficiency"] is None else options["efficiency"],
+        gpus_per_node=options["gpus_per_node"],
+        network_bytes_per_second=options["network_gbs"] * 1e9,
+    )
+    estimated = estimate(layout.plan, layout.preset, layout.recipe, assumptions)
+    if emit:
+        click.echo(
+            launch_script(
+                emit, name, layout.plan, layout.preset, layout.recipe, gpus_per_node=assumptions.gpus_per_node
+            ),
+            nl=False,
+        )
+        return
+    cost = None
+    if options["tokens"]:
+        cost = training_cost(
+            num_parameters=estimated.num_parameters,
+            num_tokens=parse_amount(options["tokens"]),
+            flops_per_gpu_second=estimated.model_flops_per_gpu_second,
+            num_gpus=layout.plan.world_size,
+            price_per_gpu_hour=options["price_per_gpu_hour"],
+        )
+    document = plan_document(name, layout.plan, layout.preset, layout.recipe, assumptions, estimated, cost)
+    if as_json:
+        click.echo(json.dumps(document, indent=1))
+    else:
+        print_plan(document)

@@ -1,0 +1,235 @@
+"""What will a workload take, all in all? Joins memory, FLOPs, communication and bubble into one estimate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepscope.core.errors import UsageError
+from stepscope.core.hardware import GPU_MODELS, GpuModel, find_gpu
+from stepscope.core.links import expected_seconds
+from stepscope.reference_workloads.estimate.bubble import Period, StageSeconds, replay_step
+from stepscope.reference_workloads.estimate.communication import (
+    Exchange,
+    Fabric,
+    exchanges,
+    micro_batch_all_reduces,
+    stage_bytes,
+    tensor_parallel_seconds,
+)
+from stepscope.reference_workloads.estimate.flops import StepFlops, stage_flops, step_flops
+from stepscope.reference_workloads.estimate.memory import RankMemory, memory_by_rank, outside_allocator_bytes
+from stepscope.reference_workloads.estimate.parameters import num_parameters, rank_stages, stage_parts
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.recipe import Recipe
+
+DEFAULT_EFFICIENCY = 0.5
+"""Share of the dense peak while a GPU computes: 0.47 to 0.54 measured for this model at hidden sizes 2048 to 4096."""
+DEFAULT_GPUS_PER_NODE = 8
+DEFAULT_NETWORK_BYTES_PER_SECOND = 50e9
+"""400 Gb/s for each GPU, as HGX H100 nodes have."""
+_ADAM_BYTES_PER_PARAMETER = 28
+"""Parameter, gradient and two states read; parameter and states written; float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What the estimate takes for granted.
+
+    Attributes:
+        gpu: the model of all GPUs.
+        efficiency: share of its dense peak that it reaches while it computes.
+        gpus_per_node: GPUs joined by scale-up links.
+        network_bytes_per_second: of each GPU in one direction.
+    """
+
+    gpu: GpuModel
+    efficiency: float = DEFAULT_EFFICIENCY
+    gpus_per_node: int = DEFAULT_GPUS_PER_NODE
+    network_bytes_per_second: float = DEFAULT_NETWORK_BYTES_PER_SECOND
+
+    def __post_init__(self) -> None:
+        if not 0 < self.efficiency <= 1:
+            raise UsageError(f"the share of the peak is above 0 and at most 1, not {self.efficiency}")
+        if self.gpus_per_node < 1 or not 0 < self.network_bytes_per_second < float("inf"):
+            raise UsageError("a node has at least one GPU, and a network's rate is above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The parts of a step in seconds, of the busiest pipeline rank; they add up to `total`.
+
+    Attributes:
+        compute: matrix products and attention.
+        tensor_parallel: all-reduces, which nothing hides.
+        bubble: waiting for other stages, and the transfers between them.
+        data_parallel: what of the exchange the computing does not hide.
+        optimizer: as fast as memory lets it.
+    """
+
+    compute: float
+    tensor_parallel: float
+    bubble: float
+    data_parallel: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """The whole step."""
+        return self.compute + self.tensor_parallel + self.bubble + self.data_parallel + self.optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """All of it; rates of model FLOPs are for all GPUs' mean.
+
+    Attributes:
+        mfu: model FLOPs / (GPUs x dense peak x step).
+        exchanges: of one rank of each pipeline rank.
+        warnings: what the estimate does not model.
+    """
+
+    num_parameters: int
+    num_gpus: int
+    tokens_per_step: int
+    memory: tuple[RankMemory, ...]
+    outside_allocator_bytes: int
+    flops: StepFlops
+    exchanges: tuple[tuple[Exchange, ...], ...]
+    period: Period
+    step: StepTime
+    mfu: float
+    warnings: tuple[str, ...]
+
+    @property
+    def model_flops_per_gpu_second(self) -> float:
+        """What each GPU keeps up, of the model's FLOPs."""
+        return self.flops.model / self.num_gpus / self.step.total
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the whole job."""
+        return self.tokens_per_step / self.step.total
+
+
+def known_gpu(name: str) -> GpuModel:
+    """The catalogue's model of this name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    gpu = find_gpu(name)
+    if gpu is None:
+        raise UsageError(
+            f"the catalogue has no GPU {name!r}", what_next=f"choose one of {', '.join(m.name for m in GPU_MODELS)}"
+        )
+    return gpu
+
+
+def estimate(plan: ParallelPlan, preset: Preset, recipe: Recipe, assumptions: Assumptions) -> Estimate:
+    """Estimate one workload.
+
+    Raises:
+        UsageError: model and plan do not fit, or the GPU's peak for the preset's type is unknown.
+    """
+    plan.check_preset(preset)
+    peak = _peak(assumptions.gpu, preset)
+    fabric = Fabric(assumptions.gpu, assumptions.gpus_per_node, assumptions.network_bytes_per_second)
+    exchanged = tuple(exchanges(plan, preset, recipe, fabric, pp_rank=rank) for rank in range(plan.pp))
+    flops = step_flops(preset, recipe)
+    stages = _stage_seconds(plan, preset, recipe, fabric, peak * assumptions.efficiency)
+    period = replay_step(plan, stages, transfer_seconds=_transfer_seconds(plan, preset, fabric))
+    step = _step_time(plan, preset, recipe, stages=stages, period=period, exchanged=exchanged, gpu=assumptions.gpu)
+    return Estimate(
+        num_parameters=num_parameters(preset),
+        num_gpus=plan.world_size,
+        tokens_per_step=preset.batch_size * preset.sequence_length,
+        memory=memory_by_rank(plan, preset, recipe),
+        outside_allocator_bytes=outside_allocator_bytes(plan),
+        flops=flops,
+        exchanges=exchanged,
+        period=period,
+        step=step,
+        mfu=flops.model / (plan.world_size * peak * step.total),
+        warnings=_not_modelled(recipe),
+    )
+
+
+def _peak(gpu: GpuModel, preset: Preset) -> float:
+    peak = gpu.peak_flops(preset.dtype)
+    if peak is None:
+        raise UsageError(f"the catalogue has no {preset.dtype} peak of {gpu.name}", what_next="choose another --gpu")
+    return peak
+
+
+def _stage_seconds(
+    plan: ParallelPlan, preset: Preset, recipe: Recipe, fabric: Fabric, rate: float
+) -> dict[int, StageSeconds]:
+    """Each stage's computing and tensor-parallel exchange of one micro-batch."""
+    all_reduce = tensor_parallel_seconds(plan, preset, fabric)
+    stages = {}
+    for stage in range(plan.num_stages):
+        flops = stage_flops(plan, preset, recipe, stage)
+        forward, backward = micro_batch_all_reduces(plan, recipe, len(plan.layers_of(stage, preset.num_layers)))
+        stages[stage] = StageSeconds(
+            flops.forward / rate + forward * all_reduce, flops.executed_backward / rate + backward * all_reduce
+        )
+    return stages
+
+
+def _transfer_seconds(plan: ParallelPlan, preset: Preset, fabric: Fabric) -> float:
+    if plan.pp == 1:
+        return 0.0
+    return expected_seconds(fabric.link("pp", plan), "p2p", 2, round(stage_bytes(plan, preset)))
+
+
+def _step_time(
+    plan: ParallelPlan,
+    preset: Preset,
+    recipe: Recipe,
+    *,
+    stages: dict[int, StageSeconds],
+    period: Period,
+    exchanged: tuple[tuple[Exchange, ...], ...],
+    gpu: GpuModel,
+) -> StepTime:
+    """The parts of the step of the rank that computes longest."""
+    rank = max(range(plan.pp), key=lambda each: period.busy_seconds[each])
+    busy = period.busy_seconds[rank]
+    tensor_parallel = sum(exchange.seconds for exchange in exchanged[rank] if exchange.dimension == "tp")
+    last_backward = sum(stages[stage].backward for stage in rank_stages(plan, rank))
+    parameters = sum(
+        part.num_parameters for stage in rank_stages(plan, rank) for part in stage_parts(plan, preset, stage)
+    )
+    shards = plan.dp if plan.zero else 1
+    return StepTime(
+        compute=busy - tensor_parallel,
+        tensor_parallel=tensor_parallel,
+        bubble=period.seconds - busy,
+        data_parallel=_exposed(exchanged[rank], recipe, busy=busy, last_backward=last_backward),
+        optimizer=_ADAM_BYTES_PER_PARAMETER * parameters / shards / gpu.memory_bytes_per_second,
+    )
+
+
+def _exposed(exchanged: tuple[Exchange, ...], recipe: Recipe, *, busy: float, last_backward: float) -> float:
+    """What computing does not hide: reductions run beside the last backward pass, gathers beside everything else.
+
+    The last reduction and the first gather have nothing to hide behind.
+    """
+    seconds = 0.0
+    for exchange in exchanged:
+        if exchange.dimension != "dp":
+            continue
+        hides_behind = {"all_gather": busy - last_backward, "broadcast": 0.0}.get(exchange.kind, last_backward)
+        if exchange.kind == "all_gather" and not recipe.prefetches:
+            hides_behind = 0.0
+        if exchange.kind in {"all_reduce", "reduce_scatter"} and not recipe.overlaps_reduction:
+            hides_behind = 0.0
+        seconds += max(exchange.seconds / exchange.count, exchange.seconds - hides_behind)
+    return seconds
+
+
+def _not_modelled(recipe: Recipe) -> tuple[str, ...]:
+    if recipe.compiles:
+        return ("under torch.compile memory was checked for one GPU without recomputing only",)
+    return ()

@@ -1,0 +1,246 @@
+"""How much GPU memory do the tensors of each rank take at most, and what are they at that moment?
+
+A step is walked through in the schedule's own order, without torch: each pass adds and frees what it adds and frees in
+a real step, and the highest sum counts. It is what torch.cuda.max_memory_allocated tells, not the driver's figure.
+What stands outside torch's allocator is told apart (`outside_allocator_bytes`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stepscope.analyzer.pipeline.tasks import Pass, Task
+from stepscope.reference_workloads.estimate.activations import (
+    FLOAT32_BYTES,
+    element_bytes,
+    kept_bytes_per_token,
+    loss_backward_bytes_per_token,
+    loss_forward_bytes_per_token,
+    recomputed_bytes_per_token,
+)
+from stepscope.reference_workloads.estimate.parameters import Part, PartKind, rank_stages, stage_parts
+from stepscope.reference_workloads.estimate.schedule_order import step_order
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.recipe import Recipe
+
+CUBLAS_WORKSPACE_BYTES = 32 * 2**20
+"""torch's choice on Hopper; one for the thread of the forward pass and one for autograd's."""
+ADAM_STATES = 2
+CONTEXT_BYTES = 600 * 2**20
+"""CUDA context, kernels and library handles: 0.5 to 0.7 GiB on Hopper. Assumed, not measured here."""
+COMMUNICATOR_BYTES = 400 * 2**20
+"""Buffers of one NCCL communicator: up to 32 channels with about 10 MiB each (NCCL_BUFFSIZE and its kin). Assumed."""
+
+
+class Category(StrEnum):
+    """What memory is for."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer"
+    ACTIVATIONS = "activations"
+    WEIGHT_COPIES = "weight_copies"
+    """low-precision copies of parameters, by autocast or gathered by fully_shard"""
+    TEMPORARY = "temporary"
+    """logits, gradients on their way, recomputed activations, workspaces"""
+    COMMUNICATION = "communication"
+    """DDP's buckets, the pipeline's receive buffers, what a reduce-scatter reads"""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Memory of one pipeline rank (its tensor- and data-parallel peers need the same).
+
+    Attributes:
+        pp_rank: which.
+        at_peak: bytes by category at the fullest moment; adds up to `peak_bytes`.
+        moment: the pass in which that is.
+        micro_batches_in_flight: at most, over all its stages.
+    """
+
+    pp_rank: int
+    at_peak: dict[Category, int]
+    moment: str
+    micro_batches_in_flight: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes that tensors take."""
+        return sum(self.at_peak.values())
+
+
+def memory_by_rank(plan: ParallelPlan, preset: Preset, recipe: Recipe) -> tuple[RankMemory, ...]:
+    """Memory of each pipeline rank."""
+    orders = step_order(plan)
+    return tuple(_Walk(plan, preset, recipe, rank).run(orders[rank]) for rank in range(plan.pp))
+
+
+def outside_allocator_bytes(plan: ParallelPlan) -> int:
+    """What a rank takes beside torch's allocator: the CUDA context, and NCCL for each dimension it communicates in."""
+    num_communicators = sum(size > 1 for size in (plan.tp, plan.pp, plan.dp)) + (plan.world_size > 1)
+    return CONTEXT_BYTES + num_communicators * COMMUNICATOR_BYTES
+
+
+class _Walk:
+    """One step of one rank."""
+
+    def __init__(self, plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank: int) -> None:
+        self._plan, self._preset, self._recipe, self._pp_rank = plan, preset, recipe, pp_rank
+        self._parts = {stage: stage_parts(plan, preset, stage) for stage in rank_stages(plan, pp_rank)}
+        self._tokens = preset.batch_size // plan.dp // plan.num_micro_batches * preset.sequence_length
+        self._is_fully_sharded = plan.dp > 1 and plan.zero in {2, 3}
+        self._held: Counter[Category] = Counter()
+        self._peak: Counter[Category] = Counter()
+        self._moment = ""
+        self._now = ""
+        self._with_gradient: set[tuple[int, int]] = set()
+        self._backwards_left: Counter[int] = Counter()
+        self._gathered: set[tuple[int, int]] = set()
+        self._in_flight = self._most_in_flight = 0
+
+    def run(self, order: list[Task]) -> RankMemory:
+        """Walk through the rank's passes."""
+        self._hold_states()
+        self._backwards_left = Counter(task.stage for task in order if task.kind.sends_gradient)
+        for task in order:
+            self._now = f"{'forward' if task.kind is Pass.FORWARD else 'backward'} of stage {task.stage}"
+            if task.kind is Pass.FORWARD:
+                self._forward(task.stage)
+            elif task.kind is not Pass.BACKWARD_INPUT:  # of a split backward the weights' half lets activations go
+                self._backward(task.stage)
+        self._now = "optimizer"
+        self._spike(self._optimizer_temporary())
+        at_peak = {category: self._peak[category] for category in Category}
+        return RankMemory(self._pp_rank, at_peak, self._moment, self._most_in_flight)
+
+    def _hold_states(self) -> None:
+        plan, num_parameters = self._plan, self._num_parameters()
+        shards = plan.dp if self._is_fully_sharded else 1
+        optimizer_shards = plan.dp if plan.zero else 1
+        self._add(Category.PARAMETERS, FLOAT32_BYTES * num_parameters / shards)
+        self._add(Category.OPTIMIZER, ADAM_STATES * FLOAT32_BYTES * num_parameters / optimizer_shards)
+        self._add(Category.TEMPORARY, 2 * CUBLAS_WORKSPACE_BYTES)
+        if plan.dp > 1 and not self._is_fully_sharded:
+            self._add(Category.COMMUNICATION, FLOAT32_BYTES * num_parameters)  # DDP's buckets, beside the gradients
+        for stage in self._parts:
+            # torch keeps a receive buffer for each micro-batch and way
+            ways = (stage > 0) + (stage < plan.num_stages - 1)
+            self._add(Category.COMMUNICATION, ways * plan.num_micro_batches * self._flowing_bytes())
+
+    def _forward(self, stage: int) -> None:
+        self._in_flight += 1
+        self._most_in_flight = max(self._most_in_flight, self._in_flight)
+        for place, part in enumerate(self._parts[stage]):
+            self._gather(stage, place, part)
+            self._add(Category.WEIGHT_COPIES, self._autocast_copies(part))
+            self._add(Category.ACTIVATIONS, self._kept(stage, place, part))
+            if part.kind is PartKind.HEAD:
+                self._spike(self._tokens * loss_forward_bytes_per_token(self._preset))
+                if self._plan.pp > 1:  # the schedule keeps each stage's output until its backward pass
+                    self._add(Category.TEMPORARY, self._logits_bytes())
+            self._free_gathered(stage, place, part, keeps=self._plan.zero == 2)
+        if stage < self._plan.num_stages - 1:
+            self._add(Category.ACTIVATIONS, self._flowing_bytes())
+
+    def _backward(self, stage: int) -> None:
+        self._in_flight -= 1
+        self._backwards_left[stage] -= 1
+        is_last = not self._backwards_left[stage]
+        if stage < self._plan.num_stages - 1:
+            self._add(Category.ACTIVATIONS, -self._flowing_bytes())
+        for place, part in reversed(list(enumerate(self._parts[stage]))):
+            self._gather(stage, place, part)
+            if part.kind is PartKind.HEAD:
+                self._spike(self._tokens * loss_backward_bytes_per_token(self._preset))
+                if self._plan.pp > 1:
+                    self._add(Category.TEMPORARY, -self._logits_bytes())
+            elif part.kind is PartKind.BLOCK:
+                self._spike(self._block_backward_temporary(part))
+            self._add(Category.ACTIVATIONS, -self._kept(stage, place, part))
+            self._add(Category.WEIGHT_COPIES, -self._autocast_copies(part))
+            self._add_gradient(stage, place, part, is_last=is_last)
+            keeps = not is_last and self._plan.pp > 1 and self._plan.zero == 2
+            self._free_gathered(stage, place, part, keeps=keeps)
+
+    def _add_gradient(self, stage: int, place: int, part: Part, *, is_last: bool) -> None:
+        """Gradients come with a stage's first backward pass; fully_shard keeps them whole until its last one."""
+        whole = FLOAT32_BYTES * part.num_parameters
+        is_first = (stage, place) not in self._with_gradient
+        self._with_gradient.add((stage, place))
+        if not self._is_fully_sharded:
+            if is_first:
+                self._add(Category.GRADIENTS, whole)
+            return
+        if is_last:
+            # Low-precision gradients, what the reduce-scatter reads, and what the one before it still holds.
+            low = element_bytes(self._preset) * part.num_parameters if is_first else 0
+            self._spike(low + 2 * whole, Category.COMMUNICATION)
+            self._add(Category.GRADIENTS, whole / self._plan.dp - (0 if is_first else whole))
+        elif is_first:
+            self._add(Category.GRADIENTS, whole)
+
+    def _gather(self, stage: int, place: int, part: Part) -> None:
+        """fully_shard makes a part's parameters whole; for a moment they are there twice, as received and as used."""
+        if not self._is_fully_sharded:
+            return
+        size = element_bytes(self._preset) * part.num_parameters
+        if (stage, place) not in self._gathered:
+            self._gathered.add((stage, place))
+            self._spike(2 * size, Category.COMMUNICATION)
+            self._add(Category.WEIGHT_COPIES, size)
+
+    def _free_gathered(self, stage: int, place: int, part: Part, *, keeps: bool) -> None:
+        if (stage, place) in self._gathered and not keeps:
+            self._gathered.remove((stage, place))
+            self._add(Category.WEIGHT_COPIES, -element_bytes(self._preset) * part.num_parameters)
+
+    def _autocast_copies(self, part: Part) -> float:
+        if self._is_fully_sharded or self._preset.dtype != "bfloat16":
+            return 0.0
+        is_recomputed = part.kind is PartKind.BLOCK and self._recipe.activation_checkpointing == "full"
+        return 0.0 if is_recomputed else element_bytes(self._preset) * part.matrices
+
+    def _kept(self, stage: int, place: int, part: Part) -> float:
+        kept = self._tokens * kept_bytes_per_token(part.kind, self._plan, self._preset, self._recipe)
+        if stage > 0 and place == 0:  # what it received lies in the receive buffer
+            kept -= self._flowing_bytes() if not self._is_fully_sharded else 0.0
+        return kept
+
+    def _block_backward_temporary(self, part: Part) -> float:
+        """What is recomputed; the residual stream's gradient and its copy; GELU's; the widest matrix's gradient."""
+        preset, element = self._preset, element_bytes(self._preset)
+        wide = element * 4 * preset.hidden_size / self._plan.tp
+        per_token = recomputed_bytes_per_token(part.kind, self._plan, preset, self._recipe)
+        per_token += (FLOAT32_BYTES + element) * preset.hidden_size + wide
+        matrix = 4 * preset.hidden_size * preset.hidden_size / self._plan.tp
+        copies = element * part.matrices if self._recipe.activation_checkpointing == "full" else 0.0
+        return self._tokens * per_token + (element + FLOAT32_BYTES) * matrix + copies
+
+    def _optimizer_temporary(self) -> float:
+        """Fused AdamW needs none; ZeroRedundancyOptimizer's makes the deviations of its part beside the states."""
+        return FLOAT32_BYTES * self._num_parameters() / self._plan.dp if self._plan.zero == 1 else 0.0
+
+    def _flowing_bytes(self) -> float:
+        """What one micro-batch sends from stage to stage."""
+        element = element_bytes(self._preset) if self._is_fully_sharded else FLOAT32_BYTES
+        return element * self._tokens * self._preset.hidden_size
+
+    def _logits_bytes(self) -> float:
+        return element_bytes(self._preset) * self._tokens * self._preset.vocab_size
+
+    def _num_parameters(self) -> int:
+        return sum(part.num_parameters for parts in self._parts.values() for part in parts)
+
+    def _add(self, category: Category, num_bytes: float) -> None:
+        self._held[category] += round(num_bytes)
+        self._spike(0.0)
+
+    def _spike(self, num_bytes: float, category: Category = Category.TEMPORARY) -> None:
+        """Something more is held for a moment."""
+        if self._held.total() + num_bytes > self._peak.total():
+            self._peak = self._held.copy()
+            self._peak[category] += round(num_bytes)
+            self._moment = self._now

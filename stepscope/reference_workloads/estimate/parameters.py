@@ -1,0 +1,67 @@
+"""Which parts does a pipeline stage consist of, and how many parameters has each on one tensor-parallel rank?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import Preset
+
+
+class PartKind(StrEnum):
+    """What a part of a model does."""
+
+    EMBEDDING = "embedding"
+    BLOCK = "block"
+    HEAD = "head"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a stage, as one tensor-parallel rank holds it.
+
+    Attributes:
+        kind: what it does.
+        matrices: parameters that enter matrix products, and of which autocast makes copies.
+        others: norms and lookup tables.
+    """
+
+    kind: PartKind
+    matrices: int
+    others: int
+
+    @property
+    def num_parameters(self) -> int:
+        """All of them."""
+        return self.matrices + self.others
+
+
+def stage_parts(plan: ParallelPlan, preset: Preset, stage_index: int) -> tuple[Part, ...]:
+    """The parts of a stage in the order of its forward pass. Tensor parallelism cuts the blocks' matrices."""
+    hidden = preset.hidden_size
+    layers = plan.layers_of(stage_index, preset.num_layers)
+    parts = [Part(PartKind.BLOCK, block_matrices(preset) // plan.tp, 4 * hidden)] * len(layers)
+    if layers.start == 0:
+        tables = (preset.vocab_size + preset.sequence_length) * hidden
+        parts.insert(0, Part(PartKind.EMBEDDING, 0, tables))
+    if layers.stop == preset.num_layers:
+        parts.append(Part(PartKind.HEAD, preset.vocab_size * hidden, 2 * hidden))
+    return tuple(parts)
+
+
+def block_matrices(preset: Preset) -> int:
+    """Parameters of one block's matrices: queries, keys and values, their way out, and the feed-forward's two."""
+    hidden = preset.hidden_size
+    return (3 + 1 + 2 * 4) * hidden * hidden
+
+
+def num_parameters(preset: Preset) -> int:
+    """Of the whole model."""
+    whole = ParallelPlan()
+    return sum(part.num_parameters for part in stage_parts(whole, preset, 0))
+
+
+def rank_stages(plan: ParallelPlan, pp_rank: int) -> range:
+    """The stages that a rank holds; several go round the ranks."""
+    return range(pp_rank, plan.num_stages, plan.pp)

@@ -1,0 +1,90 @@
+"""Which script runs a plan on many machines, by torchrun or under Slurm?"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from shlex import join
+
+from stepscope.core.errors import UsageError
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import Preset, find_preset
+from stepscope.reference_workloads.recipe import Recipe
+
+_TORCHRUN = """\
+#!/usr/bin/env bash
+# {summary}
+# Run it on each of the {nodes} machines with HEAD set to the first one's address{head_note}.
+set -euo pipefail
+exec torchrun --nnodes={nodes} --nproc-per-node={gpus} --rdzv-backend=c10d --rdzv-id=stepscope \\
+  --rdzv-endpoint="${{HEAD:-localhost}}:${{PORT:-29500}}" \\
+  -m {command}
+"""
+_SLURM = """\
+#!/usr/bin/env bash
+#SBATCH --job-name=stepscope-{workload}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node={gpus}
+#SBATCH --cpus-per-task={cpus}
+#SBATCH --exclusive
+#SBATCH --time=00:30:00
+#SBATCH --output=%x-%j.log
+# {summary}
+set -euo pipefail
+HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export HEAD
+srun --kill-on-bad-exit=1 torchrun --nnodes={nodes} --nproc-per-node={gpus} --rdzv-backend=c10d \\
+  --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$HEAD:29500" \\
+  -m {command}
+"""
+_CPUS_PER_GPU = 8
+
+
+def launch_script(
+    kind: str, workload: str, plan: ParallelPlan, preset: Preset, recipe: Recipe, *, gpus_per_node: int
+) -> str:
+    """A script of kind "torchrun" or "slurm", with a whole number of machines.
+
+    Raises:
+        UsageError: the plan does not fill its machines, or cuts a tensor-parallel group in two.
+    """
+    gpus = min(plan.world_size, gpus_per_node)
+    if plan.world_size % gpus:
+        raise UsageError(
+            f"{plan.world_size} ranks do not fill machines of {gpus} GPUs",
+            what_next="change the sizes or --gpus-per-node",
+        )
+    if gpus % plan.tp:
+        raise UsageError(
+            f"a tensor-parallel group of {plan.tp} would be cut between machines of {gpus} GPUs",
+            what_next="choose a --tp that divides --gpus-per-node",
+        )
+    nodes = plan.world_size // gpus
+    template = {"torchrun": _TORCHRUN, "slurm": _SLURM}[kind]
+    return template.format(
+        workload=workload,
+        nodes=nodes,
+        gpus=gpus,
+        cpus=gpus * _CPUS_PER_GPU,
+        summary=f"{workload} {preset.name}: tp {plan.tp} x pp {plan.pp} x dp {plan.dp} = {plan.world_size} GPUs",
+        head_note="" if nodes > 1 else " (or on one, as it is)",
+        command=join(["stepscope", "workload", "run", workload, *_arguments(plan, preset, recipe)]),
+    )
+
+
+def _arguments(plan: ParallelPlan, preset: Preset, recipe: Recipe) -> list[str]:
+    """Options of `workload run` for this plan; those at their defaults are left out."""
+    arguments = ["--preset", preset.name, "--device", "cuda"]
+    if plan.stage_layers is not None:
+        arguments += ["--layers", ",".join(map(str, plan.stage_layers))]
+    elif preset.num_layers != find_preset(preset.name).num_layers:
+        arguments += ["--layers", str(preset.num_layers)]
+    flags = {"compiles": "--compile"}
+    for options in (plan, recipe):
+        for field in fields(options):
+            value = getattr(options, field.name)
+            if field.name == "stage_layers" or value == field.default or value is None:
+                continue
+            flag = flags.get(field.name, "--" + field.name.replace("_", "-"))
+            arguments += [flag] if value is True else [flag, str(value)]
+    return arguments

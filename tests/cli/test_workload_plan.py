@@ -1,0 +1,75 @@
+"""Does `stepscope workload plan` say what a run will take, and write scripts that a shell accepts?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from stepscope.cli import main
+
+
+def _exit_code(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as stop:
+        main(["workload", "plan", *arguments])
+    return stop.value.code or 0
+
+
+def test_document(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--preset", "cluster", "--tp", "8", "--pp", "4", "--dp", "4", "--micro-batches", "16")
+    assert _exit_code("gpt", *options, "--tokens", "2T", "--price-per-gpu-hour", "2", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "stepscope.workload-plan/1"
+    assert document["plan"]["world_size"] == 128
+    assert [rank["pp_rank"] for rank in document["memory"]] == [0, 1, 2, 3]
+    for rank in document["memory"]:
+        assert sum(rank["at_peak"].values()) == rank["peak_bytes"]
+    assert {exchange["dimension"] for exchange in document["communication"]} == {"tp", "pp", "dp"}
+    assert {e["link"] for e in document["communication"] if e["dimension"] == "tp"} == {"nvlink"}
+    assert {e["link"] for e in document["communication"] if e["dimension"] != "tp"} == {"network"}
+    assert sum(document["step_parts_ms"].values()) == pytest.approx(document["step_ms"])
+    cost = document["cost"]
+    assert cost["money"] == pytest.approx(2 * cost["gpu_hours"])
+    assert cost["flops"] == pytest.approx(6 * document["num_parameters"] * 2e12)
+    assert document["flops"]["model_per_rank"] * 128 == pytest.approx(document["flops"]["model"])
+    seconds = document["step_ms"] / 1e3
+    assert document["mfu"] == pytest.approx(document["flops"]["model_per_rank"] / seconds / 989.4e12)
+
+
+def test_report_names_every_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code("gpt", "--preset", "two-gpu", "--pp", "2", "--tokens", "1B") == 0
+    output = capsys.readouterr().out
+    for words in ("Memory of a rank", "TFLOP", "Communication", "Bubble", "MFU", "GPU-hours"):
+        assert words in output
+
+
+@pytest.mark.parametrize("kind", ["torchrun", "slurm"])
+def test_scripts_pass_the_shell(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--preset", "cluster", "--tp", "8", "--pp", "4", "--dp", "4", "--activation-checkpointing", "full")
+    assert _exit_code("gpt", *options, "--emit", kind) == 0
+    script = capsys.readouterr().out
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert "--nnodes=16 --nproc-per-node=8" in script
+    assert "workload run gpt --preset cluster --device cuda --tp 8 --pp 4 --dp 4 --zero 2 --micro-batches 4" in script
+    assert "--activation-checkpointing full" in script
+    if kind == "slurm":
+        assert [line for line in script.splitlines()[1:] if line.startswith("#SBATCH")] == script.splitlines()[1:9]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--gpu", "Voodoo2"), "no GPU 'Voodoo2'"),
+        (("--mfu", "1.5"), "at most 1"),
+        (("--tokens", "many"), "2T"),
+        (("--gpu", "T4", "--preset", "one-gpu"), None),
+        (("--preset", "node", "--tp", "2", "--pp", "2", "--dp", "3"), "cannot be divided"),
+        (("--preset", "node", "--dp", "8", "--tp", "2", "--gpus-per-node", "5", "--emit", "slurm"), "do not fill"),
+        (("--preset", "cluster", "--tp", "16", "--emit", "slurm"), "cut between machines"),
+    ],
+)
+def test_refusals(options: tuple[str, ...], why: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code("gpt", *options) == (0 if why is None else 2)
+    if why is not None:
+        assert why in capsys.readouterr().err

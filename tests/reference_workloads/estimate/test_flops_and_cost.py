@@ -1,0 +1,90 @@
+"""Are FLOPs and cost what the closed forms and torch's own counter say?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.core.errors import UsageError
+from stepscope.reference_workloads.estimate.cost import parse_amount, training_cost
+from stepscope.reference_workloads.estimate.flops import stage_flops, step_flops
+from stepscope.reference_workloads.estimate.parameters import block_matrices
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.recipe import Recipe
+
+
+def test_thirty_billion_parameters_and_two_trillion_tokens() -> None:
+    cost = training_cost(
+        num_parameters=30e9, num_tokens=2e12, flops_per_gpu_second=500e12, num_gpus=1000, price_per_gpu_hour=2.0
+    )
+    assert cost.flops == pytest.approx(360e21)
+    assert cost.gpu_hours == pytest.approx(200_000)
+    assert cost.days == pytest.approx(200 / 24)
+    assert cost.money == pytest.approx(400_000)
+    assert training_cost(num_parameters=1, num_tokens=1, flops_per_gpu_second=1).money is None
+
+
+@pytest.mark.parametrize(("text", "amount"), [("2T", 2e12), ("1.5b", 1.5e9), ("300e9", 3e11), ("7", 7), (".5M", 5e5)])
+def test_amounts_as_people_write_them(text: str, amount: float) -> None:
+    assert parse_amount(text) == amount
+
+
+@pytest.mark.parametrize("text", ["", "0", "-2T", "2X", "T", "1e999"])
+def test_what_is_no_amount_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="2T"):
+        parse_amount(text)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "layers", "sequence", "batch", "milliseconds", "mfu"),
+    # MFU of an H200's 989.4 TFLOP/s, by 6 FLOPs a matrix parameter and token, and causal attention halved
+    [(2048, 16, 1024, 16, 180.07274, 0.472182), (4096, 6, 2048, 8, 238.641446, 0.537898)],
+)
+def test_model_flops_are_those_of_the_measured_mfu(
+    hidden: int, layers: int, sequence: int, batch: int, milliseconds: float, mfu: float
+) -> None:
+    preset = replace(
+        find_preset("one-gpu"), hidden_size=hidden, num_layers=layers, sequence_length=sequence, batch_size=batch
+    )
+    flops = step_flops(preset, Recipe()).model
+    assert flops / (milliseconds / 1e3) / 989.4e12 == pytest.approx(mfu, rel=1e-3)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_closed_form_is_what_torch_counts(checkpointing: str) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    preset = find_preset("tiny")
+    tokens, hidden = preset.batch_size * preset.sequence_length, preset.hidden_size
+    block = [torch.nn.Linear(hidden, rows, bias=False) for rows in (3 * hidden, hidden, 8 * hidden)]
+    assert sum(layer.weight.numel() for layer in block) == block_matrices(preset)
+    model_flops, executed = (
+        getattr(step_flops(preset, Recipe(activation_checkpointing=checkpointing)), name)
+        for name in ("model", "executed")
+    )
+    with FlopCounterMode(display=False) as counter:
+        data = torch.randn(tokens, hidden)
+        first = torch.nn.Linear(hidden, hidden, bias=False)
+        for layer in block:
+            layer(first(data)).sum().backward()
+    counted = counter.get_total_flops()
+    # each layer's forward and backward, and three times the little one before it, whose input needs no gradient
+    assert counted - 3 * 4 * tokens * hidden**2 == 6 * tokens * block_matrices(preset)
+    again = 2 * tokens * (block_matrices(preset) + preset.sequence_length * hidden) * preset.num_layers
+    assert executed - model_flops == pytest.approx(
+        tokens * preset.sequence_length * hidden * preset.num_layers + (again if checkpointing == "full" else 0)
+    )
+
+
+@given(pp=st.sampled_from([1, 2, 4]), dp=st.sampled_from([1, 2]), micro_batches=st.sampled_from([4]))
+def test_stages_add_up_to_the_step(pp: int, dp: int, micro_batches: int) -> None:
+    preset = find_preset("tiny")
+    plan = ParallelPlan(pp=pp, dp=dp, micro_batches=micro_batches)
+    stages = [stage_flops(plan, preset, Recipe(), stage) for stage in range(plan.num_stages)]
+    total = sum(stage.forward + stage.backward for stage in stages) * dp * micro_batches
+    assert total == pytest.approx(step_flops(preset, Recipe()).model)
