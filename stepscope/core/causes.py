@@ -70,6 +70,11 @@ class Reason(StrEnum):
     UNFUSED = "unfused"
     TINY_KERNELS = "tiny_kernels"
     PAGEABLE_MEMORY = "pageable_memory"
+    # out_of_memory
+    LEAK = "leak"
+    FRAGMENTATION = "fragmentation"
+    # hang
+    MISSING_RANK = "missing_rank"
 
 
 HEALTHY_CAUSES = frozenset({Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND})

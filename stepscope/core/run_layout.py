@@ -4,6 +4,8 @@ run.json                       who, where, mesh, versions, environment, attempts
 traces/step{k}/rank{r}.json.gz each capture in its own folder, k = first captured step
 steps/rank{r}.jsonl            one line a step
 truth/rank{r}.jsonl            of simulated compute only: one line a step by the process's own clock
+flight/rank{r}                 flight recorder of a rank that failed
+memory/rank{r}.pickle          CUDA memory snapshot of a rank that ran out of memory
 analysis.json, timeline.json   once analysed
 """
 
@@ -19,6 +21,8 @@ TIMELINE_FILE = "timeline.json"
 TRACES_FOLDER = "traces"
 STEPS_FOLDER = "steps"
 TRUTH_FOLDER = "truth"
+FLIGHT_FOLDER = "flight"
+MEMORY_FOLDER = "memory"
 
 WHOLE_STEPS_KEY = "stepscope_whole_steps"
 """Top-level key of a captured trace: the steps recorded from their beginning to their end."""
@@ -32,6 +36,16 @@ def trace_path(first_step: int, rank: int) -> PurePath:
 def steps_path(rank: int) -> PurePath:
     """Path of one rank's step telemetry inside the run directory."""
     return PurePath(STEPS_FOLDER, f"rank{rank}.jsonl")
+
+
+def flight_path(rank: int) -> PurePath:
+    """Path of one rank's flight recorder in the run directory; NCCL adds the rank to a prefix, hence no suffix."""
+    return PurePath(FLIGHT_FOLDER, f"rank{rank}")
+
+
+def memory_snapshot_path(rank: int) -> PurePath:
+    """Path of one rank's CUDA memory snapshot inside the run directory."""
+    return PurePath(MEMORY_FOLDER, f"rank{rank}.pickle")
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def make_loader(job: TrainingJob, *, dp_rank: int) -> DataLoader[tuple[torch.Ten
     preset = job.preset
     dataset: Any = SyntheticText(preset, num_sequences=preset.batch_size * job.num_steps, seed=job.seed)
     for injection in job.injections:
-        dataset = injection.dataset(dataset, dp_rank=dp_rank)
+        dataset = injection.dataset(dataset, job=job, dp_rank=dp_rank)
     sampler: DistributedSampler[Any] = DistributedSampler(
         dataset, num_replicas=job.plan.dp, rank=dp_rank, shuffle=False
     )

@@ -22,6 +22,9 @@ class TrainingJob:
         profiled: whether to measure and capture.
         schedule: which steps to capture; None for profile()'s default.
         injections: the faults that the job has.
+        timeout_seconds: how long a rank waits for another in a step before it gives up; the slowest honest wait is for
+            traces to be written.
+        linger_seconds: how long the other ranks may go on once one has failed, so that all leave what they know.
     """
 
     plan: ParallelPlan
@@ -36,6 +39,8 @@ class TrainingJob:
     schedule: Schedule | None = None
     recipe: Recipe = field(default_factory=Recipe)
     injections: tuple[Injection, ...] = ()
+    timeout_seconds: float = 120.0
+    linger_seconds: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.run_layout import RUN_FILE
-from stepscope.reference_workloads.injections.applied import injected, write_injections
+from stepscope.reference_workloads.injections.applied import control_of, injected, write_injections
 from stepscope.reference_workloads.injections.injection import Injection
 from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.plan import ParallelPlan
@@ -105,6 +105,7 @@ def run_gpt(
     preset: str | Preset = "tiny",
     recipe: Recipe | None = None,
     injections: Sequence[Injection] = (),
+    as_control: bool = False,
     num_steps: int = DEFAULT_NUM_STEPS,
     simulate_compute_ms: float = 0.0,
     profiled: bool = True,
@@ -124,6 +125,7 @@ def run_gpt(
         schedule: which steps to capture; by default profile()'s.
         recipe: how steps are made; by default plainly.
         injections: faults that the run has, in this order.
+        as_control: train the job that the faults would go into, without them.
         device: "cpu", "cuda", or "auto": CUDA where there is one.
         on_progress: called in this process once a step.
 
@@ -150,7 +152,7 @@ def run_gpt(
         recipe=recipe or Recipe(),
         injections=tuple(injections),
     )
-    job = injected(job)
+    job = control_of(job) if as_control else injected(job)
     job.plan.check_preset(job.preset)
     return _train(job, on_progress or _say_nothing, is_rank=is_rank)
 

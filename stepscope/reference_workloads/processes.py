@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from stepscope.core.errors import UnreachableError
 from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
 
 _GRACE_SECONDS = 3.0  # a terminated rank has this long before it is killed
-_GATHER_SECONDS = 0.5  # after the first failure, for the rank that caused it to be heard among its victims
 _PR_SET_PDEATHSIG = 1
 
 
@@ -42,7 +41,13 @@ class _Rank:
     outcomes: list[TrainingOutcome] | None = None
     error: str | None = None
     trace: str = ""
-    ended: bool = field(default=False)
+    ended_at: float | None = None
+    """by the monotonic clock"""
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process is gone."""
+        return self.ended_at is not None
 
 
 def run_ranks(job: TrainingJob, on_progress: Callable[[Progress], None]) -> list[TrainingOutcome]:
@@ -55,7 +60,7 @@ def run_ranks(job: TrainingJob, on_progress: Callable[[Progress], None]) -> list
         ranks: list[_Rank] = []
         try:
             _start(ranks, job, f"file://{file}")
-            _listen(ranks, on_progress)
+            _listen(ranks, on_progress, job.linger_seconds)
         finally:
             _end_all(ranks)
     for rank in ranks:
@@ -103,8 +108,8 @@ def _start(ranks: list[_Rank], job: TrainingJob, init_method: str) -> None:
         ranks.append(_Rank(number, process, ours))
 
 
-def _listen(ranks: list[_Rank], on_progress: Callable[[Progress], None]) -> None:
-    """Until every rank has ended, or one has failed."""
+def _listen(ranks: list[_Rank], on_progress: Callable[[Progress], None], linger_seconds: float) -> None:
+    """Until every rank has ended, or one has failed and those that it drew with it have been heard."""
     deadline: float | None = None
     while open_ranks := {rank.messages: rank for rank in ranks if not rank.ended}:
         patience = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -113,7 +118,7 @@ def _listen(ranks: list[_Rank], on_progress: Callable[[Progress], None]) -> None
             _hear(open_ranks[messages], on_progress)  # type: ignore[index]  # we only wait for our own connections
         failed = [rank for rank in ranks if rank.ended and rank.outcomes is None]
         if failed and deadline is None:
-            deadline = time.monotonic() + _GATHER_SECONDS
+            deadline = time.monotonic() + linger_seconds
         if deadline is not None and (not ready or time.monotonic() >= deadline):
             break
     failed = [rank for rank in ranks if rank.ended and rank.outcomes is None]
@@ -125,7 +130,7 @@ def _hear(rank: _Rank, on_progress: Callable[[Progress], None]) -> None:
     try:
         kind, content = rank.messages.recv()
     except (EOFError, OSError):
-        rank.ended = True
+        rank.ended_at = time.monotonic()
         return
     if kind == "progress":
         on_progress(content)
@@ -136,13 +141,13 @@ def _hear(rank: _Rank, on_progress: Callable[[Progress], None]) -> None:
 
 
 def _raise_for(failed: list[_Rank], num_ranks: int) -> None:
-    """Name the rank that failed by itself, not one that only lost its peer."""
+    """Name the rank that failed by itself, not one that only lost its peer or waited for it in vain."""
     for rank in failed:
         rank.process.join(_GRACE_SECONDS)
 
-    def is_victim(rank: _Rank) -> tuple[bool, bool]:
+    def is_victim(rank: _Rank) -> tuple[bool, bool, float]:
         text = rank.error or ""
-        return bool(rank.error), "onnection" in text or "peer" in text
+        return bool(rank.error), "onnection" in text or "peer" in text, rank.ended_at or 0.0
 
     culprit = min(failed, key=is_victim)
     code = culprit.process.exitcode

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from stepscope.reference_workloads.data import make_loader
+from stepscope.reference_workloads.flight import dump_flight, set_patience
 from stepscope.reference_workloads.injections.injection import Site
 from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.parallelize import make_optimizer
@@ -25,8 +26,8 @@ from stepscope.training import Profile, profile
 
 logger = logging.getLogger(__name__)
 
-_TIMEOUT = timedelta(seconds=120)
-"""A rank that waits longer for another gives up; the slowest honest wait is for traces to be written."""
+_START_TIMEOUT = timedelta(seconds=120)
+"""For all ranks to be there; spawned ones must import torch and start CUDA first."""
 
 
 def train_rank(
@@ -34,7 +35,7 @@ def train_rank(
 ) -> list[TrainingOutcome]:
     """Train on this rank (RANK, WORLD_SIZE and LOCAL_RANK are set); returns what each rank knows, in their order."""
     for injection in job.injections:
-        os.environ.update(injection.environment())
+        os.environ.update(injection.environment(job))
     if job.device_type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     else:
@@ -44,14 +45,18 @@ def train_rank(
         init_method=init_method,
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=_TIMEOUT,
+        timeout=_START_TIMEOUT,
         device_id=_own_device(job) if job.device_type == "cuda" else None,
     )
     try:
         plan = job.plan
         mesh = init_device_mesh(job.device_type, (plan.pp, plan.dp, plan.tp), mesh_dim_names=("pp", "dp", "tp"))
+        set_patience([*mesh.get_all_groups(), None], job.timeout_seconds)
         losses, clock = _train(job, mesh, on_progress)
         return _outcomes(losses, clock, job)
+    except BaseException:
+        dump_flight(job, dist.get_rank())
+        raise
     finally:
         dist.destroy_process_group()
 

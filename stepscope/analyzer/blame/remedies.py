@@ -58,6 +58,9 @@ REMEDIES: dict[Reason, str] = {
     Reason.UNFUSED: "torch.compile the element-wise chains; foreach or fused=True for the optimizer",
     Reason.TINY_KERNELS: "CUDA graphs (torch.compile mode='reduce-overhead'), fusion, or larger batches",
     Reason.PAGEABLE_MEMORY: "pin_memory=True in the loader and .to(device, non_blocking=True)",
+    Reason.LEAK: "find who keeps tensors over steps (memory snapshot): detach() what is collected, clear lists",
+    Reason.FRAGMENTATION: "expandable_segments:True (PYTORCH_ALLOC_CONF), or fixed sequence lengths",
+    Reason.MISSING_RANK: "look at the named rank's own log, its node's kernel log and who ended it",
 }
 """What to try first, by reason."""
 

@@ -11,7 +11,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.intervals import Intervals, intersect, single, subtract, time_of
+from stepscope.analyzer.intervals import Intervals, intersect, join, single, subtract, time_of
 from stepscope.analyzer.ledger.host_spans import host_annotations
 from stepscope.analyzer.ledger.segments import Paint, Segments, assemble
 from stepscope.analyzer.ledger.steps import HostSteps, Window
@@ -23,6 +23,8 @@ _COMMUNICATION_OPERATOR = re.compile(r"^(c10d::|_c10d_functional::|record_param_
 _BACKEND_SPAN = re.compile(r"^(gloo|mpi|ucc):")
 """On worker threads, and on the main thread from an asynchronous send until somebody waits for it: whatever the main
 thread does inside is not part of it."""
+_AUTOGRAD_NODE = re.compile(r"^autograd::engine::evaluate_function: |^\w+Backward\d*$")
+"""Wraps the operators of a backward step and, under FSDP, the reduction that its hook waits for."""
 _SIMULATED_COMPUTE = re.compile(r"^simulated_compute")
 
 
@@ -72,6 +74,9 @@ def _classes(trace: TraceColumns, rows: npt.NDArray[np.intp], lane: int) -> tupl
     is_simulated = trace.named(rows, _SIMULATED_COMPUTE.search)
     on_main = trace.lane[rows] == lane
     is_operator = trace.category[rows] == Category.CPU_OP
-    operator_rows = rows[on_main & (is_operator | is_simulated) & ~is_communication]
-    operators = subtract(time_of(trace, operator_rows), time_of(trace, rows[on_main & is_communication]))
-    return operators, time_of(trace, rows[(on_main & is_communication) | is_backend])
+    is_node = trace.named(rows, _AUTOGRAD_NODE.search)
+    computes = on_main & (is_operator | is_simulated) & ~is_communication
+    communicating = time_of(trace, rows[(on_main & is_communication) | is_backend])
+    nodes = subtract(time_of(trace, rows[computes & is_node]), communicating)
+    operators = join(time_of(trace, rows[computes & ~is_node]), nodes)
+    return subtract(operators, time_of(trace, rows[on_main & is_communication])), communicating

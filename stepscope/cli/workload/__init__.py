@@ -9,6 +9,7 @@ import click
 _VERBS = {
     "plan": "Estimate memory, FLOPs, communication, step time and cost before anything runs.",
     "run": "Train a workload, profiled, with or without an injected fault.",
+    "faults": "List the faults that a workload can be trained with.",
 }
 """Verb (module of the same name with a click command `command`) -> one line for --help."""
 

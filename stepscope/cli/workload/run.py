@@ -25,8 +25,9 @@ SCHEMA = "stepscope.workload/1"
     "injections",
     multiple=True,
     metavar="FAULT[:FIELD=VALUE,...]",
-    help="A fault to train with, e.g. slow_loader:milliseconds_per_item=5; may be given again.",
+    help="A fault of `stepscope workload faults`, e.g. slow_loader:milliseconds_per_item=5; may be given again.",
 )
+@click.option("--control", "as_control", is_flag=True, help="Train what the faults go into, without them.")
 @click.option(
     "--simulate-compute", default=0.0, metavar="MS", help="Each layer sleeps MS forwards and twice that backwards."
 )
@@ -53,6 +54,7 @@ def command(name: str, as_json: bool, **options: Any) -> None:
         preset=layout.preset,
         recipe=layout.recipe,
         injections=[parse_injection(text) for text in options["injections"]],
+        as_control=options["as_control"],
         num_steps=options["steps"],
         simulate_compute_ms=options["simulate_compute"],
         profiled=not options["no_profile"],
@@ -64,7 +66,7 @@ def command(name: str, as_json: bool, **options: Any) -> None:
         return
     if as_json:
         document = _document(name, layout, result, profiled=not options["no_profile"])
-        document["injections"] = list(options["injections"])
+        document["injections"] = [] if options["as_control"] else list(options["injections"])
         click.echo(json.dumps(document, indent=1))
     else:
         where = "not profiled" if options["no_profile"] else str(result.run_dir)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from stepscope.core.errors import UsageError
@@ -13,18 +13,26 @@ from stepscope.reference_workloads.injections.injection import Injection
 from stepscope.reference_workloads.job import TrainingJob
 
 
+def control_of(job: TrainingJob) -> TrainingJob:
+    """The same job without its faults, as they all ask for it; what a faulty run is measured against."""
+    for injection in job.injections:
+        job = injection.control(job)
+    return replace(job, injections=())
+
+
 def injected(job: TrainingJob) -> TrainingJob:
-    """The job as its faults change it.
+    """The control as its faults change it.
 
     Raises:
         UsageError: a fault means nothing for this job, or what it changes does not fit.
     """
+    faulty = replace(control_of(job), injections=job.injections)
     for injection in job.injections:
-        why = injection.refusal(job)
+        why = injection.refusal(faulty)
         if why is not None:
             raise UsageError(f"cannot inject {injection.name}: {why}")
-        job = injection.change(job)
-    return job
+        faulty = injection.change(faulty)
+    return faulty
 
 
 def write_injections(run_directory: Path, injections: Sequence[Injection]) -> None:
@@ -35,6 +43,7 @@ def write_injections(run_directory: Path, injections: Sequence[Injection]) -> No
         {
             "name": injection.name,
             "cause": injection.cause,
+            "also_right": list(injection.also_right),
             "reasons": list(injection.reasons),
             "shows": injection.shows,
             "severity": asdict(injection),

@@ -5,10 +5,39 @@ from __future__ import annotations
 from dataclasses import fields
 
 from stepscope.core.errors import UsageError
-from stepscope.reference_workloads.injections.data import SlowLoader
+from stepscope.reference_workloads.injections.communication import NoOverlap, NoPrefetch, TinyBuckets, WrongTransport
+from stepscope.reference_workloads.injections.compute import MemoryBound, Recompute
+from stepscope.reference_workloads.injections.data import BurstyLoader, CpuStarvedLoader, SlowLoader
+from stepscope.reference_workloads.injections.failure import DyingRank, UnevenData
+from stepscope.reference_workloads.injections.host import CheckpointStall, HostSync, LaunchBound
 from stepscope.reference_workloads.injections.injection import Injection
+from stepscope.reference_workloads.injections.memory import AllocatorChurn, OomFragmentation, OomGrowth
+from stepscope.reference_workloads.injections.pipeline import FewMicroBatches, UnevenStages
+from stepscope.reference_workloads.injections.straggler import Straggler
 
-INJECTIONS: dict[str, type[Injection]] = {kind.name: kind for kind in (SlowLoader,)}
+_KINDS: tuple[type[Injection], ...] = (
+    SlowLoader,
+    BurstyLoader,
+    CpuStarvedLoader,
+    LaunchBound,
+    HostSync,
+    CheckpointStall,
+    AllocatorChurn,
+    MemoryBound,
+    Recompute,
+    FewMicroBatches,
+    UnevenStages,
+    Straggler,
+    TinyBuckets,
+    NoOverlap,
+    NoPrefetch,
+    WrongTransport,
+    UnevenData,
+    DyingRank,
+    OomGrowth,
+    OomFragmentation,
+)
+INJECTIONS: dict[str, type[Injection]] = {kind.name: kind for kind in _KINDS}
 
 
 def parse_injection(text: str) -> Injection:

@@ -2,11 +2,14 @@
 
 A fault is a small frozen dataclass of its severity. It says what the analysis must find (`cause`, `shows`) and changes
 the run through the hooks below; the same job without it is its control. The classes need no torch to be listed.
+
+`control` may ask for a job in which the fault matters at all: an exposed all-reduce costs nothing beside hours of
+compute. Control and faulty run then differ in the fault alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,6 +23,14 @@ if TYPE_CHECKING:
     from stepscope.reference_workloads.job import TrainingJob
 
 
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a job must have for a fault to mean anything; `text` completes "it needs"."""
+
+    text: str
+    met: Callable[[TrainingJob], bool]
+
+
 @dataclass(slots=True)
 class Site:
     """The rank on which a fault acts, once its model is built.
@@ -27,7 +38,7 @@ class Site:
     Attributes:
         rank: of the whole job.
         modules: the model parts this rank trains, sharded.
-        kept: whatever faults must hold on to until the run ends.
+        kept: whatever faults must hold on to until the run ends, by the fault's name.
     """
 
     job: TrainingJob
@@ -36,7 +47,7 @@ class Site:
     device: torch.device
     modules: list[nn.Module]
     optimizer: torch.optim.Optimizer
-    kept: list[Any] = field(default_factory=list)
+    kept: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +58,8 @@ class Injection:
         name: of the case, as `--inject` takes it.
         cause: what the verdict must say; HANG and OUT_OF_MEMORY end the run.
         reasons: one of them must be named with the cause; empty when any will do.
+        also_right: causes that are as right, where one fault has two faces.
+        needs: what a job must have for the fault to mean anything.
         shows: what the trace (or what the run leaves) must show.
         fix: what `whatif` is to remove so that its prediction meets the control's step; None where the fix is no
             removal.
@@ -55,22 +68,38 @@ class Injection:
     name: ClassVar[str]
     cause: ClassVar[Cause]
     reasons: ClassVar[tuple[Reason, ...]] = ()
+    also_right: ClassVar[tuple[Cause, ...]] = ()
+    needs: ClassVar[tuple[Need, ...]] = ()
     shows: ClassVar[str]
     fix: ClassVar[Cause | None] = None
 
+    @property
+    def ends_run(self) -> bool:
+        """Whether the run fails: RankFailedError is then what is expected."""
+        return self.cause in {Cause.HANG, Cause.OUT_OF_MEMORY}
+
+    def reasons_on(self, device_type: str) -> tuple[Reason, ...]:
+        """Those of `reasons` that a trace of this kind of device ("cpu", "cuda") can tell."""
+        return self.reasons
+
     def refusal(self, job: TrainingJob) -> str | None:
         """Why the fault means nothing for this job (one GPU has no link to slow down); None when it does."""
-        return None
+        missing = [need.text for need in self.needs if not need.met(job)]
+        return f"it needs {missing[0]}" if missing else None
 
-    def change(self, job: TrainingJob) -> TrainingJob:
-        """The job with the fault, for those that lie in its layout, model or recipe."""
+    def control(self, job: TrainingJob) -> TrainingJob:
+        """The job that the fault goes into, and that alone is its control: by default the job as it is."""
         return job
 
-    def environment(self) -> Mapping[str, str]:
+    def change(self, job: TrainingJob) -> TrainingJob:
+        """The control with the fault, for those that lie in its layout, model or recipe."""
+        return job
+
+    def environment(self, job: TrainingJob) -> Mapping[str, str]:
         """Variables that each rank sets before its process group is made."""
         return {}
 
-    def dataset(self, dataset: Any, *, dp_rank: int) -> Any:
+    def dataset(self, dataset: Any, *, job: TrainingJob, dp_rank: int) -> Any:
         """The map-style dataset that this data-parallel rank reads."""
         return dataset
 

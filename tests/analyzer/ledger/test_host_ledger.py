@@ -49,6 +49,15 @@ def test_operators_beside_communication_in_flight_hide_it() -> None:
     assert booked_us(view_of(trace)) == {"compute": 100, "communication_unsplit": 200, "host_bound": 700}
 
 
+def test_a_backward_node_that_waits_for_its_reduction_does_not_compute_meanwhile() -> None:
+    trace = host_trace()
+    trace.operator("autograd::engine::evaluate_function: RegisterPostBackwardFunctionBackward", 100, 500)
+    trace.operator("RegisterPostBackwardFunctionBackward", 110, 490)
+    trace.operator("aten::cat", 120, 140)
+    trace.annotation("gloo:all_reduce", 150, 450, thread=WORKER)
+    assert booked_us(view_of(trace)) == {"compute": 100, "communication_unsplit": 300, "host_bound": 600}
+
+
 def test_operators_inside_a_communication_operator_are_part_of_it() -> None:
     trace = host_trace()
     trace.operator("c10d::allreduce_", 100, 200)

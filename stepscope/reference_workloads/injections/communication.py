@@ -1,0 +1,149 @@
+"""Which faults make communication expensive, or leave it where nothing hides it?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stepscope.core.causes import Cause, Reason
+from stepscope.reference_workloads.injections.injection import Injection, Need, Site
+from stepscope.reference_workloads.injections.needs import (
+    DATA_PARALLEL,
+    GPUS,
+    PEERS,
+    SHARDED_WEIGHTS,
+    WHOLE_GRADIENTS,
+)
+
+if TYPE_CHECKING:
+    from stepscope.reference_workloads.job import TrainingJob
+
+_WIDER = 2
+"""Times the hidden size, with as many parameters in a quarter of the layers."""
+
+_FEWEST_TOKENS = 1024
+"""Of a sequence: compute grows with the tokens, what data-parallel ranks exchange does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class TinyBuckets(Injection):
+    """Gradients are reduced in messages so small that starting them takes longer than their bytes."""
+
+    name: ClassVar[str] = "tiny_buckets"
+    cause: ClassVar[Cause] = Cause.COMMUNICATION
+    reasons: ClassVar[tuple[Reason, ...]] = (Reason.SMALL_MESSAGES,)
+    also_right: ClassVar[tuple[Cause, ...]] = (Cause.HOST_BOUND,)  # launching a message takes the host as long
+    needs: ClassVar[tuple[Need, ...]] = (GPUS, DATA_PARALLEL, WHOLE_GRADIENTS)
+    shows: ClassVar[str] = "thousands of all-reduces a step, each a few times its latency at most"
+
+    message_mb: float = 0.5
+
+    def control(self, job: TrainingJob) -> TrainingJob:
+        return _communicating(job)
+
+    def change(self, job: TrainingJob) -> TrainingJob:
+        return replace(job, recipe=replace(job.recipe, bucket_mb=self.message_mb))
+
+    def prepare(self, site: Site) -> None:
+        """A bucket holds at least one parameter, and those of wide layers are large: cut them too."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        for module in site.modules:
+            if isinstance(module, DistributedDataParallel):
+                # Not the function itself: torch checks annotations, and ours are strings.
+                pieces = _Pieces(module, int(self.message_mb * 2**20))
+                module.register_comm_hook(pieces, lambda state, bucket: _reduced_in_pieces(state, bucket))
+
+
+@dataclass(frozen=True, slots=True)
+class NoOverlap(Injection):
+    """Gradients are reduced when the backward pass is over, not while it runs."""
+
+    name: ClassVar[str] = "no_overlap"
+    cause: ClassVar[Cause] = Cause.COMMUNICATION
+    reasons: ClassVar[tuple[Reason, ...]] = (Reason.NO_OVERLAP,)
+    needs: ClassVar[tuple[Need, ...]] = (GPUS, DATA_PARALLEL)
+    shows: ClassVar[str] = "all-reduces one after another between backward pass and optimizer, beside no kernel"
+    fix: ClassVar[Cause | None] = Cause.COMMUNICATION
+
+    def control(self, job: TrainingJob) -> TrainingJob:
+        return _communicating(job)
+
+    def change(self, job: TrainingJob) -> TrainingJob:
+        return replace(job, recipe=replace(job.recipe, overlaps_reduction=False))
+
+
+@dataclass(frozen=True, slots=True)
+class NoPrefetch(Injection):
+    """Each layer's weights are gathered only when the layer before has ended."""
+
+    name: ClassVar[str] = "no_prefetch"
+    cause: ClassVar[Cause] = Cause.COMMUNICATION
+    reasons: ClassVar[tuple[Reason, ...]] = (Reason.NO_PREFETCH,)
+    needs: ClassVar[tuple[Need, ...]] = (GPUS, DATA_PARALLEL, SHARDED_WEIGHTS)
+    shows: ClassVar[str] = "an all-gather between every two layers, beside no kernel"
+    fix: ClassVar[Cause | None] = Cause.COMMUNICATION
+
+    def control(self, job: TrainingJob) -> TrainingJob:
+        return _communicating(job)
+
+    def change(self, job: TrainingJob) -> TrainingJob:
+        return replace(job, recipe=replace(job.recipe, prefetches=False))
+
+
+@dataclass(frozen=True, slots=True)
+class WrongTransport(Injection):
+    """NCCL may not use peer-to-peer access, so that everything goes over host memory."""
+
+    name: ClassVar[str] = "wrong_transport"
+    cause: ClassVar[Cause] = Cause.COMMUNICATION
+    reasons: ClassVar[tuple[Reason, ...]] = (Reason.WRONG_TRANSPORT,)
+    needs: ClassVar[tuple[Need, ...]] = (GPUS, PEERS)
+    shows: ClassVar[str] = "large messages at a fraction of NVLink's bandwidth; NCCL's log says `via SHM`"
+    fix: ClassVar[Cause | None] = Cause.COMMUNICATION
+
+    def control(self, job: TrainingJob) -> TrainingJob:
+        return _communicating(job) if job.plan.dp > 1 else job
+
+    def environment(self, job: TrainingJob) -> Mapping[str, str]:
+        return {"NCCL_P2P_DISABLE": "1"}
+
+
+def _communicating(job: TrainingJob) -> TrainingJob:
+    """As many parameters in fewer, wider layers, and one short sequence a rank and micro-batch.
+
+    Compute shrinks with the tokens, what data-parallel ranks exchange stays; fewer layers keep the host ahead.
+    """
+    plan, preset = job.plan, job.preset
+    num_layers = max(plan.num_stages, preset.num_layers // _WIDER**2)
+    wide = replace(
+        preset,
+        hidden_size=preset.hidden_size * _WIDER,
+        num_heads=preset.num_heads * _WIDER,
+        num_layers=num_layers - num_layers % plan.num_stages,
+        sequence_length=min(preset.sequence_length, _FEWEST_TOKENS),
+        batch_size=plan.dp * plan.num_micro_batches,
+    )
+    return replace(job, preset=wide, plan=replace(plan, stage_layers=None))
+
+
+class _Pieces:
+    """Whose gradients go in pieces of how many bytes."""
+
+    def __init__(self, module: Any, piece_bytes: int) -> None:
+        self.group = module.process_group
+        self.num_ranks = self.group.size()
+        self.piece_bytes = piece_bytes
+
+
+def _reduced_in_pieces(state: _Pieces, bucket: Any) -> Any:
+    """Sums a bucket over the ranks piece by piece; torch hands the bucket's mean to the parameters."""
+    import torch
+
+    gradients = bucket.buffer().div_(state.num_ranks)
+    pieces = gradients.split(max(1, state.piece_bytes // gradients.element_size()))
+    works = [state.group.allreduce([piece]) for piece in pieces]
+    last: torch.futures.Future[Any] = works[-1].get_future()
+    # One group's collectives run in their order, so the last one ends last.
+    return last.then(lambda _: gradients)

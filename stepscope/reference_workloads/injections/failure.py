@@ -1,0 +1,129 @@
+"""Which faults end a run: a rank that dies, or one that runs out of data?"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stepscope.core.causes import Cause, Reason
+from stepscope.core.run_layout import FLIGHT_FOLDER
+from stepscope.reference_workloads.injections.injection import Injection, Need, Site
+from stepscope.reference_workloads.injections.needs import COMPANY, DATA_PARALLEL
+
+if TYPE_CHECKING:
+    from stepscope.reference_workloads.job import TrainingJob
+_RECORDED_CALLS = "2000"
+_DUMP_SECONDS = 8.0
+"""After a timeout a rank tells the others, waits for their dumps and its own, then ends."""
+
+
+def _short_patience(job: TrainingJob, timeout_seconds: float) -> TrainingJob:
+    """Ranks give up soon, and the last one to notice still leaves its flight recorder."""
+    waits_for = timeout_seconds if job.device_type == "cuda" else 0.0  # on CPU a lost peer is noticed at once
+    return replace(job, timeout_seconds=timeout_seconds, linger_seconds=waits_for + _DUMP_SECONDS)
+
+
+def _recorded_flight(job: TrainingJob) -> Mapping[str, str]:
+    """The flight recorder's settings; torch before 2.10 knows its file by another name."""
+    if not job.profiled:
+        return {}
+    prefix = str(Path(job.out, job.run, FLIGHT_FOLDER, "rank").absolute())
+    return {
+        "TORCH_FR_BUFFER_SIZE": _RECORDED_CALLS,
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": prefix,
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix,
+    }
+
+
+def _make_folder(site: Site) -> None:
+    if site.job.profiled:
+        Path(site.job.out, site.job.run, FLIGHT_FOLDER).mkdir(parents=True, exist_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenData(Injection):
+    """One data-parallel rank has fewer batches, leaves the loop, and waits for peers that wait for it."""
+
+    name: ClassVar[str] = "uneven_data"
+    cause: ClassVar[Cause] = Cause.HANG
+    needs: ClassVar[tuple[Need, ...]] = (DATA_PARALLEL,)
+    shows: ClassVar[str] = "flight recorders stop in different groups: one rank's is past the last step's collectives"
+
+    dp_rank: int = 1
+    num_batches: int = 7
+    timeout_seconds: float = 15.0
+
+    def refusal(self, job: TrainingJob) -> str | None:
+        if not 0 <= self.dp_rank < job.plan.dp:
+            return f"the job has no data-parallel rank {self.dp_rank}"
+        if not 0 < self.num_batches < job.num_steps:
+            return f"of {job.num_steps} steps a rank cannot run out after {self.num_batches}"
+        return Injection.refusal(self, job)
+
+    def change(self, job: TrainingJob) -> TrainingJob:
+        return _short_patience(job, self.timeout_seconds)
+
+    def environment(self, job: TrainingJob) -> Mapping[str, str]:
+        return _recorded_flight(job)
+
+    def prepare(self, site: Site) -> None:
+        _make_folder(site)
+
+    def dataset(self, dataset: Any, *, job: TrainingJob, dp_rank: int) -> Any:
+        if dp_rank != self.dp_rank:
+            return dataset
+        return _First(dataset, job.preset.batch_size * self.num_batches)
+
+
+@dataclass(frozen=True, slots=True)
+class DyingRank(Injection):
+    """One rank is killed between its backward pass and its optimizer, as by the kernel when memory runs out."""
+
+    name: ClassVar[str] = "dying_rank"
+    cause: ClassVar[Cause] = Cause.HANG
+    reasons: ClassVar[tuple[Reason, ...]] = (Reason.MISSING_RANK,)
+    needs: ClassVar[tuple[Need, ...]] = (COMPANY,)
+    shows: ClassVar[str] = "one rank without a flight recorder; its peers' stop at the collective that it never joined"
+
+    rank: int = 1
+    at_step: int = 7
+    timeout_seconds: float = 15.0
+
+    def refusal(self, job: TrainingJob) -> str | None:
+        if not 0 <= self.rank < job.plan.world_size:
+            return f"the job has no rank {self.rank}"
+        if not 0 <= self.at_step < job.num_steps:
+            return f"of {job.num_steps} steps none is step {self.at_step}"
+        return Injection.refusal(self, job)
+
+    def change(self, job: TrainingJob) -> TrainingJob:
+        return _short_patience(job, self.timeout_seconds)
+
+    def environment(self, job: TrainingJob) -> Mapping[str, str]:
+        return _recorded_flight(job)
+
+    def prepare(self, site: Site) -> None:
+        _make_folder(site)
+
+    def after_backward(self, site: Site, step: int) -> None:
+        if site.rank == self.rank and step == self.at_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _First:
+    """The beginning of a map-style dataset."""
+
+    def __init__(self, dataset: Any, num_items: int) -> None:
+        self._dataset = dataset
+        self._num_items = num_items
+
+    def __len__(self) -> int:
+        return self._num_items
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]

@@ -1,0 +1,147 @@
+"""Which faults lie in how the device's memory is used?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from stepscope.core.causes import Cause, Reason
+from stepscope.core.run_layout import memory_snapshot_path
+from stepscope.reference_workloads.injections.injection import Injection, Need, Site
+from stepscope.reference_workloads.injections.layers import layers_of
+from stepscope.reference_workloads.injections.needs import GPUS
+
+if TYPE_CHECKING:
+    from stepscope.reference_workloads.job import TrainingJob
+
+_NOT_EXPANDABLE = {
+    "PYTORCH_ALLOC_CONF": "expandable_segments:False",
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",  # its name before torch 2.9
+}
+_STEPS_TO_FILL = 300
+"""More than any device has memory for."""
+
+_HISTORY_ENTRIES = 100_000
+
+_LEFT_FREE_BYTES = 2**30
+"""For what takes memory beside torch's allocator: communicators, the profiler, libraries' workspaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorChurn(Injection):
+    """The allocator's cache is emptied after each layer's forward pass, and filled again by the driver."""
+
+    name: ClassVar[str] = "allocator_churn"
+    cause: ClassVar[Cause] = Cause.HOST_BOUND
+    reasons: ClassVar[tuple[Reason, ...]] = (Reason.ALLOCATOR,)
+    needs: ClassVar[tuple[Need, ...]] = (GPUS,)
+    shows: ClassVar[str] = "cudaFree and cudaMalloc in each layer; the device idles meanwhile"
+
+    times_per_layer: int = 1
+
+    def environment(self, job: TrainingJob) -> Mapping[str, str]:
+        return _NOT_EXPANDABLE
+
+    def prepare(self, site: Site) -> None:
+        import torch
+
+        def give_back(*_: Any) -> None:
+            for _time in range(self.times_per_layer):
+                torch.cuda.empty_cache()
+
+        for layer in layers_of(site):
+            layer.register_forward_hook(give_back)
+
+    def after_step(self, site: Site, step: int) -> None:
+        import torch
+
+        torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True, slots=True)
+class OomGrowth(Injection):
+    """Each layer's output of each step is kept for ever, as in lists of losses that nobody detached."""
+
+    name: ClassVar[str] = "oom_growth"
+    cause: ClassVar[Cause] = Cause.OUT_OF_MEMORY
+    reasons: ClassVar[tuple[Reason, ...]] = (Reason.LEAK,)
+    needs: ClassVar[tuple[Need, ...]] = (GPUS,)
+    shows: ClassVar[str] = (
+        "allocated memory grows by the same amount each step; memory/rank{r}.pickle tells who holds it"
+    )
+
+    copies_per_layer: int = 4
+    """kept of each output, so that memory is full within some dozen steps"""
+
+    def change(self, job: TrainingJob) -> TrainingJob:
+        return replace(job, num_steps=max(job.num_steps, _STEPS_TO_FILL))
+
+    def environment(self, job: TrainingJob) -> Mapping[str, str]:
+        return _NOT_EXPANDABLE
+
+    def prepare(self, site: Site) -> None:
+        keep_snapshot(site)
+        kept: list[Any] = site.kept.setdefault(self.name, [])
+
+        def keep(_module: Any, _inputs: Any, output: Any) -> None:
+            kept.append(output)
+            kept.extend(output.detach().clone() for _ in range(self.copies_per_layer - 1))
+
+        for layer in layers_of(site):
+            layer.register_forward_hook(keep)
+
+
+@dataclass(frozen=True, slots=True)
+class OomFragmentation(Injection):
+    """Blocks of alternating sizes leave half of the memory free, in pieces that are too small for the next step."""
+
+    name: ClassVar[str] = "oom_fragmentation"
+    cause: ClassVar[Cause] = Cause.OUT_OF_MEMORY
+    reasons: ClassVar[tuple[Reason, ...]] = (Reason.FRAGMENTATION,)
+    needs: ClassVar[tuple[Need, ...]] = (GPUS,)
+    shows: ClassVar[str] = "out of memory with gigabytes reserved and unallocated, none in one piece as large as asked"
+
+    segment_mb: int = 32
+    kept_ratio: float = 0.55
+    """of each segment; above a half, so that no free rest holds a second one"""
+    at_step: int = 7
+
+    def environment(self, job: TrainingJob) -> Mapping[str, str]:
+        return _NOT_EXPANDABLE
+
+    def prepare(self, site: Site) -> None:
+        keep_snapshot(site)
+
+    def before_step(self, site: Site, step: int) -> None:
+        if step == self.at_step:
+            site.kept[self.name] = _in_pieces(site.device, self.segment_mb * 2**20, self.kept_ratio)
+
+
+def _in_pieces(device: Any, segment_bytes: int, kept_ratio: float) -> list[Any]:
+    """Fill what the device has free with segments, then put a smaller block into each in place of the one it had."""
+    import torch
+
+    torch.cuda.empty_cache()
+    free_bytes = torch.cuda.mem_get_info(device)[0] - _LEFT_FREE_BYTES
+    blocks = [torch.empty(segment_bytes, dtype=torch.uint8, device=device) for _ in range(free_bytes // segment_bytes)]
+    kept = []
+    while blocks:
+        blocks.pop()
+        kept.append(torch.empty(int(segment_bytes * kept_ratio), dtype=torch.uint8, device=device))
+    return kept
+
+
+def keep_snapshot(site: Site) -> None:
+    """Have torch write what holds the memory when it runs out."""
+    import torch
+
+    target = Path(site.job.out, site.job.run, memory_snapshot_path(site.rank))
+
+    def write(*_: Any) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        torch.cuda.memory._dump_snapshot(str(target))  # type: ignore[no-untyped-call]  # torch leaves it so
+
+    torch.cuda.memory._record_memory_history(stacks="python", max_entries=_HISTORY_ENTRIES)
+    torch._C._cuda_attach_out_of_memory_observer(write)  # type: ignore[attr-defined]  # CUDA builds only

@@ -1,0 +1,73 @@
+"""How is one rank made slower than its peers?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from stepscope.core.causes import Cause, Reason
+from stepscope.reference_workloads.injections.injection import Injection, Need, Site
+from stepscope.reference_workloads.injections.layers import layers_of
+from stepscope.reference_workloads.injections.needs import PEERS, TIMED_COMPUTE
+
+if TYPE_CHECKING:
+    from stepscope.reference_workloads.job import TrainingJob
+
+_MATRIX_SIZE = 8192
+"""Large enough that a multiplication runs at the device's best rate."""
+
+_MATRIX_FLOPS = 2 * _MATRIX_SIZE**3
+_FLOPS_PER_PARAMETER_AND_TOKEN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler(Injection):
+    """One rank multiplies matrices of its own each step; simulated layers sleep longer there, as on a slow clock."""
+
+    name: ClassVar[str] = "straggler"
+    cause: ClassVar[Cause] = Cause.STRAGGLER
+    reasons: ClassVar[tuple[Reason, ...]] = (Reason.EXTRA_WORK,)
+    needs: ClassVar[tuple[Need, ...]] = (PEERS, TIMED_COMPUTE)
+    shows: ClassVar[str] = "one rank computes longer in every step, and its peers wait for it in their collectives"
+    fix: ClassVar[Cause | None] = Cause.STRAGGLER
+
+    rank: int = 1
+    extra_ratio: float = 1.0
+    """extra work, as a part of what the rank's own layers do in a step"""
+
+    def refusal(self, job: TrainingJob) -> str | None:
+        if not 0 <= self.rank < job.plan.world_size:
+            return f"the job has no rank {self.rank}"
+        return Injection.refusal(self, job)
+
+    def reasons_on(self, device_type: str) -> tuple[Reason, ...]:
+        """A trace without kernels does not tell more work from slower work."""
+        return self.reasons if device_type == "cuda" else ()
+
+    def prepare(self, site: Site) -> None:
+        if site.rank != self.rank:
+            return
+        if site.device.type == "cpu":
+            for layer in layers_of(site):
+                layer.simulate_milliseconds *= 1.0 + self.extra_ratio  # type: ignore[operator,assignment]
+        else:
+            import torch
+
+            matrix = torch.randn(_MATRIX_SIZE, _MATRIX_SIZE, dtype=torch.bfloat16, device=site.device)
+            site.kept[self.name] = matrix, torch.empty_like(matrix)
+
+    def before_step(self, site: Site, step: int) -> None:
+        if site.rank != self.rank or site.device.type == "cpu":
+            return
+        import torch
+
+        matrix, product = site.kept[self.name]
+        for _ in range(self._num_products(site)):
+            torch.mm(matrix, matrix, out=product)
+
+    def _num_products(self, site: Site) -> int:
+        preset, plan = site.job.preset, site.job.plan
+        tokens = preset.batch_size // plan.dp * preset.sequence_length
+        weights = sum(weight.numel() for layer in layers_of(site) for weight in layer.parameters()) / plan.tp
+        return math.ceil(self.extra_ratio * _FLOPS_PER_PARAMETER_AND_TOKEN * weights * tokens / _MATRIX_FLOPS)
