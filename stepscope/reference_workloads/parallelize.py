@@ -1,4 +1,4 @@
-"""How is a stage sharded by tensor and data parallelism, and what optimizes it?"""
+"""How is a stage sharded over tensor- and data-parallel ranks, and what optimizes it?"""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from stepscope.reference_workloads.model_gpt import Stage
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.stage import Stage
+from stepscope.reference_workloads.tensor_parallel import cut_stage
 
 
 def shard_stage(stage: Stage, plan: ParallelPlan, preset: Preset, mesh: DeviceMesh) -> nn.Module:
@@ -25,36 +26,32 @@ def shard_stage(stage: Stage, plan: ParallelPlan, preset: Preset, mesh: DeviceMe
     All ranks hold the same weights before, so nothing is sent.
     """
     if plan.tp > 1:
-        for block in stage.blocks.values():
-            _shard_block(block, mesh["tp"])
+        cut_stage(stage, plan, mesh["tp"])
     if plan.dp == 1:
         return stage
-    if plan.zero in {0, 1}:
+    if plan.zero in {0, 1} and not plan.replicate:
         # device_mesh, not process_group: only so does DDP accept tensor-parallel parameters.
         return DistributedDataParallel(stage, device_mesh=mesh["dp"])
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if preset.dtype == "bfloat16" else None, reduce_dtype=torch.float32
     )
-    options: dict[str, Any] = {
-        "mesh": mesh["dp"],
-        "reshard_after_forward": plan.zero == 3,
-        "mp_policy": policy,
-    }
+    options: dict[str, Any] = {"mesh": mesh["dp"], "mp_policy": policy}
+    if plan.replicate:
+        shard: Any = replicate
+    else:
+        shard = fully_shard
+        options["reshard_after_forward"] = plan.zero == 3
+        options["offload_policy"] = _offload_policy(plan, mesh)
     for block in stage.blocks.values():
-        fully_shard(block, **options)
-    fully_shard(stage, **options)
+        shard(block, **options)
+    shard(stage, **options)
     return stage
 
 
-def _shard_block(block: nn.Module, mesh: DeviceMesh) -> None:
-    """Megatron's cut: two all-reduces forwards and two backwards a block."""
-    cut = {
-        "attention.qkv": ColwiseParallel(),
-        "attention.out": RowwiseParallel(),
-        "up": ColwiseParallel(),
-        "down": RowwiseParallel(),
-    }
-    parallelize_module(block, mesh, cut, src_data_rank=None)
+def _offload_policy(plan: ParallelPlan, mesh: DeviceMesh) -> OffloadPolicy:
+    if not plan.cpu_offload:
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
 
 
 def make_optimizer(

@@ -13,23 +13,30 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
 )
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
-from stepscope.reference_workloads.model_gpt import next_token_loss, seeded_stage
+from stepscope.reference_workloads.loss import loss_context, make_loss
 from stepscope.reference_workloads.parallelize import shard_stage
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.stage import seeded_stage
 
 _SCHEDULE_CLASSES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
     "1f1b": Schedule1F1B,
+    "looped-bfs": ScheduleLoopedBFS,
     "interleaved": ScheduleInterleaved1F1B,
     "zero-bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+    "dualpipe-v": ScheduleDualPipeV,
 }
 
 
@@ -62,34 +69,37 @@ class AnnotatedStage(PipelineStage):
 class PipelineExecutor:
     """torch.distributed.pipelining over the pp dimension."""
 
-    def __init__(self, plan: ParallelPlan, preset: Preset, mesh: DeviceMesh, build: ModuleBuilder) -> None:
-        pp_rank = mesh.get_local_rank("pp")
+    def __init__(
+        self, plan: ParallelPlan, preset: Preset, mesh: DeviceMesh, build: ModuleBuilder, device: torch.device
+    ) -> None:
+        self._plan = plan
         self.modules: list[nn.Module] = []
         stages: list[PipelineStage] = []
-        for index in range(pp_rank, plan.num_stages, plan.pp):
+        for index in plan.stages_of(mesh.get_local_rank("pp")):
             module = build(plan.layers_of(index, preset.num_layers))
             self.modules.append(module)
             stage_class = PipelineStage if plan.is_multi_stage else AnnotatedStage
             examples = _example_tensors(plan, preset, index)
-            device, group = _device_of(module), mesh.get_group("pp")
+            group = mesh.get_group("pp")
             stages.append(stage_class(module, index, plan.num_stages, device, *examples, group=group))
         self._is_first = stages[0].is_first
         self._is_last = stages[-1].is_last
         self._schedule = _SCHEDULE_CLASSES[plan.schedule](
             stages if plan.is_multi_stage else stages[0],
             n_microbatches=plan.num_micro_batches,
-            loss_fn=next_token_loss,
+            loss_fn=make_loss(plan, mesh),
         )
 
     def run(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """The loss is known on the ranks of the last stage."""
         losses: list[torch.Tensor] = []
-        self._schedule.step(
-            *((inputs,) if self._is_first else ()),
-            target=targets if self._is_last else None,
-            losses=losses if self._is_last else None,
-            return_outputs=False,
-        )
+        with loss_context(self._plan):
+            self._schedule.step(
+                *((inputs,) if self._is_first else ()),
+                target=targets if self._is_last else None,
+                losses=losses if self._is_last else None,
+                return_outputs=False,
+            )
         return torch.stack([loss.detach() for loss in losses]).mean() if self._is_last else None
 
 
@@ -98,19 +108,17 @@ def _example_tensors(plan: ParallelPlan, preset: Preset, stage_index: int) -> tu
 
     Torch could find out by itself, but does so with a backward pass that DDP mistakes for the first step.
     """
-    shape = (preset.batch_size // plan.dp // plan.num_micro_batches, preset.sequence_length)
+    batch, sequence = preset.batch_size // plan.dp // plan.num_micro_batches, preset.sequence_length
+    own_places = sequence // plan.tp if plan.sequence_parallel else sequence
+    own_words = preset.vocab_size // plan.tp if plan.loss_parallel else preset.vocab_size
     is_low_precision = preset.dtype == "bfloat16"
-    # fully_shard casts what flows between blocks; autocast leaves the residual stream in float32.
-    flowing = torch.bfloat16 if is_low_precision and plan.zero in {2, 3} else torch.float32
-    hidden = torch.empty(*shape, preset.hidden_size, dtype=flowing, device="meta", requires_grad=True)
-    tokens = torch.empty(*shape, dtype=torch.int64, device="meta")
-    logits = torch.empty(
-        *shape,
-        preset.vocab_size,
-        dtype=torch.bfloat16 if is_low_precision else torch.float32,
-        device="meta",
-        requires_grad=True,
-    )
+    # fully_shard and replicate cast what flows between blocks; autocast leaves the residual stream in float32.
+    casts = plan.zero in {2, 3} or plan.replicate
+    flowing = torch.bfloat16 if is_low_precision and casts else torch.float32
+    hidden = torch.empty(batch, own_places, preset.hidden_size, dtype=flowing, device="meta", requires_grad=True)
+    tokens = torch.empty(batch, sequence, dtype=torch.int64, device="meta")
+    computed = torch.bfloat16 if is_low_precision else torch.float32
+    logits = torch.empty(batch, sequence, own_words, dtype=computed, device="meta", requires_grad=True)
     is_last = stage_index == plan.num_stages - 1
     return (hidden if stage_index else tokens), (logits if is_last else hidden)
 
@@ -118,7 +126,9 @@ def _example_tensors(plan: ParallelPlan, preset: Preset, stage_index: int) -> tu
 class WholeModelExecutor:
     """Micro-batches one after another on a rank that holds all layers; gradients are reduced with the last one."""
 
-    def __init__(self, plan: ParallelPlan, preset: Preset, build: ModuleBuilder) -> None:
+    def __init__(self, plan: ParallelPlan, preset: Preset, mesh: DeviceMesh, build: ModuleBuilder) -> None:
+        self._plan = plan
+        self._loss = make_loss(plan, mesh)
         self._model = build(range(preset.num_layers))
         self._num_micro_batches = plan.num_micro_batches
         self.modules: list[nn.Module] = [self._model]
@@ -128,8 +138,9 @@ class WholeModelExecutor:
         losses = []
         pairs = zip(inputs.chunk(self._num_micro_batches), targets.chunk(self._num_micro_batches), strict=True)
         for ordinal, (part, part_targets) in enumerate(pairs):
-            with self._gradients_reduced(is_last=ordinal == self._num_micro_batches - 1):
-                loss = next_token_loss(self._model(part), part_targets)
+            is_last = ordinal == self._num_micro_batches - 1
+            with self._gradients_reduced(is_last=is_last), loss_context(self._plan):
+                loss = self._loss(self._model(part), part_targets)
                 torch.autograd.backward(loss / self._num_micro_batches)
             losses.append(loss.detach())
         return torch.stack(losses).mean()
@@ -158,9 +169,5 @@ def make_executor(
         return shard_stage(stage, plan, preset, mesh)
 
     if plan.pp > 1:
-        return PipelineExecutor(plan, preset, mesh, build)
-    return WholeModelExecutor(plan, preset, build)
-
-
-def _device_of(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device
+        return PipelineExecutor(plan, preset, mesh, build, device)
+    return WholeModelExecutor(plan, preset, mesh, build)

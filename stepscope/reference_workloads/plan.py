@@ -1,4 +1,4 @@
-"""How is a training run laid out over processes, and which layouts does torch not do, or do wrongly?"""
+"""How is a training run laid out over processes? What torch does not do, or does wrongly, is in `refusals`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from stepscope.core.errors import UsageError
 from stepscope.reference_workloads.presets import Preset
-
-SINGLE_STAGE_SCHEDULES = ("gpipe", "1f1b")
-MULTI_STAGE_SCHEDULES = ("interleaved", "zero-bubble")
-SCHEDULES = SINGLE_STAGE_SCHEDULES + MULTI_STAGE_SCHEDULES
-NUM_CHUNKS = 2
-"""Stages a rank holds under a multi-stage schedule."""
+from stepscope.reference_workloads.refusals import refuse_unsound
+from stepscope.reference_workloads.schedules import (
+    MULTI_STAGE_SCHEDULES,
+    NUM_CHUNKS,
+    SCHEDULES,
+    rank_of_last_stage,
+    stages_of_rank,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,10 @@ class ParallelPlan:
         schedule: one of SCHEDULES; only matters with pp > 1.
         micro_batches: parts each rank's batch is cut into. None: pp.
         stage_layers: layers of each pipeline stage in order, for uneven cuts. None: the same number each.
+        sequence_parallel: between its matrices a block holds a tensor-parallel rank's part of the sequence only.
+        loss_parallel: logits are cut by vocabulary over tensor-parallel ranks, and so is the loss.
+        replicate: zero 0 by torch's composable `replicate` instead of DDP; it knows stages that share a rank.
+        cpu_offload: parameters and optimizer live in host memory (zero 2 or 3).
 
     Raises:
         UsageError: torch cannot do it, or does it wrongly; the message says why.
@@ -38,6 +44,10 @@ class ParallelPlan:
     schedule: str = "1f1b"
     micro_batches: int | None = None
     stage_layers: tuple[int, ...] | None = None
+    sequence_parallel: bool = False
+    loss_parallel: bool = False
+    replicate: bool = False
+    cpu_offload: bool = False
 
     def __post_init__(self) -> None:
         if self.zero is None:
@@ -45,8 +55,7 @@ class ParallelPlan:
         if self.micro_batches is None:
             object.__setattr__(self, "micro_batches", max(self.pp, 1))
         self._check_values()
-        self._check_schedule()
-        self._check_data_parallel()
+        refuse_unsound(self)
 
     @property
     def world_size(self) -> int:
@@ -69,6 +78,15 @@ class ParallelPlan:
         """Whether a rank holds several stages."""
         return self.pp > 1 and self.schedule in MULTI_STAGE_SCHEDULES
 
+    @property
+    def rank_with_loss(self) -> int:
+        """The pipeline rank that holds the last stage."""
+        return rank_of_last_stage(self.schedule, self.pp) if self.pp > 1 else 0
+
+    def stages_of(self, pp_rank: int) -> tuple[int, ...]:
+        """The stages that a pipeline rank holds, in order."""
+        return stages_of_rank(self.schedule, pp_rank, self.pp) if self.pp > 1 else (0,)
+
     def layers_of(self, stage_index: int, num_layers: int) -> range:
         """The layers that a pipeline stage holds, of a model that `check_preset` has let through."""
         if self.stage_layers is None:
@@ -89,9 +107,14 @@ class ParallelPlan:
     def check_preset(self, preset: Preset) -> None:
         """Raises UsageError when the model or the batch cannot be cut this way."""
         parts = [
-            ("heads", preset.num_heads, self.tp, "tensor parallel ranks"),
+            ("key/value heads", preset.num_groups, self.tp, "tensor parallel ranks"),
+            ("query heads", preset.num_heads, preset.num_groups, "key/value heads"),
             ("sequences in a batch", preset.batch_size, self.dp * self.num_micro_batches, "dp x micro-batches"),
         ]
+        if self.sequence_parallel:
+            parts.append(("places in a sequence", preset.sequence_length, self.tp, "tensor parallel ranks"))
+        if self.sequence_parallel or self.loss_parallel:
+            parts.append(("words of the vocabulary", preset.vocab_size, self.tp, "tensor parallel ranks"))
         if self.stage_layers is None:
             parts.insert(0, ("layers", preset.num_layers, self.num_stages, "pipeline stages"))
         elif sum(self.stage_layers) != preset.num_layers:
@@ -129,43 +152,3 @@ class ParallelPlan:
             )
         if self.zero not in {0, 1, 2, 3}:
             raise UsageError(f"zero is a level of 0 to 3, not {self.zero}")
-        if self.zero and self.dp == 1:
-            raise UsageError(
-                f"zero {self.zero} shards over data-parallel ranks, and dp is 1", what_next="use --zero 0 or --dp 2"
-            )
-
-    def _check_schedule(self) -> None:
-        micro_batches = self.num_micro_batches
-        if self.schedule in MULTI_STAGE_SCHEDULES and self.pp == 1:
-            raise UsageError(
-                f"the {self.schedule} schedule spreads stages over ranks, and pp is 1", what_next="use --pp 2 or more"
-            )
-        if self.pp > 1 and self.schedule == "1f1b" and micro_batches < self.pp:
-            raise UsageError(
-                f"1f1b needs at least as many micro-batches as stages ({self.pp}), not {micro_batches}",
-                what_next=f"use --micro-batches {self.pp}",
-            )
-        num_rounds = max(1, micro_batches // self.pp)
-        if self.is_multi_stage and micro_batches % num_rounds:
-            raise UsageError(
-                f"{micro_batches} micro-batches cannot be dealt in {num_rounds} rounds over pp {self.pp}, which the"
-                f" {self.schedule} schedule does",
-                what_next=f"use a multiple of {self.pp}",
-            )
-
-    def _check_data_parallel(self) -> None:
-        if self.dp == 1:
-            return
-        if self.zero in {0, 1} and self.is_multi_stage:
-            raise UsageError(
-                f"zero {self.zero} means DistributedDataParallel, whose reducer fails an internal assertion"
-                " (params_.size() == rebuilt_param_indices_.size()) when a rank holds several stages, as under the"
-                f" {self.schedule} schedule",
-                what_next="use --zero 2, or the 1f1b or gpipe schedule",
-            )
-        if self.zero == 3 and self.schedule == "zero-bubble":
-            raise UsageError(
-                "zero 3 frees parameters after the forward pass, and with the zero-bubble schedule torch then computes"
-                " wrong gradients without an error",
-                what_next="use --zero 2",
-            )

@@ -41,7 +41,7 @@ def train_rank(
     else:
         torch.set_num_threads(1)  # ranks share the processors; threads of one would steal from another
     dist.init_process_group(
-        "nccl" if job.device_type == "cuda" else "gloo",
+        _backend(job),
         init_method=init_method,
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
@@ -59,6 +59,13 @@ def train_rank(
         raise
     finally:
         dist.destroy_process_group()
+
+
+def _backend(job: TrainingJob) -> str:
+    if job.device_type == "cpu":
+        return "gloo"
+    # What lies in host memory is gathered and counted there.
+    return "cpu:gloo,cuda:nccl" if job.plan.cpu_offload else "nccl"
 
 
 def _own_device(job: TrainingJob) -> torch.device:
@@ -114,7 +121,7 @@ def _profile(job: TrainingJob, mesh: DeviceMesh) -> Profile:
         schedule=job.schedule,
         mesh=mesh,
         enabled=job.profiled,
-        labels={"workload": "gpt", "preset": job.preset.name, "schedule": job.plan.schedule},
+        labels={"workload": job.preset.architecture, "preset": job.preset.name, "schedule": job.plan.schedule},
         simulated_compute=job.simulate_ms > 0,
     )
 
@@ -122,7 +129,7 @@ def _profile(job: TrainingJob, mesh: DeviceMesh) -> Profile:
 def _reports_progress(mesh: DeviceMesh, plan: ParallelPlan) -> bool:
     """One rank of the last stage, where the loss is known."""
     return (
-        mesh.get_local_rank("pp") == plan.pp - 1 and mesh.get_local_rank("dp") == 0 and mesh.get_local_rank("tp") == 0
+        mesh.get_local_rank("pp") == plan.rank_with_loss and mesh.get_local_rank("dp") == 0 and mesh.get_local_rank("tp") == 0
     )
 
 

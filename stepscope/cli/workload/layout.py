@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stepscope.reference_workloads.presets import Preset
     from stepscope.reference_workloads.recipe import Recipe
 
-WORKLOADS = ("gpt",)
+WORKLOADS = ("gpt", "llama")
 
 _PLAN_OPTIONS = (
     click.option("--tp", default=1, show_default=True, help="Tensor parallel size."),
