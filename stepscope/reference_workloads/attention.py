@@ -34,7 +34,7 @@ class Attention(nn.Module):
         packed: torch.Tensor = self.qkv(hidden)
         batch, sequence, _ = packed.shape
         grouped = packed.view(batch, sequence, -1, self.num_queries + 2, self.head_size)
-        query, key, value = grouped.split((self.num_queries, 1, 1), dim=3)
+        query, key, value = torch.split(grouped, [self.num_queries, 1, 1], dim=3)
         query, key, value = (part.flatten(2, 3).transpose(1, 2) for part in (query, key, value))
         if self.rotary is not None:
             query, key = self.rotary(query), self.rotary(key)

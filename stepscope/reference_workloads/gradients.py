@@ -28,15 +28,14 @@ class GradientRecorder(Injection):
     folder: str = "."
 
     def prepare(self, site: Site) -> None:
-        site.kept.append((self.name, named_parameters(site.modules)))
+        site.kept[self.name] = named_parameters(site.modules)
 
     def after_backward(self, site: Site, step: int) -> None:
         if step:
             return
         import torch
 
-        (parameters,) = (kept for name, kept in site.kept if name == self.name)
-        gradients = {name: whole_gradient(parameter) for name, parameter in parameters.items()}
+        gradients = {name: whole_gradient(parameter) for name, parameter in site.kept[self.name].items()}
         torch.save(gradients, Path(self.folder) / f"rank{site.rank}.pt")
 
 

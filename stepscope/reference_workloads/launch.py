@@ -114,7 +114,7 @@ def run_gpt(
     device: str = "auto",
     on_progress: Callable[[Progress], None] | None = None,
 ) -> WorkloadResult:
-    """Train a small GPT under the plan; returns when all ranks have ended.
+    """Train the preset's model under the plan; returns when all ranks have ended.
 
     With RANK and WORLD_SIZE set (torchrun, srun) this process is one rank, else it starts plan.world_size processes.
 
@@ -248,9 +248,9 @@ def _check_profiled(run_directory: Path) -> None:
 
 def _default_run(plan: ParallelPlan, preset: Preset, *, is_rank: bool) -> str:
     if is_rank:  # the same name on all ranks
-        return f"gpt-{preset.name}-{run_name(None, identify())}"
+        return f"{preset.architecture}-{preset.name}-{run_name(None, identify())}"
     layout = f"tp{plan.tp}-pp{plan.pp}-dp{plan.dp}"
-    return f"gpt-{preset.name}-{layout}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return f"{preset.architecture}-{preset.name}-{layout}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _device_type(device: str, plan: ParallelPlan, simulate_compute_ms: float, *, is_rank: bool) -> str:

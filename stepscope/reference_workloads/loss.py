@@ -32,7 +32,8 @@ def make_loss(plan: ParallelPlan, mesh: DeviceMesh) -> LossFunction:
         whole = DTensor.from_local(logits, tensor_parallel, [Shard(-1)], run_check=False)
         loss = next_token_loss(whole, targets)
         assert isinstance(loss, DTensor)
-        return loss.full_tensor()
+        # Schedules that split the backward pass detach the loss in place, which a view refuses.
+        return loss.full_tensor().clone()
 
     return loss_of_cut_vocabulary
 

@@ -42,6 +42,8 @@ def shard_stage(stage: Stage, plan: ParallelPlan, preset: Preset, mesh: DeviceMe
         shard = fully_shard
         options["reshard_after_forward"] = plan.zero == 3
         options["offload_policy"] = _offload_policy(plan, mesh)
+    # What comes out of a cut head is a view of a DTensor's part; nothing here writes to it.
+    warnings.filterwarnings("ignore", message=r"FSDP2-wrapped module .* returned a view")
     for block in stage.blocks.values():
         shard(block, **options)
     shard(stage, **options)

@@ -26,7 +26,7 @@ class ParallelPlan:
             gradients (fully_shard that keeps parameters after the forward pass), 3 parameters too.
             None: 2 with data parallelism, else 0.
         schedule: one of SCHEDULES; only matters with pp > 1.
-        micro_batches: parts each rank's batch is cut into. None: pp.
+        micro_batches: parts each rank's batch is cut into. None: pp, and for dualpipe-v twice that.
         stage_layers: layers of each pipeline stage in order, for uneven cuts. None: the same number each.
         sequence_parallel: between its matrices a block holds a tensor-parallel rank's part of the sequence only.
         loss_parallel: logits are cut by vocabulary over tensor-parallel ranks, and so is the loss.
@@ -53,7 +53,8 @@ class ParallelPlan:
         if self.zero is None:
             object.__setattr__(self, "zero", 2 if self.dp > 1 else 0)
         if self.micro_batches is None:
-            object.__setattr__(self, "micro_batches", max(self.pp, 1))
+            rounds = NUM_CHUNKS if self.schedule == "dualpipe-v" else 1
+            object.__setattr__(self, "micro_batches", max(rounds * self.pp, 1))
         self._check_values()
         refuse_unsound(self)
 

@@ -1,6 +1,6 @@
 """Which layouts does torch not do, or do wrongly? Each by its name, with the reason.
 
-What is refused here was seen to fail, or to give other gradients than one process does; docs/workloads.md has the table.
+What is refused here was seen to fail, or to give other gradients than one process; docs/workloads.md has the table.
 """
 
 from __future__ import annotations

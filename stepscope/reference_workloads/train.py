@@ -129,7 +129,9 @@ def _profile(job: TrainingJob, mesh: DeviceMesh) -> Profile:
 def _reports_progress(mesh: DeviceMesh, plan: ParallelPlan) -> bool:
     """One rank of the last stage, where the loss is known."""
     return (
-        mesh.get_local_rank("pp") == plan.rank_with_loss and mesh.get_local_rank("dp") == 0 and mesh.get_local_rank("tp") == 0
+        mesh.get_local_rank("pp") == plan.rank_with_loss
+        and mesh.get_local_rank("dp") == 0
+        and mesh.get_local_rank("tp") == 0
     )
 
 

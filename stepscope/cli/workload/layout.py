@@ -22,8 +22,17 @@ _PLAN_OPTIONS = (
     click.option("--pp", default=1, show_default=True, help="Pipeline parallel size."),
     click.option("--dp", default=1, show_default=True, help="Data parallel size."),
     click.option("--zero", type=int, help="What dp shards, 0 to 3.  [default: 2 with dp > 1]"),
-    click.option("--schedule", default="1f1b", show_default=True, help="gpipe, 1f1b, interleaved or zero-bubble."),
-    click.option("--micro-batches", type=int, help="Parts of each rank's batch.  [default: pp]"),
+    click.option(
+        "--schedule",
+        default="1f1b",
+        show_default=True,
+        help="gpipe, 1f1b, looped-bfs, interleaved, zero-bubble, zbv or dualpipe-v.",
+    ),
+    click.option("--micro-batches", type=int, help="Parts of each rank's batch.  [default: what the schedule needs]"),
+    click.option("--sequence-parallel", is_flag=True, help="Between matrices, tp cuts the sequence."),
+    click.option("--loss-parallel", is_flag=True, help="tp cuts the vocabulary, up to the loss."),
+    click.option("--replicate", is_flag=True, help="For --zero 0: torch's replicate instead of DDP."),
+    click.option("--cpu-offload", is_flag=True, help="Parameters and optimizer in host memory (--zero 2 or 3)."),
 )
 _RECIPE_OPTIONS = (
     click.option(
@@ -81,6 +90,7 @@ def read_layout(workload: str, options: dict[str, Any]) -> Layout:
     preset = find_preset(options.pop("preset"))
     plan = ParallelPlan(
         **_taken(options, "tp", "pp", "dp", "zero", "schedule", "micro_batches"),
+        **_taken(options, "sequence_parallel", "loss_parallel", "replicate", "cpu_offload"),
         stage_layers=layers if layers is not None and len(layers) > 1 else None,
     )
     recipe = Recipe(
@@ -95,6 +105,7 @@ def read_layout(workload: str, options: dict[str, Any]) -> Layout:
             "loader_workers",
         )
     )
+    preset = replace(preset, architecture=workload)
     return Layout(preset if layers is None else replace(preset, num_layers=sum(layers)), plan, recipe)
 
 

@@ -39,7 +39,7 @@ SCHEMA = "stepscope.workload/1"
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--json", "as_json", is_flag=True, help=f"Print one {SCHEMA} document.")
 def command(name: str, as_json: bool, **options: Any) -> None:
-    """Train workload NAME (gpt), profiled, on as many processes as tp x pp x dp.
+    """Train workload NAME (gpt or llama), profiled, on as many processes as tp x pp x dp.
 
     Under torchrun this process is one rank. Ends with 4 when a rank dies.
     """
@@ -94,6 +94,10 @@ def _document(name: str, layout: Layout, result: WorkloadResult, *, profiled: bo
             "schedule": plan.schedule if plan.pp > 1 else None,
             "micro_batches": plan.micro_batches,
             "stage_layers": plan.stage_layers,
+            "sequence_parallel": plan.sequence_parallel,
+            "loss_parallel": plan.loss_parallel,
+            "replicate": plan.replicate,
+            "cpu_offload": plan.cpu_offload,
         },
         "world_size": plan.world_size,
         "device": result.device_type,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from stepscope.analyzer.pipeline.replay import replay
 from stepscope.analyzer.pipeline.tasks import Pass, Task
 from stepscope.reference_workloads.estimate.schedule_order import step_order
-from stepscope.reference_workloads.plan import NUM_CHUNKS, ParallelPlan
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.schedules import NUM_CHUNKS
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from stepscope.reference_workloads.estimate.communication import (
 from stepscope.reference_workloads.estimate.flops import StepFlops, stage_flops, step_flops
 from stepscope.reference_workloads.estimate.memory import RankMemory, memory_by_rank, outside_allocator_bytes
 from stepscope.reference_workloads.estimate.parameters import num_parameters, rank_stages, stage_parts
+from stepscope.reference_workloads.estimate.scope import refuse_unknown
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.recipe import Recipe
@@ -130,9 +131,10 @@ def estimate(plan: ParallelPlan, preset: Preset, recipe: Recipe, assumptions: As
     """Estimate one workload.
 
     Raises:
-        UsageError: model and plan do not fit, or the GPU's peak for the preset's type is unknown.
+        UsageError: model and plan do not fit, or the estimate does not know the layout or the GPU's peak.
     """
     plan.check_preset(preset)
+    refuse_unknown(plan, preset)
     peak = _peak(assumptions.gpu, preset)
     fabric = Fabric(assumptions.gpu, assumptions.gpus_per_node, assumptions.network_bytes_per_second)
     exchanged = tuple(exchanges(plan, preset, recipe, fabric, pp_rank=rank) for rank in range(plan.pp))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from stepscope.analyzer.pipeline.schedules import interleaved_order
 from stepscope.analyzer.pipeline.tasks import Order, Pass, Task
-from stepscope.reference_workloads.plan import NUM_CHUNKS, ParallelPlan
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.schedules import NUM_CHUNKS
 
 
 def step_order(plan: ParallelPlan) -> Order:

@@ -9,7 +9,10 @@ import pytest
 from stepscope.core.errors import UsageError
 from stepscope.reference_workloads.estimate.bubble import StageSeconds, replay_step
 from stepscope.reference_workloads.estimate.schedule_order import step_order
-from stepscope.reference_workloads.plan import NUM_CHUNKS, SCHEDULES, ParallelPlan
+from stepscope.reference_workloads.estimate.scope import KNOWN_SCHEDULES, refuse_unknown
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.schedules import NUM_CHUNKS
 
 _LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
 
@@ -38,7 +41,7 @@ def test_multi_stage_orders_are_torchs(name: str, pp: int) -> None:
             assert [(t.kind.value, t.stage, t.micro_batch) for t in step_order(plan)[rank]] == expected
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", KNOWN_SCHEDULES)
 def test_bubble_of_even_stages(schedule: str) -> None:
     plan = ParallelPlan(pp=4, micro_batches=8, schedule=schedule)
     stages = {stage: StageSeconds(1.0, 2.0) for stage in range(plan.num_stages)}
@@ -62,3 +65,9 @@ def test_one_process_never_waits() -> None:
     period = replay_step(ParallelPlan(micro_batches=3), {0: StageSeconds(1.0, 2.0)}, transfer_seconds=1.0)
     assert (period.seconds, period.textbook) == (9.0, 0.0)
     assert period.bubble == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("options", [{"schedule": "zbv"}, {"tp": 2, "sequence_parallel": True}])
+def test_an_unknown_layout_gets_no_estimate(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"knows (the zbv schedule|sequence parallel)"):
+        refuse_unknown(ParallelPlan(pp=2, **options), find_preset("tiny"))
