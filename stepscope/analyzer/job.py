@@ -81,7 +81,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         data_waits_ns=context.data_waits_ns,
     )
     resampled = resample(found.table)
-    rows = with_kernel_reasons(root_causes(grounds, resampled, job.step_ms), roofline)
+    rows = with_kernel_reasons(root_causes(grounds, resampled, job.step_ms), roofline, job)
     unexplained_loss = found.table.unexplained_waiting() + ledger[Heading.IDLE_OTHER]
     about = Circumstances(job, oversubscribed, quality, pipeline, unexplained_loss, grounds.arrivals_unknown)
     what_if, left_out = _gains(found, [row for row in rows if not about.is_guess(row)], context)

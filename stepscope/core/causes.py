@@ -65,6 +65,7 @@ class Reason(StrEnum):
     NO_OVERLAP = "no_overlap"
     NO_PREFETCH = "no_prefetch"
     # compute_bound, memory_bound, latency_bound, copy
+    RECOMPUTE = "recompute"
     NO_TENSOR_CORES = "no_tensor_cores"
     INEFFICIENT_KERNELS = "inefficient_kernels"
     UNFUSED = "unfused"

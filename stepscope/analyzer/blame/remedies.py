@@ -53,6 +53,7 @@ REMEDIES: dict[Reason, str] = {
     Reason.NO_OVERLAP: "reduce gradients during backward (DDP buckets, FSDP) instead of after it",
     Reason.NO_PREFETCH: "prefetch weights: FSDP's forward and backward prefetch, limit_all_gathers off",
     Reason.ARRIVALS_UNKNOWN: "profile every rank in the same steps, so that waiting can be told from transfer",
+    Reason.RECOMPUTE: "checkpoint fewer activations (selective, or none) while memory allows",
     Reason.NO_TENSOR_CORES: "autocast to a 16-bit type, or set_float32_matmul_precision('high') for TF32 (Ampere on)",
     Reason.INEFFICIENT_KERNELS: "see the kernels table for the shapes: pad odd sizes to multiples of 8",
     Reason.UNFUSED: "torch.compile the element-wise chains; foreach or fused=True for the optimizer",

@@ -7,12 +7,15 @@ from dataclasses import replace
 
 from stepscope.analyzer.kernels.findings import MANY_TINY, pageable_share
 from stepscope.analyzer.kernels.sums import Flag
-from stepscope.core.analysis import Evidence, KernelFinding, Roofline, RootCause
+from stepscope.core.analysis import Evidence, Job, KernelFinding, Roofline, RootCause
 from stepscope.core.causes import Cause, Reason
 
 REASON_FROM = 0.05
 """Share of all ranks' windows from which a finding is a reason: the share from which a loss is named beside others."""
 MOSTLY_PAGEABLE = 0.5
+RECOMPUTED_FROM = 0.15
+"""Share of the executed FLOPs that are no model FLOPs: a forward pass run twice is a quarter of them, what flash
+attention's own backward pass repeats at most a seventh."""
 
 _OF_CAUSE = {
     Cause.COMPUTE_BOUND: (Flag.NO_TENSOR_CORES, Flag.INEFFICIENT_KERNELS),
@@ -28,13 +31,17 @@ _REASONS = {
 }
 
 
-def with_kernel_reasons(rows: Sequence[RootCause], roofline: Roofline) -> list[RootCause]:
+def with_kernel_reasons(rows: Sequence[RootCause], roofline: Roofline, job: Job) -> list[RootCause]:
     """The root-cause table with what the kernels and copies tell of its causes."""
-    return [_with_reasons(row, roofline) for row in rows]
+    return [_with_reasons(row, roofline, job) for row in rows]
 
 
-def _with_reasons(row: RootCause, roofline: Roofline) -> RootCause:
+def _with_reasons(row: RootCause, roofline: Roofline, job: Job) -> RootCause:
     reasons, evidence = [], []
+    recomputed = 1.0 - job.mfu / job.hfu if job.mfu is not None and job.hfu else 0.0
+    if row.cause is Cause.COMPUTE_BOUND and recomputed >= RECOMPUTED_FROM:
+        reasons.append(Reason.RECOMPUTE)
+        evidence.append(Evidence("recomputed_share_of_flops", recomputed, "ratio", RECOMPUTED_FROM))
     found = {finding.code: finding for finding in roofline.findings}
     for flag in _OF_CAUSE.get(row.cause, ()):
         finding = found.get(flag.name.lower())

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 _WIDER = 2
 """Times the hidden size, with as many parameters in a quarter of the layers."""
 
-_FEWEST_TOKENS = 1024
-"""Of a sequence: compute grows with the tokens, what data-parallel ranks exchange does not."""
+_TOKENS = 2048
+"""Of a rank's micro-batch. Compute grows with them, what data-parallel ranks exchange does not; with fewer, a backward
+pass on GPUs with NVLink is too short to hide its reductions even where they overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class WrongTransport(Injection):
 
 
 def _communicating(job: TrainingJob) -> TrainingJob:
-    """As many parameters in fewer, wider layers, and one short sequence a rank and micro-batch.
+    """As many parameters in fewer, wider layers, and one sequence a rank and micro-batch.
 
     Compute shrinks with the tokens, what data-parallel ranks exchange stays; fewer layers keep the host ahead.
     """
@@ -122,7 +123,7 @@ def _communicating(job: TrainingJob) -> TrainingJob:
         hidden_size=preset.hidden_size * _WIDER,
         num_heads=preset.num_heads * _WIDER,
         num_layers=num_layers - num_layers % plan.num_stages,
-        sequence_length=min(preset.sequence_length, _FEWEST_TOKENS),
+        sequence_length=min(preset.sequence_length, _TOKENS),
         batch_size=plan.dp * plan.num_micro_batches,
     )
     return replace(job, preset=wide, plan=replace(plan, stage_layers=None))

@@ -42,6 +42,7 @@ class Recompute(Injection):
 
     name: ClassVar[str] = "recompute"
     cause: ClassVar[Cause] = Cause.COMPUTE_BOUND
+    reasons: ClassVar[tuple[Reason, ...]] = (Reason.RECOMPUTE,)
     needs: ClassVar[tuple[Need, ...]] = (GPUS,)
     shows: ClassVar[str] = "forward operators inside backward; HFU well above MFU"
 

@@ -23,6 +23,9 @@ _NOT_EXPANDABLE = {
 _STEPS_TO_FILL = 300
 """More than any device has memory for."""
 
+_SNAPSHOT_SECONDS = 15.0
+"""For the other ranks, which run out of memory at about the same time, to write theirs."""
+
 _HISTORY_ENTRIES = 100_000
 
 _LEFT_FREE_BYTES = 2**30
@@ -76,7 +79,7 @@ class OomGrowth(Injection):
     """kept of each output, so that memory is full within some dozen steps"""
 
     def change(self, job: TrainingJob) -> TrainingJob:
-        return replace(job, num_steps=max(job.num_steps, _STEPS_TO_FILL))
+        return replace(job, num_steps=max(job.num_steps, _STEPS_TO_FILL), linger_seconds=_SNAPSHOT_SECONDS)
 
     def environment(self, job: TrainingJob) -> Mapping[str, str]:
         return _NOT_EXPANDABLE
@@ -108,6 +111,14 @@ class OomFragmentation(Injection):
     """of each segment; above a half, so that no free rest holds a second one"""
     at_step: int = 7
 
+    def refusal(self, job: TrainingJob) -> str | None:
+        if not 0 <= self.at_step < job.num_steps:
+            return f"of {job.num_steps} steps none is step {self.at_step}"
+        return Injection.refusal(self, job)
+
+    def change(self, job: TrainingJob) -> TrainingJob:
+        return replace(job, linger_seconds=_SNAPSHOT_SECONDS)
+
     def environment(self, job: TrainingJob) -> Mapping[str, str]:
         return _NOT_EXPANDABLE
 
@@ -137,11 +148,15 @@ def keep_snapshot(site: Site) -> None:
     """Have torch write what holds the memory when it runs out."""
     import torch
 
+    if not site.job.profiled:
+        return
     target = Path(site.job.out, site.job.run, memory_snapshot_path(site.rank))
 
     def write(*_: Any) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        torch.cuda.memory._dump_snapshot(str(target))  # type: ignore[no-untyped-call]  # torch leaves it so
+        part = target.with_suffix(".part")
+        torch.cuda.memory._dump_snapshot(str(part))  # type: ignore[no-untyped-call]  # torch leaves it so
+        part.rename(target)
 
     torch.cuda.memory._record_memory_history(stacks="python", max_entries=_HISTORY_ENTRIES)
     torch._C._cuda_attach_out_of_memory_observer(write)  # type: ignore[attr-defined]  # CUDA builds only

@@ -22,7 +22,7 @@ def test_control_and_fault_have_the_same_model_with_fewer_tokens_for_its_paramet
     assert (
         control.preset.num_layers * control.preset.hidden_size**2 == job.preset.num_layers * job.preset.hidden_size**2
     )
-    assert (control.preset.batch_size, control.preset.sequence_length) == (2, 1024)
+    assert (control.preset.batch_size, control.preset.sequence_length) == (2, 2048)
     control.plan.check_preset(control.preset)
 
 

@@ -1,0 +1,33 @@
+"""Is a forward pass that runs twice a reason, and flash attention's own repetition none?"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.analyzer.kernels.evidence import with_kernel_reasons
+from stepscope.core.analysis import Job, MeshSizes, Roofline, RooflineCoverage, RootCause
+from stepscope.core.causes import Cause, Reason
+
+_ROOFLINE = Roofline(RooflineCoverage(1.0, 0.0, 0.0), [])
+
+
+def _reasons(cause: Cause, mfu: float | None, hfu: float | None) -> list[Reason]:
+    job = Job(1, [0], [], MeshSizes(), None, 3, 100.0, None, mfu=mfu, hfu=hfu)
+    row = RootCause(cause, [], 0.9, 90.0, (0.8, 1.0), [0], [])
+    return with_kernel_reasons([row], _ROOFLINE, job)[0].reasons
+
+
+@pytest.mark.parametrize(
+    ("cause", "mfu", "hfu", "reasons"),
+    [
+        (Cause.COMPUTE_BOUND, 0.36, 0.48, [Reason.RECOMPUTE]),
+        (Cause.COMPUTE_BOUND, 0.42, 0.45, []),
+        (Cause.COMPUTE_BOUND, None, None, []),
+        (Cause.COMPUTE_BOUND, 0.4, None, []),
+        (Cause.HOST_BOUND, 0.36, 0.48, []),
+    ],
+)
+def test_recompute_is_a_reason_of_compute(
+    cause: Cause, mfu: float | None, hfu: float | None, reasons: list[Reason]
+) -> None:
+    assert _reasons(cause, mfu, hfu) == reasons
