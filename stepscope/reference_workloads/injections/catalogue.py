@@ -9,7 +9,7 @@ from stepscope.reference_workloads.injections.communication import NoOverlap, No
 from stepscope.reference_workloads.injections.compute import MemoryBound, Recompute
 from stepscope.reference_workloads.injections.data import BurstyLoader, CpuStarvedLoader, SlowLoader
 from stepscope.reference_workloads.injections.failure import DyingRank, UnevenData
-from stepscope.reference_workloads.injections.host import CheckpointStall, HostSync, LaunchBound
+from stepscope.reference_workloads.injections.host import CheckpointStall, CpuOptimizer, HostSync, LaunchBound
 from stepscope.reference_workloads.injections.injection import Injection
 from stepscope.reference_workloads.injections.memory import AllocatorChurn, OomFragmentation, OomGrowth
 from stepscope.reference_workloads.injections.pipeline import FewMicroBatches, UnevenStages
@@ -22,6 +22,7 @@ _KINDS: tuple[type[Injection], ...] = (
     LaunchBound,
     HostSync,
     CheckpointStall,
+    CpuOptimizer,
     AllocatorChurn,
     MemoryBound,
     Recompute,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from stepscope.core.causes import Cause, Reason
 from stepscope.reference_workloads.injections.injection import Injection, Need, Site
 from stepscope.reference_workloads.injections.layers import layers_of
-from stepscope.reference_workloads.injections.needs import GPUS, NO_COMPILER
+from stepscope.reference_workloads.injections.needs import GPUS, NO_COMPILER, SHARDED_MODEL
 
 if TYPE_CHECKING:
     from stepscope.reference_workloads.job import TrainingJob
@@ -90,3 +90,17 @@ class CheckpointStall(Injection):
     def change(self, job: TrainingJob) -> TrainingJob:
         recipe = replace(job.recipe, checkpoint_every=self.every_steps, checkpoint_mode="sync")
         return replace(job, recipe=recipe)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuOptimizer(Injection):
+    """Parameters and optimizer state live in host memory, and the optimizer steps there."""
+
+    name: ClassVar[str] = "cpu_optimizer"
+    cause: ClassVar[Cause] = Cause.HOST_BOUND
+    reasons: ClassVar[tuple[Reason, ...]] = (Reason.CPU_OPTIMIZER,)
+    needs: ClassVar[tuple[Need, ...]] = (GPUS, SHARDED_MODEL)
+    shows: ClassVar[str] = "the device idles inside Optimizer.step, which launches nothing"
+
+    def change(self, job: TrainingJob) -> TrainingJob:
+        return replace(job, plan=replace(job.plan, cpu_offload=True))

@@ -32,6 +32,6 @@ def test_workers_that_are_nearly_fast_enough_come_in_bursts(analysis_of: Callabl
 
 
 def test_workers_on_one_core_starve_the_loop(analysis_of: Callable[..., Analysis]) -> None:
-    verdict = analysis_of("cpu_starved_loader", simulate_ms=5, dp=2, zero=0).verdict
+    verdict = analysis_of("cpu_starved_loader:cpu_milliseconds_per_item=80", simulate_ms=5, dp=2, zero=0).verdict
     assert verdict.cause == Cause.DATA_LOADING
     assert verdict.reasons == [Reason.STARVED]
