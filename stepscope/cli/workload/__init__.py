@@ -8,6 +8,7 @@ import click
 
 _VERBS = {
     "plan": "Estimate memory, FLOPs, communication, step time and cost before anything runs.",
+    "bench": "Measure throughput and how it scales; hold it against an earlier bench.",
     "run": "Train a workload, profiled, with or without an injected fault.",
     "faults": "List the faults that a workload can be trained with.",
 }

@@ -1,0 +1,109 @@
+"""`stepscope workload bench gpt --preset one-gpu --scales 1,2 -o bench.json`: how fast, and how well does it scale?"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stepscope.cli.workload.layout import layout_options, read_layout
+from stepscope.core.errors import UsageError
+
+
+@click.command("bench")
+@click.argument("name", default="gpt")
+@layout_options
+@click.option("--scales", metavar="DP[,DP...]", help="Data-parallel sizes to measure.  [default: --dp alone]")
+@click.option(
+    "--strong/--weak", "is_strong", help="One batch for all scales, or one that grows with them.  [default: weak]"
+)
+@click.option(
+    "--batch-size", type=int, help="Sequences or images a step, at the smallest scale.  [default: the preset's]"
+)
+@click.option("--repeat", "num_repeats", default=1, show_default=True, help="Runs of each scale.")
+@click.option("--steps", "num_steps", default=30, show_default=True, help="Measured steps of each run.")
+@click.option("--warmup", "num_warmup_steps", default=10, show_default=True, help="Steps before them, left out.")
+@click.option(
+    "--simulate-compute", default=0.0, metavar="MS", help="Each layer sleeps MS forwards and twice that backwards."
+)
+@click.option("--seed", default=0, show_default=True, help="Decides weights and data.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@click.option("--result", type=click.Path(path_type=Path), help="Run nothing; take this earlier bench instead.")
+@click.option("--baseline", type=click.Path(path_type=Path), help="An earlier bench to hold this one against.")
+@click.option(
+    "--gate", "gates", multiple=True, metavar="step_time:+N%", help="End with 1 when surely slower than that."
+)
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the document here.")
+@click.option("--json", "as_json", is_flag=True, help="Print one stepscope.bench/1 document.")
+def command(
+    name: str,
+    is_strong: bool,
+    result: Path | None,
+    baseline: Path | None,
+    gates: tuple[str, ...],
+    output: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure workload NAME's throughput, unprofiled, at one or several scales.
+
+    Ends with 1 only when a gate failed beyond noise.
+    """
+    import msgspec
+
+    from stepscope.reference_workloads.throughput.baseline import against_baseline, failed, parse_gates, read_bench
+    from stepscope.store.files import write_whole
+
+    conditions = parse_gates(gates)
+    if conditions and baseline is None:
+        raise UsageError("a gate needs an earlier bench", where="--gate", what_next="add --baseline FILE")
+    earlier = read_bench(baseline) if baseline is not None else None  # read first: measuring takes minutes
+    bench = read_bench(result) if result is not None else _measure(name, options, is_strong=is_strong)
+    if earlier is not None:
+        bench = against_baseline(bench, earlier, conditions, name=str(baseline))
+    if int(os.environ.get("RANK", "0")) != 0:  # under torchrun one rank speaks for all
+        return
+    document = msgspec.json.format(msgspec.json.encode(bench), indent=1)
+    if output is not None:
+        write_whole(output, document + b"\n")
+    if as_json:
+        click.echo(document.decode())
+    else:
+        from stepscope.cli.bench_report import print_bench
+
+        print_bench(bench)
+    if failed(bench):
+        click.get_current_context().exit(1)
+
+
+def _measure(name: str, options: dict[str, Any], *, is_strong: bool) -> Any:
+    from stepscope.reference_workloads.throughput.measure import BenchRequest, run_bench
+    from stepscope.reference_workloads.throughput.result import STRONG, WEAK
+
+    scales, batch_size = options.pop("scales"), options.pop("batch_size")
+    simulate_compute_ms = options.pop("simulate_compute")
+    sizes = (options["dp"],) if scales is None else _sizes(scales)
+    options["dp"] = max(sizes)
+    layout = read_layout(name, options)
+    preset = layout.preset if batch_size is None else replace(layout.preset, batch_size=batch_size)
+    request = BenchRequest(
+        workload=name,
+        plan=layout.plan,
+        preset=preset,
+        recipe=layout.recipe,
+        scales=sizes,
+        scaling=STRONG if is_strong else WEAK,
+        simulate_compute_ms=simulate_compute_ms,
+        **options,
+    )
+    return run_bench(request, lambda run: click.echo(run, err=True))
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise UsageError(f"data-parallel sizes with commas between, not {text!r}", where="--scales")
+    return tuple(map(int, parts))

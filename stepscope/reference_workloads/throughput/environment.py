@@ -1,0 +1,83 @@
+"""Where was it measured? What decides how fast a step is, besides the workload; nothing that could hold a secret."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import stepscope
+from stepscope.training.identity import environment_of_interest, num_usable_cpus, versions
+
+_GPU_QUERY = ("driver_version", "clocks.max.sm", "clocks.max.memory", "power.limit", "power.max_limit")
+_TIMEOUT_SECONDS = 20
+
+
+def describe_environment(device_type: str) -> dict[str, Any]:
+    """The manifest of a bench: what is not known here is None."""
+    return {
+        "host": socket.gethostname(),
+        "cpu": _cpu_name(),
+        "num_usable_cpus": num_usable_cpus(),
+        "gpus": _gpus() if device_type == "cuda" else [],
+        "versions": versions(),
+        "commit": _commit(),
+        "variables": environment_of_interest(),
+    }
+
+
+def _gpus() -> list[dict[str, Any]]:
+    """Each visible GPU's name and limits: megahertz and watts."""
+    import torch
+
+    limits = _gpu_limits()
+    return [
+        {"name": torch.cuda.get_device_name(index)} | limits.get(_uuid(torch, index), {})
+        for index in range(torch.cuda.device_count())
+    ]
+
+
+def _uuid(torch: Any, index: int) -> str:
+    return f"GPU-{getattr(torch.cuda.get_device_properties(index), 'uuid', index)}"
+
+
+def _gpu_limits() -> dict[str, dict[str, str | None]]:
+    """Driver and limits by UUID, as nvidia-smi tells them; nothing where it is missing."""
+    table = _output("nvidia-smi", f"--query-gpu=uuid,{','.join(_GPU_QUERY)}", "--format=csv,noheader,nounits")
+    found = {}
+    for line in (table or "").splitlines():
+        uuid, *values = (value.strip() for value in line.split(","))
+        if len(values) == len(_GPU_QUERY):
+            named = zip(_GPU_QUERY, values, strict=True)
+            found[uuid] = {name.replace(".", "_"): value if value[:1] != "[" else None for name, value in named}
+    return found
+
+
+def _cpu_name() -> str | None:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    names = (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
+    return next(names, None)
+
+
+def _commit() -> str | None:
+    """Commit of the checkout that this package runs from, with "+" where files differ from it; None if installed."""
+    root = Path(stepscope.__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+    commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no")
+    return commit.strip() + ("+" if changes else "")
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -1,0 +1,218 @@
+"""How is a bench run? Every scale, several times, in processes of its own, unprofiled and warmed up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+from stepscope.core.errors import UsageError
+from stepscope.core.hardware import find_gpu
+from stepscope.reference_workloads.estimate.flops import step_flops
+from stepscope.reference_workloads.launch import NUM_SETTLING_STEPS, WorkloadResult, run_gpt
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.recipe import Recipe
+from stepscope.reference_workloads.throughput.environment import describe_environment
+from stepscope.reference_workloads.throughput.result import (
+    BENCH_SCHEMA,
+    STRONG,
+    WEAK,
+    Bench,
+    BenchRun,
+    BenchScale,
+    BenchWarning,
+)
+from stepscope.reference_workloads.throughput.scaling import (
+    Point,
+    efficiency,
+    fit_scaling,
+    median_over_ranks,
+    percentile_95,
+    scale_point,
+)
+
+DEFAULT_NUM_STEPS = 30
+DEFAULT_NUM_WARMUP_STEPS = 10
+"""More than set-up needs: a GPU's clock settles over the first seconds of full load."""
+
+STEADY = 1.1
+"""Where the 95th percentile is this much above the median, steps are told to be unsteady."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """What to measure. Checks itself.
+
+    Attributes:
+        plan: the layout; its dp is replaced by each of `scales`, and its zero level by 0 where dp is 1.
+        preset: its batch is that of the smallest scale under weak scaling, and of all scales under strong scaling.
+        num_steps, num_warmup_steps: measured steps of each run, and those before them that are left out.
+
+    Raises:
+        UsageError: a number is out of its range.
+    """
+
+    workload: str
+    plan: ParallelPlan
+    preset: Preset
+    recipe: Recipe
+    scales: tuple[int, ...]
+    scaling: str = WEAK
+    num_repeats: int = 1
+    num_steps: int = DEFAULT_NUM_STEPS
+    num_warmup_steps: int = DEFAULT_NUM_WARMUP_STEPS
+    seed: int = 0
+    device: str = "auto"
+    simulate_compute_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.scaling not in {STRONG, WEAK}:
+            raise UsageError(f"scaling is {STRONG} or {WEAK}, not {self.scaling!r}")
+        if not self.scales or min(self.scales) < 1 or len(set(self.scales)) != len(self.scales):
+            raise UsageError("scales are different data-parallel sizes from 1 on", where="--scales")
+        if self.num_repeats < 1 or self.num_steps < 2 or self.num_warmup_steps < NUM_SETTLING_STEPS:
+            raise UsageError(
+                f"a bench has at least one run of two steps after {NUM_SETTLING_STEPS} to settle",
+                what_next="raise --repeat, --steps or --warmup",
+            )
+        if "WORLD_SIZE" in os.environ and (self.num_repeats > 1 or len(self.scales) > 1):
+            raise UsageError(
+                "a launcher's ranks measure one scale once", what_next="start one launch for each scale and repetition"
+            )
+
+    def plan_of(self, dp: int) -> ParallelPlan:
+        """The layout at this scale."""
+        return replace(self.plan, dp=dp, zero=0 if dp == 1 else self.plan.zero)
+
+    def preset_of(self, dp: int) -> Preset:
+        """The model and the batch at this scale."""
+        if self.scaling == STRONG:
+            return self.preset
+        smallest = min(self.scales)
+        if self.preset.batch_size * dp % smallest:
+            raise UsageError(f"a batch of {self.preset.batch_size} for dp {smallest} cannot grow to dp {dp}")
+        return replace(self.preset, batch_size=self.preset.batch_size * dp // smallest)
+
+
+def run_bench(request: BenchRequest, on_run: Callable[[str], None]) -> Bench:
+    """Measure all scales; `on_run` is told of each run before it starts.
+
+    Scales take turns, so that whatever drifts meanwhile touches all alike.
+
+    Raises:
+        UsageError: a scale cannot be laid out here.
+        RankFailedError: a rank died.
+    """
+    scales = sorted(request.scales)
+    for dp in scales:
+        request.plan_of(dp).check_preset(request.preset_of(dp))
+    results: dict[int, list[WorkloadResult]] = {dp: [] for dp in scales}
+    for repeat in range(request.num_repeats):
+        for dp in scales:
+            on_run(f"dp {dp}, run {repeat + 1} of {request.num_repeats}")
+            results[dp].append(_run(request, dp))
+    environment = describe_environment(results[scales[0]][0].device_type)
+    return summarise(request, results, environment)
+
+
+def _run(request: BenchRequest, dp: int) -> WorkloadResult:
+    return run_gpt(
+        request.plan_of(dp),
+        preset=request.preset_of(dp),
+        recipe=request.recipe,
+        num_steps=request.num_warmup_steps + request.num_steps,
+        simulate_compute_ms=request.simulate_compute_ms,
+        profiled=False,
+        seed=request.seed,
+        device=request.device,
+    )
+
+
+def summarise(request: BenchRequest, results: dict[int, list[WorkloadResult]], environment: dict[str, Any]) -> Bench:
+    """The bench's figures from its runs, by data-parallel size in rising order."""
+    runs = {dp: [_bench_run(request, result) for result in results[dp]] for dp in results}
+    smallest = min(runs)
+    points = {dp: scale_point(dp, [run.step_ms for run in runs[dp]]) for dp in runs}
+    peak = _peak_flops(environment, request.preset)
+    scales = [_scale(request, runs[dp], points[dp], points[smallest], peak=peak) for dp in sorted(runs)]
+    device = results[smallest][0].device_type
+    return Bench(
+        schema=BENCH_SCHEMA,
+        workload=request.workload,
+        model=asdict(request.preset),
+        plan=asdict(request.plan_of(smallest)),
+        recipe=asdict(request.recipe),
+        item="token",
+        scaling=request.scaling,
+        device=device,
+        seed=request.seed,
+        num_warmup_steps=request.num_warmup_steps,
+        environment=environment,
+        scales=scales,
+        fit=fit_scaling([points[dp] for dp in sorted(points)], request.scaling),
+        warnings=_warnings(scales, device=device, peak=peak),
+    )
+
+
+def _bench_run(request: BenchRequest, result: WorkloadResult) -> BenchRun:
+    ranks = [outcome.step_seconds[request.num_warmup_steps :] for outcome in result.outcomes]
+    peaks = [o.peak_allocated_bytes for o in result.outcomes if o.peak_allocated_bytes is not None]
+    return BenchRun(
+        step_ms=[seconds * 1e3 for seconds in median_over_ranks(ranks)],
+        first_loss=result.first_loss,
+        last_loss=result.last_loss,
+        peak_allocated_bytes=max(peaks) if peaks else None,
+    )
+
+
+def _scale(
+    request: BenchRequest, runs: list[BenchRun], point: Point, smallest: Point, *, peak: float | None
+) -> BenchScale:
+    dp = round(point.scale)
+    plan, preset = request.plan_of(dp), request.preset_of(dp)
+    steps = [step for run in runs for step in run.step_ms]
+    flops = step_flops(preset, request.recipe).model
+    # The share of a rank's rate: at equal items for weak scaling, at equal work of all for strong scaling.
+    work = 1.0 if request.scaling == WEAK else smallest.scale / point.scale
+    share, low, high = efficiency(point, smallest, rate=work / point.step_ms, smallest_rate=1.0 / smallest.step_ms)
+    p50 = median(steps)
+    num_items = preset.batch_size * preset.sequence_length
+    return BenchScale(
+        dp=dp,
+        num_ranks=plan.world_size,
+        batch_size=preset.batch_size,
+        num_items=num_items,
+        model_flops=flops,
+        runs=runs,
+        step_p50_ms=p50,
+        step_p95_ms=percentile_95(steps),
+        items_per_second=num_items / p50 * 1e3,
+        mfu=flops / (plan.world_size * peak * p50 / 1e3) if peak else None,
+        efficiency=share,
+        efficiency_interval=(low, high),
+    )
+
+
+def _peak_flops(environment: dict[str, Any], preset: Preset) -> float | None:
+    """Of one GPU, when all are of one known kind."""
+    names = {gpu["name"] for gpu in environment["gpus"]}
+    model = find_gpu(names.pop()) if len(names) == 1 else None
+    return model.peak_flops(preset.dtype) if model else None
+
+
+def _warnings(scales: Sequence[BenchScale], *, device: str, peak: float | None) -> list[BenchWarning]:
+    found = []
+    if device == "cuda" and peak is None:
+        found.append(BenchWarning("unknown_peak", "the catalogue has no peak of these GPUs: no MFU"))
+    for scale in scales:
+        if scale.step_p95_ms > STEADY * scale.step_p50_ms:
+            slower = scale.step_p95_ms / scale.step_p50_ms - 1
+            found.append(
+                BenchWarning("unsteady", f"dp {scale.dp}: one step in twenty takes {slower:.0%} longer than the median")
+            )
+        if any(run.last_loss >= run.first_loss for run in scale.runs):
+            found.append(BenchWarning("loss_not_falling", f"dp {scale.dp}: the loss did not fall"))
+    return found

@@ -1,0 +1,65 @@
+"""Does `stepscope workload bench` measure real runs, and end by its gate?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stepscope.cli import main
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def _not_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def _exit_code(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as stop:
+        main(["workload", "bench", *arguments])
+    return stop.value.code or 0
+
+
+def test_scales_are_measured_and_a_slower_bench_fails_its_gate(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before, now = tmp_path / "before.json", tmp_path / "now.json"
+    options = ("--scales", "1,2", "--device", "cpu", "--steps", "5", "--warmup", "3", "--simulate-compute", "10")
+    assert _exit_code("gpt", *options, "-o", str(before), "--json") == 0
+    output, progress = capfd.readouterr()
+    document = json.loads(output)
+    assert json.loads(before.read_text()) == document
+    assert document["schema"] == "stepscope.bench/1"
+    assert [(scale["dp"], scale["batch_size"]) for scale in document["scales"]] == [(1, 8), (2, 16)]
+    for scale in document["scales"]:
+        assert [len(run["step_ms"]) for run in scale["runs"]] == [5]
+        assert scale["step_p50_ms"] > 4 * 3 * 10 * 0.9  # four layers, 10 + 20 ms each
+        assert scale["items_per_second"] == pytest.approx(scale["num_items"] / scale["step_p50_ms"] * 1e3)
+        assert scale["mfu"] is None  # no GPU
+    assert document["scales"][1]["efficiency"] > 0.5  # each rank sleeps like a device of its own
+    assert document["environment"]["versions"]["torch"]
+    assert document["fit"]["law"] == "gustafson"
+    assert "dp 2, run 1 of 1" in progress
+
+    faster = json.loads(before.read_text())
+    for scale in faster["scales"]:
+        scale["runs"][0]["step_ms"] = [step / 2 for step in scale["runs"][0]["step_ms"]]
+    now.write_text(json.dumps(faster))
+    gate = ("--gate", "step_time:+3%")
+    assert _exit_code("--result", str(now), "--baseline", str(before), *gate) == 0
+    assert _exit_code("--result", str(before), "--baseline", str(now), *gate) == 1
+    output, _ = capfd.readouterr()
+    assert "dp 2 (2 ranks)" in output
+    assert "FAILED: step_time" in output
+
+
+def test_what_makes_no_sense_is_told_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code("gpt", "--gate", "step_time:+3%") == 2
+    assert _exit_code("gpt", "--scales", "1,x") == 2
+    assert _exit_code("gpt", "--baseline", str(tmp_path / "none.json")) == 3
+    errors = capfd.readouterr().err
+    assert len(errors.splitlines()) == 3
