@@ -13,18 +13,18 @@ from stepscope.core.causes import Cause, Reason
 def test_a_slow_loader_is_data_loading_and_leaves_its_truth(
     analysis_of: Callable[..., Analysis], tmp_path: Path
 ) -> None:
-    analysis = analysis_of("slow_loader:milliseconds_per_item=40", simulate_ms=5, dp=2)
+    analysis = analysis_of("slow_loader:milliseconds_per_item=100", simulate_ms=5, dp=2)
     assert analysis.verdict.cause == Cause.DATA_LOADING
     assert Reason.NO_WORKERS in analysis.verdict.reasons
     truth = json.loads((tmp_path / "faulty" / "truth" / "injected.json").read_text())
     assert [(fault["name"], fault["cause"], fault["severity"]) for fault in truth] == [
-        ("slow_loader", "data_loading", {"milliseconds_per_item": 40.0, "num_workers": 0})
+        ("slow_loader", "data_loading", {"milliseconds_per_item": 100.0, "num_workers": 0})
     ]
 
 
 def test_workers_that_are_nearly_fast_enough_come_in_bursts(analysis_of: Callable[..., Analysis]) -> None:
-    # Two workers make a batch each in 320 ms, which two steps of some 70 ms use up.
-    verdict = analysis_of("bursty_loader:milliseconds_per_item=80", simulate_ms=5, dp=2, zero=0).verdict
+    # Two workers make a batch each in 600 ms, which two steps of some 70 ms use up.
+    verdict = analysis_of("bursty_loader:milliseconds_per_item=150", simulate_ms=5, dp=2, zero=0).verdict
     assert verdict.cause == Cause.DATA_LOADING
     assert verdict.reasons == [Reason.BURSTY]
     # On a busy machine the rhythm may be lost; another one is not found.
