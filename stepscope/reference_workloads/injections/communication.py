@@ -122,6 +122,7 @@ def _communicating(job: TrainingJob) -> TrainingJob:
         preset,
         hidden_size=preset.hidden_size * _WIDER,
         num_heads=preset.num_heads * _WIDER,
+        num_key_value_heads=preset.num_key_value_heads * _WIDER,
         num_layers=num_layers - num_layers % plan.num_stages,
         sequence_length=min(preset.sequence_length, _TOKENS),
         batch_size=plan.dp * plan.num_micro_batches,

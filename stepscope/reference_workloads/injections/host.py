@@ -39,6 +39,7 @@ class LaunchBound(Injection):
             hidden_size=self.hidden_size,
             num_layers=self.num_layers,
             num_heads=num_heads,
+            num_key_value_heads=num_heads,
             sequence_length=self.sequence_length,
             batch_size=job.plan.dp * job.plan.num_micro_batches,
         )

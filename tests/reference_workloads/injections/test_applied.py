@@ -50,6 +50,15 @@ def test_what_ends_a_run_is_a_hang_or_a_lack_of_memory(name: str) -> None:
     assert set(fault.reasons_on("cpu")) <= set(fault.reasons_on("cuda")) == set(fault.reasons)
 
 
+@pytest.mark.parametrize("name", ["launch_bound", "wrong_transport", "memory_bound"])
+def test_a_llama_keeps_its_groups_of_heads_whole(job_of: Jobs, name: str) -> None:
+    job = job_of(tp=2)
+    llama = replace(job.preset, architecture="llama", num_key_value_heads=job.preset.num_heads // 4)
+    faulty = injected(replace(job, preset=llama, injections=(INJECTIONS[name](),)))
+    faulty.plan.check_preset(faulty.preset)
+    assert faulty.preset.num_heads % faulty.preset.num_key_value_heads == 0
+
+
 def test_two_faults_share_one_control(job_of: Jobs) -> None:
     kinds = (INJECTIONS["uneven_stages"](), INJECTIONS["slow_loader"]())
     job = replace(job_of("tiny", "cpu", simulate_ms=5, pp=2), injections=kinds)
