@@ -11,6 +11,7 @@ _VERBS = {
     "bench": "Measure throughput and how it scales; hold it against an earlier bench.",
     "run": "Train a workload, profiled, with or without an injected fault.",
     "faults": "List the faults that a workload can be trained with.",
+    "suite": "Train runs with known faults, analyse them, and score the verdicts.",
 }
 """Verb (module of the same name with a click command `command`) -> one line for --help."""
 

@@ -1,0 +1,221 @@
+"""Which runs make up the suite of a preset: which fault in which layout, and what is each measured against?
+
+A case is one labelled run: a layout with one fault, or a layout as it is, which must be called healthy. Its control is
+the job that the fault asks for, without the fault. Cases that share a control share its run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatchcase
+
+from stepscope import __version__
+from stepscope.core.errors import UsageError
+from stepscope.reference_workloads.injections.applied import control_of
+from stepscope.reference_workloads.injections.catalogue import parse_injection
+from stepscope.reference_workloads.injections.injection import Injection
+from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import find_preset
+from stepscope.training import Schedule
+
+HEALTHY = "healthy"
+"""In place of a fault's name: the layout as it is."""
+
+_SCHEDULE = Schedule(first=7, warmup=1, active=3, repeat=1)
+_NUM_STEPS = 14
+"""Three steps to settle, three measured, one to warm the profiler up, three captured, one disturbed, three measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuitePreset:
+    """The runs of one preset.
+
+    Attributes:
+        device_type: "cpu" or "cuda".
+        layouts: plans by name.
+        cases: layout -> what is run in it, HEALTHY or as `--inject` takes it; the most telling ones first.
+        batch_size: sequences in a batch; None for the model preset's.
+        simulate_ms: how long a layer sleeps on CPU, by layout: so long that what the host does beside it is little.
+    """
+
+    device_type: str
+    layouts: Mapping[str, ParallelPlan]
+    cases: Mapping[str, Sequence[str]]
+    batch_size: int | None = None
+    simulate_ms: Mapping[str, float] = field(default_factory=dict)
+    schedule: Schedule = _SCHEDULE
+    num_steps: int = _NUM_STEPS
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training run: a job, with its fault or without one. Equal fingerprints mean the same measurement."""
+
+    name: str
+    job: TrainingJob
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the job's definition and of the version that makes and reads the run."""
+        definition = asdict(replace(self.job, out="", run=""))
+        definition["injections"] = [[injection.name, asdict(injection)] for injection in self.job.injections]
+        text = json.dumps([__version__, definition], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One labelled run and what it is measured against.
+
+    Attributes:
+        name: LAYOUT-FAULT.
+        injection: the fault; None for a layout as it is.
+        run: the labelled run.
+        control: the same job without the fault; for a healthy one the run itself.
+    """
+
+    name: str
+    layout: str
+    injection: Injection | None
+    run: Run
+    control: Run
+
+
+SUITES: dict[str, SuitePreset] = {
+    "tiny": SuitePreset(
+        device_type="cpu",
+        layouts={
+            "ddp": ParallelPlan(dp=2, zero=0),
+            "pp": ParallelPlan(pp=2, micro_batches=16),
+            "one": ParallelPlan(),
+        },
+        cases={
+            "ddp": (
+                HEALTHY,
+                "straggler",
+                "slow_loader:milliseconds_per_item=60",
+                "dying_rank",
+                "uneven_data",
+            ),
+            "pp": (HEALTHY, "uneven_stages", "few_micro_batches", "slow_loader:milliseconds_per_item=40"),
+            "one": (HEALTHY, "slow_loader:milliseconds_per_item=40", "bursty_loader:milliseconds_per_item=60"),
+        },
+        batch_size=16,
+        simulate_ms={"ddp": 25.0, "pp": 8.0, "one": 20.0},
+        schedule=Schedule(first=5, warmup=1, active=3, repeat=1),
+        num_steps=11,
+    ),
+    "one-gpu": SuitePreset(
+        device_type="cuda",
+        layouts={"one": ParallelPlan()},
+        cases={
+            "one": (
+                HEALTHY,
+                "slow_loader",
+                "launch_bound",
+                "memory_bound",
+                "host_sync",
+                "checkpoint_stall",
+                "allocator_churn",
+                "recompute",
+                "bursty_loader",
+                "cpu_starved_loader",
+                "oom_growth",
+                "oom_fragmentation",
+            )
+        },
+    ),
+    "two-gpu": SuitePreset(
+        device_type="cuda",
+        layouts={
+            "ddp": ParallelPlan(dp=2, zero=0),
+            "tp": ParallelPlan(tp=2),
+            "pp": ParallelPlan(pp=2, micro_batches=16),
+            "fsdp": ParallelPlan(dp=2, zero=3),
+        },
+        cases={
+            "ddp": (
+                HEALTHY,
+                "slow_loader",
+                "straggler",
+                "no_overlap",
+                "tiny_buckets",
+                "wrong_transport",
+                "host_sync",
+                "checkpoint_stall",
+                "memory_bound",
+                "launch_bound",
+                "allocator_churn",
+                "bursty_loader",
+                "cpu_starved_loader",
+                "recompute",
+                "dying_rank",
+                "uneven_data",
+            ),
+            "tp": (HEALTHY, "wrong_transport", "launch_bound", "slow_loader"),
+            "pp": (HEALTHY, "few_micro_batches", "uneven_stages", "slow_loader", "launch_bound"),
+            "fsdp": (HEALTHY, "no_prefetch", "wrong_transport", "straggler", "oom_growth"),
+        },
+    ),
+}
+"""By the name of the model's preset."""
+
+
+def find_cases(preset: str, *, device: str = "auto", only: Sequence[str] = ()) -> list[Case]:
+    """The preset's cases, in the order in which they are run: each layout's healthy run, then the layouts by turns.
+
+    Args:
+        device: "auto" for the preset's own, else "cpu" or "cuda".
+        only: names or patterns of cases (`ddp-*`); all when empty.
+
+    Raises:
+        UsageError: there is no suite of that name, or no such case.
+    """
+    if preset not in SUITES:
+        raise UsageError(f"there is no suite for preset {preset!r}", what_next=f"choose one of {', '.join(SUITES)}")
+    suite = SUITES[preset]
+    device_type = suite.device_type if device == "auto" else device
+    # By turns, so that a suite that is cut short has seen every layout.
+    longest = max(map(len, suite.cases.values()))
+    order = [
+        (layout, faults[place])
+        for place in range(longest)
+        for layout, faults in suite.cases.items()
+        if place < len(faults)
+    ]
+    controls: dict[str, Run] = {}
+    cases = [_case(preset, layout, fault, device_type, controls) for layout, fault in order]
+    return _chosen(cases, only)
+
+
+def _case(preset: str, layout: str, fault: str, device_type: str, controls: dict[str, Run]) -> Case:
+    suite = SUITES[preset]
+    injection = None if fault == HEALTHY else parse_injection(fault)
+    model = find_preset(preset)
+    job = TrainingJob(
+        plan=suite.layouts[layout],
+        preset=replace(model, batch_size=suite.batch_size or model.batch_size),
+        out="",
+        run="",
+        num_steps=suite.num_steps,
+        device_type=device_type,
+        simulate_ms=suite.simulate_ms.get(layout, 0.0) if device_type == "cpu" else 0.0,
+        schedule=suite.schedule,
+        injections=() if injection is None else (injection,),
+    )
+    name = f"{layout}-{HEALTHY if injection is None else injection.name}"
+    control = Run(name if injection is None else f"{name}-control", control_of(job))
+    control = controls.setdefault(control.fingerprint, control)
+    return Case(name, layout, injection, control if injection is None else Run(name, job), control)
+
+
+def _chosen(cases: list[Case], only: Sequence[str]) -> list[Case]:
+    unknown = [wanted for wanted in only if not any(fnmatchcase(case.name, wanted) for case in cases)]
+    if unknown:
+        names = ", ".join(case.name for case in cases)
+        raise UsageError(f"there is no case {unknown[0]!r}", what_next=f"choose of {names}, or a pattern like ddp-*")
+    return [case for case in cases if not only or any(fnmatchcase(case.name, wanted) for wanted in only)]

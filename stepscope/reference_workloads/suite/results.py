@@ -1,0 +1,118 @@
+"""What is kept of each run of a suite, and where, so that a second call goes on where the first stopped?
+
+DIR/suite.json            marks the folder as a suite's
+DIR/results/RUN.json      one a run, written as soon as it is known
+DIR/runs/RUN/             the run directories
+DIR/fixtures/CASE/        trimmed traces, on request
+DIR/confusion.md, .json   the report
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from stepscope.core.causes import Cause, Reason
+from stepscope.core.errors import DataError, UsageError
+from stepscope.store.files import read_whole, write_whole
+
+RUN_RESULT_SCHEMA = "stepscope.suite-run/1"
+MARK_FILE = "suite.json"
+RUNS_FOLDER = "runs"
+RESULTS_FOLDER = "results"
+FIXTURES_FOLDER = "fixtures"
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedFix:
+    """What-if's step with one cause removed, in milliseconds: as captured, and calibrated to the unprofiled step."""
+
+    step_ms: float
+    calibrated_step_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """One run, measured and analysed. Milliseconds; None is unknown.
+
+    Attributes:
+        fingerprint: of the run's definition; another one means that the result is of another run.
+        error: why it failed, one line; None when it trained to its end and was analysed.
+        trained: whether all ranks came to the last step.
+        step_ms: mean of the steps that no profiler touched, by rank 0.
+        captured_step_ms: median over ranks of the captured device step.
+        cause, reasons, confidence, summary: the verdict.
+        distortion: captured / unprofiled step - 1, as the analysis has it.
+        fixes: what-if's predictions by cause.
+        replay_error: of what-if's replay with nothing changed.
+        artefacts: what a failed run left, relative to its run directory.
+        seconds: training and analysis together.
+    """
+
+    name: str
+    fingerprint: str
+    seconds: float
+    error: str | None = None
+    trained: bool = False
+    device: str | None = None
+    step_ms: float | None = None
+    captured_step_ms: float | None = None
+    peak_allocated_bytes: int | None = None
+    cause: Cause | None = None
+    reasons: list[Reason] = field(default_factory=list)
+    confidence: float | None = None
+    summary: str | None = None
+    distortion: float | None = None
+    mfu: float | None = None
+    fixes: dict[Cause, PredictedFix] = field(default_factory=dict)
+    replay_error: float | None = None
+    artefacts: list[str] = field(default_factory=list)
+    schema: str = RUN_RESULT_SCHEMA
+
+
+class SuiteFolder:
+    """The folder of one suite.
+
+    Raises:
+        UsageError: it holds something else.
+        DataError: it cannot be made or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            if path.is_dir() and any(path.iterdir()) and not (path / MARK_FILE).exists():
+                raise UsageError("is not empty and no suite's folder", where=str(path), what_next="choose another -o")
+            self.results.mkdir(parents=True, exist_ok=True)
+            self.runs.mkdir(exist_ok=True)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise DataError(f"cannot be made ({why})", where=str(path), what_next="choose another -o") from error
+        write_whole(path / MARK_FILE, msgspec.json.encode({"schema": "stepscope.suite-folder/1"}))
+
+    @property
+    def runs(self) -> Path:
+        """Folder of the run directories."""
+        return self.path / RUNS_FOLDER
+
+    @property
+    def results(self) -> Path:
+        """Folder of the results."""
+        return self.path / RESULTS_FOLDER
+
+    def load(self, name: str, fingerprint: str) -> RunResult | None:
+        """The result of this run; None when there is none, or one of another definition or version."""
+        path = self.results / f"{name}.json"
+        if not path.exists():
+            return None
+        try:
+            result = msgspec.json.decode(read_whole(path), type=RunResult)
+        except msgspec.DecodeError:  # of another version, or damaged: the run is done again
+            return None
+        return result if result.fingerprint == fingerprint and result.schema == RUN_RESULT_SCHEMA else None
+
+    def save(self, result: RunResult) -> None:
+        """Keep the result."""
+        write_whole(self.results / f"{result.name}.json", msgspec.json.format(msgspec.json.encode(result), indent=1))

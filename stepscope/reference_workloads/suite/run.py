@@ -1,0 +1,231 @@
+"""How is a suite run? One run after another, each kept as soon as it is known, none able to stop the rest."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+from stepscope.core.analysis import Analysis
+from stepscope.core.causes import Cause
+from stepscope.core.errors import StepscopeError
+from stepscope.core.run_layout import TRACES_FOLDER
+from stepscope.reference_workloads.injections.applied import injected
+from stepscope.reference_workloads.launch import run_gpt
+from stepscope.reference_workloads.suite.cases import Case, Run
+from stepscope.reference_workloads.suite.fixtures import write_fixture
+from stepscope.reference_workloads.suite.results import PredictedFix, RunResult, SuiteFolder
+from stepscope.workflow.analyze import analyze
+from stepscope.workflow.whatif import FIXABLE, what_if
+
+if TYPE_CHECKING:
+    from stepscope.reference_workloads.launch import WorkloadResult
+
+_LOG = logging.getLogger(__name__)
+
+KEEP_TRACES = ("whole", "trimmed", "none")
+"""What stays of each run's traces: all, a small fixture a case, nothing."""
+
+_FIRST_GUESS_SECONDS = 40.0
+"""How long a run is expected to take while none has been seen."""
+
+_ARTEFACT_FOLDERS = ("flight", "memory", "traces")
+
+Tell = Callable[[str], None]
+"""Called with one line on what happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteOptions:
+    """How the suite is run.
+
+    Attributes:
+        budget_seconds: no run is begun that would probably end later; None for no limit.
+        keep_traces: one of KEEP_TRACES.
+        again: whether runs that failed are run again.
+    """
+
+    budget_seconds: float | None = None
+    keep_traces: str = "whole"
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteRuns:
+    """What is known when the suite stops.
+
+    Attributes:
+        by_name: results of runs by their name.
+        refused: why a case's fault means nothing here, by the case's name.
+        is_complete: whether every run has been made.
+    """
+
+    by_name: Mapping[str, RunResult]
+    refused: Mapping[str, str]
+    is_complete: bool
+
+
+def run_suite(cases: Sequence[Case], folder: SuiteFolder, options: SuiteOptions, tell: Tell) -> SuiteRuns:
+    """Make all runs that are not known yet: each case after its control.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    refused = {case.name: why for case in cases if (why := _refusal(case)) is not None}
+    cases = [case for case in cases if case.name not in refused]
+    runs = list({run.name: run for case in cases for run in (case.control, case.run)}.values())
+    results: dict[str, RunResult] = {}
+    for run in runs:
+        known = folder.load(run.name, run.fingerprint)
+        if known is not None and not (options.again and _failed(known, run)):
+            results[run.name] = known
+    if results:
+        tell(f"{len(results)} of {len(runs)} runs are known already")
+    began = time.monotonic()
+    took = [result.seconds for result in results.values()]
+    for run in runs:
+        if run.name in results:
+            continue
+        expected = median(took) if took else _FIRST_GUESS_SECONDS
+        if options.budget_seconds is not None and time.monotonic() - began + expected > options.budget_seconds:
+            tell(f"the time is up after {len(results)} of {len(runs)} runs; the same command goes on from here")
+            return SuiteRuns(results, refused, is_complete=False)
+        result = _make(run, folder)
+        case = next((case for case in cases if case.run.name == run.name), None)
+        if case is not None and options.keep_traces == "trimmed" and result.cause is not None:
+            control = results.get(case.control.name, result)
+            _try_fixture(case, result, control, folder)
+        if options.keep_traces != "whole":
+            shutil.rmtree(folder.runs / run.name / TRACES_FOLDER, ignore_errors=True)
+        folder.save(result)
+        results[run.name] = result
+        took.append(result.seconds)
+        tell(f"{len(results):3d}/{len(runs)}  {run.name}: {_line(result)}  ({result.seconds:.0f} s)")
+    return SuiteRuns(results, refused, is_complete=True)
+
+
+def _refusal(case: Case) -> str | None:
+    """Why the case cannot be run here; None when it can."""
+    try:
+        injected(case.run.job)
+    except StepscopeError as error:
+        return str(error)
+    return None
+
+
+def _failed(result: RunResult, run: Run) -> bool:
+    ends = any(injection.ends_run for injection in run.job.injections)
+    return result.error is not None and not ends
+
+
+def _make(run: Run, folder: SuiteFolder) -> RunResult:
+    """Train and analyse; whatever goes wrong becomes the result's error."""
+    directory = folder.runs / run.name
+    shutil.rmtree(directory, ignore_errors=True)  # of a call that was killed, or of another definition
+    began = time.monotonic()
+    result = RunResult(run.name, run.fingerprint, 0.0)
+    try:
+        result = _trained(result, _train(run, folder))
+        result = _analysed(result, directory)
+    except StepscopeError as error:
+        result = replace(result, error=str(error))
+    except Exception as error:  # the one place that keeps a failing case from stopping the rest
+        _LOG.exception("run %s failed", run.name)
+        result = replace(result, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return replace(result, artefacts=_artefacts(directory, result), seconds=time.monotonic() - began)
+
+
+def _train(run: Run, folder: SuiteFolder) -> WorkloadResult:
+    job = run.job
+    return run_gpt(
+        job.plan,
+        out=folder.runs,
+        run=run.name,
+        preset=job.preset,
+        recipe=job.recipe,
+        injections=job.injections,
+        num_steps=job.num_steps,
+        simulate_compute_ms=job.simulate_ms,
+        schedule=job.schedule,
+        seed=job.seed,
+        device=job.device_type,
+    )
+
+
+def _trained(result: RunResult, training: WorkloadResult) -> RunResult:
+    peaks = [outcome.peak_allocated_bytes for outcome in training.outcomes]
+    known = [peak for peak in peaks if peak is not None]
+    # The mean: a fault that strikes every third step leaves the median as it is.
+    return replace(
+        result,
+        trained=True,
+        step_ms=fmean(training.settled_step_seconds) * 1e3,
+        peak_allocated_bytes=max(known, default=None),
+    )
+
+
+def _analysed(result: RunResult, directory: Path) -> RunResult:
+    analysis = analyze([str(directory)]).analysis
+    fixes = {
+        prediction.fix: PredictedFix(prediction.step_ms, prediction.calibrated_step_ms)
+        for prediction in analysis.what_if
+    }
+    errors = [prediction.replay_error for prediction in analysis.what_if]
+    return replace(
+        result,
+        device=analysis.job.gpu or analysis.job.device_kind,
+        captured_step_ms=analysis.job.step_ms,
+        cause=analysis.verdict.cause,
+        reasons=list(analysis.verdict.reasons),
+        confidence=analysis.verdict.confidence,
+        summary=analysis.verdict.summary,
+        distortion=analysis.trace_quality.profiler_distortion,
+        mfu=analysis.job.mfu,
+        fixes=fixes | _further_fixes(directory, analysis),
+        replay_error=errors[0] if errors else None,
+    )
+
+
+def _further_fixes(directory: Path, analysis: Analysis) -> dict[Cause, PredictedFix]:
+    """An analysis names only fixes that gain something; ask for the verdict's own cause all the same."""
+    cause = analysis.verdict.cause
+    if cause not in FIXABLE or any(prediction.fix is cause for prediction in analysis.what_if):
+        return {}
+    try:
+        report = what_if([str(directory)], causes=[cause])
+    except StepscopeError as error:
+        _LOG.debug("no what-if for %s: %s", directory.name, error)
+        return {}
+    return {fix.fix: PredictedFix(fix.step_ms, fix.calibrated_step_ms) for fix in report.fixes}
+
+
+def _artefacts(directory: Path, result: RunResult) -> list[str]:
+    """What a run that failed has left."""
+    if result.error is None:
+        return []
+    return sorted(
+        path.relative_to(directory).as_posix()
+        for name in _ARTEFACT_FOLDERS
+        for path in (directory / name).rglob("*")
+        if path.is_file()
+    )
+
+
+def _try_fixture(case: Case, result: RunResult, control: RunResult, folder: SuiteFolder) -> None:
+    try:
+        write_fixture(case, result, control, folder)
+    except (StepscopeError, OSError, ValueError) as error:
+        _LOG.warning("no fixture of %s: %s", case.name, error)
+
+
+def _line(result: RunResult) -> str:
+    if result.error is not None:
+        return f"ended: {result.error[:160]}"
+    step = "" if result.step_ms is None else f"step {result.step_ms:,.1f} ms, "
+    reasons = f" ({', '.join(result.reasons)})" if result.reasons else ""
+    return f"{step}{result.cause}{reasons}"

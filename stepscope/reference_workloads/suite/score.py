@@ -1,0 +1,245 @@
+"""Was a labelled run called right, and did what-if predict the step without its fault?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from stepscope.core.causes import HEALTHY_CAUSES, Cause, Reason
+from stepscope.reference_workloads.injections.applied import injected
+from stepscope.reference_workloads.suite.cases import HEALTHY, Case
+from stepscope.reference_workloads.suite.results import PredictedFix, RunResult
+
+GOOD_PREDICTION = 0.10
+"""A predicted step this near to the control's is right."""
+
+STRONG_DISTORTION = 0.10
+"""Capturing that slows the step by more than this makes host-side losses larger than they are without it."""
+
+_HOST_SIDE = frozenset({Cause.HOST_BOUND, Cause.SYNCHRONIZATION, Cause.DATA_LOADING, Cause.CHECKPOINT})
+
+_SIGNS_OF_OUT_OF_MEMORY = ("outofmemory", "out of memory")
+
+
+class Outcome(StrEnum):
+    """What became of a case."""
+
+    RIGHT = "right"
+    """cause and reason"""
+    WRONG_REASON = "wrong reason"
+    """the cause is right, none of the expected reasons is named"""
+    WRONG_CAUSE = "wrong cause"
+    ENDED_AS_EXPECTED = "ended as expected"
+    """a fault that ends the run did; no verdict is scored"""
+    FAILED = "failed"
+    """no verdict, where one was due; or no end, where one was due"""
+    REFUSED = "refused"
+    """the fault means nothing here"""
+    NOT_RUN = "not run"
+
+
+SCORED = frozenset({Outcome.RIGHT, Outcome.WRONG_REASON, Outcome.WRONG_CAUSE, Outcome.FAILED})
+"""Outcomes that count for the accuracy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What-if's step without the fault beside the control's. Milliseconds; errors are predicted / measured - 1.
+
+    Attributes:
+        fix: the cause that was removed.
+        step_ms, control_ms, error: as captured, both.
+        calibrated_ms, unprofiled_control_ms, calibrated_error: calibrated, and the control without a profiler.
+        is_bound: capturing distorts the host so much that the gain is only a bound.
+    """
+
+    fix: Cause
+    step_ms: float
+    control_ms: float | None
+    error: float | None
+    calibrated_ms: float | None
+    unprofiled_control_ms: float | None
+    calibrated_error: float | None
+    is_bound: bool
+
+    @property
+    def nearest_error(self) -> float | None:
+        """The smaller of the two errors; None when neither is known."""
+        known = [error for error in (self.error, self.calibrated_error) if error is not None]
+        return min(known, key=abs, default=None)
+
+    @property
+    def is_right(self) -> bool | None:
+        """Whether it is within GOOD_PREDICTION; None when it is only a bound or nothing is known."""
+        nearest = self.nearest_error
+        return None if nearest is None or self.is_bound else abs(nearest) <= GOOD_PREDICTION
+
+
+@dataclass(frozen=True, slots=True)
+class CaseScore:
+    """One row of the report.
+
+    Attributes:
+        fault: name of the injection, or "healthy".
+        expected: the causes that are right, the foremost first.
+        expected_reasons: one of them must be named; empty when any will do.
+        why: in a few words where the outcome is no plain success.
+        severity: step with the fault / step without, neither profiled; None where the fault changes the model.
+        overhead: captured step / unprofiled step - 1.
+    """
+
+    case: str
+    layout: str
+    fault: str
+    outcome: Outcome
+    expected: list[Cause]
+    expected_reasons: list[Reason]
+    verdict: Cause | None = None
+    reasons: list[Reason] = field(default_factory=list)
+    confidence: float | None = None
+    why: str = ""
+    step_ms: float | None = None
+    control_step_ms: float | None = None
+    severity: float | None = None
+    captured_step_ms: float | None = None
+    overhead: float | None = None
+    mfu: float | None = None
+    peak_allocated_bytes: int | None = None
+    prediction: Prediction | None = None
+    artefacts: list[str] = field(default_factory=list)
+
+
+def score(case: Case, result: RunResult | None, control: RunResult | None, *, refusal: str | None = None) -> CaseScore:
+    """Hold what was found against what was built in.
+
+    Args:
+        result: of the case's run; None when it has not been made.
+        control: of its control; None likewise.
+        refusal: why the fault means nothing here.
+    """
+    outcome, why = _outcome(case, result, refusal)
+    if result is None:
+        return CaseScore(case.name, case.layout, _fault(case), outcome, expected(case), expected_reasons(case), why=why)
+    control_step = None if control is None else control.step_ms
+    return CaseScore(
+        case=case.name,
+        layout=case.layout,
+        fault=_fault(case),
+        outcome=outcome,
+        expected=expected(case),
+        expected_reasons=expected_reasons(case),
+        verdict=result.cause,
+        reasons=list(result.reasons),
+        confidence=result.confidence,
+        why=why,
+        step_ms=result.step_ms,
+        control_step_ms=control_step,
+        severity=_ratio(result.step_ms, control_step) if _trains_same_model(case) else None,
+        captured_step_ms=result.captured_step_ms,
+        overhead=_relative(result.captured_step_ms, result.step_ms),
+        mfu=result.mfu,
+        peak_allocated_bytes=result.peak_allocated_bytes,
+        prediction=None if control is None else _prediction(case, result, control),
+        artefacts=list(result.artefacts),
+    )
+
+
+def accuracy(scores: Sequence[CaseScore]) -> float | None:
+    """Share of the scored cases whose cause was called right; None when none was scored."""
+    scored = [row for row in scores if row.outcome in SCORED]
+    right = [row for row in scored if row.outcome in {Outcome.RIGHT, Outcome.WRONG_REASON}]
+    return len(right) / len(scored) if scored else None
+
+
+def confusion(scores: Sequence[CaseScore]) -> dict[str, dict[str, int]]:
+    """Number of scored cases by what was expected ("healthy" for a layout as it is) and by what was called."""
+    matrix: dict[str, dict[str, int]] = {}
+    for row in scores:
+        if row.outcome in SCORED:
+            wanted = HEALTHY if row.fault == HEALTHY else str(row.expected[0])
+            called = "no verdict" if row.verdict is None else _called(row)
+            line = matrix.setdefault(wanted, {})
+            line[called] = line.get(called, 0) + 1
+    return matrix
+
+
+def _called(row: CaseScore) -> str:
+    """A healthy run may be called by what bounds it."""
+    return HEALTHY if row.fault == HEALTHY and row.verdict in HEALTHY_CAUSES else str(row.verdict)
+
+
+def expected(case: Case) -> list[Cause]:
+    """The causes that are right for the case, the foremost first."""
+    if case.injection is None:
+        return sorted(HEALTHY_CAUSES)
+    return [case.injection.cause, *case.injection.also_right]
+
+
+def expected_reasons(case: Case) -> list[Reason]:
+    """Of which one must be named; empty when any will do."""
+    return [] if case.injection is None else list(case.injection.reasons_on(case.run.job.device_type))
+
+
+def _fault(case: Case) -> str:
+    return HEALTHY if case.injection is None else case.injection.name
+
+
+def _trains_same_model(case: Case) -> bool:
+    return injected(case.run.job).preset == case.control.job.preset
+
+
+def _outcome(case: Case, result: RunResult | None, refusal: str | None) -> tuple[Outcome, str]:
+    if refusal is not None:
+        return Outcome.REFUSED, refusal
+    if result is None:
+        return Outcome.NOT_RUN, "not run yet"
+    if case.injection is not None and case.injection.ends_run:
+        return _ending(case.injection.cause, result)
+    if result.error is not None or result.cause is None:
+        return Outcome.FAILED, result.error or "no verdict"
+    if result.cause not in expected(case):
+        return Outcome.WRONG_CAUSE, result.summary or ""
+    wanted = expected_reasons(case)
+    # Reasons are those of the foremost cause; another face of the fault has reasons of its own.
+    if wanted and result.cause is expected(case)[0] and not set(wanted) & set(result.reasons):
+        named = ", ".join(result.reasons) or "none"
+        return Outcome.WRONG_REASON, f"reasons named: {named}; expected one of {', '.join(wanted)}"
+    return Outcome.RIGHT, ""
+
+
+def _ending(cause: Cause, result: RunResult) -> tuple[Outcome, str]:
+    if result.trained:
+        return Outcome.FAILED, "the fault was to end the run, which went on to its last step"
+    error = result.error or ""
+    if cause is Cause.OUT_OF_MEMORY and not any(sign in error.lower() for sign in _SIGNS_OF_OUT_OF_MEMORY):
+        return Outcome.FAILED, f"memory was to run out, but: {error}"
+    return Outcome.ENDED_AS_EXPECTED, f"{error}; verdict not scored"
+
+
+def _prediction(case: Case, result: RunResult, control: RunResult) -> Prediction | None:
+    fix = None if case.injection is None else case.injection.fix
+    predicted: PredictedFix | None = None if fix is None else result.fixes.get(fix)
+    if fix is None or predicted is None:
+        return None
+    distortions = [result.distortion, control.distortion]
+    distorted = any(value is not None and abs(value) > STRONG_DISTORTION for value in distortions)
+    return Prediction(
+        fix=fix,
+        step_ms=predicted.step_ms,
+        control_ms=control.captured_step_ms,
+        error=_relative(predicted.step_ms, control.captured_step_ms),
+        calibrated_ms=predicted.calibrated_step_ms,
+        unprofiled_control_ms=control.step_ms,
+        calibrated_error=_relative(predicted.calibrated_step_ms, control.step_ms),
+        is_bound=distorted and fix in _HOST_SIDE,
+    )
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole
+
+
+def _relative(value: float | None, reference: float | None) -> float | None:
+    ratio = _ratio(value, reference)
+    return None if ratio is None else ratio - 1.0
