@@ -105,7 +105,7 @@ SUITES: dict[str, SuitePreset] = {
             "one": (HEALTHY, "slow_loader:milliseconds_per_item=40", "bursty_loader:milliseconds_per_item=60"),
         },
         batch_size=16,
-        simulate_ms={"ddp": 25.0, "pp": 8.0, "one": 20.0},
+        simulate_ms={"ddp": 25.0, "pp": 14.0, "one": 20.0},
         schedule=Schedule(first=5, warmup=1, active=3, repeat=1),
         num_steps=11,
     ),
