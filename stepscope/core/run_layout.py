@@ -6,6 +6,7 @@ steps/rank{r}.jsonl            one line a step
 truth/rank{r}.jsonl            of simulated compute only: one line a step by the process's own clock
 flight/rank{r}                 flight recorder of a rank that failed
 memory/rank{r}.pickle          CUDA memory snapshot of a rank that ran out of memory
+checkpoints/step{n}/           of reference workloads that write them: after n steps
 analysis.json, timeline.json   once analysed
 """
 
@@ -23,6 +24,7 @@ STEPS_FOLDER = "steps"
 TRUTH_FOLDER = "truth"
 FLIGHT_FOLDER = "flight"
 MEMORY_FOLDER = "memory"
+CHECKPOINT_FOLDER = "checkpoints"
 
 WHOLE_STEPS_KEY = "stepscope_whole_steps"
 """Top-level key of a captured trace: the steps recorded from their beginning to their end."""

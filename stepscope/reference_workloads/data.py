@@ -14,12 +14,16 @@ _SURPRISE = 0.1  # share of tokens that follow no rule, so that the loss has a f
 
 
 class SyntheticText(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Sequences of token ids. Item i depends on the seed and i alone, so every layout trains on the same batches."""
+    """Sequences of token ids. Item i depends on the seed and i alone, so every layout trains on the same batches.
 
-    def __init__(self, preset: Preset, *, num_sequences: int, seed: int) -> None:
+    `first` is the number of sequences that an earlier run has seen.
+    """
+
+    def __init__(self, preset: Preset, *, num_sequences: int, seed: int, first: int = 0) -> None:
         self._preset = preset
         self._num_sequences = num_sequences
         self._seed = seed
+        self._first = first
         generator = torch.Generator().manual_seed(seed)
         self._follower = torch.randperm(preset.vocab_size, generator=generator)
 
@@ -29,7 +33,7 @@ class SyntheticText(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(inputs, targets), each (sequence_length,) of int64; targets are the inputs one token later."""
         length = self._preset.sequence_length + 1
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + index)
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._first + index)
         surprises = torch.randint(self._preset.vocab_size, (length,), generator=generator).tolist()
         surprised = (torch.rand(length, generator=generator) < _SURPRISE).tolist()
         follower = self._follower.tolist()
@@ -40,20 +44,28 @@ class SyntheticText(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return sequence[:-1], sequence[1:]
 
 
-def make_loader(job: TrainingJob, *, dp_rank: int) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
-    """A DataLoader of this data-parallel rank's batches; together the ranks see each sequence once."""
-    preset = job.preset
-    dataset: Any = SyntheticText(preset, num_sequences=preset.batch_size * job.num_steps, seed=job.seed)
+def make_loader(
+    job: TrainingJob, *, dp_rank: int, first_step: int = 0
+) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
+    """A DataLoader of this data-parallel rank's batches; together the ranks see each sequence once.
+
+    `first_step` steps' batches are left out: an earlier run has trained on them.
+    """
+    preset, recipe = job.preset, job.recipe
+    num_sequences = preset.batch_size * job.num_steps
+    dataset: Any = SyntheticText(
+        preset, num_sequences=num_sequences, seed=job.seed, first=preset.batch_size * first_step
+    )
     for injection in job.injections:
         dataset = injection.dataset(dataset, job=job, dp_rank=dp_rank)
     sampler: DistributedSampler[Any] = DistributedSampler(
         dataset, num_replicas=job.plan.dp, rank=dp_rank, shuffle=False
     )
-    num_workers = job.recipe.loader_workers
     return DataLoader(
         dataset,
         batch_size=preset.batch_size // job.plan.dp,
         sampler=sampler,
-        num_workers=preset.num_loader_workers if num_workers is None else num_workers,
-        pin_memory=job.device_type == "cuda",
+        num_workers=preset.num_loader_workers if recipe.loader_workers is None else recipe.loader_workers,
+        prefetch_factor=recipe.loader_prefetch,
+        pin_memory=job.device_type == "cuda" and recipe.loader_pins_memory,
     )

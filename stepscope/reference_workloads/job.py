@@ -62,9 +62,15 @@ class TrainingOutcome:
             the host's. Captured steps are in it, writing their traces is not.
         peak_allocated_bytes, peak_reserved_bytes: most GPU memory that tensors, and torch's allocator with them, held
             at once since the process began; None on CPU.
+        gradient_norms: of each step's gradients over all ranks before clipping; empty where nobody needs them.
+        num_skipped_steps: steps not taken because float16 gradients overflowed.
+        loss_scale: at the end; 1 unless float16.
     """
 
     losses: list[float]
     step_seconds: list[float]
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
+    gradient_norms: list[float] = field(default_factory=list)
+    num_skipped_steps: int = 0
+    loss_scale: float = 1.0

@@ -31,6 +31,9 @@ DEFAULT_NUM_STEPS = 9
 NUM_SETTLING_STEPS = 3
 """The first steps set communicators up, fill the allocator's cache and tune kernels."""
 
+_CHECKPOINT_INDEX = ".metadata"
+"""What torch.distributed.checkpoint writes last."""
+
 _KINETO_SILENT = "99"
 _MAX_SEED = 2**32 - 1
 _UNSET = "unset it to train on this machine, or start with torchrun"
@@ -154,6 +157,7 @@ def run_gpt(
     )
     job = control_of(job) if as_control else injected(job)
     job.plan.check_preset(job.preset)
+    job.recipe.check(job.plan, job.preset, is_simulated=job.simulate_ms > 0)
     return _train(job, on_progress or _say_nothing, is_rank=is_rank)
 
 
@@ -221,6 +225,7 @@ def _prepare(run_directory: Path, *, is_rank: bool) -> None:
 
 def _train(job: TrainingJob, tell: Callable[[Progress], None], *, is_rank: bool) -> WorkloadResult:
     run_directory = Path(job.out) / job.run
+    _check_resumable(job.recipe)
     if job.profiled:
         _prepare(run_directory, is_rank=is_rank)
         if not is_rank or int(os.environ["RANK"]) == 0:
@@ -234,6 +239,16 @@ def _train(job: TrainingJob, tell: Callable[[Progress], None], *, is_rank: bool)
     if job.profiled and (not is_rank or int(os.environ["RANK"]) == 0):
         _check_profiled(run_directory)
     return WorkloadResult(run_directory, job, tuple(outcomes))
+
+
+def _check_resumable(recipe: Recipe) -> None:
+    """Raises DataError when there is no whole checkpoint to go on from, while no rank has started yet."""
+    if recipe.resume_from is not None and not Path(recipe.resume_from, _CHECKPOINT_INDEX).is_file():
+        raise DataError(
+            f"is no checkpoint: it has no {_CHECKPOINT_INDEX}",
+            where=recipe.resume_from,
+            what_next="give one of a run's checkpoints/step{n} folders",
+        )
 
 
 def _check_profiled(run_directory: Path) -> None:

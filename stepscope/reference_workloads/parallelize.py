@@ -15,26 +15,35 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.precision import low_precision
 from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.recipe import Recipe
+from stepscope.reference_workloads.recompute import recompute
+from stepscope.reference_workloads.reduction import expose_communication
 from stepscope.reference_workloads.stage import Stage
 from stepscope.reference_workloads.tensor_parallel import cut_stage
 
 
-def shard_stage(stage: Stage, plan: ParallelPlan, preset: Preset, mesh: DeviceMesh) -> nn.Module:
+def shard_stage(stage: Stage, plan: ParallelPlan, preset: Preset, recipe: Recipe, mesh: DeviceMesh) -> nn.Module:
     """The stage with its weights sharded over tp, then over dp as the plan's zero level says.
 
+    In between its blocks are made to recompute and to be compiled as the recipe says: inside what FSDP hooks to them.
     All ranks hold the same weights before, so nothing is sent.
     """
     if plan.tp > 1:
         cut_stage(stage, plan, mesh["tp"])
+    for block in stage.blocks.values():
+        recompute(block, recipe.activation_checkpointing)
+        if recipe.compiles:
+            block.forward = torch.compile(block.forward)
     if plan.dp == 1:
         return stage
     if plan.zero in {0, 1} and not plan.replicate:
+        if not recipe.overlaps_reduction:
+            return stage  # DDP always overlaps; the gradients are reduced by `reduce_gradients` instead
         # device_mesh, not process_group: only so does DDP accept tensor-parallel parameters.
-        return DistributedDataParallel(stage, device_mesh=mesh["dp"])
-    policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if preset.dtype == "bfloat16" else None, reduce_dtype=torch.float32
-    )
+        return DistributedDataParallel(stage, device_mesh=mesh["dp"], bucket_cap_mb=recipe.bucket_mb)
+    policy = MixedPrecisionPolicy(param_dtype=low_precision(preset), reduce_dtype=torch.float32)
     options: dict[str, Any] = {"mesh": mesh["dp"], "mp_policy": policy}
     if plan.replicate:
         shard: Any = replicate
@@ -47,6 +56,7 @@ def shard_stage(stage: Stage, plan: ParallelPlan, preset: Preset, mesh: DeviceMe
     for block in stage.blocks.values():
         shard(block, **options)
     shard(stage, **options)
+    expose_communication(stage, overlaps_reduction=recipe.overlaps_reduction, prefetches=recipe.prefetches)
     return stage
 
 

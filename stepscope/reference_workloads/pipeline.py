@@ -23,10 +23,13 @@ from torch.distributed.pipelining import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
-from stepscope.reference_workloads.loss import loss_context, make_loss
+from stepscope.reference_workloads.loss import LossFunction, loss_context, make_loss
+from stepscope.reference_workloads.loss_scale import LossScale
 from stepscope.reference_workloads.parallelize import shard_stage
 from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.precision import compute_dtype
 from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.recipe import Recipe
 from stepscope.reference_workloads.stage import seeded_stage
 
 _SCHEDULE_CLASSES: dict[str, Any] = {
@@ -70,9 +73,16 @@ class PipelineExecutor:
     """torch.distributed.pipelining over the pp dimension."""
 
     def __init__(
-        self, plan: ParallelPlan, preset: Preset, mesh: DeviceMesh, build: ModuleBuilder, device: torch.device
+        self,
+        plan: ParallelPlan,
+        preset: Preset,
+        mesh: DeviceMesh,
+        build: ModuleBuilder,
+        device: torch.device,
+        loss_scale: LossScale,
     ) -> None:
         self._plan = plan
+        self._loss_scale = loss_scale
         self.modules: list[nn.Module] = []
         stages: list[PipelineStage] = []
         for index in plan.stages_of(mesh.get_local_rank("pp")):
@@ -87,7 +97,7 @@ class PipelineExecutor:
         self._schedule = _SCHEDULE_CLASSES[plan.schedule](
             stages if plan.is_multi_stage else stages[0],
             n_microbatches=plan.num_micro_batches,
-            loss_fn=make_loss(plan, mesh),
+            loss_fn=_scaled_loss(make_loss(plan, mesh), loss_scale),
         )
 
     def run(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
@@ -100,7 +110,18 @@ class PipelineExecutor:
                 losses=losses if self._is_last else None,
                 return_outputs=False,
             )
-        return torch.stack([loss.detach() for loss in losses]).mean() if self._is_last else None
+        if not self._is_last:
+            return None
+        return self._loss_scale.unscaled(torch.stack([loss.detach() for loss in losses]).mean())
+
+
+def _scaled_loss(loss: LossFunction, scale: LossScale) -> LossFunction:
+    """What the schedule starts its backward passes from."""
+
+    def scaled(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return scale.scaled(loss(outputs, targets))
+
+    return scaled
 
 
 def _example_tensors(plan: ParallelPlan, preset: Preset, stage_index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,13 +132,12 @@ def _example_tensors(plan: ParallelPlan, preset: Preset, stage_index: int) -> tu
     batch, sequence = preset.batch_size // plan.dp // plan.num_micro_batches, preset.sequence_length
     own_places = sequence // plan.tp if plan.sequence_parallel else sequence
     own_words = preset.vocab_size // plan.tp if plan.loss_parallel else preset.vocab_size
-    is_low_precision = preset.dtype == "bfloat16"
+    computed = compute_dtype(preset)
     # fully_shard and replicate cast what flows between blocks; autocast leaves the residual stream in float32.
     casts = plan.zero in {2, 3} or plan.replicate
-    flowing = torch.bfloat16 if is_low_precision and casts else torch.float32
+    flowing = computed if casts else torch.float32
     hidden = torch.empty(batch, own_places, preset.hidden_size, dtype=flowing, device="meta", requires_grad=True)
     tokens = torch.empty(batch, sequence, dtype=torch.int64, device="meta")
-    computed = torch.bfloat16 if is_low_precision else torch.float32
     logits = torch.empty(batch, sequence, own_words, dtype=computed, device="meta", requires_grad=True)
     is_last = stage_index == plan.num_stages - 1
     return (hidden if stage_index else tokens), (logits if is_last else hidden)
@@ -126,8 +146,11 @@ def _example_tensors(plan: ParallelPlan, preset: Preset, stage_index: int) -> tu
 class WholeModelExecutor:
     """Micro-batches one after another on a rank that holds all layers; gradients are reduced with the last one."""
 
-    def __init__(self, plan: ParallelPlan, preset: Preset, mesh: DeviceMesh, build: ModuleBuilder) -> None:
+    def __init__(
+        self, plan: ParallelPlan, preset: Preset, mesh: DeviceMesh, build: ModuleBuilder, loss_scale: LossScale
+    ) -> None:
         self._plan = plan
+        self._loss_scale = loss_scale
         self._loss = make_loss(plan, mesh)
         self._model = build(range(preset.num_layers))
         self._num_micro_batches = plan.num_micro_batches
@@ -141,7 +164,7 @@ class WholeModelExecutor:
             is_last = ordinal == self._num_micro_batches - 1
             with self._gradients_reduced(is_last=is_last), loss_context(self._plan):
                 loss = self._loss(self._model(part), part_targets)
-                torch.autograd.backward(loss / self._num_micro_batches)
+                torch.autograd.backward(self._loss_scale.scaled(loss / self._num_micro_batches))
             losses.append(loss.detach())
         return torch.stack(losses).mean()
 
@@ -159,6 +182,8 @@ def make_executor(
     mesh: DeviceMesh,
     *,
     device: torch.device,
+    recipe: Recipe,
+    loss_scale: LossScale,
     seed: int,
     simulate_milliseconds: float,
 ) -> Executor:
@@ -166,8 +191,8 @@ def make_executor(
 
     def build(layers: range) -> nn.Module:
         stage = seeded_stage(preset, layers, seed=seed, device=device, simulate_milliseconds=simulate_milliseconds)
-        return shard_stage(stage, plan, preset, mesh)
+        return shard_stage(stage, plan, preset, recipe, mesh)
 
     if plan.pp > 1:
-        return PipelineExecutor(plan, preset, mesh, build, device)
-    return WholeModelExecutor(plan, preset, mesh, build)
+        return PipelineExecutor(plan, preset, mesh, build, device, loss_scale)
+    return WholeModelExecutor(plan, preset, mesh, build, loss_scale)

@@ -10,6 +10,7 @@ from importlib.resources import files
 
 from stepscope.core.errors import UsageError
 
+DTYPES = ("float32", "bfloat16", "float16")
 _LLAMA_MULTIPLE = 256
 
 
@@ -34,6 +35,10 @@ class Preset:
     num_loader_workers: int
     num_key_value_heads: int
     architecture: str = "gpt"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise UsageError(f"a dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
 
     @property
     def is_llama(self) -> bool:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepscope.core.errors import UsageError
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.schedules import SPLIT_BACKWARD_SCHEDULES
 
 ACTIVATION_CHECKPOINTING = ("none", "selective", "full")
 CHECKPOINT_MODES = ("sync", "async")
@@ -19,12 +22,18 @@ class Recipe:
             products ("selective"), all inside each block ("full").
         max_gradient_norm: gradients are scaled down to this norm over all ranks; None leaves them.
         bucket_mb: size of DDP's gradient buckets in MiB; None for torch's own.
-        overlaps_reduction: gradients are reduced while the backward pass runs, else after it.
+        overlaps_reduction: gradients are reduced while the backward pass runs; else after it, or under fully_shard
+            while it waits.
         prefetches: FSDP gathers the next block's parameters while this one computes.
         checkpoint_every: a distributed checkpoint after each so many steps; None for none.
         checkpoint_mode: "sync" stops training while it is written, "async" only while it is copied.
         compiles: blocks go through torch.compile.
+        resume_from: the folder of a checkpoint to go on from.
+        initial_loss_scale: what float16 losses are multiplied by at first.
+        loss_scale_growth_interval: steps without an overflow after which that doubles.
         loader_workers: processes of each rank's data loader; None for the preset's.
+        loader_prefetch: batches that each of them makes ahead; None for torch's own number.
+        loader_pins_memory: batches for a GPU lie in pinned memory, from where they are copied while it computes.
 
     Raises:
         UsageError: a value is outside its range.
@@ -38,7 +47,12 @@ class Recipe:
     checkpoint_every: int | None = None
     checkpoint_mode: str = "sync"
     compiles: bool = False
+    resume_from: str | None = None
+    initial_loss_scale: float = 65536.0
+    loss_scale_growth_interval: int = 2000
     loader_workers: int | None = None
+    loader_prefetch: int | None = None
+    loader_pins_memory: bool = True
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -47,9 +61,62 @@ class Recipe:
         ):
             if getattr(self, name) not in choices:
                 raise UsageError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
-        for name, least in (("max_gradient_norm", 0.0), ("bucket_mb", 0.0), ("checkpoint_every", 0)):
+        for name, least in (
+            ("max_gradient_norm", 0.0),
+            ("bucket_mb", 0.0),
+            ("checkpoint_every", 0),
+            ("initial_loss_scale", 0.0),
+            ("loss_scale_growth_interval", 0),
+            ("loader_prefetch", 0),
+        ):
             value = getattr(self, name)
             if value is not None and not least < value < float("inf"):
                 raise UsageError(f"{name} must be above {least}, not {value}")
         if self.loader_workers is not None and self.loader_workers < 0:
             raise UsageError(f"loader_workers must be at least 0, not {self.loader_workers}")
+
+    def check(self, plan: ParallelPlan, preset: Preset, *, is_simulated: bool) -> None:
+        """Raises UsageError when an option means nothing, or cannot be, with this layout, model or simulation."""
+        self._check_reduction(plan)
+        if not self.prefetches and plan.zero not in {2, 3}:
+            raise UsageError(
+                f"zero {plan.zero} keeps all parameters on each rank, so none are gathered ahead",
+                where="prefetches",
+                what_next="use --zero 2 or 3 with --dp 2 or more",
+            )
+        if self.activation_checkpointing == "selective" and plan.schedule in SPLIT_BACKWARD_SCHEDULES:
+            raise UsageError(
+                f"the {plan.schedule} schedule goes backwards through a layer twice, for activations and for weights,"
+                " and torch allows that once where activations are kept selectively",
+                where="activation_checkpointing",
+                what_next="use full, or another schedule",
+            )
+        workers = preset.num_loader_workers if self.loader_workers is None else self.loader_workers
+        if self.loader_prefetch is not None and not workers:
+            raise UsageError(
+                "the loader has no workers that could make batches ahead",
+                where="loader_prefetch",
+                what_next="use --loader-workers 1 or more",
+            )
+        if self.compiles and is_simulated:
+            raise UsageError(
+                "a compiler does not know that layers sleep: compiled blocks and simulated compute exclude each other",
+                what_next="drop --compile or --simulate-compute",
+            )
+
+    def _check_reduction(self, plan: ParallelPlan) -> None:
+        if self.bucket_mb is not None and (plan.dp == 1 or plan.zero not in {0, 1} or plan.replicate):
+            raise UsageError(
+                "only DistributedDataParallel collects gradients in buckets; fully_shard and replicate reduce block by"
+                " block",
+                where="bucket_mb",
+                what_next="use --zero 0 or 1 with --dp 2 or more",
+            )
+        if not self.overlaps_reduction and (plan.dp == 1 or plan.replicate):
+            raise UsageError(
+                "torch's `replicate` cannot be told when to reduce"
+                if plan.replicate
+                else "dp is 1: nothing is reduced",
+                where="overlaps_reduction",
+                what_next="use --dp 2 or more without --replicate",
+            )

@@ -7,6 +7,7 @@ from torch import nn
 
 from stepscope.reference_workloads.model_gpt import GPTBlock
 from stepscope.reference_workloads.model_llama import LlamaBlock
+from stepscope.reference_workloads.precision import low_precision
 from stepscope.reference_workloads.presets import Preset
 
 
@@ -25,14 +26,14 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleDict({str(layer): block_class(preset, simulate_milliseconds) for layer in layers})
         self.norm = norm_class(preset.hidden_size, eps=1e-5) if is_last else None
         self.head = nn.Linear(preset.hidden_size, preset.vocab_size, bias=False) if is_last else None
-        self._autocast_dtype = torch.bfloat16 if preset.dtype == "bfloat16" else None
+        self._autocast_dtype = low_precision(preset)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Token ids (batch, sequence) or activations (batch, sequence, hidden) in; activations or logits out.
 
         With sequence parallelism activations are those of this rank's part of the sequence.
         """
-        with torch.autocast(hidden.device.type, torch.bfloat16, enabled=self._autocast_dtype is not None):
+        with torch.autocast(hidden.device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None):
             if self.tokens is not None:
                 ids = hidden
                 hidden = self.tokens(ids)

@@ -5,23 +5,30 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from stepscope.core.run_layout import CHECKPOINT_FOLDER
+from stepscope.reference_workloads.checkpoint import Checkpointer
 from stepscope.reference_workloads.data import make_loader
 from stepscope.reference_workloads.flight import dump_flight, set_patience
 from stepscope.reference_workloads.injections.injection import Site
 from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
+from stepscope.reference_workloads.loss_scale import LossScale
 from stepscope.reference_workloads.parallelize import make_optimizer
-from stepscope.reference_workloads.pipeline import make_executor
+from stepscope.reference_workloads.pipeline import Executor, make_executor
 from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.reduction import reduce_gradients
 from stepscope.reference_workloads.step_clock import StepClock
 from stepscope.reference_workloads.truth import TruthLog
+from stepscope.reference_workloads.weight_update import WeightUpdate
 from stepscope.training import Profile, profile
 
 logger = logging.getLogger(__name__)
@@ -52,8 +59,7 @@ def train_rank(
         plan = job.plan
         mesh = init_device_mesh(job.device_type, (plan.pp, plan.dp, plan.tp), mesh_dim_names=("pp", "dp", "tp"))
         set_patience([*mesh.get_all_groups(), None], job.timeout_seconds)
-        losses, clock = _train(job, mesh, on_progress)
-        return _outcomes(losses, clock, job)
+        return _of_all_ranks(_train(job, mesh, on_progress))
     except BaseException:
         dump_flight(job, dist.get_rank())
         raise
@@ -72,46 +78,99 @@ def _own_device(job: TrainingJob) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if job.device_type == "cuda" else torch.device("cpu")
 
 
-def _train(
-    job: TrainingJob, mesh: DeviceMesh, on_progress: Callable[[Progress], None]
-) -> tuple[list[torch.Tensor | None], StepClock]:
-    plan, preset = job.plan, job.preset
+@dataclass(slots=True)
+class _Parts:
+    """What a rank's training is made of, before the first step."""
+
+    executor: Executor
+    update: WeightUpdate
+    loss_scale: LossScale
+    checkpointer: Checkpointer | None
+    loader: Iterable[Any]
+    site: Site
+    first_step: int
+
+
+def _build(job: TrainingJob, mesh: DeviceMesh) -> _Parts:
+    plan, preset, recipe = job.plan, job.preset, job.recipe
     device = _own_device(job)
-    executor = make_executor(plan, preset, mesh, device=device, seed=job.seed, simulate_milliseconds=job.simulate_ms)
+    loss_scale = LossScale(preset, recipe)
+    executor = make_executor(
+        plan,
+        preset,
+        mesh,
+        device=device,
+        recipe=recipe,
+        loss_scale=loss_scale,
+        seed=job.seed,
+        simulate_milliseconds=job.simulate_ms,
+    )
     optimizer = make_optimizer(executor.modules, plan, preset, mesh)
-    loader = make_loader(job, dp_rank=mesh.get_local_rank("dp"))
+    checkpointer = None
+    first_step = 0
+    if recipe.checkpoint_every is not None or recipe.resume_from is not None:
+        folder = Path(job.out) / job.run / CHECKPOINT_FOLDER
+        checkpointer = Checkpointer(executor.modules, optimizer, loss_scale, folder)
+    if checkpointer is not None and recipe.resume_from is not None:
+        first_step = checkpointer.load(Path(recipe.resume_from))
+    loader = make_loader(job, dp_rank=mesh.get_local_rank("dp"), first_step=first_step)
     site = Site(job, dist.get_rank(), mesh, device, executor.modules, optimizer)
+    update = WeightUpdate(optimizer, mesh, device, recipe, loss_scale)
+    return _Parts(executor, update, loss_scale, checkpointer, loader, site, first_step)
+
+
+def _train(job: TrainingJob, mesh: DeviceMesh, on_progress: Callable[[Progress], None]) -> TrainingOutcome:
+    parts = _build(job, mesh)
+    site, device = parts.site, parts.site.device
     for injection in job.injections:
         injection.prepare(site)
-    reports = _reports_progress(mesh, plan)
+    reports = _reports_progress(mesh, job.plan)
     losses: list[torch.Tensor | None] = []
-    truth = TruthLog(optimizer)
+    truth = TruthLog(site.optimizer)
     with _profile(job, mesh) as prof:
         clock = StepClock(device)
         started = time.monotonic()
-        for step, (inputs, targets) in enumerate(prof.data(loader)):
+        for step, (inputs, targets) in enumerate(prof.data(parts.loader)):
             for injection in job.injections:
                 injection.before_step(site, step)
-            optimizer.zero_grad()
-            loss = executor.run(inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True))
+            site.optimizer.zero_grad()
+            loss = parts.executor.run(inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True))
+            _reduce(job, site)
             for injection in job.injections:
                 injection.after_backward(site, step)
-            optimizer.step()
+            parts.update.take()
             for injection in job.injections:
                 injection.after_step(site, step)
             losses.append(loss)
             # On a GPU reading the loss would make the host wait for the device, so the run tells it at its end.
             if reports and loss is not None and job.device_type == "cpu":
-                on_progress(Progress(step, loss.item(), (time.monotonic() - started) * 1e3))
+                on_progress(Progress(parts.first_step + step, loss.item(), (time.monotonic() - started) * 1e3))
+            _save(job, parts, prof, parts.first_step + step + 1)
             clock.end()
             truth.end()
             prof.step()
             truth.begin()
             clock.begin()
             started = time.monotonic()
+        if parts.checkpointer is not None:
+            parts.checkpointer.wait()
     if job.simulate_ms and job.profiled:
         truth.write(Path(job.out) / job.run, dist.get_rank())
-    return losses, clock
+    return _outcome(job, parts, losses, clock)
+
+
+def _reduce(job: TrainingJob, site: Site) -> None:
+    """What DDP would have done during the backward pass."""
+    if not job.recipe.overlaps_reduction and job.plan.zero in {0, 1}:
+        reduce_gradients(site.modules, site.mesh.get_group("dp"), job.recipe.bucket_mb)
+
+
+def _save(job: TrainingJob, parts: _Parts, prof: Profile, num_steps_done: int) -> None:
+    """A checkpoint, if it is time for one."""
+    every = job.recipe.checkpoint_every
+    if parts.checkpointer is not None and every is not None and num_steps_done % every == 0:
+        with prof.phase("checkpoint"):
+            parts.checkpointer.save(num_steps_done, asynchronously=job.recipe.checkpoint_mode == "async")
 
 
 def _profile(job: TrainingJob, mesh: DeviceMesh) -> Profile:
@@ -135,13 +194,24 @@ def _reports_progress(mesh: DeviceMesh, plan: ParallelPlan) -> bool:
     )
 
 
-def _outcomes(losses: list[torch.Tensor | None], clock: StepClock, job: TrainingJob) -> list[TrainingOutcome]:
+def _outcome(job: TrainingJob, parts: _Parts, losses: list[torch.Tensor | None], clock: StepClock) -> TrainingOutcome:
     """Runs after training, so that no step is touched."""
     on_gpu = job.device_type == "cuda"
     step_seconds = clock.seconds()
     # Read before the losses are gathered, which takes memory too.
     peaks = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if on_gpu else (None, None)
-    mine = TrainingOutcome(_mean_over_batch(losses, job), step_seconds, *peaks)
+    return TrainingOutcome(
+        losses=_mean_over_batch(losses, job),
+        step_seconds=step_seconds,
+        peak_allocated_bytes=peaks[0],
+        peak_reserved_bytes=peaks[1],
+        gradient_norms=parts.update.norms(),
+        num_skipped_steps=parts.loss_scale.num_skipped_steps,
+        loss_scale=parts.loss_scale.value,
+    )
+
+
+def _of_all_ranks(mine: TrainingOutcome) -> list[TrainingOutcome]:
     outcomes: list[TrainingOutcome] = [mine] * dist.get_world_size()
     dist.all_gather_object(outcomes, mine)
     return outcomes

@@ -45,10 +45,27 @@ _RECIPE_OPTIONS = (
     click.option("--bucket-mb", type=float, help="DDP's gradient buckets in MiB.  [default: torch's own]"),
     click.option("--checkpoint-every", type=int, metavar="STEPS", help="Write a distributed checkpoint so often."),
     click.option("--checkpoint-mode", default="sync", show_default=True, help="sync or async."),
+    click.option("--resume-from", metavar="DIR", help="Go on from a run's checkpoints/step{n} folder."),
+    click.option(
+        "--no-overlap", "overlaps_reduction", flag_value=False, default=True, help="Reduce gradients beside no kernel."
+    ),
+    click.option(
+        "--no-prefetch", "prefetches", flag_value=False, default=True, help="FSDP gathers weights when it needs them."
+    ),
     click.option("--compile", "compiles", is_flag=True, help="Blocks go through torch.compile."),
+    click.option("--initial-loss-scale", default=65536.0, show_default=True, help="Of float16's dynamic loss scale."),
     click.option("--loader-workers", type=int, help="Loader processes a rank.  [default: the preset's]"),
+    click.option("--loader-prefetch", type=int, help="Batches each of them makes ahead.  [default: torch's own]"),
+    click.option(
+        "--no-pin-memory",
+        "loader_pins_memory",
+        flag_value=False,
+        default=True,
+        help="Batches for a GPU lie in pageable memory.",
+    ),
 )
 _MODEL_OPTIONS = (
+    click.option("--dtype", help="Of matmuls: float32, bfloat16 or float16.  [default: the preset's]"),
     click.option("--preset", default="tiny", show_default=True, help="Model and batch: tiny, one-gpu, two-gpu."),
     click.option(
         "--layers",
@@ -101,11 +118,18 @@ def read_layout(workload: str, options: dict[str, Any]) -> Layout:
             "bucket_mb",
             "checkpoint_every",
             "checkpoint_mode",
+            "resume_from",
+            "overlaps_reduction",
+            "prefetches",
             "compiles",
+            "initial_loss_scale",
             "loader_workers",
+            "loader_prefetch",
+            "loader_pins_memory",
         )
     )
-    preset = replace(preset, architecture=workload)
+    dtype = options.pop("dtype")
+    preset = replace(preset, architecture=workload, dtype=dtype or preset.dtype)
     return Layout(preset if layers is None else replace(preset, num_layers=sum(layers)), plan, recipe)
 
 

@@ -86,6 +86,7 @@ def _document(name: str, layout: Layout, result: WorkloadResult, *, profiled: bo
         "schema": SCHEMA,
         "workload": name,
         "preset": layout.preset.name,
+        "dtype": layout.preset.dtype,
         "plan": {
             "tp": plan.tp,
             "pp": plan.pp,
@@ -105,6 +106,9 @@ def _document(name: str, layout: Layout, result: WorkloadResult, *, profiled: bo
         "first_loss": result.first_loss,
         "last_loss": result.last_loss,
         "losses": result.losses,
+        "gradient_norms": result.outcomes[0].gradient_norms,
+        "loss_scale": result.outcomes[0].loss_scale,
+        "skipped_steps": result.outcomes[0].num_skipped_steps,
         "step_ms": result.step_seconds * 1e3,
         "tokens_per_second": result.tokens_per_second,
         "ranks": [

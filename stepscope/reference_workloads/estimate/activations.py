@@ -55,7 +55,7 @@ class Saved:
 
 def element_bytes(preset: Preset) -> int:
     """Bytes of an element in matrix products."""
-    return 2 if preset.dtype == "bfloat16" else FLOAT32_BYTES
+    return 2 if preset.dtype != "float32" else FLOAT32_BYTES
 
 
 def saved_tensors(kind: PartKind, plan: ParallelPlan, preset: Preset, recipe: Recipe) -> tuple[Saved, ...]:
@@ -73,7 +73,7 @@ def saved_tensors(kind: PartKind, plan: ParallelPlan, preset: Preset, recipe: Re
     wide = element * hidden / plan.tp
     middle = (
         Saved("projection of attention", element * hidden, made_by_product=True)
-        if recipe.compiles and preset.dtype == "bfloat16"
+        if recipe.compiles and preset.dtype != "float32"
         else Saved("input of norm 2", FLOAT32_BYTES * hidden)
     )
     return (
@@ -112,7 +112,7 @@ def recomputed_bytes_per_token(kind: PartKind, plan: ParallelPlan, preset: Prese
 def loss_forward_bytes_per_token(preset: Preset) -> float:
     """Beside the log-softmax: the logits and their float32 copy (the same tensor where products are in float32)."""
     logits = element_bytes(preset) * preset.vocab_size
-    copy = FLOAT32_BYTES * preset.vocab_size if preset.dtype == "bfloat16" else 0
+    copy = FLOAT32_BYTES * preset.vocab_size if preset.dtype != "float32" else 0
     return logits + copy
 
 

@@ -198,7 +198,7 @@ class _Walk:
             self._add(Category.WEIGHT_COPIES, -element_bytes(self._preset) * part.num_parameters)
 
     def _autocast_copies(self, part: Part) -> float:
-        if self._is_fully_sharded or self._preset.dtype != "bfloat16":
+        if self._is_fully_sharded or self._preset.dtype == "float32":
             return 0.0
         is_recomputed = part.kind is PartKind.BLOCK and self._recipe.activation_checkpointing == "full"
         return 0.0 if is_recomputed else element_bytes(self._preset) * part.matrices

@@ -1,0 +1,120 @@
+"""How are weights and optimizer state written and read again, by any layout?
+
+torch's own `get_state_dict` wants one model per optimizer and knows neither ZeroRedundancyOptimizer nor the bare shards
+that DDP trains under tensor parallelism. Here each tensor goes under its parameter's name in the uncut model, a cut one
+as a DTensor, so that another layout can read what this one wrote.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.tensor import DTensor
+
+from stepscope.core.errors import DataError
+from stepscope.reference_workloads.gradient_norm import layout_of
+from stepscope.reference_workloads.gradients import named_parameters
+from stepscope.reference_workloads.loss_scale import LossScale
+
+_PROGRESS = "progress"  # steps done, loss scale, steps since it changed
+
+
+class Checkpointer:
+    """Writes checkpoints of this rank's part, one at a time, and reads one.
+
+    Made before the first forward pass (DDP takes tensor-parallel parameters out of their modules then).
+    """
+
+    def __init__(
+        self, modules: list[nn.Module], optimizer: torch.optim.Optimizer, loss_scale: LossScale, folder: Path
+    ) -> None:
+        self._parameters = named_parameters(modules)
+        self._optimizer = optimizer
+        self._loss_scale = loss_scale
+        self._folder = folder
+        # Collectives of a checkpoint that is written beside training must not mix with those of training.
+        self._group = dist.new_group(backend="gloo")
+        self._pending: Any = None  # a future
+
+    def save(self, num_steps_done: int, *, asynchronously: bool) -> None:
+        """Write step{n}; all ranks must. Asynchronously it returns when all is copied to host memory."""
+        self.wait()
+        options: dict[str, Any] = {
+            "checkpoint_id": self._folder / f"step{num_steps_done}",
+            "process_group": self._group,
+        }
+        state = self._state(num_steps_done)
+        if asynchronously:
+            self._pending = async_save(state, **options)
+        else:
+            save(state, **options)
+
+    def wait(self) -> None:
+        """Until nothing is being written any more."""
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+
+    def load(self, path: Path) -> int:
+        """Take weights, optimizer state and loss scale over; all ranks must. Returns the number of steps done.
+
+        Raises:
+            DataError: there is no whole checkpoint of this model.
+        """
+        self._make_optimizer_state()
+        state = self._state(0)
+        try:
+            load(state, checkpoint_id=path, process_group=self._group)
+        except CheckpointException as error:
+            why = "; ".join(str(failure[0]) for failure in error.failures.values())
+            raise DataError(
+                f"is no checkpoint of this model: {why}", where=str(path), what_next="give one of its step folders"
+            ) from error
+        num_steps_done, self._loss_scale.value, num_good_steps = state[_PROGRESS].tolist()
+        self._loss_scale.num_good_steps = int(num_good_steps)
+        return int(num_steps_done)
+
+    def _state(self, num_steps_done: int) -> dict[str, Any]:
+        """Tensors that share their storage with the run's, by name."""
+        scale = self._loss_scale
+        state: dict[str, Any] = {
+            _PROGRESS: torch.tensor([num_steps_done, scale.value, scale.num_good_steps], dtype=torch.float64)
+        }
+        # A ZeroRedundancyOptimizer has one inside that owns this rank's share of the parameters.
+        owner = getattr(self._optimizer, "optim", self._optimizer)
+        for name, parameter in self._parameters.items():
+            state[f"model.{name}"] = _as_cut(parameter.detach(), parameter)
+            for kind, tensor in owner.state.get(parameter, {}).items():
+                is_cut = tensor.shape == parameter.shape
+                state[f"optimizer.{name}.{kind}"] = _as_cut(tensor, parameter) if is_cut else tensor
+        return state
+
+    def _make_optimizer_state(self) -> None:
+        """A step that changes nothing, so that there are tensors to read into."""
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0
+        for parameter in self._parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def _as_cut(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    """The tensor with its parameter's layout, where that is cut."""
+    layout = layout_of(parameter)
+    if layout is None or isinstance(tensor, DTensor):
+        return tensor
+    whole: torch.Tensor = DTensor.from_local(
+        tensor, layout.mesh, layout.placements, run_check=False, shape=layout.shape, stride=layout.stride
+    )
+    return whole
