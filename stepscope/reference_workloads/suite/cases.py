@@ -158,7 +158,7 @@ SUITES: dict[str, SuitePreset] = {
             ),
             "tp": (HEALTHY, "wrong_transport", "launch_bound", "slow_loader"),
             "pp": (HEALTHY, "few_micro_batches", "uneven_stages", "slow_loader", "launch_bound"),
-            "fsdp": (HEALTHY, "no_prefetch", "wrong_transport", "straggler", "oom_growth"),
+            "fsdp": (HEALTHY, "no_prefetch", "wrong_transport", "straggler", "cpu_optimizer", "oom_growth"),
         },
     ),
 }

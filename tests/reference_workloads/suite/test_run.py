@@ -1,0 +1,102 @@
+"""Real runs of a small suite: two cases and a failing one, stopped in between and gone on with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from stepscope.core.causes import Cause
+from stepscope.core.errors import UsageError
+from stepscope.reference_workloads.injections.injection import Injection, Site
+from stepscope.reference_workloads.suite.cases import Case, Run, find_cases
+from stepscope.reference_workloads.suite.results import SuiteFolder
+from stepscope.reference_workloads.suite.run import SuiteOptions, run_suite
+from stepscope.reference_workloads.suite.score import Outcome, score
+from stepscope.training import Schedule
+from stepscope.workflow.analyze import analyze
+
+pytest.importorskip("torch")
+
+
+@dataclass(frozen=True, slots=True)
+class Breaks(Injection):
+    """Training fails with an error of no kind that is expected."""
+
+    name: ClassVar[str] = "breaks"
+    cause: ClassVar[Cause] = Cause.HOST_BOUND
+    shows: ClassVar[str] = "nothing"
+
+    def prepare(self, site: Site) -> None:
+        raise RuntimeError(f"broken on purpose on rank {site.rank}")
+
+
+def short(run: Run) -> Run:
+    schedule = Schedule(first=4, warmup=1, active=2, repeat=1)
+    return Run(run.name, replace(run.job, num_steps=8, schedule=schedule, simulate_ms=8.0))
+
+
+@pytest.fixture
+def cases() -> list[Case]:
+    chosen = find_cases("tiny", only=["one-healthy", "one-slow_loader"])
+    small = [replace(case, run=short(case.run), control=short(case.control)) for case in chosen]
+    broken = Run("one-breaks", replace(small[0].run.job, injections=(Breaks(),)))
+    return [small[0], Case("one-breaks", "one", Breaks(), broken, small[0].control), small[1]]
+
+
+class StoppedError(Exception):
+    """Stands for whatever ends the suite between two runs."""
+
+
+def test_a_stopped_suite_goes_on_and_a_failing_case_stops_nothing(cases: list[Case], tmp_path: Path) -> None:
+    folder = SuiteFolder(tmp_path / "suite")
+
+    def stop_after_the_first(line: str) -> None:
+        raise StoppedError(line)
+
+    options = SuiteOptions(keep_traces="trimmed")
+    with pytest.raises(StoppedError):
+        run_suite(cases, folder, options, stop_after_the_first)
+    kept = {path.name: path.stat().st_mtime_ns for path in folder.results.iterdir()}
+    assert list(kept) == ["one-healthy.json"]
+    (folder.runs / "one-slow_loader").mkdir()  # of a run that was killed
+    (folder.runs / "one-slow_loader" / "run.json").write_text("{}")
+
+    lines: list[str] = []
+    runs = run_suite(cases, SuiteFolder(tmp_path / "suite"), options, lines.append)
+    assert runs.is_complete
+    assert (folder.results / "one-healthy.json").stat().st_mtime_ns == kept["one-healthy.json"]
+    assert set(runs.by_name) == {"one-healthy", "one-breaks", "one-slow_loader"}
+    rows = [score(case, runs.by_name[case.run.name], runs.by_name[case.control.name]) for case in cases]
+    assert "broken on purpose" in rows[1].why
+    assert rows[1].outcome is Outcome.FAILED
+    assert rows[2].outcome is Outcome.RIGHT, rows[2]
+    assert rows[2].severity is not None
+    assert rows[2].severity > 1.5
+    _check_fixture(tmp_path / "suite" / "fixtures" / "one-slow_loader")
+    assert not list(folder.runs.rglob("*.json.gz"))
+
+    again = run_suite(cases, folder, replace(options, budget_seconds=1e-3), lines.append)
+    assert again.is_complete, "nothing is left to run"
+    changed = replace(cases[2], run=Run(cases[2].run.name, replace(cases[2].run.job, seed=1)))
+    cut = run_suite([cases[0], changed], folder, replace(options, budget_seconds=1e-3), lines.append)
+    assert not cut.is_complete
+    assert set(cut.by_name) == {"one-healthy"}, "only the changed case must be run again"
+    assert "goes on from here" in lines[-1]
+
+
+def _check_fixture(folder: Path) -> None:
+    truth = json.loads((folder / "truth.json").read_text())
+    assert truth["same_verdict"]
+    assert truth["expected"] == ["data_loading"]
+    assert analyze([str(folder)], keep=False).analysis.verdict.cause is Cause.DATA_LOADING
+    assert (folder / "rank0.json.gz").stat().st_size < 150_000
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="no suite's folder"):
+        SuiteFolder(tmp_path)

@@ -1,0 +1,120 @@
+"""Scores of results whose truth is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.core.causes import HEALTHY_CAUSES, Cause, Reason
+from stepscope.reference_workloads.suite.cases import Case, find_cases
+from stepscope.reference_workloads.suite.report import as_markdown, encode_report, make_report
+from stepscope.reference_workloads.suite.results import PredictedFix, RunResult
+from stepscope.reference_workloads.suite.score import (
+    SCORED,
+    CaseScore,
+    Outcome,
+    accuracy,
+    confusion,
+    expected,
+    score,
+)
+
+CASES = {case.name: case for case in find_cases("two-gpu")}
+steps = st.floats(min_value=1e-3, max_value=1e6)
+
+
+def result_of(case: Case, **fields: object) -> RunResult:
+    return replace(RunResult(case.run.name, case.run.fingerprint, 1.0, trained=True), **fields)  # type: ignore[arg-type]
+
+
+@given(st.sampled_from(sorted(CASES)), st.sampled_from(Cause), st.sets(st.sampled_from(Reason)))
+def test_an_outcome_is_right_only_when_the_cause_is(name: str, cause: Cause, reasons: set[Reason]) -> None:
+    case = CASES[name]
+    row = score(case, result_of(case, cause=cause, reasons=sorted(reasons)), None)
+    if case.injection is not None and case.injection.ends_run:
+        assert row.outcome is Outcome.FAILED  # it trained to its end
+    else:
+        assert (row.outcome in {Outcome.RIGHT, Outcome.WRONG_REASON}) == (cause in expected(case))
+        assert (row.outcome is Outcome.RIGHT) <= (cause in expected(case))
+
+
+def test_the_other_face_of_a_fault_is_right_and_a_wrong_reason_is_told() -> None:
+    buckets = CASES["ddp-tiny_buckets"]
+    assert score(buckets, result_of(buckets, cause=Cause.HOST_BOUND), None).outcome is Outcome.RIGHT
+    row = score(buckets, result_of(buckets, cause=Cause.COMMUNICATION, reasons=[Reason.NO_OVERLAP]), None)
+    assert row.outcome is Outcome.WRONG_REASON
+    assert "no_overlap" in row.why
+
+
+def test_healthy_layouts_must_be_called_healthy() -> None:
+    case = CASES["tp-healthy"]
+    for cause in HEALTHY_CAUSES:
+        assert score(case, result_of(case, cause=cause), None).outcome is Outcome.RIGHT
+    assert score(case, result_of(case, cause=Cause.HOST_BOUND), None).outcome is Outcome.WRONG_CAUSE
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        ("rank 0 failed: OutOfMemoryError: CUDA out of memory", Outcome.ENDED_AS_EXPECTED),
+        ("rank 0 failed: ValueError: no", Outcome.FAILED),
+    ],
+)
+def test_a_run_that_memory_ends_must_run_out_of_memory(error: str, outcome: Outcome) -> None:
+    case = CASES["fsdp-oom_growth"]
+    assert score(case, result_of(case, trained=False, error=error), None).outcome is outcome
+
+
+@given(steps, steps, steps, st.floats(min_value=-0.09, max_value=0.09))
+def test_predictions_are_judged_against_the_control(fault: float, control: float, captured: float, off: float) -> None:
+    case = CASES["ddp-straggler"]
+    faulty = result_of(
+        case,
+        cause=Cause.STRAGGLER,
+        reasons=[Reason.EXTRA_WORK],
+        step_ms=fault,
+        fixes={Cause.STRAGGLER: PredictedFix(captured * (1 + off), None)},
+    )
+    row = score(case, faulty, result_of(case, step_ms=control, captured_step_ms=captured))
+    assert row.severity == pytest.approx(fault / control)
+    assert row.prediction is not None
+    assert row.prediction.error == pytest.approx(off, abs=1e-9)
+    assert row.prediction.is_right
+
+
+def test_a_distorted_host_makes_the_gain_a_bound() -> None:
+    case = CASES["ddp-slow_loader"]
+    faulty = result_of(
+        case, cause=Cause.DATA_LOADING, distortion=0.4, fixes={Cause.DATA_LOADING: PredictedFix(10.0, 9.0)}
+    )
+    row = score(case, faulty, result_of(case, captured_step_ms=30.0, step_ms=9.5))
+    assert row.prediction is not None
+    assert row.prediction.is_bound
+    assert row.prediction.is_right is None
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(CASES)), st.none() | st.sampled_from(Cause)), max_size=12))
+def test_the_matrix_counts_each_scored_case_once(called: list[tuple[str, Cause | None]]) -> None:
+    rows: list[CaseScore] = []
+    for name, cause in called:
+        case = CASES[name]
+        rows.append(score(case, None if cause is None else result_of(case, cause=cause), None))
+    scored = sum(row.outcome in SCORED for row in rows)
+    assert sum(sum(line.values()) for line in confusion(rows).values()) == scored
+    share = accuracy(rows)
+    assert (share is None) == (scored == 0)
+    assert share is None or 0.0 <= share <= 1.0
+    report = make_report(rows, preset="two-gpu", command="c", device=None, is_complete=True)
+    assert report.num_scored == scored
+    assert as_markdown(report).startswith("# Suite")
+    assert b'"stepscope.suite/1"' in encode_report(report)
+
+
+def test_refused_and_missing_runs_are_not_scored() -> None:
+    case = CASES["ddp-healthy"]
+    assert score(case, None, None).outcome is Outcome.NOT_RUN
+    assert score(case, None, None, refusal="it needs GPUs").outcome is Outcome.REFUSED
+    assert accuracy([score(case, None, None)]) is None
