@@ -1,20 +1,24 @@
 """Which layouts do the maths of one process, and what do the refused ones do? Prints the table of docs/workloads.md.
 
-    python -m benchmarks.layouts [--only TEXT]
+    python -m benchmarks.layouts [--only TEXT] [--device cuda]
 
-Each layout trains the tiny model six steps on this machine's processors. Its gradients of the first step are compared,
-parameter by parameter, with those of one process: the largest norm of a difference over the norm of the reference.
+Each layout trains the tiny model six steps, on this machine's processors or on as many GPUs as it has. Its gradients
+of the first step are compared, parameter by parameter, with those of one process: the largest norm of a difference
+over the norm of the reference. The loss alone would not do: Adam does not see gradients that are all too large.
 Refused layouts are trained all the same, past the refusal, to show what it is for.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 from unittest.mock import patch
+
+import torch
 
 from stepscope.core.errors import StepscopeError, UsageError
 from stepscope.reference_workloads import ParallelPlan, plan, run_gpt
@@ -77,6 +81,8 @@ def cases() -> list[Case]:
         *(Case(sizes) for sizes in alone + together),
         *(Case(interleaved, recipe=Recipe(activation_checkpointing=kind)) for kind in ("selective", "full")),
         Case({**cube, "zero": 2}, dtype="bfloat16"),
+        Case({**cube, **cut, "zero": 2}, "llama", dtype="bfloat16"),
+        Case({"tp": 2, **cut}, "llama", dtype="bfloat16"),
         *(Case(sizes, architecture="llama") for sizes in ({"tp": 2}, {**cube, **cut}, interleaved)),
     ]
 
@@ -85,22 +91,29 @@ def main() -> None:
     """Train every layout and print one row each."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="", help="layouts whose name has this in it")
-    only = parser.parse_args().only
+    parser.add_argument("--device", default="cpu", help="cuda: layouts for which there are GPUs enough")
+    arguments = parser.parse_args()
     print("| layout | here | loss after 6 steps | of one process | largest gradient deviation |")
     print("| --- | --- | --- | --- | --- |")
-    wrong = [str(case) for case in cases() if only in str(case) and not _print_row(case)]
+    chosen = [case for case in cases() if arguments.only in str(case) and _fits(case, arguments.device)]
+    wrong = [str(case) for case in chosen if not _print_row(case, arguments.device)]
     if wrong:
         raise SystemExit(f"neither right nor refused: {'; '.join(wrong)}")
 
 
-def _print_row(case: Case) -> bool:
+def _fits(case: Case, device: str) -> bool:
+    num_ranks = math.prod(case.sizes.get(name, 1) for name in ("tp", "pp", "dp"))
+    return device == "cpu" or num_ranks <= torch.cuda.device_count()
+
+
+def _print_row(case: Case, device: str) -> bool:
     """Whether the layout is right, or refused."""
     is_refused = _is_refused(case)
-    reference_loss, reference = _reference(case.architecture, case.dtype)
+    reference_loss, reference = _reference(case.architecture, case.dtype, device)
     here = "refused" if is_refused else "runs"
     try:
         with patch.object(plan, "refuse_unsound"):
-            loss, gradients = _train(case)
+            loss, gradients = _train(case, device)
         deviation = largest_deviation(gradients, reference)
         is_right = deviation < TOLERANCE[case.dtype]
         found = f"{loss:.4f} | {reference_loss:.4f} | {deviation:.1e}"
@@ -120,11 +133,11 @@ def _is_refused(case: Case) -> bool:
 
 
 @cache
-def _reference(architecture: str, dtype: str) -> tuple[float, Gradients]:
-    return _train(Case({}, architecture=architecture, dtype=dtype))
+def _reference(architecture: str, dtype: str, device: str) -> tuple[float, Gradients]:
+    return _train(Case({}, architecture=architecture, dtype=dtype), device)
 
 
-def _train(case: Case) -> tuple[float, Gradients]:
+def _train(case: Case, device: str) -> tuple[float, Gradients]:
     preset = replace(find_preset("tiny"), architecture=case.architecture, dtype=case.dtype)
     with tempfile.TemporaryDirectory() as folder:
         result = run_gpt(
@@ -134,7 +147,7 @@ def _train(case: Case) -> tuple[float, Gradients]:
             injections=[GradientRecorder(folder)],
             profiled=False,
             num_steps=NUM_STEPS,
-            device="cpu",
+            device=device,
         )
         return result.last_loss, read_gradients(folder)
 

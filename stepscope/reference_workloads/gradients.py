@@ -49,13 +49,15 @@ def named_parameters(modules: Iterable[nn.Module]) -> dict[str, nn.Parameter]:
 
 
 def whole_gradient(parameter: nn.Parameter) -> torch.Tensor:
-    """On the CPU. A sharded one is gathered, so all ranks must ask for it at the same time."""
+    """On the CPU, nought where there is none. A sharded one is gathered, so all ranks must ask at the same time."""
+    import torch
     from torch.distributed.tensor import DTensor
 
-    gradient = parameter.grad
-    assert gradient is not None, "each parameter of a stage takes part in the loss"
     # DDP trains local shards and keeps their layout beside them.
     layout = getattr(parameter, "_st_info", None)
+    gradient = parameter.grad
+    if gradient is None:
+        return torch.zeros(parameter.shape if layout is None else layout.shape)
     if layout is not None:
         gradient = DTensor.from_local(gradient, layout.mesh, layout.placements, run_check=False)
     if isinstance(gradient, DTensor):

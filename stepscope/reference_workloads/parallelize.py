@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -45,10 +44,10 @@ def shard_stage(stage: Stage, plan: ParallelPlan, preset: Preset, recipe: Recipe
         return DistributedDataParallel(stage, device_mesh=mesh["dp"], bucket_cap_mb=recipe.bucket_mb)
     policy = MixedPrecisionPolicy(param_dtype=low_precision(preset), reduce_dtype=torch.float32)
     options: dict[str, Any] = {"mesh": mesh["dp"], "mp_policy": policy}
+    shard: Any = fully_shard
     if plan.replicate:
-        shard: Any = replicate
+        from torch.distributed._composable.replicate_with_fsdp import replicate as shard
     else:
-        shard = fully_shard
         options["reshard_after_forward"] = plan.zero == 3
         options["offload_policy"] = _offload_policy(plan, mesh)
     # What comes out of a cut head is a view of a DTensor's part; nothing here writes to it.

@@ -58,7 +58,21 @@ class Executor(Protocol):
 
 
 class AnnotatedStage(PipelineStage):
-    """Writes `PP:<stage>F<micro-batch>` and `PP:<stage>B<micro-batch>`, as torch does for multi-stage schedules."""
+    """Writes `PP:<stage>F<micro-batch>` and `PP:<stage>B<micro-batch>`, as torch does for multi-stage schedules.
+
+    It also averages all gradients over micro-batches: in its first forward pass DDP takes tensor-parallel parameters
+    out of the module, where torch's own `scale_grads` looks for them, so that theirs stay sums without an error.
+    """
+
+    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        super().__init__(module, *args, **kwargs)
+        self._parameters = list(module.parameters())
+
+    def scale_grads(self, grad_scale_factor: int) -> None:
+        if grad_scale_factor != 1:
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.grad.div_(grad_scale_factor)
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         with record_function(f"PP:{self.stage_index}F{fwd_chunk_id}"):

@@ -53,6 +53,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
         ("gpt", ParallelPlan(pp=2, dp=2, schedule="looped-bfs")),
         ("gpt", ParallelPlan(pp=2, dp=2, schedule="zbv", micro_batches=4)),
         ("gpt", ParallelPlan(pp=2, schedule="dualpipe-v")),
+        ("gpt", ParallelPlan(pp=2, stage_layers=(1, 3), micro_batches=4)),
+        ("gpt", ParallelPlan(**_CUBE, zero=0)),
         ("gpt", ParallelPlan(dp=2, zero=3, cpu_offload=True, micro_batches=2)),
         ("gpt", ParallelPlan(**_CUBE, **_CUT, schedule="zero-bubble")),
         ("llama", ParallelPlan(**_CUBE, **_CUT)),
