@@ -73,3 +73,10 @@ def test_refusals(options: tuple[str, ...], why: str | None, capsys: pytest.Capt
     assert _exit_code("gpt", *options) == (0 if why is None else 2)
     if why is not None:
         assert why in capsys.readouterr().err
+
+
+def test_plan_beside_a_run_needs_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["workload", "run", "gpt", "--device", "cpu", "--against-plan"])
+    assert stop.value.code == 2
+    assert "a plan is for GPUs" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stepscope.cli.workload.layout import Layout, layout_options, read_layout
+from stepscope.core.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.reference_workloads.job import Progress
@@ -37,6 +38,7 @@ SCHEMA = "stepscope.workload/1"
 @click.option("--no-profile", is_flag=True, help="Train only; write no files.")
 @click.option("--seed", default=0, show_default=True, help="Decides weights and data.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@click.option("--against-plan", "with_plan", is_flag=True, help="Then print the plan's estimate beside it (GPUs only).")
 @click.option("--json", "as_json", is_flag=True, help=f"Print one {SCHEMA} document.")
 def command(name: str, as_json: bool, **options: Any) -> None:
     """Train workload NAME (gpt or llama), profiled, on as many processes as tp x pp x dp.
@@ -46,6 +48,8 @@ def command(name: str, as_json: bool, **options: Any) -> None:
     from stepscope.reference_workloads.injections.catalogue import parse_injection
     from stepscope.reference_workloads.launch import run_gpt
 
+    if options["with_plan"] and options["device"] == "cpu":
+        raise UsageError("a plan is for GPUs; a CPU's memory and speed tell nothing of it", where="--against-plan")
     layout = read_layout(name, options)
     result = run_gpt(
         layout.plan,
@@ -64,13 +68,23 @@ def command(name: str, as_json: bool, **options: Any) -> None:
     )
     if "WORLD_SIZE" in os.environ and int(os.environ.get("RANK", "0")) != 0:  # under torchrun one rank speaks for all
         return
+    rows = None
+    if options["with_plan"] and result.device_type == "cuda":
+        from stepscope.cli.workload.against_plan import against_plan
+
+        rows = against_plan(result, profiled=not options["no_profile"])
     if as_json:
         document = _document(name, layout, result, profiled=not options["no_profile"])
         document["injections"] = [] if options["as_control"] else list(options["injections"])
+        document["against_plan"] = rows
         click.echo(json.dumps(document, indent=1))
     else:
         where = "not profiled" if options["no_profile"] else str(result.run_dir)
         click.echo(f"{where}\nloss {result.first_loss:.4f} -> {result.last_loss:.4f} in {len(result.losses)} steps")
+        if rows is not None:
+            from stepscope.cli.plan_report import print_comparison
+
+            print_comparison(rows)
 
 
 def _show_progress(progress: Progress) -> None:

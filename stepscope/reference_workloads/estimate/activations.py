@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepscope.reference_workloads.estimate.parameters import PartKind
+from stepscope.reference_workloads.estimate.parameters import PartKind, key_size, packed_size
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.recipe import Recipe
@@ -55,40 +55,72 @@ class Saved:
 
 def element_bytes(preset: Preset) -> int:
     """Bytes of an element in matrix products."""
-    return 2 if preset.dtype != "float32" else FLOAT32_BYTES
+    return FLOAT32_BYTES if preset.dtype == "float32" else 2
+
+
+def is_fully_sharded(plan: ParallelPlan) -> bool:
+    """Whether fully_shard (or `replicate`, its sibling) holds the parameters, and casts what flows between blocks."""
+    return plan.dp > 1 and (plan.zero in {2, 3} or plan.replicate)
 
 
 def saved_tensors(kind: PartKind, plan: ParallelPlan, preset: Preset, recipe: Recipe) -> tuple[Saved, ...]:
     """What one part keeps of each token while nothing is recomputed."""
     hidden, element = preset.hidden_size, element_bytes(preset)
+    between = plan.tp if plan.sequence_parallel else 1
+    statistics = NORM_STATISTICS_BYTES / (2 if preset.is_llama else 1) / between
     if kind is PartKind.EMBEDDING:
         return (Saved("token ids", TOKEN_BYTES),)
     if kind is PartKind.HEAD:
         return (
-            Saved("input of the last norm", FLOAT32_BYTES * hidden),
-            Saved("its statistics", NORM_STATISTICS_BYTES),
+            Saved("input of the last norm", FLOAT32_BYTES * hidden / between),
+            Saved("its statistics", statistics),
             Saved("input of the head", element * hidden),
-            Saved("log-softmax of the logits", FLOAT32_BYTES * preset.vocab_size),
+            Saved("log-softmax of the logits", FLOAT32_BYTES * _vocabulary(plan, preset)),
         )
     wide = element * hidden / plan.tp
     middle = (
-        Saved("projection of attention", element * hidden, made_by_product=True)
+        Saved("projection of attention", element * hidden / between, made_by_product=True)
         if recipe.compiles and preset.dtype != "float32"
-        else Saved("input of norm 2", FLOAT32_BYTES * hidden)
+        else Saved("input of norm 2", FLOAT32_BYTES * hidden / between)
     )
     return (
-        Saved("input of the block", FLOAT32_BYTES * hidden),
-        Saved("statistics of norm 1", NORM_STATISTICS_BYTES),
+        Saved("input of the block", FLOAT32_BYTES * hidden / between),
+        Saved("statistics of norm 1", statistics),
         Saved("input of the q, k, v matrix", element * hidden),
-        Saved("q, k, v", 3 * wide, made_by_product=True),
+        Saved("q, k, v", element * packed_size(preset) / plan.tp, made_by_product=True),
+        *_turned(plan, preset),
         Saved("output of attention", wide, made_by_product=True),
         Saved("log of the softmax's sums", FLOAT32_BYTES * preset.num_heads / plan.tp, made_by_product=True),
         middle,
-        Saved("statistics of norm 2", NORM_STATISTICS_BYTES),
+        Saved("statistics of norm 2", statistics),
         Saved("input of the up matrix", element * hidden),
-        Saved("input of GELU", 4 * wide, made_by_product=True),
-        Saved("output of GELU", 4 * wide),
+        *_feed_forward(plan, preset),
     )
+
+
+def _turned(plan: ParallelPlan, preset: Preset) -> tuple[Saved, ...]:
+    """Llama's queries and keys, turned by their place, are new tensors beside the values' packed one."""
+    if not preset.is_llama:
+        return ()
+    size = element_bytes(preset) * (preset.hidden_size + key_size(preset)) / plan.tp
+    return (Saved("turned queries and keys", size),)
+
+
+def _feed_forward(plan: ParallelPlan, preset: Preset) -> tuple[Saved, ...]:
+    size = element_bytes(preset) * preset.feed_forward_size / plan.tp
+    if preset.is_llama:
+        return (
+            Saved("input of SiLU", size, made_by_product=True),
+            Saved("output of SiLU", size),
+            Saved("output of the up matrix", size, made_by_product=True),
+            Saved("input of the down matrix", size),
+        )
+    return (Saved("input of GELU", size, made_by_product=True), Saved("output of GELU", size))
+
+
+def _vocabulary(plan: ParallelPlan, preset: Preset) -> float:
+    """Logits of a token that a rank holds."""
+    return preset.vocab_size / (plan.tp if plan.loss_parallel else 1)
 
 
 def kept_bytes_per_token(kind: PartKind, plan: ParallelPlan, preset: Preset, recipe: Recipe) -> float:
@@ -109,13 +141,13 @@ def recomputed_bytes_per_token(kind: PartKind, plan: ParallelPlan, preset: Prese
     return max(everything - kept_bytes_per_token(kind, plan, preset, recipe), 0.0)
 
 
-def loss_forward_bytes_per_token(preset: Preset) -> float:
+def loss_forward_bytes_per_token(plan: ParallelPlan, preset: Preset) -> float:
     """Beside the log-softmax: the logits and their float32 copy (the same tensor where products are in float32)."""
-    logits = element_bytes(preset) * preset.vocab_size
-    copy = FLOAT32_BYTES * preset.vocab_size if preset.dtype != "float32" else 0
+    logits = element_bytes(preset) * _vocabulary(plan, preset)
+    copy = 0 if preset.dtype == "float32" else FLOAT32_BYTES * _vocabulary(plan, preset)
     return logits + copy
 
 
-def loss_backward_bytes_per_token(preset: Preset) -> float:
+def loss_backward_bytes_per_token(plan: ParallelPlan, preset: Preset) -> float:
     """Beside the log-softmax: the gradients of the log-softmax and of the logits, both float32."""
-    return 2 * FLOAT32_BYTES * preset.vocab_size
+    return 2 * FLOAT32_BYTES * _vocabulary(plan, preset)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from stepscope.core.hardware import GpuModel
 from stepscope.core.links import Link, bus_factor, expected_seconds, network_link, scale_up_link
-from stepscope.reference_workloads.estimate.activations import FLOAT32_BYTES, element_bytes
-from stepscope.reference_workloads.estimate.parameters import PartKind, rank_stages, stage_parts
+from stepscope.reference_workloads.estimate.activations import FLOAT32_BYTES, element_bytes, is_fully_sharded
+from stepscope.reference_workloads.estimate.parameters import Part, PartKind, stage_parts
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.recipe import Recipe
@@ -117,10 +117,16 @@ def tensor_parallel_seconds(plan: ParallelPlan, preset: Preset, fabric: Fabric) 
 
 
 def _tensor_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank: int) -> list[_Described]:
-    layers = sum(len(plan.layers_of(stage, preset.num_layers)) for stage in rank_stages(plan, pp_rank))
+    layers = sum(len(plan.layers_of(stage, preset.num_layers)) for stage in plan.stages_of(pp_rank))
     size = _hidden_bytes(plan, preset)
     forward, backward = micro_batch_all_reduces(plan, recipe, layers)
     micro_batches = plan.num_micro_batches
+    if plan.sequence_parallel:  # each all-reduce is cut into its two halves
+        both = (forward + backward) * micro_batches
+        return [
+            ("tp", "all_gather", "parts of the sequence", both, size),
+            ("tp", "reduce_scatter", "sums, by part of the sequence", both, size),
+        ]
     return [
         ("tp", "all_reduce", "outputs of attention and feed-forward", forward * micro_batches, size),
         ("tp", "all_reduce", "gradients of their inputs", backward * micro_batches, size),
@@ -129,15 +135,14 @@ def _tensor_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank
 
 def stage_bytes(plan: ParallelPlan, preset: Preset) -> float:
     """What one micro-batch sends from stage to stage: float32 under autocast, the products' type under fully_shard."""
-    is_fully_sharded = plan.dp > 1 and plan.zero in {2, 3}
-    element = element_bytes(preset) if is_fully_sharded else FLOAT32_BYTES
-    return element * _tokens(plan, preset) * preset.hidden_size
+    element = element_bytes(preset) if is_fully_sharded(plan) else FLOAT32_BYTES
+    return element * _tokens(plan, preset) * preset.hidden_size / (plan.tp if plan.sequence_parallel else 1)
 
 
 def _pipeline(plan: ParallelPlan, preset: Preset, pp_rank: int) -> list[_Described]:
     if plan.pp == 1:
         return []
-    stages = rank_stages(plan, pp_rank)
+    stages = plan.stages_of(pp_rank)
     downwards = sum(stage < plan.num_stages - 1 for stage in stages)
     upwards = sum(stage > 0 for stage in stages)
     size = stage_bytes(plan, preset)
@@ -150,9 +155,12 @@ def _pipeline(plan: ParallelPlan, preset: Preset, pp_rank: int) -> list[_Describ
 def _data_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank: int) -> list[_Described]:
     if plan.dp == 1:
         return []
-    parts = [part for stage in rank_stages(plan, pp_rank) for part in stage_parts(plan, preset, stage)]
+    parts = [part for stage in plan.stages_of(pp_rank) for part in stage_parts(plan, preset, stage)]
     num_parameters = sum(part.num_parameters for part in parts)
     whole = FLOAT32_BYTES * num_parameters
+    if plan.replicate:
+        groups = _num_groups(plan, parts, pp_rank)
+        return [("dp", "all_reduce", "gradients, by block", groups, whole / groups)]
     if plan.zero in {0, 1}:
         bucket = (recipe.bucket_mb or 25.0) * 2**20  # DDP's default
         num_buckets = max(1, round(whole / bucket))
@@ -161,13 +169,18 @@ def _data_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank: 
             share = whole / plan.dp
             found.append(("dp", "broadcast", "updated parameters, by their owner", plan.dp, share))
         return found
-    groups = sum(part.kind is PartKind.BLOCK for part in parts) + len(rank_stages(plan, pp_rank))
+    groups = _num_groups(plan, parts, pp_rank)
     gathers = _gathers(plan)
     low = element_bytes(preset) * num_parameters
     return [
         ("dp", "all_gather", "parameters, by block", gathers * groups, low / groups),
         ("dp", "reduce_scatter", "gradients, by block", groups, whole / groups),
     ]
+
+
+def _num_groups(plan: ParallelPlan, parts: list[Part], pp_rank: int) -> int:
+    """Each block is one, and the rest of each stage."""
+    return sum(part.kind is PartKind.BLOCK for part in parts) + len(plan.stages_of(pp_rank))
 
 
 def _gathers(plan: ParallelPlan) -> int:

@@ -18,7 +18,7 @@ from stepscope.reference_workloads.estimate.communication import (
 )
 from stepscope.reference_workloads.estimate.flops import StepFlops, stage_flops, step_flops
 from stepscope.reference_workloads.estimate.memory import RankMemory, memory_by_rank, outside_allocator_bytes
-from stepscope.reference_workloads.estimate.parameters import num_parameters, rank_stages, stage_parts
+from stepscope.reference_workloads.estimate.parameters import num_parameters, stage_parts
 from stepscope.reference_workloads.estimate.scope import refuse_unknown
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
@@ -199,10 +199,8 @@ def _step_time(
     rank = max(range(plan.pp), key=lambda each: period.busy_seconds[each])
     busy = period.busy_seconds[rank]
     tensor_parallel = sum(exchange.seconds for exchange in exchanged[rank] if exchange.dimension == "tp")
-    last_backward = sum(stages[stage].backward for stage in rank_stages(plan, rank))
-    parameters = sum(
-        part.num_parameters for stage in rank_stages(plan, rank) for part in stage_parts(plan, preset, stage)
-    )
+    last_backward = sum(stages[stage].backward for stage in plan.stages_of(rank))
+    parameters = sum(part.num_parameters for stage in plan.stages_of(rank) for part in stage_parts(plan, preset, stage))
     shards = plan.dp if plan.zero else 1
     return StepTime(
         compute=busy - tensor_parallel,

@@ -15,12 +15,13 @@ from stepscope.analyzer.pipeline.tasks import Pass, Task
 from stepscope.reference_workloads.estimate.activations import (
     FLOAT32_BYTES,
     element_bytes,
+    is_fully_sharded,
     kept_bytes_per_token,
     loss_backward_bytes_per_token,
     loss_forward_bytes_per_token,
     recomputed_bytes_per_token,
 )
-from stepscope.reference_workloads.estimate.parameters import Part, PartKind, rank_stages, stage_parts
+from stepscope.reference_workloads.estimate.parameters import Part, PartKind, stage_parts
 from stepscope.reference_workloads.estimate.schedule_order import step_order
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
@@ -89,9 +90,10 @@ class _Walk:
 
     def __init__(self, plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank: int) -> None:
         self._plan, self._preset, self._recipe, self._pp_rank = plan, preset, recipe, pp_rank
-        self._parts = {stage: stage_parts(plan, preset, stage) for stage in rank_stages(plan, pp_rank)}
+        self._parts = {stage: stage_parts(plan, preset, stage) for stage in plan.stages_of(pp_rank)}
         self._tokens = preset.batch_size // plan.dp // plan.num_micro_batches * preset.sequence_length
-        self._is_fully_sharded = plan.dp > 1 and plan.zero in {2, 3}
+        self._is_fully_sharded = is_fully_sharded(plan)
+        self._shards = plan.dp if plan.zero in {2, 3} else 1
         self._held: Counter[Category] = Counter()
         self._peak: Counter[Category] = Counter()
         self._moment = ""
@@ -118,10 +120,10 @@ class _Walk:
 
     def _hold_states(self) -> None:
         plan, num_parameters = self._plan, self._num_parameters()
-        shards = plan.dp if self._is_fully_sharded else 1
         optimizer_shards = plan.dp if plan.zero else 1
-        self._add(Category.PARAMETERS, FLOAT32_BYTES * num_parameters / shards)
-        self._add(Category.OPTIMIZER, ADAM_STATES * FLOAT32_BYTES * num_parameters / optimizer_shards)
+        if not plan.cpu_offload:
+            self._add(Category.PARAMETERS, FLOAT32_BYTES * num_parameters / self._shards)
+            self._add(Category.OPTIMIZER, ADAM_STATES * FLOAT32_BYTES * num_parameters / optimizer_shards)
         self._add(Category.TEMPORARY, 2 * CUBLAS_WORKSPACE_BYTES)
         if plan.dp > 1 and not self._is_fully_sharded:
             self._add(Category.COMMUNICATION, FLOAT32_BYTES * num_parameters)  # DDP's buckets, beside the gradients
@@ -138,10 +140,10 @@ class _Walk:
             self._add(Category.WEIGHT_COPIES, self._autocast_copies(part))
             self._add(Category.ACTIVATIONS, self._kept(stage, place, part))
             if part.kind is PartKind.HEAD:
-                self._spike(self._tokens * loss_forward_bytes_per_token(self._preset))
+                self._spike(self._tokens * loss_forward_bytes_per_token(self._plan, self._preset))
                 if self._plan.pp > 1:  # the schedule keeps each stage's output until its backward pass
                     self._add(Category.TEMPORARY, self._logits_bytes())
-            self._free_gathered(stage, place, part, keeps=self._plan.zero == 2)
+            self._free_gathered(stage, place, part, keeps=self._plan.zero != 3)
         if stage < self._plan.num_stages - 1:
             self._add(Category.ACTIVATIONS, self._flowing_bytes())
 
@@ -154,7 +156,7 @@ class _Walk:
         for place, part in reversed(list(enumerate(self._parts[stage]))):
             self._gather(stage, place, part)
             if part.kind is PartKind.HEAD:
-                self._spike(self._tokens * loss_backward_bytes_per_token(self._preset))
+                self._spike(self._tokens * loss_backward_bytes_per_token(self._plan, self._preset))
                 if self._plan.pp > 1:
                     self._add(Category.TEMPORARY, -self._logits_bytes())
             elif part.kind is PartKind.BLOCK:
@@ -162,7 +164,7 @@ class _Walk:
             self._add(Category.ACTIVATIONS, -self._kept(stage, place, part))
             self._add(Category.WEIGHT_COPIES, -self._autocast_copies(part))
             self._add_gradient(stage, place, part, is_last=is_last)
-            keeps = not is_last and self._plan.pp > 1 and self._plan.zero == 2
+            keeps = not is_last and self._plan.pp > 1 and self._plan.zero != 3
             self._free_gathered(stage, place, part, keeps=keeps)
 
     def _add_gradient(self, stage: int, place: int, part: Part, *, is_last: bool) -> None:
@@ -178,7 +180,8 @@ class _Walk:
             # Low-precision gradients, what the reduce-scatter reads, and what the one before it still holds.
             low = element_bytes(self._preset) * part.num_parameters if is_first else 0
             self._spike(low + 2 * whole, Category.COMMUNICATION)
-            self._add(Category.GRADIENTS, whole / self._plan.dp - (0 if is_first else whole))
+            kept = 0 if self._plan.cpu_offload else whole / self._shards
+            self._add(Category.GRADIENTS, kept - (0 if is_first else whole))
         elif is_first:
             self._add(Category.GRADIENTS, whole)
 
@@ -212,10 +215,10 @@ class _Walk:
     def _block_backward_temporary(self, part: Part) -> float:
         """What is recomputed; the residual stream's gradient and its copy; GELU's; the widest matrix's gradient."""
         preset, element = self._preset, element_bytes(self._preset)
-        wide = element * 4 * preset.hidden_size / self._plan.tp
+        wide = element * preset.feed_forward_size / self._plan.tp
         per_token = recomputed_bytes_per_token(part.kind, self._plan, preset, self._recipe)
         per_token += (FLOAT32_BYTES + element) * preset.hidden_size + wide
-        matrix = 4 * preset.hidden_size * preset.hidden_size / self._plan.tp
+        matrix = preset.feed_forward_size * preset.hidden_size / self._plan.tp
         copies = element * part.matrices if self._recipe.activation_checkpointing == "full" else 0.0
         return self._tokens * per_token + (element + FLOAT32_BYTES) * matrix + copies
 
@@ -226,10 +229,16 @@ class _Walk:
     def _flowing_bytes(self) -> float:
         """What one micro-batch sends from stage to stage."""
         element = element_bytes(self._preset) if self._is_fully_sharded else FLOAT32_BYTES
-        return element * self._tokens * self._preset.hidden_size
+        whole = element * self._tokens * self._preset.hidden_size
+        return whole / (self._plan.tp if self._plan.sequence_parallel else 1)
 
     def _logits_bytes(self) -> float:
-        return element_bytes(self._preset) * self._tokens * self._preset.vocab_size
+        return (
+            element_bytes(self._preset)
+            * self._tokens
+            * self._preset.vocab_size
+            / (self._plan.tp if self._plan.loss_parallel else 1)
+        )
 
     def _num_parameters(self) -> int:
         return sum(part.num_parameters for parts in self._parts.values() for part in parts)

@@ -38,30 +38,47 @@ class Part:
 
 
 def stage_parts(plan: ParallelPlan, preset: Preset, stage_index: int) -> tuple[Part, ...]:
-    """The parts of a stage in the order of its forward pass. Tensor parallelism cuts the blocks' matrices."""
+    """The parts of a stage in the order of its forward pass.
+
+    Tensor parallelism cuts the blocks' matrices; with sequence parallelism also the tables and the head, which loss
+    parallelism cuts too.
+    """
     hidden = preset.hidden_size
+    norm = hidden if preset.is_llama else 2 * hidden
     layers = plan.layers_of(stage_index, preset.num_layers)
-    parts = [Part(PartKind.BLOCK, block_matrices(preset) // plan.tp, 4 * hidden)] * len(layers)
+    parts = [Part(PartKind.BLOCK, block_matrices(preset) // plan.tp, 2 * norm)] * len(layers)
     if layers.start == 0:
-        tables = (preset.vocab_size + preset.sequence_length) * hidden
+        places = 0 if preset.is_llama else preset.sequence_length
+        tables = (preset.vocab_size + places) * hidden // (plan.tp if plan.sequence_parallel else 1)
         parts.insert(0, Part(PartKind.EMBEDDING, 0, tables))
     if layers.stop == preset.num_layers:
-        parts.append(Part(PartKind.HEAD, preset.vocab_size * hidden, 2 * hidden))
+        parts.append(Part(PartKind.HEAD, preset.vocab_size * hidden // head_parts(plan), norm))
     return tuple(parts)
 
 
 def block_matrices(preset: Preset) -> int:
-    """Parameters of one block's matrices: queries, keys and values, their way out, and the feed-forward's two."""
-    hidden = preset.hidden_size
-    return (3 + 1 + 2 * 4) * hidden * hidden
+    """Parameters of one block's matrices: queries, keys and values, their way out, and the feed-forward's."""
+    num_feed_forward = 3 if preset.is_llama else 2
+    rows = preset.hidden_size + packed_size(preset) + num_feed_forward * preset.feed_forward_size
+    return preset.hidden_size * rows
+
+
+def packed_size(preset: Preset) -> int:
+    """Width of queries, keys and values together; Llama's query heads share keys and values."""
+    return preset.hidden_size + 2 * key_size(preset)
+
+
+def key_size(preset: Preset) -> int:
+    """Width of the keys."""
+    return preset.hidden_size // preset.num_heads * preset.num_groups
+
+
+def head_parts(plan: ParallelPlan) -> int:
+    """Over how many ranks the head's vocabulary is cut."""
+    return plan.tp if plan.sequence_parallel or plan.loss_parallel else 1
 
 
 def num_parameters(preset: Preset) -> int:
     """Of the whole model."""
     whole = ParallelPlan()
     return sum(part.num_parameters for part in stage_parts(whole, preset, 0))
-
-
-def rank_stages(plan: ParallelPlan, pp_rank: int) -> range:
-    """The stages that a rank holds; several go round the ranks."""
-    return range(pp_rank, plan.num_stages, plan.pp)

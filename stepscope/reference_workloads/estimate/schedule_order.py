@@ -18,9 +18,18 @@ def step_order(plan: ParallelPlan) -> Order:
             [Task(kind, rank, number) for kind in (Pass.FORWARD, Pass.BACKWARD) for number in numbers]
             for rank in range(plan.pp)
         ]
+    if plan.schedule == "looped-bfs":
+        return [_looped(plan, rank) for rank in range(plan.pp)]
     if plan.schedule == "zero-bubble":
         return [_zero_bubble(plan, rank) for rank in range(plan.pp)]
     return interleaved_order(plan.pp, plan.num_micro_batches, NUM_CHUNKS if plan.is_multi_stage else 1)
+
+
+def _looped(plan: ParallelPlan, rank: int) -> list[Task]:
+    """All forwards of a stage, then of the rank's next one; backwards the other way round."""
+    stages, numbers = plan.stages_of(rank), range(plan.num_micro_batches)
+    forwards = [Task(Pass.FORWARD, stage, number) for stage in stages for number in numbers]
+    return forwards + [Task(Pass.BACKWARD, task.stage, task.micro_batch) for task in reversed(forwards)]
 
 
 def _zero_bubble(plan: ParallelPlan, rank: int) -> list[Task]:

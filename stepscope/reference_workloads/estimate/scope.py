@@ -6,14 +6,14 @@ from stepscope.core.errors import UsageError
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
 
-KNOWN_SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+KNOWN_SCHEDULES = ("gpipe", "1f1b", "looped-bfs", "interleaved", "zero-bubble")
 
 
 def refuse_unknown(plan: ParallelPlan, preset: Preset) -> None:
     """Raises UsageError, with the name of what is not modelled."""
     unknown = [
         option.replace("_", " ")
-        for option in ("sequence_parallel", "loss_parallel", "replicate", "cpu_offload")
+        for option in ("sequence_parallel", "loss_parallel", "cpu_offload")
         if getattr(plan, option)
     ]
     if preset.is_llama:

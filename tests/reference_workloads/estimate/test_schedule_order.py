@@ -18,10 +18,11 @@ _LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWA
 
 
 @pytest.mark.parametrize("pp", [2, 3, 4])
-@pytest.mark.parametrize("name", ["interleaved", "zero-bubble"])
+@pytest.mark.parametrize("name", ["looped-bfs", "interleaved", "zero-bubble"])
 def test_multi_stage_orders_are_torchs(name: str, pp: int) -> None:
     schedules: Any = pytest.importorskip("torch.distributed.pipelining.schedules")
     kind = {
+        "looped-bfs": schedules.ScheduleLoopedBFS,
         "interleaved": schedules.ScheduleInterleaved1F1B,
         "zero-bubble": schedules.ScheduleInterleavedZeroBubble,
     }[name]
@@ -32,6 +33,7 @@ def test_multi_stage_orders_are_torchs(name: str, pp: int) -> None:
             continue
         schedule = object.__new__(kind)  # its order needs neither stages nor processes
         schedule.n_local_stages, schedule.pp_group_size, schedule._n_microbatches = NUM_CHUNKS, pp, micro_batches
+        schedule._stages = [None] * NUM_CHUNKS
         schedule.number_of_rounds = max(1, micro_batches // pp)
         schedule.microbatches_per_round = micro_batches // schedule.number_of_rounds
         for rank in range(pp):

@@ -1,0 +1,44 @@
+"""Do the listed activations have the bytes that autograd saves?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stepscope.reference_workloads.estimate.activations import element_bytes, kept_bytes_per_token
+from stepscope.reference_workloads.estimate.parameters import num_parameters, stage_parts
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.recipe import Recipe
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_saved_bytes_to_the_byte(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    from stepscope.reference_workloads.loss import next_token_loss
+    from stepscope.reference_workloads.stage import seeded_stage
+
+    preset = replace(find_preset("tiny"), dtype=dtype, hidden_size=128, vocab_size=96, sequence_length=64)
+    stage = seeded_stage(preset, range(preset.num_layers), seed=0, device=torch.device("cpu"))
+    own = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
+    assert sum(parameter.numel() for parameter in stage.parameters()) == num_parameters(preset)
+    saved = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = (storage.nbytes(), tensor)  # held, so that no address comes twice
+        return tensor
+
+    tokens = torch.randint(0, preset.vocab_size, (preset.batch_size, preset.sequence_length))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = next_token_loss(stage(tokens), tokens)
+    assert loss.requires_grad
+    copies = element_bytes(preset) if dtype == "bfloat16" else 0
+    listed = sum(
+        tokens.numel() * kept_bytes_per_token(part.kind, ParallelPlan(), preset, Recipe()) + copies * part.matrices
+        for part in stage_parts(ParallelPlan(), preset, 0)
+    )
+    places, number_of_targets = 8 * preset.sequence_length, 4
+    assert sum(size for size, _ in saved.values()) == listed + places + number_of_targets
