@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def test_saved_bytes_to_the_byte(dtype: str) -> None:
     assert sum(parameter.numel() for parameter in stage.parameters()) == num_parameters(preset)
     saved = {}
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
+    def pack(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             saved[storage.data_ptr()] = (storage.nbytes(), tensor)  # held, so that no address comes twice
