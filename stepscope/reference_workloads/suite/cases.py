@@ -98,6 +98,7 @@ SUITES: dict[str, SuitePreset] = {
                 HEALTHY,
                 "straggler",
                 "slow_loader:milliseconds_per_item=60",
+                "checkpoint_stall:every_steps=1",
                 "dying_rank",
                 "uneven_data",
             ),
