@@ -22,6 +22,9 @@ enters LayerNorm 2 and adds again: measured 34h + 16 + 4 x heads at three widths
 
 Beside them each micro-batch in flight keeps its own bfloat16 copy of each matrix: autocast forgets its cache where the
 context ends. fully_shard's parameters are bfloat16 already.
+
+The Llama-like model keeps more, as `_turned` and `_feed_forward` tell. Its RMSNorm is taken as CUDA's fused one, which
+keeps its input and one statistic; on a CPU torch composes it and keeps the normalised input too.
 """
 
 from __future__ import annotations
@@ -99,17 +102,26 @@ def saved_tensors(kind: PartKind, plan: ParallelPlan, preset: Preset, recipe: Re
 
 
 def _turned(plan: ParallelPlan, preset: Preset) -> tuple[Saved, ...]:
-    """Llama's queries and keys, turned by their place, are new tensors beside the values' packed one."""
+    """Llama's queries and keys, turned by their place, are new tensors beside the values' packed one.
+
+    They lie head by head, and so does attention's output: the matrix after it gets a copy.
+    """
     if not preset.is_llama:
         return ()
-    size = element_bytes(preset) * (preset.hidden_size + key_size(preset)) / plan.tp
-    return (Saved("turned queries and keys", size),)
+    element = element_bytes(preset)
+    return (
+        Saved("turned queries and keys", element * (preset.hidden_size + key_size(preset)) / plan.tp),
+        Saved("output of attention, token by token", element * preset.hidden_size / plan.tp),
+    )
 
 
 def _feed_forward(plan: ParallelPlan, preset: Preset) -> tuple[Saved, ...]:
     size = element_bytes(preset) * preset.feed_forward_size / plan.tp
     if preset.is_llama:
+        # Autocast casts the norm's output once for each of the two matrices.
+        casts = element_bytes(preset) * preset.hidden_size if preset.dtype != "float32" else 0.0
         return (
+            Saved("input of the gate matrix", casts),
             Saved("input of SiLU", size, made_by_product=True),
             Saved("output of SiLU", size),
             Saved("output of the up matrix", size, made_by_product=True),

@@ -134,7 +134,7 @@ def estimate(plan: ParallelPlan, preset: Preset, recipe: Recipe, assumptions: As
         UsageError: model and plan do not fit, or the estimate does not know the layout or the GPU's peak.
     """
     plan.check_preset(preset)
-    refuse_unknown(plan, preset)
+    refuse_unknown(plan)
     peak = _peak(assumptions.gpu, preset)
     fabric = Fabric(assumptions.gpu, assumptions.gpus_per_node, assumptions.network_bytes_per_second)
     exchanged = tuple(exchanges(plan, preset, recipe, fabric, pp_rank=rank) for rank in range(plan.pp))
@@ -153,7 +153,7 @@ def estimate(plan: ParallelPlan, preset: Preset, recipe: Recipe, assumptions: As
         period=period,
         step=step,
         mfu=flops.model / (plan.world_size * peak * step.total),
-        warnings=_not_modelled(recipe),
+        warnings=_not_modelled(preset, recipe),
     )
 
 
@@ -229,7 +229,10 @@ def _exposed(exchanged: tuple[Exchange, ...], recipe: Recipe, *, busy: float, la
     return seconds
 
 
-def _not_modelled(recipe: Recipe) -> tuple[str, ...]:
+def _not_modelled(preset: Preset, recipe: Recipe) -> tuple[str, ...]:
+    notes = []
     if recipe.compiles:
-        return ("under torch.compile memory was checked for one GPU without recomputing only",)
-    return ()
+        notes.append("under torch.compile memory was checked for one GPU without recomputing only")
+    if preset.is_llama:
+        notes.append("the Llama-like model's memory was checked on a CPU only")
+    return tuple(notes)
