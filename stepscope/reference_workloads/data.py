@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from stepscope.reference_workloads.images import image_dataset
 from stepscope.reference_workloads.job import TrainingJob
 from stepscope.reference_workloads.presets import Preset
 
@@ -53,9 +54,12 @@ def make_loader(
     """
     preset, recipe = job.preset, job.recipe
     num_sequences = preset.batch_size * job.num_steps
-    dataset: Any = SyntheticText(
-        preset, num_sequences=num_sequences, seed=job.seed, first=preset.batch_size * first_step
-    )
+    first = preset.batch_size * first_step
+    dataset: Any
+    if preset.image is None:
+        dataset = SyntheticText(preset, num_sequences=num_sequences, seed=job.seed, first=first)
+    else:
+        dataset = image_dataset(preset, recipe.data_dir, num_images=num_sequences, seed=job.seed, first=first)
     for injection in job.injections:
         dataset = injection.dataset(dataset, job=job, dp_rank=dp_rank)
     sampler: DistributedSampler[Any] = DistributedSampler(

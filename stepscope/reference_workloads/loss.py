@@ -18,8 +18,11 @@ LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def next_token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of (batch, sequence, vocabulary) logits against (batch, sequence) token ids."""
-    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    """Mean cross-entropy of (batch, sequence, vocabulary) logits against (batch, sequence) token ids.
+
+    Or of an image's (batch, classes) against (batch).
+    """
+    return functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
 
 
 def make_loss(plan: ParallelPlan, mesh: DeviceMesh) -> LossFunction:

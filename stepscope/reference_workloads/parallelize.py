@@ -38,10 +38,7 @@ def shard_stage(stage: Stage, plan: ParallelPlan, preset: Preset, recipe: Recipe
     if plan.dp == 1:
         return stage
     if plan.zero in {0, 1} and not plan.replicate:
-        if not recipe.overlaps_reduction:
-            return stage  # DDP always overlaps; the gradients are reduced by `reduce_gradients` instead
-        # device_mesh, not process_group: only so does DDP accept tensor-parallel parameters.
-        return DistributedDataParallel(stage, device_mesh=mesh["dp"], bucket_cap_mb=recipe.bucket_mb)
+        return replicate_by_ddp(stage, plan, recipe, mesh)
     policy = MixedPrecisionPolicy(param_dtype=low_precision(preset), reduce_dtype=torch.float32)
     options: dict[str, Any] = {"mesh": mesh["dp"], "mp_policy": policy}
     shard: Any = fully_shard
@@ -57,6 +54,14 @@ def shard_stage(stage: Stage, plan: ParallelPlan, preset: Preset, recipe: Recipe
     shard(stage, **options)
     expose_communication(stage, overlaps_reduction=recipe.overlaps_reduction, prefetches=recipe.prefetches)
     return stage
+
+
+def replicate_by_ddp(model: nn.Module, plan: ParallelPlan, recipe: Recipe, mesh: DeviceMesh) -> nn.Module:
+    """The model whole on every data-parallel rank."""
+    if plan.dp == 1 or not recipe.overlaps_reduction:
+        return model  # DDP always overlaps; the gradients are reduced by `reduce_gradients` instead
+    # device_mesh, not process_group: only so does DDP accept tensor-parallel parameters.
+    return DistributedDataParallel(model, device_mesh=mesh["dp"], bucket_cap_mb=recipe.bucket_mb)
 
 
 def _offload_policy(plan: ParallelPlan, mesh: DeviceMesh) -> OffloadPolicy:

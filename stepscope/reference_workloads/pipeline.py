@@ -25,7 +25,8 @@ from torch.profiler import record_function
 
 from stepscope.reference_workloads.loss import LossFunction, loss_context, make_loss
 from stepscope.reference_workloads.loss_scale import LossScale
-from stepscope.reference_workloads.parallelize import shard_stage
+from stepscope.reference_workloads.model_resnet import seeded_resnet
+from stepscope.reference_workloads.parallelize import replicate_by_ddp, shard_stage
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.precision import compute_dtype
 from stepscope.reference_workloads.presets import Preset
@@ -204,6 +205,9 @@ def make_executor(
     """The executor that the plan's pipeline size asks for."""
 
     def build(layers: range) -> nn.Module:
+        if preset.image is not None:
+            model = seeded_resnet(preset, seed=seed, device=device, simulate_milliseconds=simulate_milliseconds)
+            return replicate_by_ddp(model, plan, recipe, mesh)
         stage = seeded_stage(preset, layers, seed=seed, device=device, simulate_milliseconds=simulate_milliseconds)
         return shard_stage(stage, plan, preset, recipe, mesh)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stepscope.core.errors import UsageError
 from stepscope.reference_workloads.presets import Preset
-from stepscope.reference_workloads.refusals import refuse_unsound
+from stepscope.reference_workloads.refusals import refuse_for_images, refuse_unsound
 from stepscope.reference_workloads.schedules import (
     MULTI_STAGE_SCHEDULES,
     NUM_CHUNKS,
@@ -107,6 +107,8 @@ class ParallelPlan:
 
     def check_preset(self, preset: Preset) -> None:
         """Raises UsageError when the model or the batch cannot be cut this way."""
+        if preset.image is not None:
+            refuse_for_images(self)
         parts = [
             ("key/value heads", preset.num_groups, self.tp, "tensor parallel ranks"),
             ("query heads", preset.num_heads, preset.num_groups, "key/value heads"),

@@ -7,11 +7,22 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from stepscope.core.errors import UsageError
 
 DTYPES = ("float32", "bfloat16", "float16")
 _LLAMA_MULTIPLE = 256
+IMAGES = "resnet50"
+"""The workload that learns images; the others learn text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageModel:
+    """What a model of images has: the pixels of a side, and how many bottlenecks of each width."""
+
+    size: int
+    blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +31,9 @@ class Preset:
 
     Attributes:
         num_key_value_heads: of the Llama-like model; the GPT has as many as query heads.
-        architecture: "gpt" or "llama", as the workload is called.
+        architecture: "gpt", "llama" or "resnet50", as the workload is called.
+        image: for a model of images, whose classes are `vocab_size` and an item of the batch one image, so a sequence
+            of length 1; `hidden_size` is the width of its first bottlenecks. None for a language model.
     """
 
     name: str
@@ -35,10 +48,16 @@ class Preset:
     num_loader_workers: int
     num_key_value_heads: int
     architecture: str = "gpt"
+    image: ImageModel | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise UsageError(f"a dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
+        if self.image is not None and self.num_layers != sum(self.image.blocks):
+            raise UsageError(
+                f"a ResNet of {sum(self.image.blocks)} bottlenecks has not {self.num_layers} layers",
+                what_next="leave --layers out",
+            )
 
     @property
     def is_llama(self) -> bool:
@@ -59,18 +78,29 @@ class Preset:
 
 
 @cache
-def presets() -> dict[str, Preset]:
-    """All presets by name."""
-    text = files("stepscope.reference_workloads").joinpath("presets.toml").read_text(encoding="utf-8")
-    return {name: Preset(name=name, **table) for name, table in tomllib.loads(text).items()}
+def presets(workload: str = "gpt") -> dict[str, Preset]:
+    """All presets of a workload by name."""
+    file = "presets_resnet50.toml" if workload == IMAGES else "presets.toml"
+    text = files("stepscope.reference_workloads").joinpath(file).read_text(encoding="utf-8")
+    return {name: _preset(name, workload, table) for name, table in tomllib.loads(text).items()}
 
 
-def find_preset(name: str) -> Preset:
-    """The preset of this name.
+def _preset(name: str, workload: str, table: dict[str, Any]) -> Preset:
+    image = table.pop("image", None)
+    if image is None:
+        return Preset(name=name, architecture=workload, **table)
+    model = ImageModel(image["size"], tuple(image["blocks"]))
+    whole: dict[str, Any] = {"num_heads": 1, "num_key_value_heads": 1, "sequence_length": 1}
+    return Preset(name=name, architecture=workload, image=model, **(whole | table))
+
+
+def find_preset(name: str, workload: str = "gpt") -> Preset:
+    """The preset of this name for a workload.
 
     Raises:
         UsageError: there is none.
     """
-    if name not in presets():
-        raise UsageError(f"there is no preset {name!r}", what_next=f"choose one of {', '.join(sorted(presets()))}")
-    return presets()[name]
+    known = presets(workload)
+    if name not in known:
+        raise UsageError(f"there is no preset {name!r}", what_next=f"choose one of {', '.join(sorted(known))}")
+    return known[name]

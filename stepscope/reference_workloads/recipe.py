@@ -35,6 +35,9 @@ class Recipe:
         loader_prefetch: batches that each of them makes ahead; None for torch's own number.
         loader_pins_memory: batches for a GPU lie in pinned memory, from where they are copied while it computes.
 
+        data_dir: folder of JPEG images in one subfolder a class, for models of images; where it is empty or not there
+            some are made. None for synthetic images from memory.
+
     Raises:
         UsageError: a value is outside its range.
     """
@@ -53,6 +56,7 @@ class Recipe:
     loader_workers: int | None = None
     loader_prefetch: int | None = None
     loader_pins_memory: bool = True
+    data_dir: str | None = None
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -78,6 +82,7 @@ class Recipe:
     def check(self, plan: ParallelPlan, preset: Preset, *, is_simulated: bool) -> None:
         """Raises UsageError when an option means nothing, or cannot be, with this layout, model or simulation."""
         self._check_reduction(plan)
+        self._check_images(preset)
         if not self.prefetches and plan.zero not in {2, 3}:
             raise UsageError(
                 f"zero {plan.zero} keeps all parameters on each rank, so none are gathered ahead",
@@ -103,6 +108,20 @@ class Recipe:
                 "a compiler does not know that layers sleep: compiled blocks and simulated compute exclude each other",
                 what_next="drop --compile or --simulate-compute",
             )
+
+    def _check_images(self, preset: Preset) -> None:
+        if preset.image is None and self.data_dir is not None:
+            raise UsageError("only resnet50 learns images from a folder", where="data_dir")
+        if preset.image is None:
+            return
+        if self.activation_checkpointing != "none":
+            raise UsageError(
+                "a bottleneck computed again would count its batch twice in the running statistics of its norms",
+                where="activation_checkpointing",
+                what_next="use none with resnet50",
+            )
+        if self.compiles:
+            raise UsageError("only a transformer's blocks are compiled", where="compiles", what_next="drop --compile")
 
     def _check_reduction(self, plan: ParallelPlan) -> None:
         if self.bucket_mb is not None and (plan.dp == 1 or plan.zero not in {0, 1} or plan.replicate):

@@ -58,6 +58,28 @@ def refuse_unsound(layout: Layout) -> None:
     _refuse_data_parallel(layout)
 
 
+def refuse_for_images(layout: Layout) -> None:
+    """Raises UsageError when a ResNet is to be laid out otherwise than by DistributedDataParallel."""
+    for is_asked, what, why in (
+        (
+            layout.tp > 1,
+            "tensor parallelism",
+            "it cuts a transformer's matrices; convolutions have no such plan in torch",
+        ),
+        (layout.pp > 1, "a pipeline", "what flows between its stages has the shape of hidden text"),
+        (
+            layout.zero in {2, 3},
+            f"zero {layout.zero}",
+            "it means fully_shard, and 26 million parameters fit everywhere",
+        ),
+        (layout.replicate, "replicate", "it is made of fully_shard"),
+    ):
+        if is_asked:
+            raise UsageError(
+                f"resnet50 knows no {what.removeprefix('a ')}: {why}", what_next="use --dp N with --zero 0 or 1 alone"
+            )
+
+
 def _refuse_tensor_parallel(layout: Layout) -> None:
     for name in ("sequence_parallel", "loss_parallel"):
         if getattr(layout, name) and layout.tp == 1:

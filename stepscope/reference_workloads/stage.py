@@ -56,7 +56,7 @@ def seeded_stage(
     with device:
         stage = Stage(preset, layers, simulate_milliseconds)
     for name, parameter in sorted(stage.named_parameters()):
-        generator = torch.Generator(device).manual_seed(_name_seed(seed, name))
+        generator = torch.Generator(device).manual_seed(name_seed(seed, name))
         with torch.no_grad():
             if parameter.dim() > 1:
                 parameter.normal_(std=0.02, generator=generator)
@@ -65,7 +65,7 @@ def seeded_stage(
     return stage
 
 
-def _name_seed(seed: int, name: str) -> int:
+def name_seed(seed: int, name: str) -> int:
     """The same number for the same name in every process; Python's own hash is not."""
     number = seed
     for letter in name.encode():

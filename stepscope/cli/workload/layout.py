@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stepscope.reference_workloads.presets import Preset
     from stepscope.reference_workloads.recipe import Recipe
 
-WORKLOADS = ("gpt", "llama")
+WORKLOADS = ("gpt", "llama", "resnet50")
 
 _PLAN_OPTIONS = (
     click.option("--tp", default=1, show_default=True, help="Tensor parallel size."),
@@ -63,6 +63,11 @@ _RECIPE_OPTIONS = (
         default=True,
         help="Batches for a GPU lie in pageable memory.",
     ),
+    click.option(
+        "--data-dir",
+        type=click.Path(file_okay=False),
+        help="JPEG images for resnet50, a subfolder a class; made if empty.  [default: synthetic]",
+    ),
 )
 _MODEL_OPTIONS = (
     click.option("--dtype", help="Of matmuls: float32, bfloat16 or float16.  [default: the preset's]"),
@@ -104,7 +109,9 @@ def read_layout(workload: str, options: dict[str, Any]) -> Layout:
     if workload not in WORKLOADS:
         raise UsageError(f"there is no workload {workload!r}", what_next=f"choose one of {', '.join(WORKLOADS)}")
     layers = _numbers(options.pop("layers"))
-    preset = find_preset(options.pop("preset"))
+    preset = find_preset(options.pop("preset"), workload)
+    if preset.image is not None and options["zero"] is None:
+        options["zero"] = 0
     plan = ParallelPlan(
         **_taken(options, "tp", "pp", "dp", "zero", "schedule", "micro_batches"),
         **_taken(options, "sequence_parallel", "loss_parallel", "replicate", "cpu_offload"),
@@ -126,10 +133,10 @@ def read_layout(workload: str, options: dict[str, Any]) -> Layout:
             "loader_workers",
             "loader_prefetch",
             "loader_pins_memory",
+            "data_dir",
         )
     )
-    dtype = options.pop("dtype")
-    preset = replace(preset, architecture=workload, dtype=dtype or preset.dtype)
+    preset = replace(preset, dtype=options.pop("dtype") or preset.dtype)
     return Layout(preset if layers is None else replace(preset, num_layers=sum(layers)), plan, recipe)
 
 

@@ -41,7 +41,7 @@ SCHEMA = "stepscope.workload/1"
 @click.option("--against-plan", "with_plan", is_flag=True, help="Then print the plan's estimate beside it (GPUs only).")
 @click.option("--json", "as_json", is_flag=True, help=f"Print one {SCHEMA} document.")
 def command(name: str, as_json: bool, **options: Any) -> None:
-    """Train workload NAME (gpt or llama), profiled, on as many processes as tp x pp x dp.
+    """Train workload NAME (gpt, llama or resnet50), profiled, on as many processes as tp x pp x dp.
 
     Under torchrun this process is one rank. Ends with 4 when a rank dies.
     """

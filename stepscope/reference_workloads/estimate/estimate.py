@@ -134,7 +134,7 @@ def estimate(plan: ParallelPlan, preset: Preset, recipe: Recipe, assumptions: As
         UsageError: model and plan do not fit, or the estimate does not know the layout or the GPU's peak.
     """
     plan.check_preset(preset)
-    refuse_unknown(plan)
+    refuse_unknown(plan, preset)
     peak = _peak(assumptions.gpu, preset)
     fabric = Fabric(assumptions.gpu, assumptions.gpus_per_node, assumptions.network_bytes_per_second)
     exchanged = tuple(exchanges(plan, preset, recipe, fabric, pp_rank=rank) for rank in range(plan.pp))

@@ -145,7 +145,7 @@ def summarise(request: BenchRequest, results: dict[int, list[WorkloadResult]], e
         model=asdict(request.preset),
         plan=asdict(request.plan_of(smallest)),
         recipe=asdict(request.recipe),
-        item="token",
+        item="token" if request.preset.image is None else "image",
         scaling=request.scaling,
         device=device,
         seed=request.seed,
@@ -174,7 +174,7 @@ def _scale(
     dp = round(point.scale)
     plan, preset = request.plan_of(dp), request.preset_of(dp)
     steps = [step for run in runs for step in run.step_ms]
-    flops = step_flops(preset, request.recipe).model
+    flops = _model_flops(preset, request.recipe)
     # The share of a rank's rate: at equal items for weak scaling, at equal work of all for strong scaling.
     work = 1.0 if request.scaling == WEAK else smallest.scale / point.scale
     share, low, high = efficiency(point, smallest, rate=work / point.step_ms, smallest_rate=1.0 / smallest.step_ms)
@@ -194,6 +194,15 @@ def _scale(
         efficiency=share,
         efficiency_interval=(low, high),
     )
+
+
+def _model_flops(preset: Preset, recipe: Recipe) -> float:
+    """Of a whole batch, for training."""
+    if preset.image is None:
+        return step_flops(preset, recipe).model
+    from stepscope.reference_workloads.model_resnet import training_flops
+
+    return preset.batch_size * training_flops(preset)
 
 
 def _peak_flops(environment: dict[str, Any], preset: Preset) -> float | None:

@@ -61,6 +61,38 @@ def test_figures_of_a_bench() -> None:
     assert strong.fit.serial_fraction == pytest.approx(0.2)
 
 
+def test_images_are_counted_as_such() -> None:
+    pytest.importorskip("torch")
+    preset = find_preset("one-gpu", "resnet50")
+    request = BenchRequest("resnet50", ParallelPlan(), preset, Recipe(), (1,))
+    job = TrainingJob(request.plan, preset, "", "", 40, device_type="cuda", profiled=False)
+    result = WorkloadResult(Path(), job, (TrainingOutcome(losses=[2.0, 1.0], step_seconds=[0.1] * 40),))
+    bench = summarise(request, {1: [result]}, {"gpus": [_H100]})
+    (scale,) = bench.scales
+    assert (bench.item, scale.num_items) == ("image", 256)
+    assert scale.items_per_second == pytest.approx(2560)
+    # 4.09 GMAC an image, two FLOPs each, three times for training; dense float16 peak 989 TFLOP/s
+    assert scale.mfu == pytest.approx(256 * 6 * 4.09e9 / 0.1 / 989.4e12, rel=0.01)
+
+
+def test_a_llama_has_the_flops_of_its_own_matrices() -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from stepscope.reference_workloads.estimate.flops import step_flops
+    from stepscope.reference_workloads.stage import Stage
+
+    preset = find_preset("tiny", "llama")
+    counter = FlopCounterMode(display=False)
+    with torch.device("cpu"), torch.no_grad(), counter:
+        Stage(preset, range(preset.num_layers))(torch.zeros(8, 16, dtype=torch.int64))
+    counts = counter.get_flop_counts()["Global"]
+    products = sum(count for operator, count in counts.items() if "attention" not in str(operator))
+    # Two products of each place with all of them, of which the causal mask leaves half.
+    attention = 4 * preset.num_layers * 8 * 16 * 16 * preset.hidden_size / 2
+    assert step_flops(preset, Recipe()).model == 3 * (products + attention)
+
+
 def test_the_document_reads_back_as_it_was(tmp_path: Path) -> None:
     bench = _bench({1: 0.25, 2: 0.26})
     file = tmp_path / "b.json"

@@ -1,0 +1,172 @@
+"""Which images does the model learn? Synthetic ones from memory, or JPEG files that loader workers really decode."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils.data import Dataset
+
+from stepscope.core.errors import DataError, UsageError
+from stepscope.reference_workloads.presets import Preset
+
+_NUM_POOLED = 64  # synthetic images in memory: drawing each anew would make the loader the limit
+_MAX_CLASSES = 16  # that are made: the head may have more
+_NUM_PER_CLASS = 16
+_LANDSCAPE = (500 / 224, 375 / 224)  # ImageNet's usual file, in units of what is cut from it
+_QUALITY = 90
+_LEAST_SHARE = 0.35  # of the file's shorter side that a crop takes, as the square root of the usual 8 % of its area
+_SUFFIXES = {".jpg", ".jpeg"}
+
+
+class SyntheticImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Noise with a stripe pattern for each class. Item i depends on the seed and i alone."""
+
+    def __init__(self, preset: Preset, *, num_images: int, seed: int, first: int = 0) -> None:
+        self._num_images = num_images
+        self._first = first
+        size = preset.image.size if preset.image is not None else 0
+        generator = torch.Generator().manual_seed(seed)
+        self._classes = torch.arange(_NUM_POOLED) % min(preset.vocab_size, _MAX_CLASSES)
+        self._pool = torch.stack([_draw(int(label), size, size, generator) for label in self._classes])
+        self._order = torch.randperm(_NUM_POOLED, generator=generator)
+
+    def __len__(self) -> int:
+        return self._num_images
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(image, class): (3, size, size) of uint8, and a whole number."""
+        place = self._order[(self._first + index) % _NUM_POOLED]
+        return self._pool[place], self._classes[place]
+
+
+class JpegImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Files of a folder with a subfolder a class; each is read, decoded, cropped, resized and perhaps mirrored."""
+
+    def __init__(self, preset: Preset, folder: Path, *, num_images: int, seed: int, first: int = 0) -> None:
+        _import_pillow()
+        self._size = preset.image.size if preset.image is not None else 0
+        self._num_images = num_images
+        self._seed = seed
+        self._first = first
+        labels = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        self._files = [(path, number) for number, label in enumerate(labels) for path in _jpegs(folder / label)]
+        if not self._files:
+            raise DataError(
+                "no JPEG files in folders named by their class", where=str(folder), what_next="name another folder"
+            )
+        if len(labels) > preset.vocab_size:
+            raise UsageError(f"{len(labels)} classes, but the model tells {preset.vocab_size} apart", where=str(folder))
+
+    def __len__(self) -> int:
+        return self._num_images
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(image, class): (3, size, size) of uint8, and a whole number.
+
+        Raises:
+            DataError: the file cannot be read or decoded.
+        """
+        index += self._first
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + index)
+        path, label = self._files[int(torch.randint(len(self._files), (), generator=generator))]
+        share, left, top, mirror = torch.rand(4, generator=generator).tolist()
+        pillow = _import_pillow()
+        try:
+            with pillow.open(path) as file:
+                image = file.convert("RGB")
+        except (OSError, SyntaxError) as error:
+            raise DataError(f"is no image that can be decoded ({error})", where=str(path)) from error
+        side = min(image.size) * (_LEAST_SHARE + (1 - _LEAST_SHARE) * share)
+        left, top = left * (image.width - side), top * (image.height - side)
+        image = image.resize((self._size, self._size), pillow.Resampling.BILINEAR, (left, top, left + side, top + side))
+        if mirror < 0.5:
+            image = image.transpose(pillow.Transpose.FLIP_LEFT_RIGHT)
+        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+        return pixels.view(self._size, self._size, 3).permute(2, 0, 1), torch.tensor(label)
+
+
+def image_dataset(
+    preset: Preset, data_dir: str | None, *, num_images: int, seed: int, first: int = 0
+) -> Dataset[tuple[torch.Tensor, torch.Tensor]]:
+    """The images of a folder, which is filled before where it is empty, or synthetic ones; from number `first` on."""
+    if data_dir is None:
+        return SyntheticImages(preset, num_images=num_images, seed=seed, first=first)
+    write_images(preset, Path(data_dir), seed=seed)
+    return JpegImages(preset, Path(data_dir), num_images=num_images, seed=seed, first=first)
+
+
+def write_images(preset: Preset, folder: Path, *, seed: int) -> None:
+    """Fill a folder that is empty or not there with seeded JPEG files; leave one that holds something as it is.
+
+    Several processes may do so at once: the folder appears whole.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            return
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as made:
+            whole = Path(made) / "images"
+            _write_classes(preset, whole, seed)
+            try:
+                whole.replace(folder)
+            except OSError:
+                if not any(folder.iterdir()):  # else another process was faster
+                    raise
+    except OSError as error:
+        raise DataError(
+            f"cannot be written ({error.strerror or error})", where=str(folder), what_next="choose another --data-dir"
+        ) from error
+
+
+def _write_classes(preset: Preset, folder: Path, seed: int) -> None:
+    assert preset.image is not None
+    width, height = (round(preset.image.size * times) for times in _LANDSCAPE)
+    generator = torch.Generator().manual_seed(seed)
+    for label in range(min(preset.vocab_size, _MAX_CLASSES)):
+        (folder / f"{label:04d}").mkdir(parents=True)
+        for number in range(_NUM_PER_CLASS):
+            pixels = _draw(label, height, width, generator).permute(1, 2, 0).contiguous()
+            # Without numpy, which torch does not need, these are the bytes of a tensor.
+            content = ctypes.string_at(pixels.data_ptr(), pixels.nbytes)
+            image = _import_pillow().frombytes("RGB", (width, height), content)
+            image.save(folder / f"{label:04d}" / f"{number:04d}.jpg", quality=_QUALITY)
+
+
+def _draw(label: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
+    """(3, height, width) of uint8: stripes of the class's direction and colours, clouds, and a little noise."""
+    rows = torch.linspace(0, 1, height)[:, None]
+    columns = torch.linspace(0, 1, width)[None, :]
+    angle = torch.tensor(label * torch.pi / _MAX_CLASSES)
+    phases = torch.arange(3)[:, None, None] * (1 + label % 3)
+    stripes = torch.sin(40 * (rows * angle.sin() + columns * angle.cos()) + phases)
+    clouds = functional.interpolate(torch.randn(1, 3, 8, 8, generator=generator), (height, width), mode="bilinear")[0]
+    noise = torch.randn(3, height, width, generator=generator)
+    return (128 + 40 * stripes + 30 * clouds + 12 * noise).clamp(0, 255).to(torch.uint8)
+
+
+def _jpegs(folder: Path) -> Iterator[Path]:
+    return (Path(entry) for entry in sorted(os.scandir(folder), key=lambda entry: entry.name) if _is_jpeg(entry))
+
+
+def _is_jpeg(entry: os.DirEntry[str]) -> bool:
+    return Path(entry.name).suffix.lower() in _SUFFIXES
+
+
+def _import_pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise UsageError(
+            "JPEG images need Pillow, which is not installed", what_next='pip install "stepscope[workloads]"'
+        ) from error
+    return Image
