@@ -11,6 +11,7 @@ from stepscope.reference_workloads.estimate.bubble import StageSeconds, replay_s
 from stepscope.reference_workloads.estimate.schedule_order import step_order
 from stepscope.reference_workloads.estimate.scope import KNOWN_SCHEDULES, refuse_unknown
 from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import find_preset
 from stepscope.reference_workloads.schedules import NUM_CHUNKS
 
 _LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
@@ -71,4 +72,9 @@ def test_one_process_never_waits() -> None:
 @pytest.mark.parametrize("options", [{"schedule": "zbv"}, {"tp": 2, "sequence_parallel": True}])
 def test_an_unknown_layout_gets_no_estimate(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"knows (the zbv schedule|sequence parallel)"):
-        refuse_unknown(ParallelPlan(pp=2, **options))
+        refuse_unknown(ParallelPlan(pp=2, **options), find_preset("tiny"))
+
+
+def test_a_model_of_images_gets_no_estimate() -> None:
+    with pytest.raises(UsageError, match="knows a model of images"):
+        refuse_unknown(ParallelPlan(), find_preset("tiny", "resnet50"))
