@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from stepscope.core.errors import DataError, UsageError
 from stepscope.reference_workloads.presets import Preset
 
-_NUM_POOLED = 64  # synthetic images in memory: drawing each anew would make the loader the limit
+_NUM_POOLED = 32  # synthetic images in memory: drawing each anew would make the loader the limit
 _MAX_CLASSES = 16  # that are made: the head may have more
 _NUM_PER_CLASS = 16
 _LANDSCAPE = (500 / 224, 375 / 224)  # ImageNet's usual file, in units of what is cut from it

@@ -88,6 +88,7 @@ def image_model(preset: Preset) -> ImageModel:
 
 def seeded_resnet(preset: Preset, *, seed: int, device: torch.device, simulate_milliseconds: float = 0.0) -> ResNet:
     """A ResNet whose weights depend on the seed and the kind of device alone (He's normal ones), in channels_last."""
+    torch.backends.cudnn.benchmark = True  # shapes stay the same: the first steps find the fastest kernels
     with device:
         model = ResNet(preset, simulate_milliseconds)
     for name, parameter in sorted(model.named_parameters()):
