@@ -97,7 +97,7 @@ def _root_cause_table(analysis: Analysis) -> Table:
 
 
 def _ledger_table(analysis: Analysis) -> Table:
-    shown = [h for h in Heading if any(rank.ledger[h] >= SHOWN_FROM for rank in analysis.ranks)]
+    shown = [h for h in Heading if any(rank.ledger.get(h, 0.0) >= SHOWN_FROM for rank in analysis.ranks)]
     table = Table("rank", box=box.SIMPLE_HEAD, title="Where the time went, share of the window", title_justify="left")
     for heading in shown:
         table.add_column(heading.replace("_", " "), justify="right")
@@ -110,4 +110,5 @@ def _ledger_table(analysis: Analysis) -> Table:
 
 
 def _cells(ledger: Ledger, shown: list[Heading]) -> list[str]:
-    return [f"{ledger[heading]:.1%}" if ledger[heading] >= SHOWN_FROM else "" for heading in shown]
+    shares = [ledger.get(heading, 0.0) for heading in shown]  # an analysis kept by another version may lack headings
+    return [f"{share:.1%}" if share >= SHOWN_FROM else "" for share in shares]

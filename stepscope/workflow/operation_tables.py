@@ -57,6 +57,10 @@ def what_if_of_table(path: Path, causes: Collection[Cause] = ()) -> WhatIfReport
     grid = arrange(table)
     dependencies = find_dependencies(grid, data_parallel=len(grid.replicas) * table.shards_per_replica > 1)
     found = find_slowdown(grid, Replay(grid, dependencies))
+    if not found.measured_seconds > 0.0:
+        raise DataError(
+            "its operations take no time", where=str(path), what_next="give a table of a run that took some"
+        )
     replay_error = found.replayed_seconds / found.measured_seconds - 1.0
     fixes = [fix for fix in _fixes(grid, found) if not causes or fix.fix in causes]
     return WhatIfReport(

@@ -112,7 +112,8 @@ def _in_chains(
     )
     element_wise = np.isin(limits.family, _ELEMENT_WISE) | passes
     order = np.argsort(activities.stream[kernels], kind="stable")  # by start within a stream
-    same_stream = np.diff(activities.stream[kernels][order], prepend=-1) == 0
+    same_stream = np.diff(activities.stream[kernels][order], prepend=0) == 0
+    same_stream[:1] = False  # whatever number the first stream has
     goes_on = element_wise[order] & same_stream & np.roll(element_wise[order], 1)
     run = np.cumsum(~goes_on) - 1  # every kernel that does not go on begins a run, alone if not element-wise
     long = np.bincount(run, minlength=1) >= SHORTEST_CHAIN
