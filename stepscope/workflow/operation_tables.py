@@ -54,13 +54,13 @@ def what_if_of_table(path: Path, causes: Collection[Cause] = ()) -> WhatIfReport
         DataError: the table cannot be used.
     """
     table = read_operation_table(path)
+    if not table.duration_seconds.any():
+        raise _no_time(path)
     grid = arrange(table)
     dependencies = find_dependencies(grid, data_parallel=len(grid.replicas) * table.shards_per_replica > 1)
     found = find_slowdown(grid, Replay(grid, dependencies))
     if not found.measured_seconds > 0.0:
-        raise DataError(
-            "its operations take no time", where=str(path), what_next="give a table of a run that took some"
-        )
+        raise _no_time(path)
     replay_error = found.replayed_seconds / found.measured_seconds - 1.0
     fixes = [fix for fix in _fixes(grid, found) if not causes or fix.fix in causes]
     return WhatIfReport(
@@ -80,6 +80,10 @@ def what_if_of_table(path: Path, causes: Collection[Cause] = ()) -> WhatIfReport
         steps=grid.steps,
         input=WhatIfInput.OPERATION_TABLE,
     )
+
+
+def _no_time(path: Path) -> DataError:
+    return DataError("its operations take no time", where=str(path), what_next="give a table of a run that took some")
 
 
 def _by_name(slowdowns: dict[int, float] | dict[str, float]) -> dict[str, float]:

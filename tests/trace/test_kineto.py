@@ -481,3 +481,10 @@ def test_the_whole_steps_that_profile_wrote_down_are_read(
     event = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}'
     path.write_text(f'{{"stepscope_whole_steps": {told}, "traceEvents": [{event}]}}')
     assert read_trace(path).header.whole_steps == read
+
+
+def test_a_number_beyond_all_floats_where_nobody_reads_leaves_exact_timestamps_readable() -> None:
+    """The first pass skips the field, the one that keeps every decimal cannot."""
+    text = json.dumps({"traceEvents": [_event(ts=1700000000000258.5), {"ph": "M", "name": "?"}]})
+    columns = _read(text.replace('"?"', "1e999"))
+    assert len(columns.start_ns) == 1

@@ -73,3 +73,13 @@ def test_the_recorded_64_gpu_job(shared_traces: Path) -> None:
     assert (report.worst_workers_share, report.last_stage_share) == pytest.approx((1.0017, -0.0012), abs=1e-4)
     assert report.fixes[0].ranks == [0]
     assert report.warnings == []
+
+
+def test_operations_that_take_no_time_are_refused(job: Path) -> None:
+    table = parquet.read_table(job)
+    for name in ("start_ts", "duration"):
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, pyarrow.array([0.0] * len(table)))
+    parquet.write_table(table, job)
+    with pytest.raises(DataError, match="take no time"):
+        what_if([str(job.parent)])
