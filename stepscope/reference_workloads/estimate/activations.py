@@ -69,25 +69,24 @@ def is_fully_sharded(plan: ParallelPlan) -> bool:
 def saved_tensors(kind: PartKind, plan: ParallelPlan, preset: Preset, recipe: Recipe) -> tuple[Saved, ...]:
     """What one part keeps of each token while nothing is recomputed."""
     hidden, element = preset.hidden_size, element_bytes(preset)
-    between = plan.tp if plan.sequence_parallel else 1
-    statistics = NORM_STATISTICS_BYTES / (2 if preset.is_llama else 1) / between
+    statistics = NORM_STATISTICS_BYTES / (2 if preset.is_llama else 1)
     if kind is PartKind.EMBEDDING:
         return (Saved("token ids", TOKEN_BYTES),)
     if kind is PartKind.HEAD:
         return (
-            Saved("input of the last norm", FLOAT32_BYTES * hidden / between),
+            Saved("input of the last norm", FLOAT32_BYTES * hidden),
             Saved("its statistics", statistics),
             Saved("input of the head", element * hidden),
-            Saved("log-softmax of the logits", FLOAT32_BYTES * _vocabulary(plan, preset)),
+            Saved("log-softmax of the logits", FLOAT32_BYTES * preset.vocab_size),
         )
     wide = element * hidden / plan.tp
     middle = (
-        Saved("projection of attention", element * hidden / between, made_by_product=True)
+        Saved("projection of attention", element * hidden, made_by_product=True)
         if recipe.compiles and preset.dtype != "float32"
-        else Saved("input of norm 2", FLOAT32_BYTES * hidden / between)
+        else Saved("input of norm 2", FLOAT32_BYTES * hidden)
     )
     return (
-        Saved("input of the block", FLOAT32_BYTES * hidden / between),
+        Saved("input of the block", FLOAT32_BYTES * hidden),
         Saved("statistics of norm 1", statistics),
         Saved("input of the q, k, v matrix", element * hidden),
         Saved("q, k, v", element * packed_size(preset) / plan.tp, made_by_product=True),
@@ -130,11 +129,6 @@ def _feed_forward(plan: ParallelPlan, preset: Preset) -> tuple[Saved, ...]:
     return (Saved("input of GELU", size, made_by_product=True), Saved("output of GELU", size))
 
 
-def _vocabulary(plan: ParallelPlan, preset: Preset) -> float:
-    """Logits of a token that a rank holds."""
-    return preset.vocab_size / (plan.tp if plan.loss_parallel else 1)
-
-
 def kept_bytes_per_token(kind: PartKind, plan: ParallelPlan, preset: Preset, recipe: Recipe) -> float:
     """What stays of a token from a part's forward to its backward pass, with the recipe's recomputing."""
     saved = saved_tensors(kind, plan, preset, recipe)
@@ -153,13 +147,13 @@ def recomputed_bytes_per_token(kind: PartKind, plan: ParallelPlan, preset: Prese
     return max(everything - kept_bytes_per_token(kind, plan, preset, recipe), 0.0)
 
 
-def loss_forward_bytes_per_token(plan: ParallelPlan, preset: Preset) -> float:
+def loss_forward_bytes_per_token(preset: Preset) -> float:
     """Beside the log-softmax: the logits and their float32 copy (the same tensor where products are in float32)."""
-    logits = element_bytes(preset) * _vocabulary(plan, preset)
-    copy = 0 if preset.dtype == "float32" else FLOAT32_BYTES * _vocabulary(plan, preset)
+    logits = element_bytes(preset) * preset.vocab_size
+    copy = 0 if preset.dtype == "float32" else FLOAT32_BYTES * preset.vocab_size
     return logits + copy
 
 
-def loss_backward_bytes_per_token(plan: ParallelPlan, preset: Preset) -> float:
+def loss_backward_bytes_per_token(preset: Preset) -> float:
     """Beside the log-softmax: the gradients of the log-softmax and of the logits, both float32."""
-    return 2 * FLOAT32_BYTES * _vocabulary(plan, preset)
+    return 2 * FLOAT32_BYTES * preset.vocab_size

@@ -121,12 +121,6 @@ def _tensor_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank
     size = _hidden_bytes(plan, preset)
     forward, backward = micro_batch_all_reduces(plan, recipe, layers)
     micro_batches = plan.num_micro_batches
-    if plan.sequence_parallel:  # each all-reduce is cut into its two halves
-        both = (forward + backward) * micro_batches
-        return [
-            ("tp", "all_gather", "parts of the sequence", both, size),
-            ("tp", "reduce_scatter", "sums, by part of the sequence", both, size),
-        ]
     return [
         ("tp", "all_reduce", "outputs of attention and feed-forward", forward * micro_batches, size),
         ("tp", "all_reduce", "gradients of their inputs", backward * micro_batches, size),
@@ -136,7 +130,7 @@ def _tensor_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank
 def stage_bytes(plan: ParallelPlan, preset: Preset) -> float:
     """What one micro-batch sends from stage to stage: float32 under autocast, the products' type under fully_shard."""
     element = element_bytes(preset) if is_fully_sharded(plan) else FLOAT32_BYTES
-    return element * _tokens(plan, preset) * preset.hidden_size / (plan.tp if plan.sequence_parallel else 1)
+    return element * _tokens(plan, preset) * preset.hidden_size
 
 
 def _pipeline(plan: ParallelPlan, preset: Preset, pp_rank: int) -> list[_Described]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepscope.reference_workloads.estimate.parameters import PartKind, block_matrices, head_parts
+from stepscope.reference_workloads.estimate.parameters import PartKind, block_matrices
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.recipe import Recipe
@@ -67,7 +67,7 @@ def stage_flops(plan: ParallelPlan, preset: Preset, recipe: Recipe, stage_index:
     tokens = preset.batch_size / plan.dp / plan.num_micro_batches * preset.sequence_length
     layers = plan.layers_of(stage_index, preset.num_layers)
     block = part_flops(PartKind.BLOCK, preset, recipe, tokens / plan.tp * len(layers))
-    head_tokens = tokens / head_parts(plan) if layers.stop == preset.num_layers else 0.0
+    head_tokens = tokens if layers.stop == preset.num_layers else 0.0
     head = part_flops(PartKind.HEAD, preset, recipe, head_tokens)
     return PassFlops(
         block.forward + head.forward,

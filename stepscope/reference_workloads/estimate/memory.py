@@ -21,6 +21,7 @@ from stepscope.reference_workloads.estimate.activations import (
     loss_forward_bytes_per_token,
     recomputed_bytes_per_token,
 )
+from stepscope.reference_workloads.estimate.communication import stage_bytes
 from stepscope.reference_workloads.estimate.parameters import Part, PartKind, stage_parts
 from stepscope.reference_workloads.estimate.schedule_order import step_order
 from stepscope.reference_workloads.plan import ParallelPlan
@@ -121,16 +122,15 @@ class _Walk:
     def _hold_states(self) -> None:
         plan, num_parameters = self._plan, self._num_parameters()
         optimizer_shards = plan.dp if plan.zero else 1
-        if not plan.cpu_offload:
-            self._add(Category.PARAMETERS, FLOAT32_BYTES * num_parameters / self._shards)
-            self._add(Category.OPTIMIZER, ADAM_STATES * FLOAT32_BYTES * num_parameters / optimizer_shards)
+        self._add(Category.PARAMETERS, FLOAT32_BYTES * num_parameters / self._shards)
+        self._add(Category.OPTIMIZER, ADAM_STATES * FLOAT32_BYTES * num_parameters / optimizer_shards)
         self._add(Category.TEMPORARY, 2 * CUBLAS_WORKSPACE_BYTES)
         if plan.dp > 1 and not self._is_fully_sharded:
             self._add(Category.COMMUNICATION, FLOAT32_BYTES * num_parameters)  # DDP's buckets, beside the gradients
         for stage in self._parts:
             # torch keeps a receive buffer for each micro-batch and way
             ways = (stage > 0) + (stage < plan.num_stages - 1)
-            self._add(Category.COMMUNICATION, ways * plan.num_micro_batches * self._flowing_bytes())
+            self._add(Category.COMMUNICATION, ways * plan.num_micro_batches * stage_bytes(self._plan, self._preset))
 
     def _forward(self, stage: int) -> None:
         self._in_flight += 1
@@ -140,23 +140,23 @@ class _Walk:
             self._add(Category.WEIGHT_COPIES, self._autocast_copies(part))
             self._add(Category.ACTIVATIONS, self._kept(stage, place, part))
             if part.kind is PartKind.HEAD:
-                self._spike(self._tokens * loss_forward_bytes_per_token(self._plan, self._preset))
+                self._spike(self._tokens * loss_forward_bytes_per_token(self._preset))
                 if self._plan.pp > 1:  # the schedule keeps each stage's output until its backward pass
                     self._add(Category.TEMPORARY, self._logits_bytes())
             self._free_gathered(stage, place, part, keeps=self._plan.zero != 3)
         if stage < self._plan.num_stages - 1:
-            self._add(Category.ACTIVATIONS, self._flowing_bytes())
+            self._add(Category.ACTIVATIONS, stage_bytes(self._plan, self._preset))
 
     def _backward(self, stage: int) -> None:
         self._in_flight -= 1
         self._backwards_left[stage] -= 1
         is_last = not self._backwards_left[stage]
         if stage < self._plan.num_stages - 1:
-            self._add(Category.ACTIVATIONS, -self._flowing_bytes())
+            self._add(Category.ACTIVATIONS, -stage_bytes(self._plan, self._preset))
         for place, part in reversed(list(enumerate(self._parts[stage]))):
             self._gather(stage, place, part)
             if part.kind is PartKind.HEAD:
-                self._spike(self._tokens * loss_backward_bytes_per_token(self._plan, self._preset))
+                self._spike(self._tokens * loss_backward_bytes_per_token(self._preset))
                 if self._plan.pp > 1:
                     self._add(Category.TEMPORARY, -self._logits_bytes())
             elif part.kind is PartKind.BLOCK:
@@ -180,8 +180,7 @@ class _Walk:
             # Low-precision gradients, what the reduce-scatter reads, and what the one before it still holds.
             low = element_bytes(self._preset) * part.num_parameters if is_first else 0
             self._spike(low + 2 * whole, Category.COMMUNICATION)
-            kept = 0 if self._plan.cpu_offload else whole / self._shards
-            self._add(Category.GRADIENTS, kept - (0 if is_first else whole))
+            self._add(Category.GRADIENTS, whole / self._shards - (0 if is_first else whole))
         elif is_first:
             self._add(Category.GRADIENTS, whole)
 
@@ -209,7 +208,7 @@ class _Walk:
     def _kept(self, stage: int, place: int, part: Part) -> float:
         kept = self._tokens * kept_bytes_per_token(part.kind, self._plan, self._preset, self._recipe)
         if stage > 0 and place == 0:  # what it received lies in the receive buffer
-            kept -= self._flowing_bytes() if not self._is_fully_sharded else 0.0
+            kept -= stage_bytes(self._plan, self._preset) if not self._is_fully_sharded else 0.0
         return kept
 
     def _block_backward_temporary(self, part: Part) -> float:
@@ -226,19 +225,8 @@ class _Walk:
         """Fused AdamW needs none; ZeroRedundancyOptimizer's makes the deviations of its part beside the states."""
         return FLOAT32_BYTES * self._num_parameters() / self._plan.dp if self._plan.zero == 1 else 0.0
 
-    def _flowing_bytes(self) -> float:
-        """What one micro-batch sends from stage to stage."""
-        element = element_bytes(self._preset) if self._is_fully_sharded else FLOAT32_BYTES
-        whole = element * self._tokens * self._preset.hidden_size
-        return whole / (self._plan.tp if self._plan.sequence_parallel else 1)
-
     def _logits_bytes(self) -> float:
-        return (
-            element_bytes(self._preset)
-            * self._tokens
-            * self._preset.vocab_size
-            / (self._plan.tp if self._plan.loss_parallel else 1)
-        )
+        return element_bytes(self._preset) * self._tokens * self._preset.vocab_size
 
     def _num_parameters(self) -> int:
         return sum(part.num_parameters for parts in self._parts.values() for part in parts)

@@ -40,8 +40,7 @@ class Part:
 def stage_parts(plan: ParallelPlan, preset: Preset, stage_index: int) -> tuple[Part, ...]:
     """The parts of a stage in the order of its forward pass.
 
-    Tensor parallelism cuts the blocks' matrices; with sequence parallelism also the tables and the head, which loss
-    parallelism cuts too.
+    Tensor parallelism cuts the blocks' matrices.
     """
     hidden = preset.hidden_size
     norm = hidden if preset.is_llama else 2 * hidden
@@ -49,10 +48,9 @@ def stage_parts(plan: ParallelPlan, preset: Preset, stage_index: int) -> tuple[P
     parts = [Part(PartKind.BLOCK, block_matrices(preset) // plan.tp, 2 * norm)] * len(layers)
     if layers.start == 0:
         places = 0 if preset.is_llama else preset.sequence_length
-        tables = (preset.vocab_size + places) * hidden // (plan.tp if plan.sequence_parallel else 1)
-        parts.insert(0, Part(PartKind.EMBEDDING, 0, tables))
+        parts.insert(0, Part(PartKind.EMBEDDING, 0, (preset.vocab_size + places) * hidden))
     if layers.stop == preset.num_layers:
-        parts.append(Part(PartKind.HEAD, preset.vocab_size * hidden // head_parts(plan), norm))
+        parts.append(Part(PartKind.HEAD, preset.vocab_size * hidden, norm))
     return tuple(parts)
 
 
@@ -71,11 +69,6 @@ def packed_size(preset: Preset) -> int:
 def key_size(preset: Preset) -> int:
     """Width of the keys."""
     return preset.hidden_size // preset.num_heads * preset.num_groups
-
-
-def head_parts(plan: ParallelPlan) -> int:
-    """Over how many ranks the head's vocabulary is cut."""
-    return plan.tp if plan.sequence_parallel or plan.loss_parallel else 1
 
 
 def num_parameters(preset: Preset) -> int:
