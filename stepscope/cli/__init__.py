@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from importlib import import_module
 from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import click
 
 from stepscope import __version__
+from stepscope.cli.lazy_group import LazyGroup
 from stepscope.core.errors import StepscopeError
 
 VERBS: dict[str, str] = {
@@ -31,27 +31,15 @@ _TRAINS = frozenset({"demo", "workload"})
 """Verbs that start training processes, whose threads are not ours to limit."""
 
 
-class _LazyGroup(click.Group):
-    """Imports a verb's module only when that verb is asked for, so that `--help` and the rest stay fast."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(VERBS)
-
+class _Verbs(LazyGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
-            return None
         if cmd_name not in _TRAINS:
             # numpy's BLAS starts a thread a core on import, and nothing here multiplies large matrices
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        command: click.Command = import_module(f"stepscope.cli.{cmd_name}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(VERBS.items()))
+        return super().get_command(ctx, cmd_name)
 
 
-@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=_Verbs, package=__name__, verbs=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="stepscope")
 @click.option("--debug", is_flag=True, help="Show the traceback of an expected error.")
 @click.pass_context

@@ -16,41 +16,49 @@ from stepscope.reference_workloads.injections.needs import COMPANY, DATA_PARALLE
 
 if TYPE_CHECKING:
     from stepscope.reference_workloads.job import TrainingJob
+
 _RECORDED_CALLS = "2000"
 _DUMP_SECONDS = 8.0
 """After a timeout a rank tells the others, waits for their dumps and its own, then ends."""
 
 
-def _short_patience(job: TrainingJob, timeout_seconds: float) -> TrainingJob:
-    """Ranks give up soon, and the last one to notice still leaves its flight recorder."""
-    waits_for = timeout_seconds if job.device_type == "cuda" else 0.0  # on CPU a lost peer is noticed at once
-    return replace(job, timeout_seconds=timeout_seconds, linger_seconds=waits_for + _DUMP_SECONDS)
+class Hang(Injection):
+    """A fault after which the other ranks wait for ever: they give up soon, and each leaves its flight recorder."""
 
+    __slots__ = ()
 
-def _recorded_flight(job: TrainingJob) -> Mapping[str, str]:
-    """The flight recorder's settings; torch before 2.10 knows its file by another name."""
-    if not job.profiled:
-        return {}
-    prefix = str(Path(job.out, job.run, FLIGHT_FOLDER, "rank").absolute())
-    return {
-        "TORCH_FR_BUFFER_SIZE": _RECORDED_CALLS,
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_FR_DUMP_TEMP_FILE": prefix,
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix,
-    }
+    cause: ClassVar[Cause] = Cause.HANG
+    timeout_seconds: float
+    """a field of each fault: how long the others wait"""
 
+    def change(self, job: TrainingJob) -> TrainingJob:
+        """Ranks give up soon, and the last one to notice still leaves its flight recorder."""
+        waits_for = self.timeout_seconds if job.device_type == "cuda" else 0.0  # on CPU a lost peer is noticed at once
+        return replace(job, timeout_seconds=self.timeout_seconds, linger_seconds=waits_for + _DUMP_SECONDS)
 
-def _make_folder(site: Site) -> None:
-    if site.job.profiled:
-        Path(site.job.out, site.job.run, FLIGHT_FOLDER).mkdir(parents=True, exist_ok=True)
+    def environment(self, job: TrainingJob) -> Mapping[str, str]:
+        """The flight recorder's settings; torch before 2.10 knows its file by another name."""
+        if not job.profiled:
+            return {}
+        prefix = str(Path(job.out, job.run, FLIGHT_FOLDER, "rank").absolute())
+        return {
+            "TORCH_FR_BUFFER_SIZE": _RECORDED_CALLS,
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+            "TORCH_FR_DUMP_TEMP_FILE": prefix,
+            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix,
+        }
+
+    def prepare(self, site: Site) -> None:
+        """The recorders' folder."""
+        if site.job.profiled:
+            Path(site.job.out, site.job.run, FLIGHT_FOLDER).mkdir(parents=True, exist_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
-class UnevenData(Injection):
+class UnevenData(Hang):
     """One data-parallel rank has fewer batches, leaves the loop, and waits for peers that wait for it."""
 
     name: ClassVar[str] = "uneven_data"
-    cause: ClassVar[Cause] = Cause.HANG
     needs: ClassVar[tuple[Need, ...]] = (DATA_PARALLEL,)
     shows: ClassVar[str] = "flight recorders stop in different groups: one rank's is past the last step's collectives"
 
@@ -65,15 +73,6 @@ class UnevenData(Injection):
             return f"of {job.num_steps} steps a rank cannot run out after {self.num_batches}"
         return Injection.refusal(self, job)
 
-    def change(self, job: TrainingJob) -> TrainingJob:
-        return _short_patience(job, self.timeout_seconds)
-
-    def environment(self, job: TrainingJob) -> Mapping[str, str]:
-        return _recorded_flight(job)
-
-    def prepare(self, site: Site) -> None:
-        _make_folder(site)
-
     def dataset(self, dataset: Any, *, job: TrainingJob, dp_rank: int) -> Any:
         if dp_rank != self.dp_rank:
             return dataset
@@ -81,11 +80,10 @@ class UnevenData(Injection):
 
 
 @dataclass(frozen=True, slots=True)
-class DyingRank(Injection):
+class DyingRank(Hang):
     """One rank is killed between its backward pass and its optimizer, as by the kernel when memory runs out."""
 
     name: ClassVar[str] = "dying_rank"
-    cause: ClassVar[Cause] = Cause.HANG
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.MISSING_RANK,)
     needs: ClassVar[tuple[Need, ...]] = (COMPANY,)
     shows: ClassVar[str] = "one rank without a flight recorder; its peers' stop at the collective that it never joined"
@@ -100,15 +98,6 @@ class DyingRank(Injection):
         if not 0 <= self.at_step < job.num_steps:
             return f"of {job.num_steps} steps none is step {self.at_step}"
         return Injection.refusal(self, job)
-
-    def change(self, job: TrainingJob) -> TrainingJob:
-        return _short_patience(job, self.timeout_seconds)
-
-    def environment(self, job: TrainingJob) -> Mapping[str, str]:
-        return _recorded_flight(job)
-
-    def prepare(self, site: Site) -> None:
-        _make_folder(site)
 
     def after_backward(self, site: Site, step: int) -> None:
         if site.rank == self.rank and step == self.at_step:
