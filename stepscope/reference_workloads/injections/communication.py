@@ -146,6 +146,5 @@ def _reduced_in_pieces(state: _Pieces, bucket: Any) -> Any:
     gradients = bucket.buffer().div_(state.num_ranks)
     pieces = gradients.split(max(1, state.piece_bytes // gradients.element_size()))
     works = [state.group.allreduce([piece]) for piece in pieces]
-    last: torch.futures.Future[Any] = works[-1].get_future()
-    # One group's collectives run in their order, so the last one ends last.
-    return last.then(lambda _: gradients)
+    # Of all pieces: gloo runs a group's collectives on several threads, so the last to start may end first.
+    return torch.futures.collect_all([work.get_future() for work in works]).then(lambda _: gradients)
