@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 
 from stepscope.core.errors import StepscopeError, UsageError
-from stepscope.reference_workloads import ParallelPlan, plan, run_gpt
+from stepscope.reference_workloads import ParallelPlan, plan, run_workload
 from stepscope.reference_workloads.gradients import GradientRecorder, largest_deviation, read_gradients
 from stepscope.reference_workloads.presets import find_preset
 from stepscope.reference_workloads.recipe import Recipe
@@ -140,7 +140,7 @@ def _reference(architecture: str, dtype: str, device: str) -> tuple[float, Gradi
 def _train(case: Case, device: str) -> tuple[float, Gradients]:
     preset = replace(find_preset("tiny"), architecture=case.architecture, dtype=case.dtype)
     with tempfile.TemporaryDirectory() as folder:
-        result = run_gpt(
+        result = run_workload(
             ParallelPlan(**case.sizes),
             preset=preset,
             recipe=case.recipe,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from stepscope.core.analysis import Analysis
 from stepscope.core.run_layout import TRUTH_FOLDER
-from stepscope.reference_workloads import ParallelPlan, run_gpt
+from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.presets import find_preset
 from stepscope.training import once
 from stepscope.workflow.analyze import analyze
@@ -51,7 +51,7 @@ CASES = (
 
 def run(case: Case, out: Path, name: str, nap_ms: float) -> tuple[Analysis, float]:
     """Train and analyse one case; also the idle share of the captured steps by the processes' own clocks."""
-    result = run_gpt(
+    result = run_workload(
         ParallelPlan(
             pp=STAGES, schedule=case.schedule, micro_batches=case.micro_batches, stage_layers=case.stage_layers
         ),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stepscope.core.causes import Cause
 from stepscope.core.what_if import WhatIfReport
-from stepscope.reference_workloads import ParallelPlan, run_gpt
+from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.training import once
 from stepscope.workflow.whatif import what_if
 
@@ -41,7 +41,7 @@ def main() -> int:
         for cut in CUTS:
             plan = ParallelPlan(pp=2, schedule=schedule, micro_batches=cut, stage_layers=layers)
             run = f"{schedule}-{layers[0]}{layers[1]}-{cut}"
-            done = run_gpt(
+            done = run_workload(
                 plan,
                 out=out,
                 run=run,

@@ -47,14 +47,14 @@ def command(out: str, open_dashboard: bool, port: int, as_json: bool) -> None:
     micro-batches, so that the right verdict is known: a pipeline bubble. With GPUs: what fits.
     """
     from stepscope.cli.analysis_report import print_analysis
-    from stepscope.reference_workloads import ParallelPlan, run_gpt
+    from stepscope.reference_workloads import ParallelPlan, run_workload
     from stepscope.store.documents import encode_analysis
     from stepscope.workflow.analyze import analyze
 
     case = _case()
     click.echo(f"training: {case.what}", err=True)
     plan = ParallelPlan(tp=case.tp, pp=case.pp, dp=case.dp, schedule="1f1b", micro_batches=2 if case.pp > 1 else None)
-    trained = run_gpt(
+    trained = run_workload(
         plan,
         out=out,
         preset=case.preset,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stepscope.reference_workloads.launch import WorkloadResult, run_gpt
+    from stepscope.reference_workloads.launch import WorkloadResult, run_workload
     from stepscope.reference_workloads.plan import ParallelPlan
 
-_EXPORTS = {"ParallelPlan": "plan", "WorkloadResult": "launch", "run_gpt": "launch"}
+_EXPORTS = {"ParallelPlan": "plan", "WorkloadResult": "launch", "run_workload": "launch"}
 
-__all__ = ["ParallelPlan", "WorkloadResult", "run_gpt"]
+__all__ = ["ParallelPlan", "WorkloadResult", "run_workload"]
 
 
 def __getattr__(name: str) -> Any:

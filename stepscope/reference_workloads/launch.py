@@ -100,7 +100,7 @@ class WorkloadResult:
         return preset.batch_size * preset.sequence_length / self.step_seconds
 
 
-def run_gpt(
+def run_workload(
     plan: ParallelPlan,
     *,
     out: str | os.PathLike[str] = "runs",

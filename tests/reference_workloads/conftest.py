@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_gpt
+from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_workload
 from stepscope.training import once
 
 
@@ -21,7 +21,7 @@ def run_2x2x2(tmp_path_factory: pytest.TempPathFactory) -> WorkloadResult:
     """TP2 x PP2 x DP2 under ZeRO 2 and 1F1B with two micro-batches; layers sleep 10 ms; steps 3 and 4 captured."""
     pytest.importorskip("torch")
     out: Path = tmp_path_factory.mktemp("runs")
-    return run_gpt(
+    return run_workload(
         ParallelPlan(tp=2, pp=2, dp=2),
         out=out,
         run="3d",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_gpt
+from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_workload
 from stepscope.reference_workloads.presets import find_preset
 from stepscope.reference_workloads.processes import RankFailedError
 from stepscope.reference_workloads.recipe import Recipe
@@ -19,7 +19,7 @@ def _trained(
     plan: ParallelPlan, recipe: Recipe, out: Path, *, num_steps: int, dtype: str = "float32"
 ) -> WorkloadResult:
     preset = replace(find_preset("tiny"), dtype=dtype)
-    return run_gpt(
+    return run_workload(
         plan, recipe=recipe, preset=preset, profiled=False, device="cpu", out=out, run="r", num_steps=num_steps
     )
 
@@ -51,4 +51,4 @@ def test_a_checkpoint_of_another_model_is_named_as_such(tmp_path: Path) -> None:
     resumed = Recipe(resume_from=str(tmp_path / "r" / "checkpoints" / "step1"))
     larger = replace(find_preset("tiny"), num_layers=5)
     with pytest.raises(RankFailedError, match=r"no checkpoint of this model: Missing key .*blocks\.4"):
-        run_gpt(ParallelPlan(), recipe=resumed, preset=larger, profiled=False, device="cpu", num_steps=1)
+        run_workload(ParallelPlan(), recipe=resumed, preset=larger, profiled=False, device="cpu", num_steps=1)

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepscope.reference_workloads import ParallelPlan, run_gpt  # noqa: E402  # needs torch
+from stepscope.reference_workloads import ParallelPlan, run_workload  # noqa: E402  # needs torch
 from stepscope.reference_workloads.gradients import (  # noqa: E402
     GradientRecorder,
     largest_deviation,
@@ -27,7 +27,7 @@ _CUT: dict[str, Any] = {"sequence_parallel": True, "loss_parallel": True}
 def _train(folder: Path, plan: ParallelPlan, architecture: str) -> tuple[list[float], dict[str, list[Any]]]:
     preset = replace(find_preset("tiny"), architecture=architecture)
     recorder = GradientRecorder(str(folder))
-    result = run_gpt(plan, preset=preset, injections=[recorder], profiled=False, num_steps=3, device="cpu")
+    result = run_workload(plan, preset=preset, injections=[recorder], profiled=False, num_steps=3, device="cpu")
     return result.losses, read_gradients(folder)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stepscope.core.errors import DataError, UsageError
-from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_gpt
+from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_workload
 from stepscope.reference_workloads.presets import find_preset
 from stepscope.training import once
 from stepscope.workflow.analyze import analyze
@@ -27,7 +27,7 @@ def _events(result: WorkloadResult, rank: int) -> list[dict[str, Any]]:
 
 def test_three_dimensions_together_learn_the_same(run_2x2x2: WorkloadResult) -> None:
     # Different orders of addition differ in the last digits only.
-    expected = run_gpt(ParallelPlan(), profiled=False, num_steps=4, device="cpu").losses
+    expected = run_workload(ParallelPlan(), profiled=False, num_steps=4, device="cpu").losses
     assert run_2x2x2.losses[:4] == pytest.approx(expected, abs=2e-3)
     assert run_2x2x2.last_loss < run_2x2x2.first_loss
 
@@ -81,7 +81,7 @@ def test_micro_batches_and_simulated_compute_are_annotated_once_each(run_2x2x2: 
 
 def test_an_interleaved_pipeline_is_measured_as_its_processes_clocks_say(tmp_path: Path) -> None:
     plan = ParallelPlan(pp=2, schedule="interleaved", micro_batches=4, stage_layers=(1, 1, 1, 3))
-    result = run_gpt(
+    result = run_workload(
         plan,
         out=tmp_path,
         preset=replace(find_preset("tiny"), num_layers=6),
@@ -110,14 +110,14 @@ def test_an_interleaved_pipeline_is_measured_as_its_processes_clocks_say(tmp_pat
 
 def test_a_run_directory_in_use_is_refused(run_2x2x2: WorkloadResult) -> None:
     with pytest.raises(UsageError, match="in use"):
-        run_gpt(ParallelPlan(), out=run_2x2x2.run_dir.parent, run=run_2x2x2.run_dir.name, device="cpu")
+        run_workload(ParallelPlan(), out=run_2x2x2.run_dir.parent, run=run_2x2x2.run_dir.name, device="cpu")
 
 
 def test_a_rank_of_a_job_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UsageError, match="the job has 4"):
-        run_gpt(ParallelPlan(tp=2))
+        run_workload(ParallelPlan(tp=2))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_rank_of_a_job_of_another_size_is_refused(monkeypatch: pytest.MonkeyPa
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        run_gpt(ParallelPlan(), **options)
+        run_workload(ParallelPlan(), **options)
 
 
 @pytest.mark.parametrize(
@@ -157,14 +157,14 @@ def test_a_launcher_that_says_nonsense_is_refused(
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
     with pytest.raises(UsageError, match=reason):
-        run_gpt(ParallelPlan())
+        run_workload(ParallelPlan())
 
 
 def test_an_out_folder_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     told: list[object] = []
     with pytest.raises(DataError, match="cannot be written"):
-        run_gpt(ParallelPlan(), out=tmp_path / "file", device="cpu", on_progress=told.append)
+        run_workload(ParallelPlan(), out=tmp_path / "file", device="cpu", on_progress=told.append)
     assert told == []
 
 
@@ -173,4 +173,4 @@ def test_profiling_that_left_nothing_is_an_error_after_training(
 ) -> None:
     monkeypatch.setenv("STEPSCOPE_DISABLE", "1")
     with pytest.raises(DataError, match=r"left no run\.json"):
-        run_gpt(ParallelPlan(), out=tmp_path, num_steps=1, device="cpu")
+        run_workload(ParallelPlan(), out=tmp_path, num_steps=1, device="cpu")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.core.errors import DataError, UsageError
-from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_gpt
+from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_workload
 from stepscope.reference_workloads.presets import find_preset
 from stepscope.reference_workloads.recipe import Recipe
 
@@ -26,7 +26,7 @@ _MAX_NORM = 0.5
 
 
 def _trained(plan: ParallelPlan, recipe: Recipe, **options: Any) -> WorkloadResult:
-    return run_gpt(plan, recipe=recipe, profiled=False, device="cpu", **{"num_steps": 3, **options})
+    return run_workload(plan, recipe=recipe, profiled=False, device="cpu", **{"num_steps": 3, **options})
 
 
 @cache

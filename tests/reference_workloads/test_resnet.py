@@ -10,7 +10,7 @@ import pytest
 
 from stepscope.core.causes import Cause
 from stepscope.core.errors import DataError, UsageError
-from stepscope.reference_workloads import ParallelPlan, run_gpt
+from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.injections.injection import Injection
 from stepscope.reference_workloads.job import TrainingJob
 from stepscope.reference_workloads.presets import find_preset
@@ -41,7 +41,7 @@ class _EvenItemsFirst(Injection):
 
 
 def _losses(plan: ParallelPlan, **options: Any) -> list[float]:
-    return run_gpt(plan, preset=_TINY, profiled=False, num_steps=_NUM_STEPS, device="cpu", **options).losses
+    return run_workload(plan, preset=_TINY, profiled=False, num_steps=_NUM_STEPS, device="cpu", **options).losses
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_halves_in_another_order_are_normed_otherwise(one_process: list[float]) 
 def test_it_learns_from_jpeg_files_of_its_own_making(tmp_path: Path) -> None:
     folder = tmp_path / "images"
     recipe = Recipe(data_dir=str(folder), loader_workers=1)
-    result = run_gpt(ParallelPlan(), preset=_TINY, recipe=recipe, profiled=False, num_steps=24, device="cpu")
+    result = run_workload(ParallelPlan(), preset=_TINY, recipe=recipe, profiled=False, num_steps=24, device="cpu")
     assert sum(result.losses[-4:]) < sum(result.losses[:4])
     files = sorted(folder.rglob("*.jpg"))
     assert len(files) == 8 * 16
@@ -145,11 +145,11 @@ def test_the_whole_model_is_resnet_50() -> None:
 )
 def test_what_it_cannot_do_is_refused_by_name(plan: ParallelPlan, recipe: Recipe, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        run_gpt(plan, preset=_TINY, recipe=recipe, device="cpu")
+        run_workload(plan, preset=_TINY, recipe=recipe, device="cpu")
 
 
 def test_text_has_no_folder_and_a_resnet_no_other_depth() -> None:
     with pytest.raises(UsageError, match="only resnet50 learns images"):
-        run_gpt(ParallelPlan(), recipe=Recipe(data_dir="x"), device="cpu")
+        run_workload(ParallelPlan(), recipe=Recipe(data_dir="x"), device="cpu")
     with pytest.raises(UsageError, match="4 bottlenecks has not 5 layers"):
         replace(_TINY, num_layers=5)

@@ -46,12 +46,12 @@ def command(name: str, as_json: bool, **options: Any) -> None:
     Under torchrun this process is one rank. Ends with 4 when a rank dies.
     """
     from stepscope.reference_workloads.injections.catalogue import parse_injection
-    from stepscope.reference_workloads.launch import run_gpt
+    from stepscope.reference_workloads.launch import run_workload
 
     if options["with_plan"] and options["device"] == "cpu":
         raise UsageError("a plan is for GPUs; a CPU's memory and speed tell nothing of it", where="--against-plan")
     layout = read_layout(name, options)
-    result = run_gpt(
+    result = run_workload(
         layout.plan,
         out=options["out"],
         run=options["run_name"],

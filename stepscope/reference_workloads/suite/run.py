@@ -16,7 +16,7 @@ from stepscope.core.causes import Cause
 from stepscope.core.errors import StepscopeError
 from stepscope.core.run_layout import TRACES_FOLDER
 from stepscope.reference_workloads.injections.applied import injected
-from stepscope.reference_workloads.launch import run_gpt
+from stepscope.reference_workloads.launch import run_workload
 from stepscope.reference_workloads.suite.cases import Case, Run
 from stepscope.reference_workloads.suite.fixtures import write_fixture
 from stepscope.reference_workloads.suite.results import PredictedFix, RunResult, SuiteFolder
@@ -142,7 +142,7 @@ def _make(run: Run, folder: SuiteFolder) -> RunResult:
 
 def _train(run: Run, folder: SuiteFolder) -> WorkloadResult:
     job = run.job
-    return run_gpt(
+    return run_workload(
         job.plan,
         out=folder.runs,
         run=run.name,

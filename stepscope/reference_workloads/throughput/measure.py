@@ -11,7 +11,7 @@ from typing import Any
 from stepscope.core.errors import UsageError
 from stepscope.core.hardware import find_gpu
 from stepscope.reference_workloads.estimate.flops import step_flops
-from stepscope.reference_workloads.launch import NUM_SETTLING_STEPS, WorkloadResult, run_gpt
+from stepscope.reference_workloads.launch import NUM_SETTLING_STEPS, WorkloadResult, run_workload
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.recipe import Recipe
@@ -119,7 +119,7 @@ def run_bench(request: BenchRequest, on_run: Callable[[str], None]) -> Bench:
 
 
 def _run(request: BenchRequest, dp: int) -> WorkloadResult:
-    return run_gpt(
+    return run_workload(
         request.plan_of(dp),
         preset=request.preset_of(dp),
         recipe=request.recipe,

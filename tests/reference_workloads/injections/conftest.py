@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.core.analysis import Analysis
-from stepscope.reference_workloads import ParallelPlan, run_gpt
+from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.injections.catalogue import parse_injection
 from stepscope.reference_workloads.job import TrainingJob
 from stepscope.reference_workloads.presets import find_preset
@@ -43,7 +43,7 @@ def analysis_of(tmp_path: Path) -> Callable[..., Analysis]:
     pytest.importorskip("torch")
 
     def train(fault: str, *, simulate_ms: float, num_steps: int = 6, as_control: bool = False, **plan: Any) -> Analysis:
-        result = run_gpt(
+        result = run_workload(
             ParallelPlan(**plan),
             out=tmp_path,
             run="control" if as_control else "faulty",

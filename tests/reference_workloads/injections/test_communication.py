@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.reference_workloads import ParallelPlan, run_gpt
+from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.injections import communication
 from stepscope.reference_workloads.injections.communication import NoOverlap, NoPrefetch, TinyBuckets, WrongTransport
 from stepscope.reference_workloads.job import TrainingJob
@@ -52,7 +52,7 @@ def test_gradients_in_small_pieces_are_the_same_gradients(monkeypatch: pytest.Mo
     monkeypatch.setattr(communication, "_communicating", lambda job: job)
     plan = ParallelPlan(dp=2, zero=0)
     whole, cut = (
-        run_gpt(plan, profiled=False, num_steps=3, device="cpu", injections=faults).losses
+        run_workload(plan, profiled=False, num_steps=3, device="cpu", injections=faults).losses
         for faults in ((), (TinyBuckets(message_mb=0.01),))
     )
     assert cut == pytest.approx(whole, abs=1e-5)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.reference_workloads import ParallelPlan, run_gpt
+from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.injections.failure import DyingRank, UnevenData
 from stepscope.reference_workloads.injections.injection import Injection
 from stepscope.reference_workloads.job import TrainingJob
@@ -20,7 +20,7 @@ from stepscope.training import once
 def _run(out: Path, fault: Injection) -> str:
     pytest.importorskip("torch")
     with pytest.raises(RankFailedError) as failed:
-        run_gpt(
+        run_workload(
             ParallelPlan(dp=2),
             out=out,
             run="r",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.reference_workloads import ParallelPlan, run_gpt
+from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.injections.compute import MemoryBound
 from stepscope.reference_workloads.injections.host import HostSync
 from stepscope.reference_workloads.injections.injection import Injection, Site
@@ -31,7 +31,7 @@ class _Counts(Injection):
 def test_layers_are_found_and_losses_stay(plan: ParallelPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (MemoryBound, HostSync):
         monkeypatch.setattr(kind, "needs", ())
-    train: Callable[..., Any] = lambda *faults: run_gpt(  # noqa: E731  # one call, three ways
+    train: Callable[..., Any] = lambda *faults: run_workload(  # noqa: E731  # one call, three ways
         plan, profiled=False, num_steps=3, device="cpu", injections=faults
     )
     faulty = train(_Counts(), MemoryBound(passes_per_layer=2), HostSync(reads_per_layer=2))
