@@ -2,7 +2,7 @@
 
 run.json                       who, where, mesh, versions, environment, attempts, unprofiled step time
 traces/step{k}/rank{r}.json.gz each capture in its own folder, k = first captured step
-steps/rank{r}.jsonl            one line a step
+steps/rank{r}.jsonl            one line a step, appended whole; there from the start on, then empty
 truth/rank{r}.jsonl            of simulated compute only: one line a step by the process's own clock
 flight/rank{r}                 flight recorder of a rank that failed
 memory/rank{r}.pickle          CUDA memory snapshot of a rank that ran out of memory

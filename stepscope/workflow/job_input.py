@@ -10,12 +10,13 @@ from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext
 from stepscope.core.analysis import MeshSizes, Notice
 from stepscope.core.errors import DataError
-from stepscope.core.run_layout import RUN_FILE, RunManifest
+from stepscope.core.run_layout import RUN_FILE, STEPS_FOLDER, RunManifest
+from stepscope.core.words import ranks_words
 from stepscope.store.runs import load_manifest
 from stepscope.workflow.fan_out import HERE, FanOut, map_for, task_paths
 from stepscope.workflow.progress import Progress
 from stepscope.workflow.rank_views import view_files
-from stepscope.workflow.step_telemetry import read_data_waits
+from stepscope.workflow.step_telemetry import ranks_without_steps, read_data_waits
 from stepscope.workflow.trace_files import TraceFiles, find_trace_files
 
 
@@ -48,7 +49,7 @@ def read_job(
         UsageError, UnreachableError: as in map_for's engines; a URL's store does not answer.
     """
     files = find_trace_files(paths)
-    notices = list(files.notices)
+    notices = [*files.notices, *_silent_ranks(files.run_directory)]
     manifest = _manifest(files, notices)
     since_ns = manifest.attempts[-1].start_ns if manifest is not None and manifest.attempts else None
     found = view_files(
@@ -62,6 +63,14 @@ def read_job(
     if files.run_directory is not None:
         context = replace(context, data_waits_ns=read_data_waits(files.run_directory))
     return JobInput(list(found.views.values()), context, files.run_directory)
+
+
+def _silent_ranks(run_directory: Path | None) -> list[Notice]:
+    silent = [] if run_directory is None else ranks_without_steps(run_directory)
+    if not silent:
+        return []
+    told = f"{ranks_words(silent)} left no step in {STEPS_FOLDER}/, though others did: killed, or only just begun"
+    return [Notice("silent_ranks", told)]
 
 
 def _manifest(files: TraceFiles, notices: list[Notice]) -> RunManifest | None:

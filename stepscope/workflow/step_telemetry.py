@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -78,14 +79,26 @@ def read_data_waits(run_directory: Path) -> dict[int, list[int]]:
     return waits
 
 
-def _files(run_directory: Path) -> list[Path]:
-    """Some ranks' files, spread evenly."""
-    folder = run_directory / STEPS_FOLDER
+def ranks_without_steps(run_directory: Path) -> list[int]:
+    """Ranks that began a file and left no line in it, where others left some: they were killed before their first."""
+    sizes = {}
+    for rank, path in _files_by_rank(run_directory):
+        with suppress(OSError):
+            sizes[rank] = path.stat().st_size
+    return [rank for rank, size in sizes.items() if not size] if any(sizes.values()) else []
+
+
+def _files_by_rank(run_directory: Path) -> list[tuple[int, Path]]:
     try:
-        found = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.search(path.name))]
+        files = (run_directory / STEPS_FOLDER).iterdir()
+        return sorted((int(match[1]), path) for path in files if (match := _NAME.search(path.name)))
     except OSError:
         return []
-    paths = [path for _, path in sorted(found)]
+
+
+def _files(run_directory: Path) -> list[Path]:
+    """Some ranks' files, spread evenly."""
+    paths = [path for _, path in _files_by_rank(run_directory)]
     return paths if len(paths) <= MOST_RANKS else [paths[i * len(paths) // MOST_RANKS] for i in range(MOST_RANKS)]
 
 

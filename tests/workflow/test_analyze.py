@@ -179,6 +179,15 @@ def test_nothing_is_kept_on_request_for_whole_files_and_outside_runs(tmp_path: P
     assert not (run / "analysis.json").exists()
 
 
+def test_a_rank_without_a_single_step_is_named(tmp_path: Path) -> None:
+    run = run_directory(tmp_path)
+    (run / "steps").mkdir()
+    (run / "steps" / "rank0.jsonl").write_text('{"index": 0, "start_ns": 1, "end_ns": 2}\n')
+    (run / "steps" / "rank1.jsonl").touch()
+    notices = {notice.code: notice.message for notice in analyze([str(run)]).analysis.warnings}
+    assert notices["silent_ranks"].startswith("rank 1 left no step in steps/")
+
+
 def test_a_broken_manifest_is_said_and_the_traces_are_analysed(tmp_path: Path) -> None:
     run = run_directory(tmp_path)
     (run / "run.json").write_text("{")

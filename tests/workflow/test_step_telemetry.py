@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.core.run_layout import steps_path
-from stepscope.workflow.step_telemetry import read_data_waits, read_step_telemetry
+from stepscope.workflow.step_telemetry import ranks_without_steps, read_data_waits, read_step_telemetry
 
 STEP_NS = 1_000_000
 
@@ -36,6 +36,21 @@ def test_only_the_last_attempt_counts(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, [1, 2, 3])
     write_steps(tmp_path, 0, [4, 5, 6])
     assert read_data_waits(tmp_path) == {0: [5, 6]}
+
+
+def test_a_rank_killed_before_its_first_line_is_told_and_hides_no_other(tmp_path: Path) -> None:
+    write_steps(tmp_path, 0, [9, 1, 2])
+    (tmp_path / steps_path(1)).touch()
+    assert ranks_without_steps(tmp_path) == [1]
+    assert read_data_waits(tmp_path) == {0: [1, 2]}
+    assert read_step_telemetry(tmp_path).step_ms == [1.0, 1.0]
+
+
+def test_ranks_are_silent_only_beside_others_that_are_not(tmp_path: Path) -> None:
+    assert ranks_without_steps(tmp_path) == []
+    (tmp_path / steps_path(0)).parent.mkdir()
+    (tmp_path / steps_path(0)).touch()
+    assert ranks_without_steps(tmp_path) == [], "all have only just begun"
 
 
 def test_a_run_without_telemetry_tells_nothing(tmp_path: Path) -> None:
