@@ -15,7 +15,7 @@ from stepscope.core.causes import Reason
 from stepscope.core.links import SLOW_BELOW, pcie_link
 
 OVERLAPPED_FROM = 0.1
-"""A data-parallel transfer that is hidden less is not overlapped at all; recorded DDP and FSDP steps hide 0.9."""
+"""A transfer that is hidden less is not overlapped at all; recorded DDP and FSDP steps hide 0.9."""
 
 FAULT_NAMED_FROM = 0.25
 """Share of the exposed transfer time from which on a fault of it is named."""
@@ -118,18 +118,22 @@ def _small(table: Sequence[Collective], exposed: float, num_steps: int) -> list[
 
 
 def _not_overlapped(table: Sequence[Collective], exposed: float) -> list[TransferFault]:
-    """Data-parallel traffic could be hidden: gathers of weights by prefetching, reductions of gradients by overlap."""
+    """Traffic that could be hidden: gathers of weights by prefetching, reductions of gradients by overlap.
+
+    Of tensor parallelism, all that a layer waits for: async TP hides it behind parts of the product it belongs to.
+    """
     found: list[TransferFault] = []
     for reason, kinds in (
-        (Reason.NO_PREFETCH, ("all_gather",)),
-        (Reason.NO_OVERLAP, ("all_reduce", "reduce_scatter")),
+        (Reason.NO_PREFETCH, {("dp", "all_gather")}),
+        (Reason.NO_OVERLAP, {("dp", "all_reduce"), ("dp", "reduce_scatter")}),
+        (Reason.NO_OVERLAP, {("tp", "all_reduce"), ("tp", "reduce_scatter"), ("tp", "all_gather")}),
     ):
-        rows = [row for row in table if row.dimension == "dp" and row.kind in kinds and row.hidden_transfer is not None]
+        rows = [row for row in table if (row.dimension, row.kind) in kinds and row.hidden_transfer is not None]
         whole = sum(row.transfer_ms or 0.0 for row in rows)
         if not whole or _exposed(rows) < FAULT_NAMED_FROM * exposed:
             continue
         hidden = sum((row.hidden_transfer or 0.0) * (row.transfer_ms or 0.0) for row in rows) / whole
-        if hidden < OVERLAPPED_FROM:
+        if hidden < OVERLAPPED_FROM and reason not in dict(found):
             found.append((reason, (Evidence("hidden_transfer", hidden, "ratio", OVERLAPPED_FROM),)))
     return found
 

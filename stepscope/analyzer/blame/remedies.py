@@ -50,7 +50,7 @@ REMEDIES: dict[Reason, str] = {
     Reason.WRONG_TRANSPORT: "find why traffic leaves the fast link: NCCL_DEBUG=INFO tells each channel's way",
     Reason.SLOW_LINK: "look for a degraded link or shared bandwidth on these ranks (nvidia-smi nvlink -s, other jobs)",
     Reason.SMALL_MESSAGES: "send fewer, larger messages: larger bucket_cap_mb, coalesced or fused collectives",
-    Reason.NO_OVERLAP: "reduce gradients during backward (DDP buckets, FSDP) instead of after it",
+    Reason.NO_OVERLAP: "reduce gradients during backward (DDP buckets, FSDP); hide tensor parallelism by async TP",
     Reason.NO_PREFETCH: "prefetch weights: FSDP's forward and backward prefetch, limit_all_gathers off",
     Reason.ARRIVALS_UNKNOWN: "profile every rank in the same steps, so that waiting can be told from transfer",
     Reason.RECOMPUTE: "checkpoint fewer activations (selective, or none) while memory allows",
