@@ -139,7 +139,7 @@ def _case_table(report: SuiteReport) -> str:
     rows = [
         [
             row.case,
-            _with_reasons(" or ".join(row.expected), row.expected_reasons),
+            " or ".join(_with_reasons(cause, row.expected_reasons.get(cause, [])) for cause in row.expected),
             "" if row.verdict is None else _with_reasons(row.verdict, row.reasons),
             row.outcome,
             _milliseconds(row.step_ms),

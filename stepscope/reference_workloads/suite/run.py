@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from stepscope.core.analysis import Analysis
 from stepscope.core.causes import Cause
 from stepscope.core.errors import StepscopeError
-from stepscope.core.run_layout import TRACES_FOLDER
+from stepscope.core.run_layout import CHECKPOINT_FOLDER, FLIGHT_FOLDER, MEMORY_FOLDER, STEPS_FOLDER, TRACES_FOLDER
 from stepscope.reference_workloads.injections.applied import injected
 from stepscope.reference_workloads.launch import run_workload
 from stepscope.reference_workloads.suite.cases import Case, Run
@@ -34,7 +34,7 @@ KEEP_TRACES = ("whole", "trimmed", "none")
 _FIRST_GUESS_SECONDS = 40.0
 """How long a run is expected to take while none has been seen."""
 
-_ARTEFACT_FOLDERS = ("flight", "memory", "traces")
+_ARTEFACT_FOLDERS = (FLIGHT_FOLDER, MEMORY_FOLDER, STEPS_FOLDER, TRACES_FOLDER)
 
 Tell = Callable[[str], None]
 """Called with one line on what happens."""
@@ -100,13 +100,18 @@ def run_suite(cases: Sequence[Case], folder: SuiteFolder, options: SuiteOptions,
         if case is not None and options.keep_traces == "trimmed" and result.cause is not None:
             control = results.get(case.control.name, result)
             _try_fixture(case, result, control, folder)
-        if options.keep_traces != "whole":
-            shutil.rmtree(folder.runs / run.name / TRACES_FOLDER, ignore_errors=True)
+        tidy_up(folder.runs / run.name, options)
         folder.save(result)
         results[run.name] = result
         took.append(result.seconds)
         tell(f"{len(results):3d}/{len(runs)}  {run.name}: {_line(result)}  ({result.seconds:.0f} s)")
     return SuiteRuns(results, refused, is_complete=True)
+
+
+def tidy_up(run_directory: Path, options: SuiteOptions) -> None:
+    """Delete what nobody needs once the run is analysed: its checkpoints, and its traces unless they are kept."""
+    for name in (CHECKPOINT_FOLDER, *(() if options.keep_traces == "whole" else (TRACES_FOLDER,))):
+        shutil.rmtree(run_directory / name, ignore_errors=True)
 
 
 def _refusal(case: Case) -> str | None:
@@ -205,14 +210,14 @@ def _further_fixes(directory: Path, analysis: Analysis) -> dict[Cause, Predicted
 
 
 def _artefacts(directory: Path, result: RunResult) -> list[str]:
-    """What a run that failed has left."""
+    """What a run that failed has left; a rank's empty list of steps tells nothing."""
     if result.error is None:
         return []
     return sorted(
         path.relative_to(directory).as_posix()
         for name in _ARTEFACT_FOLDERS
         for path in (directory / name).rglob("*")
-        if path.is_file()
+        if path.is_file() and path.stat().st_size
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.causes import HEALTHY_CAUSES, Cause, Reason
-from stepscope.reference_workloads.suite.cases import Case, find_cases
+from stepscope.reference_workloads.suite.cases import Case, Run, find_cases
 from stepscope.reference_workloads.suite.report import as_markdown, encode_report, make_report
 from stepscope.reference_workloads.suite.results import PredictedFix, RunResult
 from stepscope.reference_workloads.suite.score import (
@@ -54,6 +54,22 @@ def test_healthy_layouts_must_be_called_healthy() -> None:
     for cause in HEALTHY_CAUSES:
         assert score(case, result_of(case, cause=cause), None).outcome is Outcome.RIGHT
     assert score(case, result_of(case, cause=Cause.HOST_BOUND), None).outcome is Outcome.WRONG_CAUSE
+
+
+def test_eager_tensor_parallelism_on_gpus_may_be_called_communication() -> None:
+    """A layer waits for its all-reduce: 13.6 % of a step over NVLink."""
+    case = CASES["tp-healthy"]
+    exposed = result_of(case, cause=Cause.COMMUNICATION, reasons=[Reason.NO_OVERLAP])
+    assert score(case, exposed, None).outcome is Outcome.RIGHT
+    assert score(case, replace(exposed, reasons=[Reason.SLOW_LINK]), None).outcome is Outcome.WRONG_REASON
+    on_cpu = Run("tp-healthy", replace(case.run.job, device_type="cpu"))
+    for other in (CASES["ddp-healthy"], CASES["pp-healthy"], replace(case, run=on_cpu)):
+        assert score(other, replace(exposed, name=other.name), None).outcome is Outcome.WRONG_CAUSE
+    report = make_report([score(case, exposed, None)], preset="two-gpu", command="c", device=None, is_complete=True)
+    assert "compute_bound or memory_bound or communication (no_overlap) | communication (no_overlap) | right" in (
+        as_markdown(report)
+    )
+    assert report.matrix == {"healthy": {"communication": 1}}
 
 
 @pytest.mark.parametrize(
