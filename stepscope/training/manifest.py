@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from stepscope.core.run_layout import Attempt, RunManifest
-from stepscope.training.identity import Identity, environment_of_interest, mesh_sizes, num_usable_cpus, versions
+from stepscope.training.identity import environment_of_interest, num_usable_cpus, versions
 from stepscope.training.run_directory import read_attempts, write_manifest
+from stepscope.training.settings import RunContext
 
 MEASURING_STOPPED = "measuring stopped"
 """The attempt's ending when profile() gave up; training went on, and how it ended is not known."""
@@ -22,21 +21,20 @@ class ManifestKeeper:
         OSError: from `write` and `end`, when the run directory cannot be written.
     """
 
-    def __init__(
-        self, run_directory: Path, identity: Identity, *, mesh: Any, labels: dict[str, str], simulated_compute: bool
-    ) -> None:
-        self._run_directory = run_directory
+    def __init__(self, context: RunContext, labels: dict[str, str]) -> None:
+        self._run_directory = run_directory = context.run_directory
+        identity = context.identity
         this_attempt = Attempt(start_ns=time.time_ns(), end_ns=None, ended=None, world_size=identity.world_size)
         self._manifest = RunManifest(
             run=run_directory.name,
             host=identity.host,
             world_size=identity.world_size,
-            mesh=mesh_sizes(mesh, identity.world_size),
+            mesh=context.mesh,
             num_cpus=num_usable_cpus(),
             versions=versions(),
             environment=environment_of_interest(),
             attempts=[*read_attempts(run_directory), this_attempt],
-            simulated_compute=simulated_compute,
+            simulated_compute=context.settings.simulated_compute,
             labels=labels,
         )
 

@@ -16,13 +16,17 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepscope.core.run_layout import steps_path, trace_path
+from stepscope.training.attached import listeners_of
 from stepscope.training.capture import Capture
+from stepscope.training.captures import Captures
 from stepscope.training.figures import FigureReader
-from stepscope.training.identity import Identity, captures_here, identify
+from stepscope.training.identity import captures_here, identify, mesh_sizes
+from stepscope.training.listeners import Listeners
 from stepscope.training.manifest import MEASURING_STOPPED, ManifestKeeper, ending
 from stepscope.training.run_directory import remove_leftovers
 from stepscope.training.run_naming import run_name
 from stepscope.training.schedule import DEFAULT_SCHEDULE, Schedule, State
+from stepscope.training.settings import RunContext, Settings
 from stepscope.training.spans import PhaseSpan, SpanRecorder, wrap_data
 from stepscope.training.telemetry import StepRecord, StepTimes, StepWriter
 
@@ -57,18 +61,17 @@ class Profile:
         run_directory: where this run's files are; None while nothing is written, and once measuring has stopped.
     """
 
-    def __init__(self, settings: dict[str, Any], *, enabled: bool) -> None:
+    def __init__(self, settings: Settings, *, enabled: bool) -> None:
         self.run_directory: Path | None = None
         self._settings = settings
         self._on = enabled
         self._pid = os.getpid()
         self._schedule: Schedule = DEFAULT_SCHEDULE
-        self._identity: Identity | None = None
         self._manifest: ManifestKeeper | None = None
         self._writer: StepWriter | None = None
         self._times = StepTimes()
-        self._capture: Capture | None = None
-        self._captures_here = False
+        self._captures: Captures | None = None
+        self._listeners = Listeners()
         self._record_function: Callable[[str], Any] | None = None
         self._annotation: Any = None
         self._step: StepRecord | None = None
@@ -99,11 +102,11 @@ class Profile:
         self._close_annotation()
         record.end_ns = time.time_ns()
         record.figures = self._figures.read(figures)
-        if self._capture is not None and self._capture.is_recording and record.captured:
-            self._capture.num_whole_steps += 1
         self._times.add(record)
+        self._listeners.step_ended(record)
         try:
-            self._move_to(record.index + 1)
+            if self._captures is not None:
+                self._captures.move_to(record.index + 1, record)
         finally:
             if self._writer is not None:
                 self._writer.add(record)
@@ -131,35 +134,40 @@ class Profile:
             raise RuntimeError("another stepscope.profile measures this process and goes on; this one steps aside")
         settings = self._settings
         self._record_function = torch.profiler.record_function
-        self._schedule = settings["schedule"] or DEFAULT_SCHEDULE
+        self._schedule = settings.schedule or DEFAULT_SCHEDULE
         if not isinstance(self._schedule, Schedule):
             raise TypeError(f"schedule is made by stepscope.every or stepscope.training.once, not {self._schedule!r}")
-        self._identity = identify()
-        self._captures_here = captures_here(settings["ranks"], self._identity)
-        labels = {str(name): str(value) for name, value in dict(settings["labels"] or {}).items()}
-        self.run_directory = Path(settings["out"]) / run_name(settings["run"], self._identity)
-        self._writer = StepWriter(self.run_directory / steps_path(self._identity.rank))
-        if self._identity.rank == 0:
-            self._manifest = ManifestKeeper(
-                self.run_directory,
-                self._identity,
-                mesh=settings["mesh"],
-                labels=labels,
-                simulated_compute=settings["simulated_compute"],
-            )
+        identity = identify()
+        captures = captures_here(settings.ranks, identity)
+        labels = {str(name): str(value) for name, value in dict(settings.labels or {}).items()}
+        self.run_directory = Path(settings.out) / run_name(settings.run, identity)
+        mesh = mesh_sizes(settings.mesh, identity.world_size)
+        context = RunContext(self.run_directory, identity, mesh, settings)
+        self._writer = StepWriter(self.run_directory / steps_path(identity.rank))
+        if identity.rank == 0:
+            self._manifest = ManifestKeeper(context, labels)
             self._manifest.write(None)
-        if self._captures_here:
-            remove_leftovers(self.run_directory, self._identity.rank)
+        if captures:
+            remove_leftovers(self.run_directory, identity.rank)
+            self._captures = Captures(
+                self._schedule,
+                functools.partial(_new_capture, context),
+                before_start=self._keep_unprofiled_time,
+                before_stepping_aside=self._close_all_spans,
+            )
+        self._listeners = Listeners(listeners_of(context))
         _measuring = weakref.ref(self)
-        self._move_to(0)
+        if self._captures is not None:
+            self._captures.move_to(0, None)
         self._open_step(0)
 
     @_harmless
     def _end(self, kind: type[BaseException] | None) -> None:
         self._close_annotation()
         record, self._step = self._step, None
-        if self._capture is not None and record is not None:
-            self._leave_capture(record, keep=self._capture.num_whole_steps > 0)
+        self._listeners.close()
+        if self._captures is not None:
+            self._captures.close(record)
         if self._writer is not None:
             self._writer.close()
         if self._manifest is not None:
@@ -169,51 +177,17 @@ class Profile:
                 logger.warning(missed)
         self._on = False
 
-    def _move_to(self, index: int) -> None:
-        """Between two steps: end the capture that is over, prepare or start the one that `index` belongs to."""
-        capture_start = self._schedule.capture_at(index)
-        if self._capture is not None and self._step is not None and self._step.captured:
-            if capture_start == self._capture.first_step:
-                return
-            self._leave_capture(self._step, keep=self._capture.num_whole_steps > 0)
-        if not self._captures_here:
-            return
-        state = self._schedule.state(index)
-        if state is State.WARMUP and self._capture is None:
-            self._capture = self._new_capture(self._schedule.next_capture(index))
-            self._capture.prepare()
-        elif state is State.ACTIVE and capture_start is not None:
-            if self._capture is None:
-                self._capture = self._new_capture(capture_start)
-            if self._manifest is not None:
-                self._manifest.write(self._times.unprofiled_step_ms())
-            self._capture.start()
-
-    def _leave_capture(self, last_step: StepRecord, *, keep: bool) -> None:
-        capture, self._capture = self._capture, None
-        assert capture is not None
-        started_ns = time.monotonic_ns()
-        if keep:
-            capture.finish()
-        else:
-            capture.discard()
-        last_step.export_ns = time.monotonic_ns() - started_ns
-
-    def _new_capture(self, first_step: int) -> Capture:
-        assert self._identity is not None
-        assert self.run_directory is not None
-        target = self.run_directory / trace_path(first_step, self._identity.rank)
-        names = ("record_shapes", "with_stack", "profile_memory")
-        return Capture(
-            first_step, target, self._close_all_spans, **{name: bool(self._settings[name]) for name in names}
-        )
+    def _keep_unprofiled_time(self) -> None:
+        if self._manifest is not None:
+            self._manifest.write(self._times.unprofiled_step_ms())
 
     def _open_step(self, index: int) -> None:
         state = self._schedule.state(index)
-        captured = state is State.ACTIVE and self._captures_here
+        captured = state is State.ACTIVE and self._captures is not None
         # Also outside captures: other recorders (a daemon's on-demand trace, NVTX) then know the step's number.
         self._annotation = self._open_span(f"ProfilerStep#{index}")
         self._step = StepRecord(index, time.time_ns(), captured=captured, state=state.value)
+        self._listeners.step_began(index)
 
     def _close_annotation(self) -> None:
         annotation, self._annotation = self._annotation, None
@@ -262,9 +236,8 @@ class Profile:
         self._on = False
         self.run_directory = None
         logger.warning("stepscope stops measuring this run, training goes on: %s: %s", type(error).__name__, error)
-        capture, self._capture = self._capture, None
-        cleanups: list[Callable[[], None]] = [self._close_annotation]
-        cleanups += [capture.discard] if capture is not None else []
+        cleanups: list[Callable[[], None]] = [self._close_annotation, self._listeners.close]
+        cleanups += [self._captures.discard] if self._captures is not None else []
         cleanups += [self._writer.close] if self._writer is not None else []
         if self._manifest is not None:
             cleanups.append(functools.partial(self._manifest.end, MEASURING_STOPPED, None))
@@ -307,17 +280,28 @@ def profile(
         labels: free words to find the run by.
         simulated_compute: the run's layers sleep instead of computing; said in every report.
     """
-    settings = {
-        "run": run,
-        "out": out,
-        "schedule": schedule,
-        "ranks": ranks,
-        "mesh": mesh,
-        "record_shapes": record_shapes,
-        "with_stack": with_stack,
-        "profile_memory": profile_memory,
-        "labels": labels,
-        "simulated_compute": simulated_compute,
-    }
+    settings = Settings(
+        run=run,
+        out=out,
+        schedule=schedule,
+        ranks=ranks,
+        mesh=mesh,
+        record_shapes=record_shapes,
+        with_stack=with_stack,
+        profile_memory=profile_memory,
+        labels=labels,
+        simulated_compute=simulated_compute,
+    )
     disabled = os.environ.get("STEPSCOPE_DISABLE", "").lower() not in {"", "0", "false", "no"}
     return Profile(settings, enabled=enabled and not disabled)
+
+
+def _new_capture(context: RunContext, first_step: int) -> Capture:
+    settings = context.settings
+    return Capture(
+        first_step,
+        context.run_directory / trace_path(first_step, context.identity.rank),
+        record_shapes=bool(settings.record_shapes),
+        with_stack=bool(settings.with_stack),
+        profile_memory=bool(settings.profile_memory),
+    )

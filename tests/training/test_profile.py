@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.training import once
+from stepscope.training import once, trace_export
 from stepscope.training.profile import Profile
 
 torch = pytest.importorskip("torch")
@@ -266,6 +267,30 @@ def test_a_profiler_opened_inside_a_capture_gets_its_events_and_ours_keeps_the_s
     assert "another torch profiler began" in _warnings(caplog)[0]
     assert {"ProfilerStep#1", "ProfilerStep#2"} <= _names(tmp_path / "r" / "traces" / "step1" / "rank0.json.gz")
     assert not hasattr(torch.autograd.profiler.profile._start_trace, "__wrapped__")
+
+
+def test_a_profiler_that_begins_while_a_trace_is_written_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[float] = []
+
+    def slowly(recording: Any, path: Path) -> None:
+        time.sleep(0.3)
+        recording.save(str(path))
+        written.append(time.monotonic())
+
+    monkeypatch.setattr(trace_export, "save_recording", slowly)
+    with stepscope.profile("r", tmp_path, once(wait=0, warmup=0, active=1)) as prof:
+        _train(prof, 1)
+        assert written == []  # the step after the capture does not wait for the file
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+            begun = time.monotonic()
+            torch.ones(8, 8) @ torch.ones(8, 8)
+        prof.step()
+    assert len(written) == 1
+    assert written[0] <= begun
+    assert "aten::mm" in {event.name for event in theirs.events()}
+    assert "aten::mm" in _names(tmp_path / "r" / "traces" / "step0" / "rank0.json.gz")
 
 
 def test_a_recording_ended_behind_our_back_is_given_up_without_a_crash(

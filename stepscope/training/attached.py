@@ -1,0 +1,12 @@
+"""Who watches the steps of a run, beside the file that each step is written to?"""
+
+from __future__ import annotations
+
+from stepscope.training.gc_pauses import GcPauses
+from stepscope.training.listeners import StepListener
+from stepscope.training.settings import RunContext
+
+
+def listeners_of(_: RunContext) -> list[StepListener]:
+    """Those that the settings and the surroundings of the run call for, in the order in which they are told."""
+    return [GcPauses()]

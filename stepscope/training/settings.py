@@ -1,0 +1,42 @@
+"""What did the caller of `profile` ask for?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.training.identity import Identity
+from stepscope.training.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The arguments of `profile`, which says what each means; not checked yet, as making a profile never raises."""
+
+    run: str | None
+    out: str | os.PathLike[str]
+    schedule: Schedule | None
+    ranks: str | Iterable[int]
+    mesh: Any
+    record_shapes: bool
+    with_stack: bool
+    profile_memory: bool
+    labels: dict[str, str] | None
+    simulated_compute: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What every part that watches the steps may know of the run.
+
+    Attributes:
+        mesh: sizes by dimension (tp, pp, dp, ep, cp); empty when unknown.
+    """
+
+    run_directory: Path
+    identity: Identity
+    mesh: dict[str, int]
+    settings: Settings
