@@ -9,11 +9,11 @@ from rich.text import Text
 
 from stepscope.cli.kernel_report import print_kernels
 from stepscope.cli.terminal import report_console
-from stepscope.core.analysis import Analysis, Evidence, Ledger
+from stepscope.core.analysis import Analysis, Ledger
 from stepscope.core.causes import HEALTHY_CAUSES
 from stepscope.core.headings import Heading
 from stepscope.core.quality_lines import SHOWN_FROM, quality_lines
-from stepscope.core.words import device_words, mesh_words, metric_words
+from stepscope.core.verdict_lines import headline, verdict_lines
 
 MOST_RANKS = 16
 
@@ -24,7 +24,7 @@ def print_analysis(analysis: Analysis) -> None:
     console.print("trace quality")
     for name, line in quality_lines(analysis.trace_quality).items():
         console.print(f"  {name:<6}  {line}")
-    console.print(_headline(analysis))
+    console.print(headline(analysis.job))
     console.print()
     _print_verdict(console, analysis)
     console.print(_root_cause_table(analysis))
@@ -39,46 +39,12 @@ def print_analysis(analysis: Analysis) -> None:
         )
 
 
-def _headline(analysis: Analysis) -> str:
-    job = analysis.job
-    parts = [f"{len(job.ranks)} of {job.world_size} ranks"]
-    layout = mesh_words(job.mesh)
-    parts += [layout] if layout else []
-    parts += [device_words(job)]
-    parts += [f"{job.num_steps} steps"]
-    if job.step_ms is not None:
-        step = f"{job.step_ms:,.1f} ms a step"
-        if job.unprofiled_step_ms is not None:
-            step += f" ({job.unprofiled_step_ms:,.1f} ms unprofiled)"
-        parts.append(step)
-    if job.mfu is not None:
-        parts.append(f"MFU {job.mfu:.1%}" + (f" (HFU {job.hfu:.1%})" if job.hfu is not None else ""))
-    return ", ".join(parts)
-
-
 def _print_verdict(console: Console, analysis: Analysis) -> None:
-    verdict = analysis.verdict
-    style = "bold green" if verdict.cause in HEALTHY_CAUSES else "bold yellow"
-    console.print(
-        Text(f"VERDICT  {verdict.cause.replace('_', ' ')}  (confidence {verdict.confidence:.0%})", style=style)
-    )
-    console.print(f"  {verdict.summary}")
-    for evidence in verdict.evidence:
-        ranks = f" on rank {', '.join(map(str, evidence.ranks))}" if evidence.ranks else ""
-        console.print(f"  - {metric_words(evidence.metric)}: {_value(evidence)}{ranks}")
-    for action in verdict.actions:
-        console.print(f"  > {action}")
-    for other in verdict.secondary:
-        console.print(f"  also: {other.summary}")
-
-
-def _value(evidence: Evidence) -> str:
-    """The value in its unit, shares as percent, with the threshold it is judged by."""
-    if evidence.unit == "ratio":
-        threshold = "" if evidence.threshold is None else f" (named from {evidence.threshold:.0%})"
-        return f"{evidence.value:.1%}{threshold}"
-    threshold = "" if evidence.threshold is None else f" (threshold {evidence.threshold:g})"
-    return f"{evidence.value:,.3g} {evidence.unit}{threshold}"
+    style = "bold green" if analysis.verdict.cause in HEALTHY_CAUSES else "bold yellow"
+    first, *rest = verdict_lines(analysis.verdict)
+    console.print(Text(first, style=style))
+    for line in rest:
+        console.print(line)
 
 
 def _root_cause_table(analysis: Analysis) -> Table:

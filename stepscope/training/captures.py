@@ -24,6 +24,9 @@ class Captures:
         before_stepping_aside: closes every span of ours: one that ends under another profiler than it began under
             makes torch write into freed memory.
 
+    Attributes:
+        latest: first step of the latest capture that has whole steps; None without one.
+
     Raises:
         OSError, RuntimeError: from every method, when a capture cannot be taken or written.
     """
@@ -36,6 +39,7 @@ class Captures:
         before_start: Callable[[], None],
         before_stepping_aside: Callable[[], None],
     ) -> None:
+        self.latest: int | None = None
         self._schedule = schedule
         self._new_capture = new_capture
         self._before_start = before_start
@@ -94,6 +98,7 @@ class Captures:
         started_ns = time.monotonic_ns()
         if capture.num_whole_steps:
             self._writer.write(capture.finish())
+            self.latest = capture.first_step
         else:
             capture.discard()
         last_step.export_ns = time.monotonic_ns() - started_ns

@@ -1,4 +1,4 @@
-"""Who is this process: its rank, its job's mesh, its host and versions?"""
+"""Who is this process: its rank, its host, its versions, its environment?"""
 
 from __future__ import annotations
 
@@ -7,39 +7,14 @@ import platform
 import re
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from stepscope import __version__
 
 _ENVIRONMENT_PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "OMP_")
 _SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|API_?KEY", re.IGNORECASE)
 _MAX_RANKS_CAPTURED = 64  # 64 traces of some 10 MB are what people open; larger jobs name their ranks
-
-_DIMENSION_OF_NAME = {
-    "tp": "tp",
-    "tensor": "tp",
-    "tensor_parallel": "tp",
-    "pp": "pp",
-    "pipe": "pp",
-    "pipeline": "pp",
-    "pipeline_parallel": "pp",
-    "dp": "dp",
-    "ddp": "dp",
-    "fsdp": "dp",
-    "data": "dp",
-    "data_parallel": "dp",
-    "dp_replicate": "dp",
-    "dp_shard": "dp",
-    "replicate": "dp",
-    "shard": "dp",
-    "ep": "ep",
-    "expert": "ep",
-    "cp": "cp",
-    "context": "cp",
-}
-"""Names that frameworks give to mesh dimensions -> the dimension; several of one kind multiply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +37,6 @@ def identify() -> Identity:
     return Identity(
         rank=rank, local_rank=_number("LOCAL_RANK", 0), world_size=max(world_size, rank + 1), host=socket.gethostname()
     )
-
-
-def mesh_sizes(mesh: Any, world_size: int) -> dict[str, int]:
-    """Sizes by dimension (tp, pp, dp, ep, cp) of a torch DeviceMesh or a mapping of sizes by name.
-
-    Without a mesh, only a job of one process has a known shape. Dimensions of unknown name are left out.
-    """
-    if mesh is None:
-        return {"tp": 1, "pp": 1, "dp": 1} if world_size == 1 else {}
-    sizes: dict[str, int] = {}
-    for name, size in _named_sizes(mesh):
-        dimension = _DIMENSION_OF_NAME.get(name.lower())
-        if dimension is not None:
-            sizes[dimension] = sizes.get(dimension, 1) * int(size)
-    return sizes
 
 
 def captures_here(ranks: str | Iterable[int], identity: Identity) -> bool:
@@ -118,13 +78,6 @@ def num_usable_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _named_sizes(mesh: Any) -> list[tuple[str, int]]:
-    if isinstance(mesh, Mapping):
-        return [(str(name), int(size)) for name, size in mesh.items()]
-    names = mesh.mesh_dim_names or ()
-    return [(str(name), int(mesh.size(place))) for place, name in enumerate(names)]
 
 
 def _number(variable: str, default: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from stepscope.core.run_layout import Attempt, RunManifest
 from stepscope.training.identity import environment_of_interest, num_usable_cpus, versions
+from stepscope.training.mesh import mesh_sizes
 from stepscope.training.run_directory import read_attempts, write_manifest
 from stepscope.training.settings import RunContext
 
@@ -22,8 +23,8 @@ class ManifestKeeper:
     """
 
     def __init__(self, context: RunContext, labels: dict[str, str]) -> None:
-        self._run_directory = run_directory = context.run_directory
-        identity = context.identity
+        self._context = context
+        run_directory, identity = context.run_directory, context.identity
         this_attempt = Attempt(start_ns=time.time_ns(), end_ns=None, ended=None, world_size=identity.world_size)
         self._manifest = RunManifest(
             run=run_directory.name,
@@ -42,7 +43,10 @@ class ManifestKeeper:
         """Write the file; an unknown step time leaves the one known before."""
         if unprofiled_step_ms is not None:
             self._manifest = replace(self._manifest, unprofiled_step_ms=unprofiled_step_ms)
-        write_manifest(self._run_directory, self._manifest)
+        if not self._manifest.mesh:  # the script may have made its groups since
+            world_size = self._context.identity.world_size
+            self._manifest = replace(self._manifest, mesh=mesh_sizes(self._context.settings.mesh, world_size))
+        write_manifest(self._context.run_directory, self._manifest)
 
     def end(self, ended: str, unprofiled_step_ms: float | None) -> None:
         """Write how the attempt ended: a word of `ending`, or MEASURING_STOPPED."""

@@ -11,23 +11,27 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from stepscope.core.analysis import Analysis
 from stepscope.core.run_layout import steps_path, trace_path
 from stepscope.training.attached import listeners_of
 from stepscope.training.capture import Capture
 from stepscope.training.captures import Captures
 from stepscope.training.figures import FigureReader
-from stepscope.training.identity import captures_here, identify, mesh_sizes
+from stepscope.training.identity import captures_here, identify
 from stepscope.training.listeners import Listeners
 from stepscope.training.manifest import MEASURING_STOPPED, ManifestKeeper, ending
+from stepscope.training.mesh import mesh_sizes
 from stepscope.training.run_directory import remove_leftovers
 from stepscope.training.run_naming import run_name
 from stepscope.training.schedule import DEFAULT_SCHEDULE, Schedule, State
 from stepscope.training.settings import RunContext, Settings
 from stepscope.training.spans import PhaseSpan, SpanRecorder, wrap_data
+from stepscope.training.summary import analyse_run, summary_text
 from stepscope.training.telemetry import StepRecord, StepTimes, StepWriter
 
 logger = logging.getLogger(__name__)
@@ -66,6 +70,8 @@ class Profile:
         self._settings = settings
         self._on = enabled
         self._pid = os.getpid()
+        self._context: RunContext | None = None
+        self._result: Analysis | str | None = None
         self._schedule: Schedule = DEFAULT_SCHEDULE
         self._manifest: ManifestKeeper | None = None
         self._writer: StepWriter | None = None
@@ -124,6 +130,33 @@ class Profile:
             self._give_up(error)
             return PhaseSpan("?", self._spans)
 
+    @property
+    def result(self) -> Analysis | None:
+        """The analysis of the latest capture, on rank 0 after the with block; None where there is none."""
+        if self._result is None and not self._on and self.run_directory is not None:
+            self._result = self._analyse()
+        return self._result if isinstance(self._result, Analysis) else None
+
+    def summary(self) -> str:
+        """The verdict as text, on rank 0 after the with block; elsewhere one line that says why there is none."""
+        if self.result is not None and self.run_directory is not None:
+            return summary_text(self.result, self.run_directory)
+        if self._on:
+            return "stepscope: no verdict yet; call summary() after the with block"
+        return f"stepscope: {self._result or 'no verdict, as nothing was measured'}"
+
+    def _analyse(self) -> Analysis | str:
+        assert self._context is not None
+        assert self.run_directory is not None
+        identity, latest = self._context.identity, None if self._captures is None else self._captures.latest
+        if identity.rank != 0:
+            return f"rank 0 has the verdict of {self.run_directory}"
+        if latest is None:
+            return f"no verdict, as no step was captured; the steps' times are in {self.run_directory}"
+        others = [replace(identity, rank=rank) for rank in range(identity.world_size)]
+        ranks = [other.rank for other in others if captures_here(self._settings.ranks, other)]
+        return analyse_run(self.run_directory, latest, ranks)
+
     @_harmless
     def _begin(self) -> None:
         global _measuring
@@ -142,7 +175,7 @@ class Profile:
         labels = {str(name): str(value) for name, value in dict(settings.labels or {}).items()}
         self.run_directory = Path(settings.out) / run_name(settings.run, identity)
         mesh = mesh_sizes(settings.mesh, identity.world_size)
-        context = RunContext(self.run_directory, identity, mesh, settings)
+        self._context = context = RunContext(self.run_directory, identity, mesh, settings)
         self._writer = StepWriter(self.run_directory / steps_path(identity.rank))
         if identity.rank == 0:
             self._manifest = ManifestKeeper(context, labels)
@@ -272,7 +305,8 @@ def profile(
         out: folder of all runs, reachable by all ranks.
         schedule: which steps to capture (`stepscope.every`); by default steps 4 to 6.
         ranks: which ranks write traces: "auto" (the first 64), "all", or rank numbers. All write step telemetry.
-        mesh: torch DeviceMesh with named dimensions, or sizes by name ({"tp": 2, "pp": 2, "dp": 2}).
+        mesh: torch DeviceMesh with named dimensions, sizes by name ({"tp": 2, "pp": 2, "dp": 2}), Megatron's
+            parallel_state or DeepSpeed's grid; by default what the process knows of these, or STEPSCOPE_MESH.
         enabled: False turns everything off.
         record_shapes: record operator shapes, which say what limits a kernel.
         with_stack: record Python stacks; costs far more than the rest.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 _VARIABLES = (
+    "STEPSCOPE_MESH",
     *("STEPSCOPE_RUN", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "OAR_JOB_ID", "PMIX_NAMESPACE"),
     *("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
 )

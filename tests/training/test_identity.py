@@ -23,23 +23,6 @@ def test_rank_comes_from_the_environment_when_torch_is_not_initialised(monkeypat
     assert (found.rank, found.world_size, found.local_rank) == (3, 8, 0)
 
 
-class _FakeDeviceMesh:
-    mesh_dim_names = ("pp", "dp_replicate", "dp_shard", "tp", "odd")
-
-    def size(self, place: int) -> int:
-        return (2, 3, 4, 5, 6)[place]
-
-
-def test_mesh_of_a_device_mesh_multiplies_dimensions_of_one_kind() -> None:
-    assert subject.mesh_sizes(_FakeDeviceMesh(), 120) == {"pp": 2, "dp": 12, "tp": 5}
-
-
-def test_mesh_of_a_mapping_and_of_nothing() -> None:
-    assert subject.mesh_sizes({"tp": 2, "fsdp": 4}, 8) == {"tp": 2, "dp": 4}
-    assert subject.mesh_sizes(None, 8) == {}
-    assert subject.mesh_sizes(None, 1) == {"tp": 1, "pp": 1, "dp": 1}
-
-
 def test_which_ranks_write_traces() -> None:
     assert subject.captures_here("auto", _rank(63, 1000))
     assert not subject.captures_here("auto", _rank(64, 1000))

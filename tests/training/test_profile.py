@@ -338,6 +338,35 @@ def test_another_profiler_keeps_its_recording(tmp_path: Path) -> None:
     assert "aten::mm" in {event.name for event in theirs.events()}
 
 
+def test_after_the_block_it_says_the_verdict(tmp_path: Path) -> None:
+    with stepscope.profile("r", tmp_path, once(wait=1)) as prof:
+        _train(prof, 6)
+        assert "after the with block" in prof.summary()
+    text = prof.summary()
+    assert text.startswith("1 of 1 ranks")
+    assert f"VERDICT  {prof.result.verdict.cause.replace('_', ' ')}" in text
+    assert text.endswith(f"more: stepscope analyze {tmp_path / 'r'}")
+    assert (tmp_path / "r" / "analysis.json").exists()
+
+
+def test_without_a_verdict_it_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stepscope.profile("short", tmp_path) as prof:
+        _train(prof, 2)
+    assert "no step was captured" in prof.summary()
+    with stepscope.profile("off", tmp_path, enabled=False) as prof:
+        _train(prof, 2)
+    assert "nothing was measured" in prof.summary()
+    with stepscope.profile("gone", tmp_path, once(wait=1)) as prof:
+        _train(prof, 6)
+    (tmp_path / "gone" / "traces" / "step2" / "rank0.json.gz").write_bytes(b"")
+    assert "no verdict: " in prof.summary()
+    assert prof.result is None
+    monkeypatch.setenv("RANK", "1")
+    with stepscope.profile("r", tmp_path, once(wait=1)) as prof:
+        _train(prof, 6)
+    assert "rank 0 has the verdict" in prof.summary()
+
+
 def test_off_is_the_same_object_and_touches_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,0 +1,44 @@
+"""How does a verdict read as text? The same lines in a terminal and at the end of a training script."""
+
+from __future__ import annotations
+
+from stepscope.core.analysis import Evidence, Job, Verdict
+from stepscope.core.words import device_words, mesh_words, metric_words
+
+
+def headline(job: Job) -> str:
+    """What was analysed, in a line: ranks, layout, GPU, steps, step time, MFU."""
+    parts = [f"{len(job.ranks)} of {job.world_size} ranks"]
+    layout = mesh_words(job.mesh)
+    parts += [layout] if layout else []
+    parts += [device_words(job)]
+    parts += [f"{job.num_steps} steps"]
+    if job.step_ms is not None:
+        step = f"{job.step_ms:,.1f} ms a step"
+        if job.unprofiled_step_ms is not None:
+            step += f" ({job.unprofiled_step_ms:,.1f} ms unprofiled)"
+        parts.append(step)
+    if job.mfu is not None:
+        parts.append(f"MFU {job.mfu:.1%}" + (f" (HFU {job.hfu:.1%})" if job.hfu is not None else ""))
+    return ", ".join(parts)
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """Cause and confidence; then what happened, its evidence, what to do, and what else was found."""
+    cause = verdict.cause.replace("_", " ")
+    lines = [f"VERDICT  {cause}  (confidence {verdict.confidence:.0%})", f"  {verdict.summary}"]
+    for evidence in verdict.evidence:
+        ranks = f" on rank {', '.join(map(str, evidence.ranks))}" if evidence.ranks else ""
+        lines.append(f"  - {metric_words(evidence.metric)}: {_value(evidence)}{ranks}")
+    lines += [f"  > {action}" for action in verdict.actions]
+    lines += [f"  also: {other.summary}" for other in verdict.secondary]
+    return lines
+
+
+def _value(evidence: Evidence) -> str:
+    """The value in its unit, shares as percent, with the threshold it is judged by."""
+    if evidence.unit == "ratio":
+        threshold = "" if evidence.threshold is None else f" (named from {evidence.threshold:.0%})"
+        return f"{evidence.value:.1%}{threshold}"
+    threshold = "" if evidence.threshold is None else f" (threshold {evidence.threshold:g})"
+    return f"{evidence.value:,.3g} {evidence.unit}{threshold}"
