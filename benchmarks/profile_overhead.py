@@ -1,0 +1,233 @@
+"""What does stepscope.profile cost a training loop? Ratios of blocks that alternate within one process.
+
+    python -m benchmarks.profile_overhead [--device cuda] [--step-ms 3,30] [--blocks 40] [--out FILE.json]
+
+The step is a transformer's forward, backward and optimizer step, made as long as asked. Cases against the same loop
+without stepscope: `off` (enabled=False), `armed` (telemetry of every step, no capture under way). Captures against
+torch.profiler with the same options: the captured steps themselves, what ends the recording, and the steps after it,
+in which torch's way exports and ours writes on another thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import stepscope
+from stepscope.training import once
+
+_SEED = 7
+_RESAMPLES = 2000
+_SETTLE = 3
+"""Steps before a block's clock starts."""
+_NEVER = 10**9
+_CAPTURED = 3
+
+Step = Callable[[], None]
+
+
+class Workload:
+    """A training step of about the wished length, the same for every case."""
+
+    def __init__(self, device: str, step_ms: float) -> None:
+        torch.manual_seed(_SEED)
+        self.device = torch.device(device)
+        on_gpu = self.device.type == "cuda"
+        width, self._shape = (1024, (8, 512)) if on_gpu else (64, (2, 32))
+        one = self._made(width, 1)
+        per_layer = statistics.median(_seconds_per_step(one, 20, self.synchronize) for _ in range(5))
+        self.num_layers = max(1, round(step_ms / 1e3 / per_layer))
+        self.step = self._made(width, self.num_layers)
+        self.step_ms = 1e3 * _seconds_per_step(self.step, 20, self.synchronize)
+
+    def synchronize(self) -> None:
+        """Wait for the GPU, if there is one."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _made(self, width: int, num_layers: int) -> Step:
+        layers = [
+            nn.TransformerEncoderLayer(width, width // 64, 4 * width, batch_first=True) for _ in range(num_layers)
+        ]
+        model = nn.Sequential(*layers).to(self.device)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        batch = torch.randn(*self._shape, width, device=self.device)
+
+        def step() -> None:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+                loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        for _ in range(_SETTLE):
+            step()
+        return step
+
+
+def _seconds_per_step(step: Step, num_steps: int, synchronize: Step) -> float:
+    synchronize()
+    started = time.perf_counter()
+    for _ in range(num_steps):
+        step()
+    synchronize()
+    return (time.perf_counter() - started) / num_steps
+
+
+@contextmanager
+def _bare(_: Path) -> Iterator[Step]:
+    yield lambda: None
+
+
+@contextmanager
+def _off(out: Path) -> Iterator[Step]:
+    with stepscope.profile("off", out, enabled=False) as prof:
+        yield lambda: prof.step(tokens=1)
+
+
+@contextmanager
+def _armed(out: Path) -> Iterator[Step]:
+    with stepscope.profile("armed", out, once(wait=_NEVER)) as prof:
+        yield lambda: prof.step(tokens=1, loss=1.0)
+
+
+def armed_cost(workload: Workload, blocks: int, out: Path) -> dict[str, Any]:
+    """Ratio of each case's time to the bare loop's, block against neighbouring block, with a 95 % interval."""
+    cases = {"off": _off, "armed": _armed}
+    num_steps = max(10, round(300 / workload.step_ms))
+    ratios: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(blocks):
+        times = {}
+        order = ["bare", *cases]
+        for name in order if number % 2 == 0 else reversed(order):
+            with (cases | {"bare": _bare})[name](out) as mark:
+
+                def marked(mark: Step = mark) -> None:
+                    workload.step()
+                    mark()
+
+                for _ in range(_SETTLE):
+                    marked()
+                times[name] = _seconds_per_step(marked, num_steps, workload.synchronize)
+        for name in cases:
+            ratios[name].append(times[name] / times["bare"])
+    return {name: _interval(values) for name, values in ratios.items()}
+
+
+def _interval(values: list[float]) -> dict[str, float]:
+    resampled = np.random.default_rng(_SEED).choice(values, (_RESAMPLES, len(values)))
+    low, high = np.percentile(np.median(resampled, axis=1), (2.5, 97.5))
+    return {"median": statistics.median(values), "low": float(low), "high": float(high)}
+
+
+def host_cost_us(num_steps: int, out: Path) -> float:
+    """Microseconds that an armed `prof.step` takes of the training thread."""
+    with _armed(out) as mark:
+        for _ in range(_SETTLE):
+            mark()
+        started = time.perf_counter()
+        for _ in range(num_steps):
+            mark()
+        return (time.perf_counter() - started) / num_steps * 1e6
+
+
+def _capture_by_torch(workload: Workload, out: Path) -> dict[str, float]:
+    target = out / "torch.json.gz"
+    profiler = torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=_SETTLE, warmup=1, active=_CAPTURED, repeat=1),
+        on_trace_ready=lambda done: done.export_chrome_trace(str(target)),
+        record_shapes=True,
+    )
+    with profiler:
+        return _capture_times(workload, profiler.step)
+
+
+def _capture_by_stepscope(workload: Workload, out: Path) -> dict[str, float]:
+    with stepscope.profile("capture", out, once(wait=_SETTLE, warmup=1, active=_CAPTURED)) as prof:
+        return _capture_times(workload, prof.step)
+
+
+def _capture_times(workload: Workload, mark: Step) -> dict[str, float]:
+    """Milliseconds: a captured step, the stop after the last one, and the slowest of the steps that follow."""
+    ends = []
+    for _ in range(_SETTLE + 1 + _CAPTURED + 10):
+        workload.synchronize()
+        began = time.perf_counter()
+        workload.step()
+        workload.synchronize()
+        ended = time.perf_counter()
+        mark()
+        ends.append((ended - began, time.perf_counter() - ended))
+    captured, after = ends[_SETTLE + 1 : _SETTLE + 1 + _CAPTURED], ends[_SETTLE + 1 + _CAPTURED :]
+    return {
+        "captured_step_ms": 1e3 * statistics.median(step for step, _ in captured),
+        "stall_ms": 1e3 * captured[-1][1],
+        "slowest_step_after_ms": 1e3 * max(step + mark for step, mark in after),
+    }
+
+
+def capture_cost(workload: Workload, repeats: int, out: Path) -> dict[str, Any]:
+    """Both ways in turn; medians, and the interval of the captured steps' ratio."""
+    found: dict[str, list[dict[str, float]]] = {"torch": [], "stepscope": []}
+    for _ in range(repeats):
+        found["torch"].append(_capture_by_torch(workload, out))
+        found["stepscope"].append(_capture_by_stepscope(workload, out))
+    medians = {
+        who: {name: statistics.median(times[name] for times in all_times) for name in all_times[0]}
+        for who, all_times in found.items()
+    }
+    pairs = zip(found["stepscope"], found["torch"], strict=True)
+    ratios = [ours["captured_step_ms"] / theirs["captured_step_ms"] for ours, theirs in pairs]
+    return medians | {"captured_step_ratio": _interval(ratios)}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--step-ms", default="3,30")
+    parser.add_argument("--blocks", type=int, default=40)
+    parser.add_argument("--captures", type=int, default=7)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    logging.getLogger("stepscope").setLevel(logging.ERROR)  # a run that is never captured says so each time
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {"torch": torch.__version__, "device": options.device}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        results["host_us_per_step"] = host_cost_us(20_000, out)
+        print(f"prof.step: {results['host_us_per_step']:.1f} us of the training thread")
+        for step_ms in map(float, options.step_ms.split(",")):
+            workload = Workload(options.device, step_ms)
+            print(f"step of {workload.step_ms:.1f} ms ({workload.num_layers} layers)")
+            case = {"step_ms": workload.step_ms, **armed_cost(workload, options.blocks, out)}
+            for name in ("off", "armed"):
+                print("  {0:<6} {median:.4f} x bare (95 %: {low:.4f} to {high:.4f})".format(name, **case[name]))
+            case["capture"] = capture_cost(workload, options.captures, out)
+            for who in ("torch", "stepscope"):
+                times = {name: round(value, 1) for name, value in case["capture"][who].items()}
+                print(f"  capture by {who}: {times}")
+            print(
+                "  captured steps {median:.3f} x torch's ({low:.3f} to {high:.3f})".format(
+                    **case["capture"]["captured_step_ratio"]
+                )
+            )
+            results[f"{step_ms:g} ms"] = case
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
