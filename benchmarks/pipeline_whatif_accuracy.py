@@ -50,7 +50,7 @@ def main() -> int:
                 schedule=once(wait=1, warmup=1, active=3),
                 device="cpu",
             )
-            reports[cut] = what_if([str(done.run_dir)])
+            reports[cut] = what_if([str(done.run_dir)], causes=[Cause.PIPELINE_BUBBLE])
             missed += abs(reports[cut].replay_error) > REPLAY_GOAL
             print(_row(name, cut, reports), flush=True)
     return 1 if missed else 0

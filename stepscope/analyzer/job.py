@@ -39,10 +39,15 @@ from stepscope.analyzer.summaries import (
     world_size_of,
 )
 from stepscope.analyzer.verdict import Circumstances, judge, root_causes
-from stepscope.analyzer.what_if.model import ReplayModel, build_model
+from stepscope.analyzer.what_if.model import ReplayModel, build_model, why_not
 from stepscope.analyzer.what_if.named_causes import beside_verdict, replay_causes, replay_pipeline_causes
-from stepscope.analyzer.what_if.pipeline_schedule import PipelineSchedule, replay_schedules, schedule_of
+from stepscope.analyzer.what_if.pipeline_schedule import (
+    PipelineSchedule,
+    replay_schedules,
+    schedule_of,
+)
 from stepscope.analyzer.what_if.predict import predict
+from stepscope.analyzer.what_if.two_replays import with_finer_cuts
 from stepscope.core.analysis import Analysis, Notice, RootCause, WhatIf
 from stepscope.core.causes import Cause
 from stepscope.core.errors import DataError
@@ -116,16 +121,17 @@ def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Colle
     """
     found = _explain(views)
     model = _replay_model(found)
-    if model is not None:
-        report = predict(model, unprofiled_ms=context.unprofiled_step_ms, causes=causes)
-    elif found.schedules:
+    if found.schedules and (model is None or (causes and set(causes) <= {Cause.PIPELINE_BUBBLE})):
         report = replay_schedules(found.schedules, causes)
-    else:
+    elif model is None:
         raise DataError(
-            "these traces cannot be replayed: a rank has no profiled steps, no device activities with their launches "
-            "(on CPUs: no pipeline whose passes are marked), or too many of them",
-            what_next="profile whole steps on GPUs with CPU and CUDA activities (stepscope.profile does)",
+            f"these traces cannot be replayed: {why_not(found.views)}",
+            what_next="profile whole steps on every rank with CPU (and CUDA) activities (stepscope.profile does)",
         )
+    else:
+        report = predict(model, unprofiled_ms=context.unprofiled_step_ms, causes=causes)
+        if found.schedules:
+            report = with_finer_cuts(report, found.schedules, causes)
     return replace(report, warnings=[*report.warnings, *context.notices])
 
 
@@ -177,7 +183,9 @@ def _explain(views: Sequence[RankView]) -> _Explained:
 def _gains(found: _Explained, causes: Sequence[RootCause], context: JobContext) -> tuple[list[WhatIf], list[Notice]]:
     """What fixing each cause would buy, and what was left out. A cause that is a guess promises nothing."""
     what_if, left_out = replay_causes(lambda: _replay_model(found), causes, context.unprofiled_step_ms)
-    return what_if or replay_pipeline_causes(found.schedules, causes), left_out
+    known = {gain.fix for gain in what_if}
+    by_schedule = replay_pipeline_causes(found.schedules, [row for row in causes if row.cause not in known])
+    return [*what_if, *by_schedule], left_out
 
 
 def _call_columns(found: _Explained) -> CallColumns:

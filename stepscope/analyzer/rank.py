@@ -35,6 +35,7 @@ from stepscope.analyzer.roofline.utilization import (
     step_flops,
 )
 from stepscope.analyzer.what_if.graph import build_graph
+from stepscope.analyzer.what_if.host_timeline import read_timeline
 from stepscope.core.analysis import Notice, RooflineCoverage
 from stepscope.core.errors import DataError, TruncatedTraceError
 from stepscope.core.hardware import GpuModel, find_gpu
@@ -167,6 +168,7 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
         host_work=host_work(trace, replace(steps, main_lane=lane), None, segments),
         on_device=False,
         notices=list(steps.notices),
+        timeline=read_timeline(trace, lane, segments) if len(steps) else None,
     )
 
 

@@ -14,6 +14,7 @@ from stepscope.analyzer.ledger.segments import CHARGE, Segments, TimeTable
 from stepscope.analyzer.ledger.steps import Window
 from stepscope.analyzer.pipeline.tasks import MicroBatch
 from stepscope.analyzer.read_facts import ReadFacts
+from stepscope.analyzer.what_if.host_timeline import HostTimeline
 from stepscope.analyzer.what_if.rank_graph import RankGraph
 from stepscope.core.analysis import KernelTime, Notice, RooflineCoverage
 from stepscope.core.headings import COMPUTE_HEADINGS
@@ -42,7 +43,9 @@ class RankView:
         kernels: those with most time, by name.
         kernel_sums: kernels and copies, ready to be added up over ranks.
         on_device: whether the ledger is of a device (else of the host's main thread).
-        graph: what a replay needs (on the rank's own clock); None without steps, or where it would be too large.
+        graph: what a replay needs (on the rank's own clock); None without steps or a device, or where it would be too
+            large.
+        timeline: the same without a device.
     """
 
     rank: int
@@ -65,6 +68,7 @@ class RankView:
     on_device: bool
     notices: list[Notice]
     graph: RankGraph | None = None
+    timeline: HostTimeline | None = None
 
     @property
     def window_ns(self) -> int:

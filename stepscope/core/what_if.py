@@ -19,7 +19,7 @@ class WhatIfInput(StrEnum):
 
     TRACES = "traces"
     SCHEDULE = "schedule"
-    """a pipeline's schedule: CPU traces have no launches to replay"""
+    """a pipeline's schedule alone (CPU): what `--fix pipeline_bubble` asks for"""
     OPERATION_TABLE = "operation_table"
 
 

@@ -71,12 +71,23 @@ def _classes(trace: TraceColumns, rows: npt.NDArray[np.intp], lane: int) -> tupl
     """Time in operators outside communication, and time in which communication was in flight on any thread."""
     is_communication = trace.named(rows, _COMMUNICATION_OPERATOR.search)
     is_backend = trace.named(rows, _BACKEND_SPAN.search)
-    is_simulated = trace.named(rows, _SIMULATED_COMPUTE.search)
     on_main = trace.lane[rows] == lane
-    is_operator = trace.category[rows] == Category.CPU_OP
     is_node = trace.named(rows, _AUTOGRAD_NODE.search)
-    computes = on_main & (is_operator | is_simulated) & ~is_communication
+    computes = _computes(trace, rows, lane)
     communicating = time_of(trace, rows[(on_main & is_communication) | is_backend])
     nodes = subtract(time_of(trace, rows[computes & is_node]), communicating)
     operators = join(time_of(trace, rows[computes & ~is_node]), nodes)
     return subtract(operators, time_of(trace, rows[on_main & is_communication])), communicating
+
+
+def computing_rows(trace: TraceColumns, lane: int) -> npt.NDArray[np.intp]:
+    """Operators outside communication and simulated compute on a thread; they may nest."""
+    rows = trace.rows_of(Category.CPU_OP, Category.USER_ANNOTATION)
+    return rows[_computes(trace, rows, lane)]
+
+
+def _computes(trace: TraceColumns, rows: npt.NDArray[np.intp], lane: int) -> npt.NDArray[np.bool_]:
+    is_operator = trace.category[rows] == Category.CPU_OP
+    is_simulated = trace.named(rows, _SIMULATED_COMPUTE.search)
+    computes: npt.NDArray[np.bool_] = (is_operator | is_simulated) & (trace.lane[rows] == lane)
+    return computes & ~trace.named(rows, _COMMUNICATION_OPERATOR.search)

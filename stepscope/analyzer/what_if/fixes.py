@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.ledger.activities import Work
 from stepscope.analyzer.what_if.edge_blocks import Nodes
 from stepscope.analyzer.what_if.job_graph import JobGraph
-from stepscope.analyzer.what_if.kernel_match import kernels_by_step, match_kernels
+from stepscope.analyzer.what_if.kernel_match import MatchedStep, kernels_by_step, match_kernels
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK
 from stepscope.analyzer.what_if.replay import Scenario
 from stepscope.core.causes import Cause
@@ -30,12 +31,16 @@ class FixedJob:
         role: by rank, its place in the pipeline.
         expected_transfer_ns: by communication, what its link should take, or NONE where that is not known.
         alike: by communication, a number that calls of the same group, kind and size share.
+        steps: numbers of the steps that count.
+        on_device: whether the activities ran on one (else they are operators of the main thread).
     """
 
     graph: JobGraph
     role: Mapping[int, int]
     expected_transfer_ns: Nanoseconds
     alike: Nodes
+    steps: frozenset[int]
+    on_device: bool
 
 
 Fix = Callable[[FixedJob, Scenario], Scenario | None]
@@ -73,9 +78,11 @@ def without_host_delay(_job: FixedJob, scenario: Scenario) -> Scenario | None:
     return scenario.scaled_host([HOST_COLUMN[Cause.HOST_BOUND]], 0.0)
 
 
-def without_blocking(_job: FixedJob, scenario: Scenario) -> Scenario | None:
+def without_blocking(job: FixedJob, scenario: Scenario) -> Scenario | None:
     """No call waits for device work."""
-    blocks = np.zeros_like(scenario.blocks)
+    blocks = _needed(job.graph)
+    if blocks.all():
+        return None
     return replace(scenario.scaled_host([HOST_COLUMN[Cause.SYNCHRONIZATION]], 0.0), blocks=blocks)
 
 
@@ -105,38 +112,64 @@ def without_copies(job: FixedJob, scenario: Scenario) -> Scenario | None:
 
 def without_straggler(job: FixedJob, scenario: Scenario) -> Scenario | None:
     """Each matched kernel takes what it takes on the fastest rank of its role; kernels that no other has are gone."""
-    duration = scenario.duration_ns.copy()
-    is_free = scenario.is_free.copy()
-    host = scenario.host_ns.copy()
-    groups = match_kernels(job.graph.layout, job.role)
-    if not groups:
+    steps = match_kernels(job.graph.layout, job.role)
+    if not steps or not job.on_device:
         return None
-    launched_by = np.concatenate(
-        [
-            np.where(p.graph.device.launched_by == NONE, NONE, p.graph.device.launched_by + p.first_call)
-            for p in job.graph.layout.parts.values()
-        ]
-    )
-    for matched, extra in groups:
-        table = np.stack(matched)
-        times = np.where(table == NONE, np.iinfo(np.int64).max, scenario.duration_ns[table])
-        fastest = _fastest(times, np.count_nonzero(table != NONE, axis=0))
-        for row in table:
+    duration = scenario.duration_ns.copy()
+    for step in steps:
+        times = np.where(step.table == NONE, np.iinfo(np.int64).max, scenario.duration_ns[step.table])
+        fastest = _fastest(times, np.count_nonzero(step.table != NONE, axis=0))
+        for row in step.table:
             own = row != NONE
             duration[row[own]] = fastest[own]
-        gone = np.concatenate(extra)
-        duration[gone] = 0
-        is_free[gone] = True
-        host[launched_by[gone], HOST_COLUMN[Cause.HOST_BOUND]] = 0
+    return _without_extra(job.graph, replace(scenario, duration_ns=duration), steps)
+
+
+def without_slow_rank(job: FixedJob, scenario: Scenario) -> Scenario | None:
+    """Each rank's operators take what they take on the rank of its role that computes least over all steps; what no
+    other has is gone. Operators on CPUs vary too much to be compared one by one: the least of each is luck."""
+    steps = match_kernels(job.graph.layout, job.role)
+    if not steps or job.on_device:
+        return None
+    spent: dict[tuple[int, ...], Nanoseconds] = {}
+    for step in steps:
+        own = np.where(step.table == NONE, 0, scenario.duration_ns[step.table]).sum(axis=1)
+        spent[step.ranks] = spent.get(step.ranks, np.zeros_like(own)) + own
+    duration = scenario.duration_ns.copy()
+    for step in steps:
+        ranks = np.argsort(spent[step.ranks], kind="stable")
+        model = step.table[ranks[_place_of_fastest(len(ranks))]]
+        for row in step.table:
+            both = (row != NONE) & (model != NONE)
+            duration[row[both]] = scenario.duration_ns[model[both]]
+    return _without_extra(job.graph, replace(scenario, duration_ns=duration), steps)
+
+
+def _without_extra(graph: JobGraph, scenario: Scenario, steps: Sequence[MatchedStep]) -> Scenario:
+    """Kernels that only one rank has are gone, with their launches."""
+    parts = graph.layout.parts.values()
+    launched_by = np.concatenate(
+        [np.where(p.graph.device.launched_by == NONE, NONE, p.graph.device.launched_by + p.first_call) for p in parts]
+    )
+    gone = np.concatenate([step.extra for step in steps])
+    duration, is_free, host = scenario.duration_ns.copy(), scenario.is_free.copy(), scenario.host_ns.copy()
+    duration[gone] = 0
+    is_free[gone] = True
+    host[launched_by[gone], HOST_COLUMN[Cause.HOST_BOUND]] = 0
     return replace(scenario, duration_ns=duration, is_free=is_free, host_ns=host)
 
 
 def _fastest(times: Nanoseconds, num_present: Nodes) -> Nanoseconds:
     """By column the least, from four ranks up the lower median; absent ranks are sorted last."""
     ordered = np.sort(times, axis=0)
-    place = np.where(num_present >= LOWER_MEDIAN_FROM, (num_present - 1) // 2, 0)
+    place = _place_of_fastest(num_present)
     result: Nanoseconds = np.take_along_axis(ordered, np.maximum(place, 0)[None, :], axis=0)[0]
     return result
+
+
+def _place_of_fastest(num_ranks: npt.ArrayLike) -> Nodes:
+    num_ranks = np.asarray(num_ranks, np.int64)
+    return np.where(num_ranks >= LOWER_MEDIAN_FROM, (num_ranks - 1) // 2, 0)
 
 
 def balanced(job: FixedJob, scenario: Scenario) -> Scenario | None:
@@ -159,11 +192,13 @@ def balanced(job: FixedJob, scenario: Scenario) -> Scenario | None:
 def ideal(job: FixedJob, scenario: Scenario) -> Scenario:
     """Every rank computes the mean of all ranks and steps, like transfers take their median, the host is never late."""
     duration = scenario.duration_ns.copy()
-    kernels = [own for rank in job.graph.layout.parts for own in kernels_by_step(job.graph.layout, rank).values()]
-    totals = [duration[own].sum() for own in kernels]
-    for own, total in zip(kernels, totals, strict=True):
+    layout = job.graph.layout
+    kernels = [(step, own) for rank in layout.parts for step, own in kernels_by_step(layout, rank).items()]
+    totals = [duration[own].sum() for _, own in kernels]
+    counted = [total for (step, _), total in zip(kernels, totals, strict=True) if step in job.steps]
+    for (_, own), total in zip(kernels, totals, strict=True):
         if total > 0:
-            duration[own] = (duration[own] * (float(np.mean(totals)) / total)).astype(np.int64)
+            duration[own] = (duration[own] * (float(np.mean(counted or totals)) / total)).astype(np.int64)
     transfer = scenario.transfer_ns.copy()
     for number in np.unique(job.alike).tolist():
         same = job.alike == number
@@ -172,13 +207,19 @@ def ideal(job: FixedJob, scenario: Scenario) -> Scenario:
         scenario.scaled_host(list(range(len(HOST_WORK))), 0.0),
         duration_ns=duration,
         transfer_ns=transfer,
-        blocks=np.zeros_like(scenario.blocks),
+        blocks=_needed(job.graph),
     )
+
+
+def _needed(graph: JobGraph) -> npt.NDArray[np.bool_]:
+    """By call, whether it waits for what the host itself uses."""
+    return np.concatenate([p.graph.host.is_needed for p in graph.layout.parts.values()])
 
 
 FIXES: dict[tuple[Cause, str], Fix] = {
     (Cause.DATA_LOADING, "data ready at once"): without_loading,
     (Cause.STRAGGLER, "every kernel as fast as on its fastest rank"): without_straggler,
+    (Cause.STRAGGLER, "every rank's operators as fast as on the fastest rank"): without_slow_rank,
     (Cause.IMBALANCE, "compute cut evenly over the ranks"): balanced,
     (Cause.HOST_BOUND, "the host never late"): without_host_delay,
     (Cause.SYNCHRONIZATION, "no blocking calls"): without_blocking,

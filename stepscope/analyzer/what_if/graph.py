@@ -56,7 +56,16 @@ def build_graph(
     start = activities.start_ns[calls.first_activity[launches]]
     key[launches] = np.maximum(np.minimum(key[launches], start), calls.start_ns[launches])
     return RankGraph(
-        host=HostCalls(key, work, label, follows, follows_own, calls.first_activity, opens_ns),
+        host=HostCalls(
+            key_ns=key,
+            work_ns=work,
+            label=label,
+            follows=follows,
+            follows_own=follows_own,
+            first_activity=calls.first_activity,
+            opens_ns=opens_ns,
+            is_needed=np.zeros(len(calls), np.bool_),
+        ),
         device=_device_work(trace, activities, steps, streams, launched_by, spans_of_lane),
         streams=in_order,
         stream_gap_ns=stream_gaps(activities, in_order),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 import numpy as np
@@ -22,6 +23,21 @@ _MOST_COMPARISONS = 1_000 * 1_000
 """Longer stretches that differ stay as they are: comparing them takes time with the square of their length."""
 
 
+@dataclass(frozen=True, slots=True)
+class MatchedStep:
+    """One role's kernels in one step.
+
+    Attributes:
+        ranks: of the role.
+        table: the matched kernels, one row a rank, NONE where a rank has none.
+        extra: the kernels that only one rank has.
+    """
+
+    ranks: tuple[int, ...]
+    table: Nodes
+    extra: Nodes
+
+
 def kernels_by_step(layout: Layout, rank: int) -> dict[int, Nodes]:
     """A rank's compute kernels in launch order, by the number of the step they were launched in (job's numbering)."""
     part = layout.parts[rank]
@@ -33,9 +49,8 @@ def kernels_by_step(layout: Layout, rank: int) -> dict[int, Nodes]:
     return dict(zip(steps.tolist(), parts, strict=True)) if len(kernels) else {}
 
 
-def match_kernels(layout: Layout, role: Mapping[int, int]) -> list[tuple[list[Nodes], list[Nodes]]]:
-    """For each role and step: the matched kernels, one array a rank, aligned with NONE where a rank has none; and by
-    rank the kernels that nobody else has. Roles of one rank have no peers and are left out."""
+def match_kernels(layout: Layout, role: Mapping[int, int]) -> list[MatchedStep]:
+    """Each role's kernels, step by step. Roles of one rank have no peers and are left out."""
     ranks_of_role: dict[int, list[int]] = defaultdict(list)
     for rank in layout.parts:
         ranks_of_role[role.get(rank, 0)].append(rank)
@@ -49,7 +64,7 @@ def match_kernels(layout: Layout, role: Mapping[int, int]) -> list[tuple[list[No
     return found
 
 
-def _match(layout: Layout, ranks: Sequence[int], kernels: Sequence[Nodes]) -> tuple[list[Nodes], list[Nodes]]:
+def _match(layout: Layout, ranks: Sequence[int], kernels: Sequence[Nodes]) -> MatchedStep:
     words = []
     for rank, own in zip(ranks, kernels, strict=True):
         part = layout.parts[rank]
@@ -68,7 +83,7 @@ def _match(layout: Layout, ranks: Sequence[int], kernels: Sequence[Nodes]) -> tu
         alone = (present == 1) & (row != NONE)
         extra[i] = np.concatenate((extra[i], row[alone]))
         row[alone] = NONE
-    return matched, extra
+    return MatchedStep(tuple(ranks), np.stack(matched), np.concatenate(extra))
 
 
 def align(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,12 @@ from stepscope.analyzer.alignment.matching import Matches
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.what_if.fixes import FixedJob
+from stepscope.analyzer.what_if.graph import MOST_ACTIVITIES
+from stepscope.analyzer.what_if.host_graph import host_graph
+from stepscope.analyzer.what_if.host_timeline import MOST_PIECES
 from stepscope.analyzer.what_if.job_graph import JobGraph, join_ranks
 from stepscope.analyzer.what_if.links import alike, expected_transfers
+from stepscope.analyzer.what_if.rank_graph import RankGraph
 from stepscope.analyzer.what_if.replay import Scenario, as_measured, measured_steps, replay, step_times
 
 BEFORE_WINDOW_SHARE = 0.10
@@ -58,7 +62,7 @@ def build_model(
     role: Mapping[int, int],
     before_window: Sequence[float],
 ) -> ReplayModel | None:
-    """Join the ranks' graphs; None where a rank has none.
+    """Join the ranks' graphs; None where a rank has none (`why_not` says why).
 
     Args:
         views: by rank, on the job's clock (their graphs are on the rank's own).
@@ -67,20 +71,57 @@ def build_model(
         role: by rank, its pipeline stage.
         before_window: by step, the share of its time charged to what began before the traces.
     """
-    graphs = {rank: view.graph for rank, view in views.items() if view.graph is not None}
-    if not graphs or len(graphs) < len(views):
+    on_device = any(view.on_device for view in views.values())
+    graphs = {rank: own for rank, view in views.items() if (own := _graph_of(view, offsets_ns)) is not None}
+    if not graphs or len(graphs) < len(views) or any(view.on_device != on_device for view in views.values()):
         return None
     calls = {rank: view.calls for rank, view in views.items()}
     graph = join_ranks(graphs, calls, matches, offsets_ns)
-    job = FixedJob(graph, role, expected_transfers(views), alike(calls))
     num_whole = min(len(view.window.whole_step_ns) for view in views.values())
     late = np.array([*before_window, *[0.0] * num_whole])[:num_whole] > BEFORE_WINDOW_SHARE
     kept = np.flatnonzero(~late) if not late.all() else np.arange(num_whole)
-    first = next(iter(views.values()))
+    numbers = next(iter(views.values())).window.index.tolist()
     return ReplayModel(
-        job=job,
+        job=FixedJob(
+            graph=graph,
+            role=role,
+            expected_transfer_ns=expected_transfers(views),
+            alike=alike(calls),
+            steps=frozenset(numbers[place] for place in kept),
+            on_device=on_device,
+        ),
         base=as_measured(graph),
         kept=kept,
         skipped=np.setdiff1d(np.arange(num_whole), kept),
-        step_numbers=first.window.index.tolist(),
+        step_numbers=numbers,
     )
+
+
+def _graph_of(view: RankView, offsets_ns: Mapping[int, int]) -> RankGraph | None:
+    """A rank's graph, on the rank's own clock."""
+    if view.timeline is None:
+        return view.graph
+    offset = offsets_ns.get(view.rank, 0)
+    window = replace(
+        view.window,
+        start_ns=view.window.start_ns + offset,
+        end_ns=view.window.end_ns + offset,
+        boundary_ns=view.window.boundary_ns + offset,
+    )
+    calls = [replace(c, start_ns=c.start_ns + offset, end_ns=c.end_ns + offset) for c in view.calls]
+    return host_graph(view.timeline, window, calls)
+
+
+def why_not(views: Mapping[int, RankView]) -> str:
+    """What keeps these ranks from being replayed: the first thing that `build_model` stumbles over."""
+    for rank, view in views.items():
+        if view.on_device != next(iter(views.values())).on_device:
+            return f"rank {rank} is traced {'on' if view.on_device else 'without'} a device, others are not"
+        if view.graph is not None or view.timeline is not None:
+            continue
+        if not view.facts.step_indices:
+            return f"rank {rank} has no profiled steps"
+        if view.on_device:
+            return f"rank {rank} has device activities without their launches, or more than {MOST_ACTIVITIES:,}"
+        return f"rank {rank} has more than {MOST_PIECES:,} operators"
+    return "no rank can be replayed"

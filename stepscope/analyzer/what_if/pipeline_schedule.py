@@ -1,10 +1,10 @@
 """What would another cut of the batch, or of the model, make of a pipelined step on CPUs? By replay of its schedule.
 
-CPU traces have no launches, so the graph of `replay` does not exist. The schedule does: passes in their order, each
-with its measured time outside the pipeline's own transfers. What lies between the last backward and the next first
-forward (optimizer, loader, gradients reduced after the schedule) is kept as it was measured. Others print the closed
-form (P-1)/(M+P-1) of the schedule that the configuration names: it knows neither uneven passes, nor transfers, nor
-what follows.
+More micro-batches are other operators, which no replay of the recorded ones can tell. The schedule can: passes in their
+order, each with its measured time outside the pipeline's own transfers. What lies between the last backward and the
+next first forward (optimizer, loader, gradients reduced after the schedule) is kept as it was measured. Others print
+the closed form (P-1)/(M+P-1) of the schedule that the configuration names: it knows neither uneven passes, nor
+transfers, nor what follows.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _step_ms(schedules: Sequence[PipelineSchedule]) -> float:
 
 
 def _warnings(schedules: Sequence[PipelineSchedule], error: float) -> list[Notice]:
-    told = "CPU traces have no launches to replay: the pipeline's schedule is, with what follows it as it was measured"
+    told = "the pipeline's schedule is replayed, with what follows it as it was measured"
     notices = [Notice("schedule_only", told)]
     if abs(error) > TRUSTED_ERROR:
         wrong = f"the replay misses the measured step by {error:+.1%}: something it does not know decides"

@@ -50,6 +50,7 @@ class HostCalls:
         follows_own: the previous call of its own thread where that is another one, or NONE.
         first_activity: what it launched (a graph: the first of it), or NONE.
         opens_ns: when the host began: a call that follows none follows this moment.
+        is_needed: whether the host itself uses what the call waits for (without a device): no fix spares it the wait.
     """
 
     key_ns: Nanoseconds
@@ -59,6 +60,7 @@ class HostCalls:
     follows_own: IntColumn
     first_activity: IntColumn
     opens_ns: int
+    is_needed: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.key_ns)

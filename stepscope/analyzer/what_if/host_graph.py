@@ -1,0 +1,204 @@
+"""How does a CPU run's rank become its part of the graph? From its main thread's timeline and its communication calls.
+
+There are no launches and no streams: the thread computes itself, so each piece of compute is an activity that the
+thread starts and waits for. A communication starts where the thread asks for it and goes on beside the thread, until
+the thread needs it: at its end, where the thread was idle then; else (it ended behind compute) where the thread next
+waited for one, or where the step ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.alignment.call import Call
+from stepscope.analyzer.intervals import Nanoseconds, covered_time
+from stepscope.analyzer.ledger.activities import Work
+from stepscope.analyzer.ledger.steps import Window
+from stepscope.analyzer.ordering import order_of
+from stepscope.analyzer.what_if.host_timeline import COMPUTES, HostTimeline
+from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, DeviceWork, Edges, HostCalls, RankGraph
+from stepscope.core.causes import Cause
+from stepscope.core.headings import Heading
+from stepscope.core.timeline import HEADING_CODE
+from stepscope.trace.columns import NONE, IntColumn
+
+_SPANS = (
+    (Cause.PROFILER, Heading.PROFILER),
+    (Cause.CHECKPOINT, Heading.CHECKPOINT),
+    (Cause.DATA_LOADING, Heading.DATA_LOADING),
+)
+_IDLE = [HEADING_CODE[heading] for heading in (Heading.COMMUNICATION_UNSPLIT, Heading.HOST_BOUND)]
+_IN_SPAN = [HEADING_CODE[heading] for heading in (Heading.CHECKPOINT, Heading.DATA_LOADING)]
+
+_RETURN, _WAIT, _MARK, _ISSUE, _COMPUTE = range(5)
+"""What happens at a point of the thread's time; at the same instant in this order."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    """Where the thread starts something or waits for it, in time order.
+
+    Attributes:
+        time_ns: when it was measured.
+        kind: one of the five.
+        item: the activity: what is started, or what is waited for.
+    """
+
+    time_ns: Nanoseconds
+    kind: IntColumn
+    item: IntColumn
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+    def of(self, kind: int) -> npt.NDArray[np.intp]:
+        """Places of the points of a kind."""
+        return np.flatnonzero(self.kind == kind)
+
+
+def host_graph(timeline: HostTimeline, window: Window, calls: Sequence[Call]) -> RankGraph:
+    """One rank's calls, activities and dependencies.
+
+    Args:
+        timeline: its main thread.
+        window: its steps.
+        calls: its communication calls, in issue order; all three on one clock.
+    """
+    activities = _activities(timeline, window, calls)
+    points = _points(timeline, activities)
+    key = np.maximum.accumulate(points.time_ns + (points.kind == _WAIT))
+    started = np.flatnonzero(points.kind >= _MARK)
+    launched_by = np.full(len(activities), NONE, np.int64)
+    launched_by[points.item[started]] = started
+    first_activity = np.where(points.kind >= _MARK, points.item, NONE)
+    start = np.where(launched_by == NONE, activities.start_ns, key[launched_by])
+    device = replace(activities, start_ns=start, end_ns=np.maximum(activities.end_ns, start), launched_by=launched_by)
+    label = _labels(timeline, points.time_ns)
+    no_edges = Edges(np.empty(0, np.intp), np.empty(0, np.intp))
+    waits = _waits(points, activities)
+    marks = points.item[points.of(_MARK)]
+    return RankGraph(
+        host=HostCalls(
+            key_ns=key,
+            work_ns=_work(timeline, points),
+            label=label,
+            follows=np.arange(len(points)) - 1,
+            follows_own=np.full(len(points), NONE, np.int64),
+            first_activity=first_activity,
+            opens_ns=int(window.start_ns),
+            is_needed=np.ones(len(points), np.bool_),
+        ),
+        device=device,
+        streams=no_edges,
+        stream_gap_ns=np.empty(0, np.int64),
+        events=no_edges,
+        event_ns=0,
+        blocking=waits,
+        blocking_ns=np.zeros(len(waits), np.int64),
+        queue=no_edges,
+        launch_ns=0,
+        boundaries=marks[:-1],
+        last=marks[-1:],
+    )
+
+
+def _activities(timeline: HostTimeline, window: Window, calls: Sequence[Call]) -> DeviceWork:
+    """Pieces of compute, marks of no length where steps begin and the window ends, and communications; by start."""
+    computes = np.flatnonzero(timeline.heading == COMPUTES)
+    marks = window.step_bounds_ns
+    start = np.concatenate((timeline.start_ns[computes], marks, np.array([c.start_ns for c in calls], np.int64)))
+    end = np.concatenate((timeline.end_ns[computes], marks, np.array([c.end_ns for c in calls], np.int64)))
+    work = np.repeat(
+        [int(Work.COMPUTE), int(Work.COMPUTE), int(Work.COMMUNICATION)], [len(computes), len(marks), len(calls)]
+    )
+    word = np.concatenate((timeline.word[computes], np.zeros(len(marks) + len(calls), np.int64)))
+    is_mark = np.repeat([False, True, False], [len(computes), len(marks), len(calls)])
+    call = np.concatenate((np.full(len(computes) + len(marks), NONE), np.arange(len(calls))))
+    place = np.searchsorted(window.boundary_ns, start, side="right") - 1
+    step = np.where((place >= 0) & (start < window.end_ns) & ~is_mark, window.index[place], NONE)
+    order = order_of(start, work)
+    return DeviceWork(
+        start_ns=start[order],
+        end_ns=end[order],
+        work=work[order].astype(np.int8),
+        step=step[order],
+        word=word[order],
+        inside=np.full(len(order), NONE, np.int8),
+        launched_by=np.full(len(order), NONE, np.int64),
+        is_history=(start[order] < window.start_ns) | (start[order] > window.end_ns),
+        call=call[order],
+    )
+
+
+def _points(timeline: HostTimeline, activities: DeviceWork) -> _Points:
+    known = np.flatnonzero(~activities.is_history)
+    communicates = activities.work == Work.COMMUNICATION
+    computes = known[~communicates[known] & (activities.step[known] != NONE)]
+    marks = known[~communicates[known] & (activities.step[known] == NONE)]
+    issued = known[communicates[known]]
+    awaited = np.flatnonzero(communicates)
+    awaited = awaited[_is_idle_at_end(timeline, activities.start_ns[awaited], activities.end_ns[awaited])]
+    parts = (
+        (_RETURN, computes, activities.end_ns),
+        (_WAIT, awaited, activities.end_ns),
+        (_MARK, marks, activities.start_ns),
+        (_ISSUE, issued, activities.start_ns),
+        (_COMPUTE, computes, activities.start_ns),
+    )
+    time = np.concatenate([when[items] for _, items, when in parts])
+    kind = np.repeat([kind for kind, _, _ in parts], [len(items) for _, items, _ in parts])
+    item = np.concatenate([items for _, items, _ in parts])
+    order = order_of(time, kind)
+    return _Points(time[order], kind[order], item[order])
+
+
+def _is_idle_at_end(timeline: HostTimeline, start_ns: Nanoseconds, end_ns: Nanoseconds) -> npt.NDArray[np.bool_]:
+    """Whether the thread waited when each communication ended: it did nothing else, or what it did (a checkpoint) had
+    asked for it."""
+    last = np.searchsorted(timeline.start_ns, end_ns, side="left") - 1
+    inside = (last >= 0) & (end_ns <= timeline.end_ns[-1])
+    heading = timeline.heading[last]
+    asked_here = np.isin(heading, _IN_SPAN) & (start_ns >= timeline.start_ns[last])
+    waited: npt.NDArray[np.bool_] = inside & (np.isin(heading, _IDLE) | asked_here)
+    return waited
+
+
+def _waits(points: _Points, activities: DeviceWork) -> Edges:
+    """What ends -> the point of the thread that comes no earlier."""
+    returns, waits, marks = points.of(_RETURN), points.of(_WAIT), points.of(_MARK)
+    seen = points.item[waits]
+    behind = np.setdiff1d(np.flatnonzero(activities.work == Work.COMMUNICATION), seen)
+    behind = behind[~activities.is_history[behind]]
+    needs = np.sort(np.concatenate((waits, marks)))
+    place = np.searchsorted(points.time_ns[needs], activities.end_ns[behind], side="left")
+    found = place < len(needs)
+    return Edges(
+        np.concatenate((points.item[returns], seen, behind[found])),
+        np.concatenate((returns, waits, needs[place[found]])),
+    )
+
+
+def _work(timeline: HostTimeline, points: _Points) -> npt.NDArray[np.int64]:
+    """Host time since the point before, by what it was; none where the thread computed or waited."""
+    work = np.zeros((len(points), len(HOST_WORK)), np.int64)
+    after = np.concatenate((points.time_ns[:1], points.time_ns[:-1]))
+    own = np.flatnonzero(points.kind >= _MARK)
+    for cause, heading in _SPANS:
+        cover = timeline.intervals_of(heading)
+        work[own, HOST_COLUMN[cause]] = covered_time(after[own], points.time_ns[own], cover)
+    rest = points.time_ns[own] - after[own] - work[own].sum(axis=1)
+    work[own, HOST_COLUMN[Cause.HOST_BOUND]] = rest
+    return work
+
+
+def _labels(timeline: HostTimeline, time_ns: Nanoseconds) -> IntColumn:
+    """The span that each point stands in: a wait at a span's end is the span's."""
+    label = np.full(len(time_ns), HOST_COLUMN[Cause.HOST_BOUND], np.int8)
+    heading = timeline.heading[np.maximum(np.searchsorted(timeline.start_ns, time_ns, side="left") - 1, 0)]
+    for cause, code in _SPANS:
+        label[heading == HEADING_CODE[code]] = HOST_COLUMN[cause]
+    return label
