@@ -51,3 +51,17 @@ def test_a_fix_that_leaves_nothing_of_the_step_has_no_figure(tmp_path: Path) -> 
     report = what_if(_written(tmp_path, document))
     assert report.measured_step_ms == 0.09
     assert {fix.fix for fix in report.fixes} == {Cause.HOST_BOUND, Cause.SYNCHRONIZATION}  # free transfers: no step
+
+
+@pytest.mark.parametrize("stream", [-1, 0, -(2**40)])
+def test_a_stream_may_have_any_number(tmp_path: Path, stream: int) -> None:
+    document = trace_document(0, world_size=1)
+    for event in document["traceEvents"]:
+        if event["cat"] == "kernel":
+            event["tid"] = event["args"]["stream"] = stream
+            event["name"] = "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>>"
+    paths = _written(tmp_path, document)
+    analysis = analyze(paths, keep=False).analysis
+    assert analysis.job.num_steps == STEPS
+    assert sum(kernel.count for kernel in analysis.roofline.kernels) == STEPS
+    assert what_if(paths).measured_step_ms == pytest.approx(0.1)
