@@ -20,6 +20,7 @@ VERBS: dict[str, str] = {
     "dashboard": "Open the web app over runs and their verdicts.",
     "demo": "Train, profile and analyse on this machine, and print the verdict.",
     "report": "Write one HTML file of a run that needs no network.",
+    "steps": "Say how long every step of a run took, captured or not.",
     "trace": "Look into trace files.",
     "whatif": "Replay a job's traces with one cause removed at a time.",
     "workload": "Run reference training with known bottlenecks.",

@@ -1,0 +1,79 @@
+"""`stepscope steps`: how long was every step, captured or not?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from stepscope.core.steps import StepReport, StepRow
+
+_SHOWN = ("loss", "grad_norm")
+"""Figures that have a column of their own where they were told."""
+
+
+@click.command("steps")
+@click.argument("path", metavar="RUN")
+@click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, help="Steps in the table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all steps.")
+def command(path: str, last: int, as_json: bool) -> None:
+    """Say how long the steps of a run took, by what its ranks wrote at every step.
+
+    RUN is a run directory, or an output folder of torchtitan with its structured_logs.
+    """
+    from stepscope.workflow.steps import read_steps
+
+    report = read_steps(path)
+    if as_json:
+        import msgspec
+
+        document = msgspec.to_builtins(report)
+        click.echo(msgspec.json.encode({"schema": document.pop("schema"), **document}).decode())
+    else:
+        _print(report, last)
+    for notice in report.warnings:
+        click.echo(f"warning: {notice.message}", err=True)
+
+
+def _print(report: StepReport, last: int) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from stepscope.cli.terminal import report_console
+
+    console = report_console()
+    console.print(_headline(report))
+    phases = sorted({name for row in report.steps for name in row.phases_ms})
+    figures = [name for name in _SHOWN if any(name in row.figures for row in report.steps)]
+    table = Table("step", box=box.SIMPLE_HEAD)
+    for name in ("ms", "slowest rank", "data wait", *phases, *figures):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for row in report.steps[-last:]:
+        table.add_row(
+            str(row.index),
+            f"{row.ms:,.1f}",
+            str(row.slowest_rank),
+            f"{row.data_wait_ms:,.1f}",
+            *(f"{row.phases_ms[name]:,.1f}" if name in row.phases_ms else "" for name in phases),
+            *(f"{row.figures[name]:.4g}" if name in row.figures else "" for name in figures),
+            _remark(row),
+        )
+    console.print(table)
+
+
+def _headline(report: StepReport) -> str:
+    parts = [f"{report.num_steps} steps of {len(report.ranks)} ranks"]
+    times = report.step_ms
+    if times.p50 is not None:
+        parts.append(f"median {times.p50:,.1f} ms, p95 {times.p95:,.1f}, longest {times.max:,.1f}")
+        parts.append(f"without the first and captured ones: {report.num_settled}")
+    if report.data_wait is not None:
+        parts.append(f"waiting for data {report.data_wait:.1%}")
+    parts += [f"{name} {share:.1%}" for name, share in report.phases.items()]
+    return "; ".join(parts)
+
+
+def _remark(row: StepRow) -> str:
+    return ", ".join([*(["captured"] if row.captured else []), *row.anomalies])

@@ -1,0 +1,76 @@
+"""What did each rank write of its steps? steps/rank{r}.jsonl of a run directory, one JSON object a line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from stepscope.core.analysis import Notice
+from stepscope.core.run_layout import STEPS_FOLDER
+from stepscope.core.steps import RankSteps, Step
+from stepscope.store.documents import LARGEST_FIGURE
+
+_NAME = re.compile(r"rank(\d{1,9})\.jsonl")
+_Time = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_NOT_FIGURES = {"index", "start_ns", "end_ns", "data_wait_ns", "phases", "captured", "state", "non_finite", "anomalies"}
+
+
+class _Line(msgspec.Struct):
+    index: int
+    start_ns: _Time
+    end_ns: _Time
+    data_wait_ns: _Time = 0
+    phases: dict[str, _Time] = msgspec.field(default_factory=dict)
+    captured: bool = False
+    anomalies: list[str] = msgspec.field(default_factory=list)
+
+
+def read_run_steps(run_directory: Path) -> tuple[list[RankSteps], list[Notice]]:
+    """All ranks' steps, and what could not be read. Nothing where the run has no steps.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    ranks, notices = [], []
+    for path in sorted((run_directory / STEPS_FOLDER).glob("rank*.jsonl"), key=lambda path: (len(path.name), path)):
+        match = _NAME.fullmatch(path.name)
+        if match is None:
+            continue
+        rank = RankSteps(int(match[1]))
+        unreadable = 0
+        for text in path.read_bytes().split(b"\n")[:-1]:  # behind the last line's end stands what a kill cut short
+            step = _step(text)
+            if step is None:
+                unreadable += 1
+            else:
+                rank.add(step)
+        if unreadable:
+            notices.append(Notice("unreadable_lines", f"{path}: {unreadable} lines are no step and are left out"))
+        ranks.append(rank)
+    return ranks, notices
+
+
+def _step(text: bytes) -> Step | None:
+    try:
+        line = msgspec.json.decode(text, type=_Line)
+        document = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    figures = {name: float(value) for name, value in document.items() if name not in _NOT_FIGURES and _is_figure(value)}
+    return Step(
+        index=line.index,
+        start_ns=line.start_ns,
+        end_ns=max(line.start_ns, line.end_ns),
+        data_wait_ns=line.data_wait_ns,
+        phases=line.phases,
+        figures=figures,
+        captured=line.captured,
+        anomalies=line.anomalies,
+    )
+
+
+def _is_figure(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_FIGURE

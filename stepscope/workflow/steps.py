@@ -1,0 +1,38 @@
+"""What do a run's steps come to? From what its ranks told at every step, captured or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from stepscope.analyzer.step_report import step_report
+from stepscope.collectors.torchtitan_spans import read_torchtitan_steps
+from stepscope.core.errors import DataError
+from stepscope.core.steps import StepReport
+from stepscope.store.step_lines import read_run_steps
+
+
+def read_steps(path: str) -> StepReport:
+    """The steps of a run directory, or of a folder of torchtitan's structured logs.
+
+    Raises:
+        DataError: it holds no steps.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise DataError("is no folder", where=path, what_next="give a run directory")
+    try:
+        ranks, notices = read_run_steps(folder)
+        if not ranks:
+            ranks, notices = read_torchtitan_steps(folder)
+    except OSError as error:
+        raise DataError(
+            f"cannot be read ({error.strerror or error})", where=path, what_next="check the path"
+        ) from error
+    if not any(rank.steps for rank in ranks):
+        raise DataError(
+            "holds no steps: neither steps/rank<r>.jsonl nor torchtitan's structured_logs",
+            where=path,
+            what_next="give the directory of a run that finished a step",
+        )
+    return replace(step_report(ranks), warnings=notices)

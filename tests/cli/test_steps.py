@@ -1,0 +1,57 @@
+"""Does `stepscope steps` print every step of a run, and one line where there is none?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stepscope.cli import main
+
+
+def _run(tmp_path: Path) -> Path:
+    folder = tmp_path / "r" / "steps"
+    folder.mkdir(parents=True)
+    lines = [
+        {"index": i, "start_ns": i * 10**9, "end_ns": i * 10**9 + 50 * 10**6, "data_wait_ns": 10**7, "loss": 2.0 - i}
+        for i in range(3)
+    ]
+    for rank in (0, 1):
+        (folder / f"rank{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "{}\n")
+    return tmp_path / "r"
+
+
+def _call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as left:
+        main(["steps", *arguments])
+    return int(left.value.code or 0), *capsys.readouterr()
+
+
+def test_the_table_has_a_line_a_step_and_the_headline_says_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, errors = _call(capsys, str(_run(tmp_path)), "--last", "2")
+    assert code == 0
+    headline, *table = out.splitlines()
+    assert headline.startswith("3 steps of 2 ranks; median 50.0 ms, p95 50.0, longest 50.0")
+    assert "waiting for data 20.0%" in headline
+    assert [line.split()[:2] for line in table if line.split() and line.split()[0].isdigit()] == [
+        ["1", "50.0"],
+        ["2", "50.0"],
+    ]
+    assert "1 lines are no step" in errors
+
+
+def test_the_document_has_all_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(_call(capsys, str(_run(tmp_path)), "--json")[1])
+    assert document["schema"] == "stepscope.steps/1"
+    assert [row["index"] for row in document["steps"]] == [0, 1, 2]
+    assert document["steps"][2]["figures"] == {"loss": 0.0}
+
+
+def test_a_folder_without_steps_is_one_line_and_exit_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (tmp_path, tmp_path / "absent"):
+        code, _, errors = _call(capsys, str(path))
+        assert code == 3
+        assert len(errors.strip().splitlines()) == 1

@@ -1,0 +1,47 @@
+"""Are the steps that ranks wrote read back, whatever a kill left behind?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import stepscope.store.step_lines as subject
+from stepscope.core.steps import Step
+
+
+def _write(run: Path, name: str, text: str) -> None:
+    (run / "steps").mkdir(exist_ok=True)
+    (run / "steps" / name).write_text(text)
+
+
+def test_ranks_come_in_their_order_with_all_that_was_told(tmp_path: Path) -> None:
+    line = (
+        '{"index":7,"start_ns":5,"end_ns":9,"data_wait_ns":1,"phases":{"checkpoint":2},"captured":true,'
+        '"state":"active","loss":1.5,"grad_norm":null,"non_finite":["grad_norm"],"anomalies":["loss_spike"]}\n'
+    )
+    for rank in (10, 2):
+        _write(tmp_path, f"rank{rank}.jsonl", line)
+    _write(tmp_path, "other.jsonl", line)
+    ranks, notices = subject.read_run_steps(tmp_path)
+    assert [rank.rank for rank in ranks] == [2, 10]
+    assert ranks[0].steps == [Step(7, 5, 9, 1, {"checkpoint": 2}, {"loss": 1.5}, True, ["loss_spike"])]
+    assert notices == []
+
+
+def test_what_is_no_step_is_counted_but_not_a_line_that_a_kill_cut_short(tmp_path: Path) -> None:
+    good = '{"index":0,"start_ns":1,"end_ns":2}\n'
+    _write(tmp_path, "rank0.jsonl", good + "x\n{}\n" + '{"index":1,"start')
+    (rank,), (notice,) = subject.read_run_steps(tmp_path)
+    assert [step.index for step in rank.steps] == [0]
+    assert notice.message.endswith("2 lines are no step and are left out")
+
+
+def test_a_restart_replaces_what_it_does_again(tmp_path: Path) -> None:
+    starts = [(0, 10), (1, 20), (2, 30), (1, 100)]
+    lines = [f'{{"index":{index},"start_ns":{start},"end_ns":{start + 5}}}\n' for index, start in starts]
+    _write(tmp_path, "rank0.jsonl", "".join(lines))
+    (rank,), _ = subject.read_run_steps(tmp_path)
+    assert [(step.index, step.start_ns) for step in rank.steps] == [(0, 10), (1, 100)]
+
+
+def test_a_run_without_steps_has_no_ranks(tmp_path: Path) -> None:
+    assert subject.read_run_steps(tmp_path) == ([], [])
