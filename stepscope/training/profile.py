@@ -180,8 +180,8 @@ class Profile:
         if identity.rank == 0:
             self._manifest = ManifestKeeper(context, labels)
             self._manifest.write(None)
+        remove_leftovers(self.run_directory, identity.rank)
         if captures:
-            remove_leftovers(self.run_directory, identity.rank)
             self._captures = Captures(
                 self._schedule,
                 functools.partial(_new_capture, context),

@@ -12,11 +12,13 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from stepscope.core.run_layout import RUN_FILE, TRACES_FOLDER, Attempt, RunManifest
+from stepscope.core.run_layout import FLIGHT_FOLDER, MEMORY_FOLDER, RUN_FILE, TRACES_FOLDER, Attempt, RunManifest
 
 _COPY_BYTES = 1 << 20
 _GZIP_LEVEL = 1  # a trace shrinks 15-fold at level 1 already; level 9 stops training five times as long
 _GZIP_FORMAT = 31  # zlib's number for a window of 32 kB with a gzip header
+_FOLDERS_OF_RANKS = (f"{TRACES_FOLDER}/step*", FLIGHT_FOLDER, MEMORY_FOLDER, f"{MEMORY_FOLDER}/step*")
+_LEFTOVER = re.compile(r"\..+?\.(\d+)(?:\.plain)?\.part")
 
 
 @contextmanager
@@ -43,9 +45,10 @@ def remove_leftovers(run_directory: Path, rank: int) -> None:
     Only this rank's own files are looked at: a process of another rank may run on another host, where its number
     says nothing here.
     """
-    leftover = re.compile(rf"\.rank{rank}\..*?\.(\d+)(?:\.plain)?\.part")
-    for path in (run_directory / TRACES_FOLDER).glob(f"step*/.rank{rank}.*.part"):
-        match = leftover.fullmatch(path.name)
+    own = [f"{folder}/.rank{rank}[.-]*.part" for folder in _FOLDERS_OF_RANKS]
+    own += [f".{RUN_FILE}.*.part"] if rank == 0 else []
+    for path in (path for pattern in own for path in run_directory.glob(pattern)):
+        match = _LEFTOVER.fullmatch(path.name)
         if match and not _is_alive(int(match.group(1))):
             with suppress(OSError):
                 path.unlink()

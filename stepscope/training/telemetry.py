@@ -7,11 +7,11 @@ import math
 import statistics
 import time
 from dataclasses import dataclass, field
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from stepscope.training.device_clock import DeviceClock
+from stepscope.training.whole_lines import WholeLines
 
 _FLUSH_AFTER_NS = 1_000_000_000  # a killed job loses at most its last second of lines
 _MAX_REMEMBERED_STEPS = 10_000
@@ -75,8 +75,7 @@ class StepWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: FileIO | None = path.open("ab", buffering=0)
+        self._file: WholeLines | None = WholeLines(path)
         self._pending: list[bytes] = []
         self._flushed_ns = time.monotonic_ns()
 

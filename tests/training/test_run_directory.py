@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from stepscope.core.run_layout import Attempt, RunManifest
-from stepscope.training.run_directory import appearing_whole, compress_trace, read_attempts, write_manifest
+from stepscope.training.run_directory import (
+    appearing_whole,
+    compress_trace,
+    read_attempts,
+    remove_leftovers,
+    write_manifest,
+)
 
 
 def test_a_block_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -51,3 +57,29 @@ def test_attempts_survive_a_restart_and_a_broken_file_counts_as_none(tmp_path: P
     (tmp_path / "run.json").write_text('{"attempts": [{"start')
     assert read_attempts(tmp_path) == []
     assert read_attempts(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("leftover", "is_removed_by"),
+    [
+        ("traces/step4/.rank1.json.gz.4194999.plain.part", 1),
+        ("memory/.rank1-oom.pickle.4194999.part", 1),
+        ("memory/step40/.rank1.json.4194999.part", 1),
+        ("flight/.rank1.4194999.part", 1),
+        (".run.json.4194999.part", 0),
+    ],
+)
+def test_what_a_killed_process_left_half_written_is_removed_by_its_own_rank(
+    tmp_path: Path, leftover: str, is_removed_by: int
+) -> None:
+    path = tmp_path / leftover
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    whole = path.with_name(path.name.removeprefix(".").removesuffix(".part"))
+    whole.touch()
+    for rank in {0, 1, 11} - {is_removed_by}:
+        remove_leftovers(tmp_path, rank)
+    assert path.exists()
+    remove_leftovers(tmp_path, is_removed_by)
+    assert not path.exists()
+    assert whole.exists()

@@ -1,0 +1,51 @@
+"""How does a file of lines stay whole on a disk that fills up, and after a process that was killed in a line?"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from io import FileIO
+from pathlib import Path
+
+_LONGEST_LINE_BYTES = 1 << 16
+
+
+class WholeLines:
+    """A file that lines are appended to. What cannot be written whole is taken back to the last whole line.
+
+    A half line that an earlier process left at the end is removed, so that the next line does not continue it.
+
+    Raises:
+        OSError: from every method, when the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: FileIO = path.open("a+b", buffering=0)
+        try:
+            self._remove_half_line()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def write(self, lines: bytes) -> None:
+        """Append whole lines, each with its newline. They reach the kernel before this returns."""
+        before = os.fstat(self._file.fileno()).st_size
+        num_written = 0
+        try:
+            while num_written < len(lines):  # a disk that is nearly full takes a part and says nothing
+                num_written += self._file.write(lines[num_written:]) or 0
+        except OSError:
+            with suppress(OSError):  # what writing failed with says more
+                self._file.truncate(before + lines.rfind(b"\n", 0, num_written) + 1)
+            raise
+
+    def close(self) -> None:
+        """Close the file; twice is harmless."""
+        self._file.close()
+
+    def _remove_half_line(self) -> None:
+        size = os.fstat(self._file.fileno()).st_size
+        tail = os.pread(self._file.fileno(), _LONGEST_LINE_BYTES, max(size - _LONGEST_LINE_BYTES, 0))
+        if tail and not tail.endswith(b"\n"):
+            self._file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
