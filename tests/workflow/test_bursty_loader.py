@@ -18,16 +18,16 @@ from torch.utils.data import DataLoader, Dataset
 
 class Slow(Dataset):
     def __len__(self):
-        return 60
+        return 44
     def __getitem__(self, index):
-        time.sleep(0.12)  # four workers: a batch every 30 ms
+        time.sleep(0.36)  # four workers: a batch every 90 ms; long beside what other work on the machine costs
         return torch.ones(4)
 
 loader = DataLoader(Slow(), num_workers={NUM_WORKERS}, prefetch_factor=1)
-schedule = stepscope.every(100, warmup=1, active=12, first=40)
+schedule = stepscope.every(100, warmup=1, active=12, first=30)
 with stepscope.profile(run="bursty", out=sys.argv[1], schedule=schedule) as prof:
     for batch in prof.data(loader):
-        time.sleep(0.01)
+        time.sleep(0.03)
         batch.sum().item()
         prof.step()
 """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import bisect
 import gzip
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ _CALLS = frozenset({"cuda_runtime", "cuda_driver"})
 _DROPPED = frozenset({"python_function", "Trace"})
 _SHAPES = frozenset({"Input Dims", "Input type", "Concrete Inputs"})
 _READ_OF_DEVICE = frozenset({"correlation", "grid", "block", "registers per thread", "shared memory", "bytes"})
+_OF_LEDGER = frozenset({"correlation", "bytes"})
 _READ_OF_MESSAGES = frozenset(
     {
         "Collective name",
@@ -44,6 +46,20 @@ _LONG_QUESTION_US = 50.0
 """A question that takes longer has met a lock, which is worth keeping."""
 
 
+class Detail(IntEnum):
+    """How much of a step is kept."""
+
+    LEDGER = 0
+    """launches, kernels without their sizes, messages, and of operators the outermost, which hold the host's time; to a
+    tenth of a microsecond"""
+    KERNELS = 1
+    """also every operator that launches, shapes and sizes of kernels: what tells FLOPs and recomputation"""
+
+
+_DECIMALS = {Detail.LEDGER: 1, Detail.KERNELS: 3}
+"""Of microseconds: digits of times are most of what gzip cannot shrink."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrimmedTrace:
     """A trace with less in it: gzipped JSON, and the numbers of the steps that are left."""
@@ -52,29 +68,42 @@ class TrimmedTrace:
     steps: tuple[int, ...]
 
 
-def trim(path: Path, *, num_steps: int | None) -> TrimmedTrace:
-    """Read a Kineto trace, keep its first `num_steps` steps (None: all) and of these what the analysis reads.
+class WholeTrace:
+    """A Kineto trace that can be trimmed in several ways.
 
-    Times stay as they are, to the nanosecond; they are counted from a later base.
+    Attributes:
+        num_steps: how many it marks.
 
     Raises:
         DataError: it cannot be read or marks no steps.
     """
-    try:
-        document = msgspec.json.decode(gzip.decompress(path.read_bytes()))
-        events = [event for event in document["traceEvents"] if _is_wanted(event)]
-    except (OSError, EOFError, msgspec.DecodeError, KeyError, TypeError) as error:
-        raise DataError(f"cannot be trimmed ({error})", where=str(path)) from error
-    steps = sorted((event for event in events if _is_step(event)), key=lambda event: float(event["ts"]))
-    steps = steps[:num_steps]
-    if not steps:
-        raise DataError("marks no steps", where=str(path))
-    begin, end = float(steps[0]["ts"]), float(steps[-1]["ts"]) + float(steps[-1]["dur"])
-    kept = _in_window(events, begin, end)
-    if any(event["cat"] in _LAUNCHED for event in kept):
-        kept = _without_idle_operators(kept)
-    numbers = tuple(int(event["name"].removeprefix(_STEP_PREFIX)) for event in steps)
-    return TrimmedTrace(gzip.compress(_encoded(document, kept, numbers), 9, mtime=0), numbers)
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._document = msgspec.json.decode(gzip.decompress(path.read_bytes()))
+            self._events = [event for event in self._document.pop("traceEvents") if _is_wanted(event)]
+        except (OSError, EOFError, msgspec.DecodeError, KeyError, TypeError) as error:
+            raise DataError(f"cannot be trimmed ({error})", where=str(path)) from error
+        marks = (event for event in self._events if _is_step(event))
+        self._steps = sorted(marks, key=lambda event: float(event["ts"]))
+        self.num_steps = len(self._steps)
+        if not self._steps:
+            raise DataError("marks no steps", where=str(path))
+
+    def trimmed(self, first: int, end: int, detail: Detail) -> TrimmedTrace:
+        """Its steps `first` to before `end`, counted from 0, and of these what the analysis reads.
+
+        Times are counted from a later base.
+        """
+        steps = self._steps[first:end]
+        kept = _in_window(self._events, float(steps[0]["ts"]), float(steps[-1]["ts"]) + float(steps[-1]["dur"]))
+        if detail is Detail.LEDGER:
+            kept = _without_inner_operators(kept)
+        elif any(event["cat"] in _LAUNCHED for event in kept):
+            kept = _without_idle_operators(kept)
+        numbers = tuple(int(event["name"].removeprefix(_STEP_PREFIX)) for event in steps)
+        encoded = _encoded(self._document, kept, numbers, detail)
+        return TrimmedTrace(gzip.compress(encoded, 9, mtime=0), numbers)
 
 
 def _is_wanted(event: dict[str, Any]) -> bool:
@@ -111,6 +140,27 @@ def _in_window(events: list[dict[str, Any]], begin: float, end: float) -> list[d
     return host + device + marks
 
 
+def _without_inner_operators(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out operators inside others, whose time is the outer one's, and what the profiler says of itself."""
+    kept = [event for event in events if event["cat"] not in {"cpu_op", "overhead"}]
+    for operators, _ in _by_thread(events):
+        kept += [
+            operator if _tells_of_messages(operator) else {**operator, "args": {}}
+            for operator, is_outer in _with_depth(operators)
+            if is_outer or _tells_of_messages(operator)
+        ]
+    return kept
+
+
+def _with_depth(operators: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Each with whether it is inside no other; of one thread, by their start."""
+    outer_end = float("-inf")
+    for operator in operators:
+        begin = float(operator["ts"])
+        yield operator, begin >= outer_end
+        outer_end = max(outer_end, begin + float(operator.get("dur", 0.0)))
+
+
 def _without_idle_operators(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Leave out operators inside others that call no runtime: most operators, and nobody's time.
 
@@ -119,12 +169,9 @@ def _without_idle_operators(events: list[dict[str, Any]]) -> list[dict[str, Any]
     kept = [event for event in events if event["cat"] != "cpu_op"]
     for operators, calls in _by_thread(events):
         starts = [float(call["ts"]) for call in calls]
-        outer_end = float("-inf")
-        for operator in operators:
+        for operator, is_outer in _with_depth(operators):
             begin = float(operator["ts"])
             end = begin + float(operator.get("dur", 0.0))
-            is_outer = begin >= outer_end
-            outer_end = max(outer_end, end)
             place = bisect.bisect_left(starts, begin)
             if place < len(starts) and starts[place] < end:
                 kept.append(operator)
@@ -150,10 +197,10 @@ def _tells_of_messages(operator: dict[str, Any]) -> bool:
     return "Collective name" in operator.get("args", {}) or operator["name"].startswith(("c10d::", "_c10d_functional"))
 
 
-def _encoded(document: dict[str, Any], events: list[dict[str, Any]], steps: tuple[int, ...]) -> bytes:
-    """Events by thread and time, so that neighbours are alike and gzip finds them."""
+def _encoded(document: dict[str, Any], events: list[dict[str, Any]], steps: tuple[int, ...], detail: Detail) -> bytes:
+    """Events by thread and name, so that neighbours are alike and gzip finds them."""
     shift = int(min(float(event["ts"]) for event in events))
-    header = {key: value for key, value in document.items() if key not in {"traceEvents", "traceName", "trace_id"}}
+    header = {key: value for key, value in document.items() if key not in {"traceName", "trace_id"}}
     if "baseTimeNanoseconds" in header:
         header["baseTimeNanoseconds"] = int(header["baseTimeNanoseconds"]) + shift * 1000
     else:
@@ -161,26 +208,30 @@ def _encoded(document: dict[str, Any], events: list[dict[str, Any]], steps: tupl
     whole = header.get(WHOLE_STEPS_KEY)
     if isinstance(whole, list):
         header[WHOLE_STEPS_KEY] = [step for step in whole if step in steps]
-    header["traceEvents"] = [
-        _slim(event, shift)
-        for event in sorted(events, key=lambda event: (str(event["pid"]), str(event["tid"]), float(event["ts"])))
-    ]
+    header["traceEvents"] = [_slim(event, shift, detail) for event in sorted(events, key=_likeness)]
     return msgspec.json.encode(header)
 
 
-def _slim(event: dict[str, Any], shift: int) -> dict[str, Any]:
+def _likeness(event: dict[str, Any]) -> tuple[str, str, str, str, float]:
+    return str(event["pid"]), str(event["tid"]), event["cat"], event["name"], float(event["ts"])
+
+
+def _slim(event: dict[str, Any], shift: int, detail: Detail) -> dict[str, Any]:
     slim: dict[str, Any] = {key: event[key] for key in ("ph", "cat", "name", "pid", "tid") if key in event}
-    slim["ts"] = round(float(event["ts"]) - shift, 3)
-    slim["dur"] = event.get("dur", 0)
-    arguments = _only(event.get("args", {}), _read_of(event["cat"]))
+    decimals = _DECIMALS[detail]
+    begin = float(event["ts"]) - shift
+    slim["ts"] = round(begin, decimals)
+    # By their ends, so that what was inside something still is.
+    slim["dur"] = round(round(begin + float(event.get("dur", 0.0)), decimals) - slim["ts"], decimals)
+    arguments = _only(event.get("args", {}), _read_of(event["cat"], detail))
     if arguments:
         slim["args"] = arguments
     return slim
 
 
-def _read_of(category: str) -> frozenset[str]:
+def _read_of(category: str, detail: Detail) -> frozenset[str]:
     if category in _ON_DEVICE:
-        return _READ_OF_DEVICE | _READ_OF_MESSAGES
+        return _READ_OF_MESSAGES | (_OF_LEDGER if detail is Detail.LEDGER else _READ_OF_DEVICE)
     if category in _CALLS:
         return frozenset({"correlation"})
     return _SHAPES | _READ_OF_MESSAGES

@@ -77,7 +77,7 @@ def test_a_stopped_suite_goes_on_and_a_failing_case_stops_nothing(cases: list[Ca
     assert rows[2].severity is not None
     assert rows[2].severity > 1.1, "640 ms of loading beside 50 ms of layers, on a machine with other work"
     _check_fixture(tmp_path / "suite" / "fixtures" / "one-slow_loader")
-    assert not list(folder.runs.rglob("*.json.gz"))
+    assert not list(folder.runs.rglob("*.json.gz")), "the traces are in the fixture"
 
     again = run_suite(cases, folder, replace(options, budget_seconds=1e-3), lines.append)
     assert again.is_complete, "nothing is left to run"
@@ -93,7 +93,9 @@ def _check_fixture(folder: Path) -> None:
     assert truth["same_verdict"]
     assert truth["expected"] == ["data_loading"]
     assert analyze([str(folder)], keep=False).analysis.verdict.cause is Cause.DATA_LOADING
-    assert (folder / "rank0.json.gz").stat().st_size < 150_000
+    (trace,) = folder.glob("traces/step*/rank0.json.gz")
+    assert trace.stat().st_size < 10_000
+    assert json.loads((folder / "run.json").read_text())["environment"] == {}
 
 
 @pytest.mark.parametrize("keep_traces", KEEP_TRACES)
