@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
 
 from stepscope.training.telemetry import StepRecord
 
 logger = logging.getLogger(__name__)
 
 
-class StepListener(Protocol):
+class _Closable(Protocol):
+    def close(self) -> None:
+        """No step comes any more."""
+
+
+class StepListener(_Closable, Protocol):
     """Something that watches the steps from the training thread: each call must be over in microseconds."""
 
     def step_began(self, index: int) -> None:
@@ -20,42 +25,51 @@ class StepListener(Protocol):
     def step_ended(self, record: StepRecord) -> None:
         """The step is over and not written yet; figures added to the record are written with it."""
 
-    def close(self) -> None:
-        """No step comes any more."""
+
+class SettledListener(_Closable, Protocol):
+    """Something that is told of a step only once all its figures are there, on the training thread as well."""
+
+    def step_settled(self, record: StepRecord) -> None:
+        """The step is about to be written; what is added to the record is written with it."""
 
 
-class Listeners:
-    """Several listeners as one, which never raises."""
+ListenerT = TypeVar("ListenerT", bound=_Closable)
 
-    def __init__(self, listeners: Iterable[StepListener] = ()) -> None:
+
+class _Several(Generic[ListenerT]):
+    def __init__(self, listeners: Iterable[ListenerT] = ()) -> None:
         self._listeners = list(listeners)
-
-    def step_began(self, index: int) -> None:
-        """Tell all."""
-        for listener in tuple(self._listeners):
-            try:
-                listener.step_began(index)
-            except Exception as error:  # training must never be hurt
-                self._leave_out(listener, error)
-
-    def step_ended(self, record: StepRecord) -> None:
-        """Tell all, in their order."""
-        for listener in tuple(self._listeners):
-            try:
-                listener.step_ended(record)
-            except Exception as error:  # training must never be hurt
-                self._leave_out(listener, error)
 
     def close(self) -> None:
         """Tell all, and forget them."""
-        for listener in tuple(self._listeners):
-            try:
-                listener.close()
-            except Exception as error:  # training must never be hurt
-                self._leave_out(listener, error)
+        self._tell(lambda listener: listener.close())
         self._listeners.clear()
 
-    def _leave_out(self, listener: StepListener, error: Exception) -> None:
-        self._listeners.remove(listener)
-        name = type(listener).__name__
-        logger.warning("stepscope goes on without its %s: %s: %s", name, type(error).__name__, error)
+    def _tell(self, call: Callable[[ListenerT], None]) -> None:
+        for listener in tuple(self._listeners):
+            try:
+                call(listener)
+            except Exception as error:  # training must never be hurt
+                self._listeners.remove(listener)
+                name = type(listener).__name__
+                logger.warning("stepscope goes on without its %s: %s: %s", name, type(error).__name__, error)
+
+
+class Listeners(_Several[StepListener]):
+    """Several listeners as one, which never raises."""
+
+    def step_began(self, index: int) -> None:
+        """Tell all."""
+        self._tell(lambda listener: listener.step_began(index))
+
+    def step_ended(self, record: StepRecord) -> None:
+        """Tell all, in their order."""
+        self._tell(lambda listener: listener.step_ended(record))
+
+
+class SettledListeners(_Several[SettledListener]):
+    """The same of those that wait for a step's late figures."""
+
+    def step_settled(self, record: StepRecord) -> None:
+        """Tell all, in their order."""
+        self._tell(lambda listener: listener.step_settled(record))

@@ -23,6 +23,7 @@ from stepscope.training.capture import Capture
 from stepscope.training.captures import Captures
 from stepscope.training.figures import FigureReader
 from stepscope.training.identity import captures_here, identify
+from stepscope.training.late_figures import LateReader
 from stepscope.training.listeners import Listeners
 from stepscope.training.manifest import MEASURING_STOPPED, ManifestKeeper, ending
 from stepscope.training.mesh import mesh_sizes
@@ -30,6 +31,7 @@ from stepscope.training.run_directory import remove_leftovers
 from stepscope.training.run_naming import run_name
 from stepscope.training.schedule import DEFAULT_SCHEDULE, Schedule, State
 from stepscope.training.settings import RunContext, Settings
+from stepscope.training.settling import SettlingSteps
 from stepscope.training.spans import PhaseSpan, SpanRecorder, wrap_data
 from stepscope.training.summary import analyse_run, summary_text
 from stepscope.training.telemetry import StepRecord, StepTimes, StepWriter
@@ -75,13 +77,15 @@ class Profile:
         self._schedule: Schedule = DEFAULT_SCHEDULE
         self._manifest: ManifestKeeper | None = None
         self._writer: StepWriter | None = None
+        self._settling: SettlingSteps | None = None
         self._times = StepTimes()
         self._captures: Captures | None = None
         self._listeners = Listeners()
         self._record_function: Callable[[str], Any] | None = None
         self._annotation: Any = None
         self._step: StepRecord | None = None
-        self._figures = FigureReader()
+        self._late_reader = LateReader()
+        self._figures = FigureReader(self._late_reader)
         self._open_spans: list[Any] = []
         self._spans = SpanRecorder(self._open_span, self._close_span, self._count_data_wait, self._count_phase)
 
@@ -99,23 +103,23 @@ class Profile:
         """End the current step and begin the next; call it once after each optimizer step.
 
         Args:
-            figures: numbers to keep with the step (tokens, loss, grad_norm, ...). Tensors on a device are left out,
-                as reading one would make the host wait for it.
+            figures: numbers to keep with the step (tokens, loss, grad_norm, ...). Tensors of no dimension on a GPU are
+                copied behind its work and read once it has passed, so that nothing waits.
         """
         if self._step is None:
             raise RuntimeError("profile() measures inside its with block: `with stepscope.profile(...) as prof:`")
         record = self._step
         self._close_annotation()
         record.end_ns = time.time_ns()
-        record.figures = self._figures.read(figures)
+        record.figures, record.late = self._figures.read(figures)
         self._times.add(record)
         self._listeners.step_ended(record)
         try:
             if self._captures is not None:
                 self._captures.move_to(record.index + 1, record)
         finally:
-            if self._writer is not None:
-                self._writer.add(record)
+            if self._settling is not None:
+                self._settling.add(record)
         self._open_step(record.index + 1)
 
     def data(self, loader: Iterable[T]) -> Iterable[T]:
@@ -177,6 +181,7 @@ class Profile:
         mesh = mesh_sizes(settings.mesh, identity.world_size)
         self._context = context = RunContext(self.run_directory, identity, mesh, settings)
         self._writer = StepWriter(self.run_directory / steps_path(identity.rank))
+        self._settling = SettlingSteps([], self._writer.add)
         if identity.rank == 0:
             self._manifest = ManifestKeeper(context, labels)
             self._manifest.write(None)
@@ -201,6 +206,8 @@ class Profile:
         self._listeners.close()
         if self._captures is not None:
             self._captures.close(record)
+        if self._settling is not None:
+            self._settling.close()
         if self._writer is not None:
             self._writer.close()
         if self._manifest is not None:
@@ -271,6 +278,7 @@ class Profile:
         logger.warning("stepscope stops measuring this run, training goes on: %s: %s", type(error).__name__, error)
         cleanups: list[Callable[[], None]] = [self._close_annotation, self._listeners.close]
         cleanups += [self._captures.discard] if self._captures is not None else []
+        cleanups += [self._settling.close] if self._settling is not None else []
         cleanups += [self._writer.close] if self._writer is not None else []
         if self._manifest is not None:
             cleanups.append(functools.partial(self._manifest.end, MEASURING_STOPPED, None))

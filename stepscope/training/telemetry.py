@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.training.device_clock import DeviceClock
+from stepscope.training.late_figures import LateFigures
 from stepscope.training.whole_lines import WholeLines
 
 _FLUSH_AFTER_NS = 1_000_000_000  # a killed job loses at most its last second of lines
 _MAX_REMEMBERED_STEPS = 10_000
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes a new one at each call
 
 
 @dataclass(slots=True)
@@ -29,6 +31,7 @@ class StepRecord:
         export_ns: time spent after the step to write the trace; never part of a step.
         figures: what the caller gave to `prof.step` (tokens, loss, ...). NaN and infinities, which JSON does not know,
             are written as null and named in "non_finite".
+        late: figures on their way from the GPU; once there they join `figures`, where what is there already stays.
     """
 
     index: int
@@ -40,6 +43,7 @@ class StepRecord:
     state: str = "wait"
     export_ns: int = 0
     figures: dict[str, int | float] = field(default_factory=dict)
+    late: list[LateFigures] = field(default_factory=list)
 
     @property
     def duration_ns(self) -> int:
@@ -64,7 +68,7 @@ class StepRecord:
         document.update(figures | dict.fromkeys(non_finite))
         if non_finite:
             document["non_finite"] = non_finite
-        return (json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n").encode()
+        return (_encode(document) + "\n").encode()
 
 
 class StepWriter:

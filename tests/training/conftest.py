@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 _VARIABLES = (
@@ -16,3 +19,14 @@ def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """No launcher and no scheduler has said anything."""
     for variable in _VARIABLES:
         monkeypatch.delenv(variable, raising=False)
+
+
+@pytest.fixture
+def one_rank_group(tmp_path: Path) -> Iterator[None]:
+    """torch.distributed with this process alone."""
+    distributed = pytest.importorskip("torch.distributed")
+    distributed.init_process_group(
+        "gloo", store=distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
+    yield
+    distributed.destroy_process_group()

@@ -1,0 +1,127 @@
+"""How are numbers that lie on the GPU read without ever making the host wait for it?
+
+A number is copied to pinned memory behind the work that makes it, with an event behind the copy. Once the GPU has
+passed the event, which costs a microsecond to ask, the number is read from the host's memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+logger = logging.getLogger(__name__)
+
+_NUM_SLOTS = 1024
+_SLOT_BYTES = 8  # the widest real number
+
+
+class DeviceCopies(Protocol):
+    """What late reading needs of a device."""
+
+    def holds(self, tensor: Any) -> bool:
+        """Whether the tensor lies there."""
+
+    def pinned(self, num_bytes: int) -> Any:
+        """A tensor of this many bytes that the device can write to on its own."""
+
+    def copy(self, slot: Any, tensor: Any) -> None:
+        """Enqueue a copy behind the work that makes `tensor`, without waiting; both have one type and one element."""
+
+    def event(self, tensor: Any) -> Any:
+        """An event enqueued behind the copies from `tensor`'s device, with `query() -> bool`."""
+
+
+class CudaCopies:
+    """The same of torch.cuda (and of ROCm, which has its name)."""
+
+    def holds(self, tensor: Any) -> bool:
+        return bool(tensor.is_cuda)
+
+    def pinned(self, num_bytes: int) -> Any:
+        torch = sys.modules["torch"]
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def copy(self, slot: Any, tensor: Any) -> None:
+        slot.copy_(tensor, non_blocking=True)  # of one type: torch converts on the host, before the bytes are there
+
+    def event(self, tensor: Any) -> Any:
+        cuda = sys.modules["torch"].cuda
+        event = cuda.Event()
+        event.record(cuda.current_stream(tensor.device))
+        return event
+
+
+class LateFigures:
+    """Numbers of one step that are on their way to the host."""
+
+    def __init__(self, slots: dict[str, Any], events: list[Any], give_back: Callable[[dict[str, Any]], None]) -> None:
+        self._slots = slots
+        self._events = events
+        self._give_back = give_back
+
+    def are_there(self) -> bool:
+        """Whether the GPU has passed them; True as well when it can never be told."""
+        try:
+            while self._events and self._events[-1].query():
+                self._events.pop()
+        except RuntimeError:  # a fault on the GPU, which is training's own to report
+            logger.debug("late figures are lost", exc_info=True)
+            self._slots.clear()
+            self._events.clear()
+        return not self._events
+
+    def read(self) -> dict[str, int | float]:
+        """The numbers by name, once they are there; empty before, and from the second time on."""
+        if self._events:
+            return {}
+        numbers = {name: view.item() for name, (_, view) in self._slots.items()}
+        self._give_back(self._slots)
+        self._slots = {}
+        return numbers
+
+
+class LateReader:
+    """Copies numbers from the GPU, at most so many at a time as it has places: what finds none is left out."""
+
+    def __init__(self, copies: DeviceCopies | None = None) -> None:
+        self._copies = CudaCopies() if copies is None else copies
+        self._memory: Any = None
+        self._free: list[int] = []
+        self._views: dict[tuple[int, Any], Any] = {}
+
+    def takes(self, tensor: Any) -> bool:
+        """Whether the tensor lies where this reads from."""
+        return self._copies.holds(tensor)
+
+    def take(self, tensors: Mapping[str, Any]) -> LateFigures | None:
+        """Start copying tensors of one element, plain ones on a GPU; None when there is no place for all.
+
+        Args:
+            tensors: by the figure's name. What becomes of them afterwards does not matter.
+        """
+        if self._memory is None:  # page-locking memory takes a while and may wait for the GPU: once
+            self._memory = self._copies.pinned(_NUM_SLOTS * _SLOT_BYTES)
+            self._free = list(range(_NUM_SLOTS))
+        if len(tensors) > len(self._free):
+            return None
+        slots: dict[str, Any] = {}
+        by_device: dict[Any, Any] = {}
+        for name, tensor in tensors.items():
+            tensor = tensor.detach()
+            slot = self._free.pop()
+            view = self._views.get((slot, tensor.dtype))
+            if view is None:
+                view = self._views[slot, tensor.dtype] = self._view(slot, tensor.dtype)
+            slots[name] = (slot, view)
+            self._copies.copy(view, tensor if tensor.dim() == 0 else tensor.reshape(()))
+            by_device[tensor.device] = tensor
+        return LateFigures(slots, [self._copies.event(tensor) for tensor in by_device.values()], self._take_back)
+
+    def _view(self, slot: int, dtype: Any) -> Any:
+        start = slot * _SLOT_BYTES
+        return self._memory[start : start + dtype.itemsize].view(dtype)[0]
+
+    def _take_back(self, slots: dict[str, Any]) -> None:
+        self._free += [slot for slot, _ in slots.values()]

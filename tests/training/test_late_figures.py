@@ -1,0 +1,60 @@
+"""Are numbers on a device read only once it has passed them, with the value they had?"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.training.late_figures import LateReader
+from tests.training.fake_device import FakeDevice
+
+torch = pytest.importorskip("torch")
+
+
+def test_numbers_are_those_of_the_time_they_were_taken() -> None:
+    device = FakeDevice()
+    reader = LateReader(device)
+    loss = torch.tensor(2.5, requires_grad=True)
+    tokens = torch.tensor(2**40 + 1)
+    figures = {
+        "loss": loss,
+        "half": torch.tensor(0.5, dtype=torch.bfloat16),
+        "tokens": tokens,
+        "on": torch.tensor(True),
+    }
+    late = reader.take(figures)
+    assert late is not None
+    with torch.no_grad():
+        loss.add_(1)
+    assert not late.are_there()
+    assert late.read() == {}
+    device.run()
+    assert late.are_there()
+    assert late.read() == {"loss": 2.5, "half": 0.5, "tokens": 2**40 + 1, "on": True}
+    assert late.read() == {}
+
+
+def test_memory_is_pinned_once_and_places_are_used_again() -> None:
+    device = FakeDevice()
+    reader = LateReader(device)
+    for step in range(3000):
+        late = reader.take({"loss": torch.tensor(float(step))})
+        assert late is not None
+        device.run()
+        assert late.are_there()
+        assert late.read() == {"loss": step}
+    assert device.num_pinned == 1
+
+
+def test_without_a_free_place_nothing_waits() -> None:
+    reader = LateReader(FakeDevice())
+    taken = [reader.take({"loss": torch.tensor(1.0), "grad_norm": torch.tensor(1.0)}) for _ in range(600)]
+    assert [late is not None for late in taken] == [True] * 512 + [False] * 88
+
+
+def test_a_fault_of_the_gpu_leaves_the_numbers_out() -> None:
+    device = FakeDevice()
+    late = LateReader(device).take({"loss": torch.tensor(1.0)})
+    assert late is not None
+    device.fault = True
+    assert late.are_there()
+    assert late.read() == {}
