@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 logger = logging.getLogger(__name__)
 
+Numbers = dict[str, int | float]
+
 _NUM_SLOTS = 1024
 _SLOT_BYTES = 8  # the widest real number
 
@@ -56,10 +58,17 @@ class CudaCopies:
 class LateFigures:
     """Numbers of one step that are on their way to the host."""
 
-    def __init__(self, slots: dict[str, Any], events: list[Any], give_back: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        slots: dict[str, Any],
+        events: list[Any],
+        give_back: Callable[[dict[str, Any]], None],
+        then: Callable[[Numbers], Numbers] | None,
+    ) -> None:
         self._slots = slots
         self._events = events
         self._give_back = give_back
+        self._then = then
 
     def are_there(self) -> bool:
         """Whether the GPU has passed them; True as well when it can never be told."""
@@ -72,14 +81,14 @@ class LateFigures:
             self._events.clear()
         return not self._events
 
-    def read(self) -> dict[str, int | float]:
+    def read(self) -> Numbers:
         """The numbers by name, once they are there; empty before, and from the second time on."""
-        if self._events:
+        if self._events or not self._slots:
             return {}
         numbers = {name: view.item() for name, (_, view) in self._slots.items()}
         self._give_back(self._slots)
         self._slots = {}
-        return numbers
+        return numbers if self._then is None else self._then(numbers)
 
 
 class LateReader:
@@ -95,11 +104,12 @@ class LateReader:
         """Whether the tensor lies where this reads from."""
         return self._copies.holds(tensor)
 
-    def take(self, tensors: Mapping[str, Any]) -> LateFigures | None:
-        """Start copying tensors of one element, plain ones on a GPU; None when there is no place for all.
+    def take(self, tensors: Mapping[str, Any], then: Callable[[Numbers], Numbers] | None = None) -> LateFigures | None:
+        """Start copying plain tensors of one element; None when there is no place for all.
 
         Args:
-            tensors: by the figure's name. What becomes of them afterwards does not matter.
+            tensors: by name, at least one on a GPU. What becomes of them afterwards does not matter.
+            then: makes figures of the numbers once they are there; by default they are the figures.
         """
         if self._memory is None:  # page-locking memory takes a while and may wait for the GPU: once
             self._memory = self._copies.pinned(_NUM_SLOTS * _SLOT_BYTES)
@@ -116,8 +126,9 @@ class LateReader:
                 view = self._views[slot, tensor.dtype] = self._view(slot, tensor.dtype)
             slots[name] = (slot, view)
             self._copies.copy(view, tensor if tensor.dim() == 0 else tensor.reshape(()))
-            by_device[tensor.device] = tensor
-        return LateFigures(slots, [self._copies.event(tensor) for tensor in by_device.values()], self._take_back)
+            if self._copies.holds(tensor):
+                by_device[tensor.device] = tensor
+        return LateFigures(slots, [self._copies.event(tensor) for tensor in by_device.values()], self._take_back, then)
 
     def _view(self, slot: int, dtype: Any) -> Any:
         start = slot * _SLOT_BYTES

@@ -193,7 +193,7 @@ class Profile:
                 before_start=self._keep_unprofiled_time,
                 before_stepping_aside=self._close_all_spans,
             )
-        self._listeners = Listeners(listeners_of(context))
+        self._listeners = Listeners(listeners_of(context, self._late_reader))
         _measuring = weakref.ref(self)
         if self._captures is not None:
             self._captures.move_to(0, None)

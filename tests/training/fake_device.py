@@ -10,13 +10,13 @@ class FakeDevice:
     """Holds the tensors it is told to hold; `run` lets it do all that is enqueued."""
 
     def __init__(self) -> None:
-        self._held: set[int] = set()
+        self._held: dict[int, Any] = {}
         self._queue: list[Callable[[], None]] = []
         self.num_pinned = 0
         self.fault = False
 
     def hold(self, tensor: Any) -> Any:
-        self._held.add(tensor.data_ptr())
+        self._held[tensor.data_ptr()] = tensor  # kept, so that no other gets its place
         return tensor
 
     def run(self) -> None:

@@ -21,7 +21,7 @@ def test_numbers_are_those_of_the_time_they_were_taken() -> None:
         "tokens": tokens,
         "on": torch.tensor(True),
     }
-    late = reader.take(figures)
+    late = reader.take({name: device.hold(tensor) for name, tensor in figures.items()})
     assert late is not None
     with torch.no_grad():
         loss.add_(1)
@@ -37,7 +37,7 @@ def test_memory_is_pinned_once_and_places_are_used_again() -> None:
     device = FakeDevice()
     reader = LateReader(device)
     for step in range(3000):
-        late = reader.take({"loss": torch.tensor(float(step))})
+        late = reader.take({"loss": device.hold(torch.tensor(float(step)))})
         assert late is not None
         device.run()
         assert late.are_there()
@@ -53,7 +53,7 @@ def test_without_a_free_place_nothing_waits() -> None:
 
 def test_a_fault_of_the_gpu_leaves_the_numbers_out() -> None:
     device = FakeDevice()
-    late = LateReader(device).take({"loss": torch.tensor(1.0)})
+    late = LateReader(device).take({"loss": device.hold(torch.tensor(1.0))})
     assert late is not None
     device.fault = True
     assert late.are_there()

@@ -31,9 +31,9 @@ class _Seen:
         self.is_closed = True
 
 
-def _record(index: int, reader: LateReader, loss: float | None) -> StepRecord:
+def _record(index: int, device: FakeDevice, reader: LateReader, loss: float | None) -> StepRecord:
     record = StepRecord(index, 0, 1)
-    late = None if loss is None else reader.take({"loss": torch.tensor(loss)})
+    late = None if loss is None else reader.take({"loss": device.hold(torch.tensor(loss))})
     record.late = [] if late is None else [late]
     return record
 
@@ -42,13 +42,13 @@ def test_steps_are_passed_on_in_order_once_their_figures_are_there() -> None:
     device, seen, written = FakeDevice(), _Seen(), list[int]()
     reader = LateReader(device)
     steps = SettlingSteps([seen], lambda record: written.append(record.index))
-    steps.add(_record(0, reader, None))
+    steps.add(_record(0, device, reader, None))
     assert written == [0]
-    steps.add(_record(1, reader, 1.5))
-    steps.add(_record(2, reader, None))
+    steps.add(_record(1, device, reader, 1.5))
+    steps.add(_record(2, device, reader, None))
     assert written == [0]
     device.run()
-    steps.add(_record(3, reader, 3.5))
+    steps.add(_record(3, device, reader, 3.5))
     assert written == [0, 1, 2]
     device.run()
     steps.close()
@@ -59,20 +59,21 @@ def test_steps_are_passed_on_in_order_once_their_figures_are_there() -> None:
 
 def test_a_gpu_that_hangs_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settling, "_LONGEST_WAIT_SECONDS", 0.05)
-    seen, reader = _Seen(), LateReader(FakeDevice())
+    device, seen = FakeDevice(), _Seen()
+    reader = LateReader(device)
     steps = SettlingSteps([seen], lambda _: None)
     for index in range(3):
-        steps.add(_record(index, reader, 1.0))
+        steps.add(_record(index, device, reader, 1.0))
     steps.close()
     assert seen.settled == [(0, {}), (1, {}), (2, {})]
 
 
 def test_a_gpu_far_behind_does_not_hold_lines_for_ever() -> None:
-    written: list[int] = []
-    reader = LateReader(FakeDevice())
+    device, written = FakeDevice(), list[int]()
+    reader = LateReader(device)
     steps = SettlingSteps([], lambda record: written.append(record.index))
     for index in range(1010):
-        steps.add(_record(index, reader, 1.0))
+        steps.add(_record(index, device, reader, 1.0))
     assert written == list(range(10))
 
 

@@ -1,0 +1,97 @@
+"""What is the loss scale of torch.amp.GradScaler, and which steps did it skip? Found without help of the loop."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from typing import Any
+
+from stepscope.training.late_figures import LateFigures, LateReader
+from stepscope.training.telemetry import StepRecord
+
+logger = logging.getLogger(__name__)
+
+_CALLED_BY_UPDATE = "_check_scale_growth_tracker"
+"""The method that every GradScaler's `update` calls first, FSDP's ShardedGradScaler's too, and only when it is enabled;
+until then the scale is that of this step's loss, and what the optimizers found has not been cleared."""
+
+
+class LossScale:
+    """Adds `loss_scale`, by which the step's loss was multiplied, and `overflow` (1 when gradients were not finite).
+
+    Neither is read from the GPU before its work is done. Where several scalers are updated in a step, the last counts.
+    """
+
+    def __init__(self, late_reader: LateReader) -> None:
+        self._late_reader = late_reader
+        self._figures: dict[str, int | float] = {}
+        self._late: LateFigures | None = None
+        self._is_on = True
+        self._scalers = _GradScalerClass(self._updating)
+
+    def step_began(self, index: int) -> None:
+        """Nothing: scalers are updated inside steps."""
+
+    def step_ended(self, record: StepRecord) -> None:
+        """Add what the update of this step said; figures that the training loop gave stay."""
+        if self._late is not None:
+            record.late.append(self._late)
+            self._late = None
+        if self._figures:
+            record.figures = self._figures | record.figures
+            self._figures = {}
+
+    def close(self) -> None:
+        """Leave torch's class as it was."""
+        self._is_on = False
+        self._scalers.leave()
+
+    def _updating(self, scaler: Any) -> None:
+        """A scaler is about to change its scale; called from inside training, so it never raises."""
+        if not self._is_on:
+            return
+        try:
+            scale: Any = scaler._scale
+            found = [
+                tensor
+                for state in scaler._per_optimizer_states.values()
+                for tensor in state["found_inf_per_device"].values()
+            ]
+            tensors = {"loss_scale": scale} | {f"found {i}": tensor for i, tensor in enumerate(found)}
+            if any(self._late_reader.takes(tensor) for tensor in tensors.values()):
+                self._late = self._late_reader.take(tensors, _named)
+            else:
+                self._figures = _named({name: tensor.item() for name, tensor in tensors.items()})
+        except Exception as error:  # training must never be hurt
+            self._is_on = False
+            logger.warning("stepscope goes on without the loss scale: %s: %s", type(error).__name__, error)
+
+
+class _GradScalerClass:
+    """torch's class with one method wrapped, as scalers are made before and after this; `leave` takes it back."""
+
+    def __init__(self, updating: Any) -> None:
+        torch: Any = sys.modules.get("torch")
+        self._scaler = torch.amp.GradScaler
+        self._original = original = getattr(self._scaler, _CALLED_BY_UPDATE)
+
+        @functools.wraps(original)
+        def watched(scaler: Any, name: str) -> Any:
+            if name == "update":
+                updating(scaler)
+            return original(scaler, name)
+
+        self._watched = watched
+        setattr(self._scaler, _CALLED_BY_UPDATE, watched)
+
+    def leave(self) -> None:
+        if (
+            getattr(self._scaler, _CALLED_BY_UPDATE) is self._watched
+        ):  # else someone wrapped ours, which does nothing now
+            setattr(self._scaler, _CALLED_BY_UPDATE, self._original)
+
+
+def _named(numbers: dict[str, int | float]) -> dict[str, int | float]:
+    found = [number for name, number in numbers.items() if name != "loss_scale"]
+    return {"loss_scale": numbers["loss_scale"]} | ({"overflow": int(any(found))} if found else {})
