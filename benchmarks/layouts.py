@@ -1,4 +1,4 @@
-"""Which layouts do the maths of one process, and what do the refused ones do? Prints the table of docs/workloads.md.
+"""Which layouts do the maths of one process, and what do the refused ones do? Prints the table of docs/layouts.md.
 
     python -m benchmarks.layouts [--only TEXT] [--device cuda]
 
