@@ -1,4 +1,4 @@
-"""Which faults lie in how the device's memory is used?"""
+"""Which faults let the device's memory run out?"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.run_layout import memory_snapshot_path
+from stepscope.reference_workloads.injections.allocator import NOT_EXPANDABLE
 from stepscope.reference_workloads.injections.injection import Injection, Need, Site
 from stepscope.reference_workloads.injections.layers import layers_of
 from stepscope.reference_workloads.injections.needs import GPUS
@@ -16,10 +17,6 @@ from stepscope.reference_workloads.injections.needs import GPUS
 if TYPE_CHECKING:
     from stepscope.reference_workloads.job import TrainingJob
 
-_NOT_EXPANDABLE = {
-    "PYTORCH_ALLOC_CONF": "expandable_segments:False",
-    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",  # its name before torch 2.9
-}
 _STEPS_TO_FILL = 300
 """More than any device has memory for."""
 
@@ -30,37 +27,6 @@ _HISTORY_ENTRIES = 100_000
 
 _LEFT_FREE_BYTES = 2**30
 """For what takes memory beside torch's allocator: communicators, the profiler, libraries' workspaces."""
-
-
-@dataclass(frozen=True, slots=True)
-class AllocatorChurn(Injection):
-    """The allocator's cache is emptied after each layer's forward pass, and filled again by the driver."""
-
-    name: ClassVar[str] = "allocator_churn"
-    cause: ClassVar[Cause] = Cause.HOST_BOUND
-    reasons: ClassVar[tuple[Reason, ...]] = (Reason.ALLOCATOR,)
-    needs: ClassVar[tuple[Need, ...]] = (GPUS,)
-    shows: ClassVar[str] = "cudaFree and cudaMalloc in each layer; the device idles meanwhile"
-
-    times_per_layer: int = 1
-
-    def environment(self, job: TrainingJob) -> Mapping[str, str]:
-        return _NOT_EXPANDABLE
-
-    def prepare(self, site: Site) -> None:
-        import torch
-
-        def give_back(*_: Any) -> None:
-            for _time in range(self.times_per_layer):
-                torch.cuda.empty_cache()
-
-        for layer in layers_of(site):
-            layer.register_forward_hook(give_back)
-
-    def after_step(self, site: Site, step: int) -> None:
-        import torch
-
-        torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +48,7 @@ class OomGrowth(Injection):
         return replace(job, num_steps=max(job.num_steps, _STEPS_TO_FILL), linger_seconds=_SNAPSHOT_SECONDS)
 
     def environment(self, job: TrainingJob) -> Mapping[str, str]:
-        return _NOT_EXPANDABLE
+        return NOT_EXPANDABLE
 
     def prepare(self, site: Site) -> None:
         keep_snapshot(site)
@@ -120,7 +86,7 @@ class OomFragmentation(Injection):
         return replace(job, linger_seconds=_SNAPSHOT_SECONDS)
 
     def environment(self, job: TrainingJob) -> Mapping[str, str]:
-        return _NOT_EXPANDABLE
+        return NOT_EXPANDABLE
 
     def prepare(self, site: Site) -> None:
         keep_snapshot(site)
