@@ -1,7 +1,8 @@
-"""How are gradients summed over data-parallel ranks when nothing is to hide it?"""
+"""How are gradients summed over data-parallel ranks when nothing is to hide it, and when are they summed no longer?"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+from torch.nn.parallel import DistributedDataParallel
 
 from stepscope.reference_workloads.gradient_norm import local_gradient
 
@@ -18,6 +20,24 @@ DEFAULT_BUCKET_MB = 25.0
 
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 """From 2.13 on torch warns of the old name."""
+
+
+WATCHDOG_SECONDS = 0.5
+"""ProcessGroupNCCL's watchdog looks at its collectives ten times a second (kWatchdogThreadSleepMillis)."""
+
+
+def forget_first_reductions(modules: Iterable[nn.Module], device: torch.device) -> None:
+    """After the first step: wait until DDP's first bucket can be freed. Does nothing on CPU or without DDP.
+
+    DDP's first backward pass fills one bucket as large as all parameters. The second forward pass makes the buckets
+    that stay, and drops that one; but the first all-reduce still holds it, until NCCL's watchdog has seen its end and
+    another collective is launched. DDP waits for the reduction's future, which does not let go of it. Whether both lie
+    in memory at the second step's peak, 4 bytes a parameter more than ever after, would be a matter of how far the
+    host has run ahead. (torch: reducer.cpp, `rebuild_buckets`; ProcessGroupNCCL, `stashed_for_allocator_safety_`.)
+    """
+    if device.type == "cuda" and any(isinstance(module, DistributedDataParallel) for module in modules):
+        torch.cuda.synchronize(device)
+        time.sleep(WATCHDOG_SECONDS)
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from stepscope.reference_workloads.loss_scale import LossScale
 from stepscope.reference_workloads.parallelize import make_optimizer
 from stepscope.reference_workloads.pipeline import Executor, make_executor
 from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.reduction import reduce_gradients
+from stepscope.reference_workloads.reduction import forget_first_reductions, reduce_gradients
 from stepscope.reference_workloads.step_clock import StepClock
 from stepscope.reference_workloads.truth import TruthLog
 from stepscope.reference_workloads.weight_update import WeightUpdate
@@ -148,6 +148,8 @@ def _train(job: TrainingJob, mesh: DeviceMesh, on_progress: Callable[[Progress],
             _save(job, parts, prof, parts.first_step + step + 1)
             clock.end()
             truth.end()
+            if step == 0:
+                forget_first_reductions(site.modules, device)
             prof.step()
             truth.begin()
             clock.begin()
