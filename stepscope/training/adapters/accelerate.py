@@ -1,0 +1,53 @@
+"""Accelerate: its own way to profile, with our profile behind it.
+
+    accelerator = Accelerator(kwargs_handlers=[kwargs_handler(run="my-run")])
+    with accelerator.profile() as prof:
+        for batch in prof.data(loader):
+            with accelerator.accumulate(model):
+                ...
+            prof.step()
+
+`prof.step()` may be called for every batch: those that only accumulate gradients are no step.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from accelerate.state import GradientState
+from accelerate.utils import ProfileKwargs
+
+from stepscope.training.profile import Profile, profile
+
+
+class _StepsThatSync:
+    """A profile for which a step is a batch that Accelerate ends an accumulation with; else what it stands for."""
+
+    def __init__(self, prof: Profile) -> None:
+        self._prof = prof
+
+    def __enter__(self) -> _StepsThatSync:
+        self._prof.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._prof.__exit__(kind, error, traceback)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._prof, name)
+
+    def step(self, /, **figures: object) -> None:
+        """End the step if the optimizer has stepped."""
+        if GradientState().sync_gradients:
+            self._prof.step(**figures)
+
+
+def kwargs_handler(**options: Any) -> ProfileKwargs:
+    """For `Accelerator(kwargs_handlers=[...])` or `accelerator.profile(...)`; options as of `stepscope.profile`."""
+    handler = ProfileKwargs()
+    # Not a subclass, as Accelerate looks handlers up by their very class.
+    handler.build = lambda: _StepsThatSync(profile(**options))
+    return handler

@@ -1,0 +1,69 @@
+"""Lightning: `Trainer(..., callbacks=[StepscopeCallback(run="my-run")])`.
+
+A step is a training batch after which an optimizer has stepped, so accumulated batches are one step. Validation between
+two steps is a phase of the later one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+
+from stepscope.training.profile import Profile, profile
+from stepscope.training.spans import PhaseSpan
+
+
+class StepscopeCallback(Callback):
+    """Measures every `fit` of the Trainer that it is given to.
+
+    Args:
+        options: as of `stepscope.profile`.
+
+    Attributes:
+        prof: the profile of the training under way, or of the last one; None before the first.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.prof: Profile | None = None
+        self._options = options
+        self._phase: PhaseSpan | None = None
+        self._steps_seen = 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to measure."""
+        self.prof = profile(**self._options)
+        self.prof.__enter__()
+        self._steps_seen = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Lightning counts the steps of all optimizers; one batch may have several, and an accumulated one none."""
+        if self.prof is None or trainer.global_step == self._steps_seen:
+            return
+        self._steps_seen = trainer.global_step
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        self.prof.step(**({} if loss is None else {"loss": loss}))
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Between two steps; not the sanity check before training."""
+        if self.prof is not None and not trainer.sanity_checking:
+            self._phase = self.prof.phase("evaluation")
+            self._phase.__enter__()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Back to training."""
+        phase, self._phase = self._phase, None
+        if phase is not None:
+            phase.__exit__(None, None, None)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Stop measuring."""
+        self._leave(None)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Stop measuring; the run's attempt ends as the exception says."""
+        self._leave(exception)
+
+    def _leave(self, error: BaseException | None) -> None:
+        if self.prof is not None:
+            self.prof.__exit__(None if error is None else type(error), error, None)

@@ -1,0 +1,62 @@
+"""Does a Hugging Face Trainer tell its optimizer steps, what it logs of them, and what happens between them?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.core.steps import StepReport
+from stepscope.training import once
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+pytestmark = pytest.mark.filterwarnings("default")  # theirs are not ours
+
+
+def _trainer(folder: Path, callback: Any, **more: Any) -> Any:
+    config = transformers.GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+    tokens = [{"input_ids": torch.arange(16), "labels": torch.arange(16)} for _ in range(32)]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder / "out"),
+        max_steps=8,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        **more,
+    )
+    model = transformers.GPT2LMHeadModel(config)
+    return transformers.Trainer(
+        model=model, args=arguments, train_dataset=tokens, eval_dataset=tokens[:4], callbacks=[callback]
+    )
+
+
+def test_accumulated_batches_are_one_step_with_what_was_logged(
+    tmp_path: Path, steps_of: Callable[[Path], StepReport]
+) -> None:
+    from stepscope.training.adapters.huggingface import StepscopeCallback
+
+    callback = StepscopeCallback(run="r", out=tmp_path, schedule=once(wait=2, active=2))
+    _trainer(tmp_path, callback, logging_steps=2, save_steps=4, eval_strategy="steps", eval_steps=4).train()
+    report = steps_of(tmp_path / "r")
+    assert [row.index for row in report.steps] == list(range(8))
+    assert [row.captured for row in report.steps] == [False] * 3 + [True] * 2 + [False] * 3
+    assert [{"loss", "grad_norm"} <= set(row.figures) for row in report.steps] == [False, True] * 4
+    assert [set(row.phases_ms) for row in report.steps] == [set()] * 4 + [{"evaluation", "checkpoint"}] + [set()] * 3
+
+
+def test_each_training_is_a_run_and_the_verdict_is_to_be_had(tmp_path: Path) -> None:
+    from stepscope.training.adapters.huggingface import StepscopeCallback
+
+    callback = StepscopeCallback(run="r", out=tmp_path)
+    trainer = _trainer(tmp_path, callback, save_strategy="no")
+    trainer.train()
+    assert callback.prof is not None
+    assert "VERDICT" in callback.prof.summary()
+    trainer.train()
+    assert len((tmp_path / "r" / "steps" / "rank0.jsonl").read_text().splitlines()) == 16
