@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ class ManifestKeeper:
 
     def __init__(self, context: RunContext, labels: dict[str, str]) -> None:
         self._context = context
+        self._writing = threading.RLock()  # a signal has the end written on another thread
         run_directory, identity = context.run_directory, context.identity
         this_attempt = Attempt(start_ns=time.time_ns(), end_ns=None, ended=None, world_size=identity.world_size)
         self._manifest = RunManifest(
@@ -41,19 +43,21 @@ class ManifestKeeper:
 
     def write(self, unprofiled_step_ms: float | None) -> None:
         """Write the file; an unknown step time leaves the one known before."""
-        if unprofiled_step_ms is not None:
-            self._manifest = replace(self._manifest, unprofiled_step_ms=unprofiled_step_ms)
-        if not self._manifest.mesh:  # the script may have made its groups since
-            world_size = self._context.identity.world_size
-            self._manifest = replace(self._manifest, mesh=mesh_sizes(self._context.settings.mesh, world_size))
-        write_manifest(self._context.run_directory, self._manifest)
+        with self._writing:
+            if unprofiled_step_ms is not None:
+                self._manifest = replace(self._manifest, unprofiled_step_ms=unprofiled_step_ms)
+            if not self._manifest.mesh:  # the script may have made its groups since
+                world_size = self._context.identity.world_size
+                self._manifest = replace(self._manifest, mesh=mesh_sizes(self._context.settings.mesh, world_size))
+            write_manifest(self._context.run_directory, self._manifest)
 
     def end(self, ended: str, unprofiled_step_ms: float | None) -> None:
         """Write how the attempt ended: a word of `ending`, or MEASURING_STOPPED."""
-        *earlier, attempt = self._manifest.attempts
-        attempt = replace(attempt, end_ns=time.time_ns(), ended=ended)
-        self._manifest = replace(self._manifest, attempts=[*earlier, attempt])
-        self.write(unprofiled_step_ms)
+        with self._writing:
+            *earlier, attempt = self._manifest.attempts
+            attempt = replace(attempt, end_ns=time.time_ns(), ended=ended)
+            self._manifest = replace(self._manifest, attempts=[*earlier, attempt])
+            self.write(unprofiled_step_ms)
 
 
 def ending(kind: type[BaseException] | None) -> str:

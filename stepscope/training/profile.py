@@ -19,8 +19,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from stepscope.core.analysis import Analysis
 from stepscope.core.run_layout import steps_path, trace_path
 from stepscope.training.attached import listeners_of
+from stepscope.training.attendant import Attendant, Tended
 from stepscope.training.capture import Capture
 from stepscope.training.captures import Captures
+from stepscope.training.endings import Endings
 from stepscope.training.figures import FigureReader
 from stepscope.training.identity import captures_here, identify
 from stepscope.training.late_figures import LateReader
@@ -52,10 +54,15 @@ def _harmless(method: Callable[Concatenate[Any, P], None]) -> Callable[Concatena
     def guarded(self: Profile, /, *args: P.args, **kwargs: P.kwargs) -> None:
         if not self._on or os.getpid() != self._pid:
             return
+        self._depth += 1
         try:
             method(self, *args, **kwargs)
         except Exception as error:  # training must never be hurt
             self._give_up(error)
+        finally:
+            self._depth -= 1
+            if self._endings is not None:
+                self._endings.proceed()
 
     return guarded
 
@@ -78,6 +85,10 @@ class Profile:
         self._manifest: ManifestKeeper | None = None
         self._writer: StepWriter | None = None
         self._settling: SettlingSteps | None = None
+        self._attendant: Attendant | None = None
+        self._endings: Endings[Profile] | None = None
+        self._depth = 0  # how many of the guarded methods run
+        self._is_told_to_end = False
         self._times = StepTimes()
         self._captures: Captures | None = None
         self._listeners = Listeners()
@@ -193,7 +204,18 @@ class Profile:
                 before_start=self._keep_unprofiled_time,
                 before_stepping_aside=self._close_all_spans,
             )
-        self._listeners = Listeners(listeners_of(context, self._late_reader))
+        listeners = listeners_of(context, self._late_reader)
+        self._listeners = Listeners(listeners)
+        self._attendant = Attendant([self._writer, *(each for each in listeners if isinstance(each, Tended))])
+        self._attendant.start()
+        self._endings = Endings(
+            self,
+            self._attendant,
+            note=Profile._note_signal,
+            end=Profile._close_as,
+            is_busy=lambda self: self._depth > 0,
+        )
+        self._endings.start()
         _measuring = weakref.ref(self)
         if self._captures is not None:
             self._captures.move_to(0, None)
@@ -201,6 +223,14 @@ class Profile:
 
     @_harmless
     def _end(self, kind: type[BaseException] | None) -> None:
+        self._stop_watching()
+        self._close("signal" if self._is_told_to_end else ending(kind))
+
+    @_harmless
+    def _close_as(self, ended: str) -> None:
+        self._close(ended)
+
+    def _close(self, ended: str) -> None:
         self._close_annotation()
         record, self._step = self._step, None
         self._listeners.close()
@@ -211,11 +241,26 @@ class Profile:
         if self._writer is not None:
             self._writer.close()
         if self._manifest is not None:
-            self._manifest.end(ending(kind), self._times.unprofiled_step_ms())
+            self._manifest.end(ended, self._times.unprofiled_step_ms())
             missed = None if record is None else self._schedule.missed_by(record.index)
             if missed is not None:
                 logger.warning(missed)
         self._on = False
+
+    def _note_signal(self, is_deadly: bool) -> None:
+        """On another thread, as the training thread may never come back."""
+        self._is_told_to_end = True
+        if self._writer is not None:
+            self._writer.flush()
+        if self._manifest is not None and is_deadly:
+            self._manifest.end("signal", None)
+
+    def _stop_watching(self) -> None:
+        """Before anything is closed: from now on nobody else looks, and signals do what they did."""
+        if self._attendant is not None:
+            self._attendant.stop()
+        if self._endings is not None:
+            self._endings.stop()
 
     def _keep_unprofiled_time(self) -> None:
         if self._manifest is not None:
@@ -276,7 +321,7 @@ class Profile:
         self._on = False
         self.run_directory = None
         logger.warning("stepscope stops measuring this run, training goes on: %s: %s", type(error).__name__, error)
-        cleanups: list[Callable[[], None]] = [self._close_annotation, self._listeners.close]
+        cleanups: list[Callable[[], None]] = [self._stop_watching, self._close_annotation, self._listeners.close]
         cleanups += [self._captures.discard] if self._captures is not None else []
         cleanups += [self._settling.close] if self._settling is not None else []
         cleanups += [self._writer.close] if self._writer is not None else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import time
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from stepscope.training.device_clock import DeviceClock
 from stepscope.training.late_figures import LateFigures
 from stepscope.training.whole_lines import WholeLines
 
-_FLUSH_AFTER_NS = 1_000_000_000  # a killed job loses at most its last second of lines
 _MAX_REMEMBERED_STEPS = 10_000
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes a new one at each call
 
@@ -72,39 +71,51 @@ class StepRecord:
 
 
 class StepWriter:
-    """Appends step records to a file, whole lines only, at most once a second.
+    """Appends step records to a file, whole lines only, about once a second and never on the training thread.
 
     Raises:
-        OSError: from every method, when the file cannot be written.
+        OSError: from every method but `tend`, when the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file: WholeLines | None = WholeLines(path)
+        self._file = WholeLines(path)
         self._pending: list[bytes] = []
-        self._flushed_ns = time.monotonic_ns()
+        self._adding, self._writing = threading.Lock(), threading.Lock()
+        self._is_closed = False
+        self._error: OSError | None = None
 
     def add(self, record: StepRecord) -> None:
-        """Keep a finished step, and write what is kept when a second has passed."""
-        self._pending.append(record.as_line())
-        if time.monotonic_ns() - self._flushed_ns >= _FLUSH_AFTER_NS:
+        """Keep a finished step until it is written, which a slow disk may delay."""
+        line = record.as_line()
+        with self._adding:
+            self._pending.append(line)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def tend(self) -> None:
+        """Once a second, on another thread: write what is kept. `add` raises what that fails with."""
+        try:
             self.flush()
+        except OSError as error:
+            self._error = error
 
     def flush(self) -> None:
         """Write what is kept."""
-        self._flushed_ns = time.monotonic_ns()
-        if self._file is None or not self._pending:
-            return
-        lines, self._pending = b"".join(self._pending), []
-        self._file.write(lines)
+        with self._writing:
+            with self._adding:
+                pending, self._pending = self._pending, []
+            lines = b"".join(pending)
+            if lines and not self._is_closed:
+                self._file.write(lines)
 
     def close(self) -> None:
         """Write what is kept and close the file."""
         try:
             self.flush()
         finally:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            self._is_closed = True
+            self._file.close()
 
 
 class StepTimes:

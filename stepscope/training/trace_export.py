@@ -45,7 +45,11 @@ class TraceWriter:
         """
         self.finish()
         self._thread = threading.Thread(target=self._run, args=(make_file,), name="stepscope-trace-writer")
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # Python is about to end and starts no thread any more
+            self._thread = None
+            self._run(make_file)
 
     def finish(self) -> None:
         """Wait until everything is written.

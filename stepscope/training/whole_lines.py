@@ -44,6 +44,11 @@ class WholeLines:
         """Close the file; twice is harmless."""
         self._file.close()
 
+    def __del__(self) -> None:
+        """Closed without a warning when the run that it belongs to is forgotten."""
+        if hasattr(self, "_file"):
+            self._file.close()
+
     def _remove_half_line(self) -> None:
         size = os.fstat(self._file.fileno()).st_size
         tail = os.pread(self._file.fileno(), _LONGEST_LINE_BYTES, max(size - _LONGEST_LINE_BYTES, 0))

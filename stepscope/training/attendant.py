@@ -1,0 +1,115 @@
+"""What has to happen beside training, also while the training thread stands still?"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Protocol, runtime_checkable
+
+logger = logging.getLogger(__name__)
+
+_EVERY_SECONDS = 1.0
+_STOPS_WITHIN_SECONDS = 2.0
+
+
+@runtime_checkable
+class Tended(Protocol):
+    """Something that wants a moment about once a second, on a thread that is not the training thread."""
+
+    def tend(self) -> None:
+        """Look after what there is; over in milliseconds."""
+
+
+class Attendant:
+    """A thread that tends others once a second, and learns of signals at once, whatever the training thread does.
+
+    Python runs signal handlers on the main thread only, and not while that waits in C, as for a collective. But C's own
+    part of the handler writes the signal's number to a file descriptor at once; that is what is read here.
+
+    Args:
+        tended: one that fails is left out from then on, with a warning.
+    """
+
+    def __init__(self, tended: Iterable[Tended]) -> None:
+        self._tended = list(tended)
+        self._is_stopping = False
+        self._on_signal: Callable[[int], None] | None = None
+        self._wake_up = -1
+        self._thread = threading.Thread(target=self._run, name="stepscope-attendant", daemon=True)
+        self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        self._thread.start()
+
+    def listen(self, on_signal: Callable[[int], None]) -> bool:
+        """Have `on_signal` called on this thread with the number of each signal that Python handles.
+
+        To be called on the main thread; False where someone else listens already, as an event loop does.
+        """
+        other = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        if other != -1:
+            signal.set_wakeup_fd(other)
+            return False
+        self._on_signal, self._wake_up = on_signal, self._write_end
+        return True
+
+    def stop(self) -> None:
+        """End the thread, after the signals that have come; it is waited for unless this is it."""
+        self._is_stopping = True
+        with suppress(OSError):
+            os.write(self._write_end, b"\0")
+        if self._thread.ident not in {None, threading.get_ident()}:
+            self._thread.join(_STOPS_WITHIN_SECONDS)
+        if self._stop_listening() and not self._thread.is_alive():
+            os.close(self._read_end)
+            os.close(self._write_end)
+
+    def _stop_listening(self) -> bool:
+        """Whether nobody will write to the descriptor any more; where someone may, it has to stay open."""
+        if self._wake_up == -1:
+            return True
+        try:
+            current = signal.set_wakeup_fd(-1)
+        except ValueError:  # not the main thread
+            return False
+        if current != self._wake_up:
+            signal.set_wakeup_fd(current)
+            return False
+        self._wake_up = -1
+        return True
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._read_end, select.POLLIN)
+        while not self._is_stopping:
+            if poll.poll(_EVERY_SECONDS * 1000):
+                self._pass_on_signals()
+            self._tend()
+
+    def _tend(self) -> None:
+        for each in tuple(self._tended):
+            try:
+                each.tend()
+            except Exception as error:  # training must never be hurt
+                self._tended.remove(each)
+                name = type(each).__name__
+                logger.warning("stepscope no longer tends its %s: %s: %s", name, type(error).__name__, error)
+
+    def _pass_on_signals(self) -> None:
+        try:
+            numbers = os.read(self._read_end, 4096)
+        except OSError:
+            return
+        for number in numbers:
+            if number and self._on_signal is not None:
+                self._on_signal(number)
