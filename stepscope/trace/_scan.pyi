@@ -4,7 +4,7 @@ from typing import Final
 READS_SHAPES: Final[int]
 READS_LAUNCH: Final[int]
 READS_BYTES: Final[int]
-READS_COLLECTIVE: Final[int]
+READS_NAMED: Final[int]
 ON_DEVICE: Final[int]
 IGNORED: Final[int]
 IGNORED_BUT_MODULES: Final[int]

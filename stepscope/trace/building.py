@@ -36,6 +36,7 @@ from stepscope.trace.interning import GrowingColumn, Numbered, integers, narrow
 from stepscope.trace.lanes import Track, lanes_of
 from stepscope.trace.scanning import COLUMNS, BatchScanner, ScannedBatch, has_accelerator
 from stepscope.trace.splitting import Batch
+from stepscope.trace.sync_waits import SyncWaitBuilder
 from stepscope.trace.times import UNKNOWN_NS, durations_ns, exact_starts_ns, starts_ns
 
 _BETWEEN_TEXTS = b"\0"
@@ -46,6 +47,7 @@ _IS_DEVICE = np.isin(np.arange(len(Category)), DEVICE_CATEGORIES)
 _HAVE_SHAPES = np.isin(np.arange(len(Category)), (Category.CPU_OP, Category.USER_ANNOTATION))
 """Operators, and the annotations of communication backends."""
 _MAY_COMMUNICATE = np.isin(np.arange(len(Category)), (Category.CPU_OP, Category.KERNEL))
+_MAY_WAIT = np.arange(len(Category)) == Category.SYNC_RECORD
 
 
 class ColumnsBuilder:
@@ -56,6 +58,7 @@ class ColumnsBuilder:
         dropped: complete events that are impossible: no times, negative or overflowed ones, device work at time 0.
         saw_stacks: a python_function was among them.
         communication: the rows that name a collective.
+        waits: the rows that name an event that is waited for.
         told_ranks: process -> rank, where the events' arguments tell it (merging tools write it there).
     """
 
@@ -64,6 +67,7 @@ class ColumnsBuilder:
         self.dropped = 0
         self.saw_stacks = False
         self.communication = CommunicationBuilder()
+        self.waits = SyncWaitBuilder()
         self.tracks: Numbered[Track] = Numbered()
         self.told_ranks: dict[int | str | None, int] = {}
         self.names: Numbered[str | None] = Numbered()
@@ -146,6 +150,7 @@ class ColumnsBuilder:
             launches=tuple(_launch(key) for key in list(self.launches)[1:]),
             groups=groups,
             communication=calls,
+            waits=self.waits.build(),
         )
 
     def _final_categories(self, track: IntColumn, name: IntColumn) -> IntColumn:
@@ -186,8 +191,13 @@ class ColumnsBuilder:
     def _append_scanned(self, batch: ScannedBatch) -> None:
         for name, column in batch.columns.items():
             self.columns[name].add(column)
-        self._categories_of(batch.columns["track"][:0])
-        self.communication.add([self.num_rows + row for row in batch.calls], batch.call_arguments)
+        category = self._categories_of(batch.columns["track"][batch.calls])
+        arguments = batch.call_arguments
+        calls = _MAY_COMMUNICATE[category] & np.array([args.collective is not None for args in arguments], np.bool_)
+        waits = _MAY_WAIT[category] & np.array([bool(args.waited_record) for args in arguments], np.bool_)
+        for table, chosen in ((self.communication, calls.tolist()), (self.waits, waits.tolist())):
+            rows = [self.num_rows + row for row in compress(batch.calls, chosen)]
+            table.add(rows, compress(arguments, chosen))
         self.num_rows += batch.num_rows
 
     def _append_arguments(self, arguments: list[Arguments], category: IntColumn) -> None:
@@ -216,9 +226,11 @@ class ColumnsBuilder:
         self._add_at(copies, "num_bytes", integers(sizes), len(category))
 
         names = [args.collective for args in arguments]
-        if names.count(None) < len(names):
-            rows = [row for row in np.flatnonzero(_MAY_COMMUNICATE[category]).tolist() if names[row] is not None]
-            self.communication.add([self.num_rows + row for row in rows], [arguments[row] for row in rows])
+        named = [] if names.count(None) == len(names) else np.flatnonzero(_MAY_COMMUNICATE[category]).tolist()
+        calls = [row for row in named if names[row] is not None]
+        self.communication.add([self.num_rows + row for row in calls], [arguments[row] for row in calls])
+        waits = [row for row in np.flatnonzero(_MAY_WAIT[category]).tolist() if arguments[row].waited_record]
+        self.waits.add([self.num_rows + row for row in waits], [arguments[row] for row in waits])
 
     def _add_at(self, rows: npt.NDArray[np.intp], name: str, values: IntColumn, count: int) -> None:
         column = np.full(count, NONE, values.dtype)

@@ -107,6 +107,22 @@ class CommunicationCalls:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncWaits:
+    """The synchronisation records that say which event was waited for; one entry a record. What waits: the row's lane
+    (a stream), or the host where its stream is NONE; the call is the runtime row of its correlation.
+
+    Attributes:
+        row: index into the event columns, ascending.
+        stream: the stream that the event was recorded on, or NONE.
+        record: correlation of the call that recorded it, or NONE (before the trace began).
+    """
+
+    row: IntColumn
+    stream: IntColumn
+    record: IntColumn
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """One entry of the trace's device list."""
 
@@ -241,6 +257,7 @@ class TraceColumns:
     launches: tuple[KernelLaunch, ...]
     groups: tuple[ProcessGroup, ...]
     communication: CommunicationCalls
+    waits: SyncWaits
     _index: RowIndex = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -42,7 +42,7 @@ class CommunicationBuilder:
             group = (bytes(args.group_name), bytes(args.group_description), bytes(args.group_ranks))
             self._group.append(self._groups[group] if any(group) else NONE)
             for name, values in self._numbers.items():
-                values.append(_number(getattr(args, name), is_identity=name == "communicator"))
+                values.append(whole_number(getattr(args, name), is_identity=name == "communicator"))
 
     def build(self, listed: tuple[ProcessGroup, ...]) -> tuple[CommunicationCalls, tuple[ProcessGroup, ...]]:
         """The columns, and all groups: those the header lists first, then those only the rows name.
@@ -113,7 +113,7 @@ def _text(raw: Raw) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _number(raw: Raw, *, is_identity: bool = False) -> int:
+def whole_number(raw: Raw, *, is_identity: bool = False) -> int:
     """An integer that may stand in quotes; NONE when it is absent, negative or (unless an identity) above int64."""
     value = _parsed(raw)
     if isinstance(value, str):

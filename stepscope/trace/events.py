@@ -53,6 +53,8 @@ class Arguments(Struct, gc=False):
     root_rank: Raw = field(default=NO_TEXT, name="Rank")
     communicator: Raw = field(default=NO_TEXT, name="Comms Id")
     legacy_external_id: int = field(default=NONE, name="external id")
+    waited_record: Raw = field(default=NO_TEXT, name="wait_on_cuda_event_record_corr_id")
+    waited_stream: Raw = field(default=NO_TEXT, name="wait_on_stream")
 
 
 class ExactArguments(Arguments, gc=False):

@@ -25,6 +25,7 @@ from stepscope.trace.columns import (
     CommunicationCalls,
     IntColumn,
     ReadQuality,
+    SyncWaits,
     TraceColumns,
 )
 from stepscope.trace.header import MOST_RANKS
@@ -225,17 +226,21 @@ def _rows_only(
     columns = {name: column[mine] for name, column in _arrays(calls).items()}
     columns["row"] = np.searchsorted(rows, columns["row"])
     columns["group"] = np.where(np.isin(columns["group"], others), NONE, columns["group"])
+    awaits = np.isin(trace.waits.row, rows)
+    waits = {name: column[awaits] for name, column in _arrays(trace.waits).items()}
+    waits["row"] = np.searchsorted(rows, waits["row"])
     per_event = {name: column[rows] for name, column in _arrays(trace).items()}
     return replace(
         trace,
         header=replace(trace.header, rank=rank, part=part),
         quality=quality,
         communication=replace(calls, **columns),
+        waits=SyncWaits(**waits),
         **per_event,
     )
 
 
-def _arrays(table: TraceColumns | CommunicationCalls) -> dict[str, Any]:
+def _arrays(table: TraceColumns | CommunicationCalls | SyncWaits) -> dict[str, Any]:
     values = {name: getattr(table, name) for name in table.__slots__}
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 

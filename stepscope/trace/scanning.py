@@ -34,7 +34,7 @@ COLUMNS = (
 )
 """What readers keep of every complete event."""
 
-_VERSION = 2
+_VERSION = 3
 """The accelerator's, as in its source."""
 _OF_WIDTH = {width: np.dtype(f"i{width}") for width in (1, 2, 4, 8)} | {0: np.dtype(np.int8)}
 """Integer types by their bytes; a column without rows has none."""
@@ -72,7 +72,7 @@ class ScannedBatch:
         num_events: entries of all phases.
         num_rows: complete events that are kept.
         columns: one entry a row, by the names in COLUMNS; track, name, shapes and launch are the builder's numbers.
-        calls: the rows that name a collective, ascending.
+        calls: the rows that name a collective, or an event that is waited for, ascending.
         call_arguments: their arguments.
     """
 
@@ -179,9 +179,10 @@ def _launch_key(text: bytes) -> LaunchKey:
 def _category_bits(scan: ModuleType, *, ignores_frames: bool) -> dict[bytes, int]:
     """What each category's rows are read for, by the category's text; the others only fill what all rows have."""
     reads: dict[Category, int] = dict.fromkeys(DEVICE_CATEGORIES, scan.ON_DEVICE)
-    reads[Category.CPU_OP] = scan.READS_SHAPES | scan.READS_COLLECTIVE
+    reads[Category.CPU_OP] = scan.READS_SHAPES | scan.READS_NAMED
     reads[Category.USER_ANNOTATION] = scan.READS_SHAPES  # those of communication backends
-    reads[Category.KERNEL] |= scan.READS_LAUNCH | scan.READS_COLLECTIVE
+    reads[Category.KERNEL] |= scan.READS_LAUNCH | scan.READS_NAMED
+    reads[Category.SYNC_RECORD] = scan.READS_NAMED  # the event that is waited for
     reads[Category.MEMCPY] |= scan.READS_BYTES
     reads[Category.MEMSET] |= scan.READS_BYTES
     bits: dict[str | None, int] = {name: reads.get(category, 0) for name, category in CATEGORIES.items()}

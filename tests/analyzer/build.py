@@ -17,6 +17,7 @@ from stepscope.trace.columns import (
     ProcessGroup,
     ReadQuality,
     Shapes,
+    SyncWaits,
     TraceColumns,
     TraceHeader,
 )
@@ -74,6 +75,7 @@ class TraceBuilder:
     base_ns: int = 0
     _rows: list[_Row] = field(default_factory=list)
     _descriptions: list[_Description] = field(default_factory=list)
+    _waits: list[tuple[int, int, int]] = field(default_factory=list)
     _correlation: int = 0
 
     def step(self, number: int, start: int, end: int) -> None:
@@ -102,6 +104,31 @@ class TraceBuilder:
     def runtime(self, name: str, start: int, end: int, *, thread: int = MAIN) -> None:
         """A CUDA or HIP call that launches nothing."""
         self._host_row(Category.RUNTIME, name, start, end, thread)
+
+    def record_event(self, start: int, *, thread: int = MAIN) -> int:
+        """A call that records an event on a stream; its correlation, by which waits name it."""
+        return self._correlated("cudaEventRecord", start, start + 1, thread)
+
+    def stream_wait(
+        self, start: int, *, stream: int, recorded: int, on_stream: int, thread: int = MAIN, is_told: bool = True
+    ) -> None:
+        """A stream is made to wait for an event; with the record that says so, if `is_told`."""
+        correlation = self._correlated("cudaStreamWaitEvent", start, start + 1, thread)
+        if is_told:
+            self._sync_record("Stream Wait Event", start, start + 1, stream, correlation)
+            self._waits.append((len(self._rows) - 1, on_stream, recorded))
+
+    def stream_sync(self, start: int, end: int, *, stream: int, thread: int = MAIN, is_told: bool = True) -> None:
+        """The host waits for a stream; with the record that says which, if `is_told`."""
+        correlation = self._correlated("cudaStreamSynchronize", start, end, thread)
+        if is_told:
+            self._sync_record("Stream Sync", start, end, stream, correlation)
+
+    def event_sync(self, start: int, end: int, *, recorded: int, on_stream: int, thread: int = MAIN) -> None:
+        """The host waits for an event."""
+        correlation = self._correlated("cudaEventSynchronize", start, end, thread)
+        self._sync_record("Event Sync", start, end, NONE, correlation)
+        self._waits.append((len(self._rows) - 1, on_stream, recorded))
 
     def overhead(self, name: str, start: int, end: int) -> None:
         self._host_row(Category.OVERHEAD, name, start, end, thread=0, process=-1)
@@ -249,6 +276,9 @@ class TraceBuilder:
             launches=tuple(launches),
             groups=groups,
             communication=self._communication(groups),
+            waits=SyncWaits(*(column(values) for values in zip(*self._waits, strict=True)))
+            if self._waits
+            else SyncWaits(column(()), column(()), column(())),
         )
 
     def _communication(self, groups: tuple[ProcessGroup, ...]) -> CommunicationCalls:
@@ -296,6 +326,15 @@ class TraceBuilder:
             file_bytes=0,
             text_bytes=0,
         )
+
+    def _correlated(self, name: str, start: int, end: int, thread: int) -> int:
+        self._correlation += 1
+        self._host_row(Category.RUNTIME, name, start, end, thread)
+        self._rows[-1].correlation = self._correlation
+        return self._correlation
+
+    def _sync_record(self, name: str, start: int, end: int, stream: int, correlation: int) -> None:
+        self._device_row(Category.SYNC_RECORD, name, start, end, stream, correlation)
 
     def _host_row(self, category: Category, name: str, start: int, end: int, thread: int, process: int = 100) -> None:
         self._rows.append(_Row(category, name, Lane(process, thread, on_device=False), start, end))

@@ -310,6 +310,26 @@ def test_stream_synchronizations_return_to_their_stream_and_are_no_device_work()
     assert trace.rows_of(Category.KERNEL).tolist() == [1]
 
 
+def test_synchronization_records_tell_which_event_is_waited_for() -> None:
+    told = {"correlation": 9, "wait_on_stream": 20, "wait_on_cuda_event_record_corr_id": 5, "wait_on_cuda_event_id": 3}
+    unknown = told | {"wait_on_stream": -1, "wait_on_cuda_event_record_corr_id": -1}
+    trace = _read(
+        _document(
+            [
+                _kernel(1, cat="cuda_sync", name="Stream Wait Event", tid=24, args=told),
+                _kernel(2, args=told),  # no record
+                _kernel(3, cat="cuda_sync", name="Event Sync", tid=-1, args=unknown),
+                _kernel(4, cat="cuda_sync", name="Stream Sync", tid=1000007, args={"correlation": 11}),
+                _kernel(5, cat="cuda_sync", tid=7, args=told | {"wait_on_stream": "x", "Collective name": "allreduce"}),
+            ]
+        )
+    )
+    assert trace.waits.row.tolist() == [0, 2, 4]
+    assert trace.waits.stream.tolist() == [20, NONE, NONE]
+    assert trace.waits.record.tolist() == [5, NONE, 5]
+    assert not len(trace.communication.row)
+
+
 def test_host_side_triton_launchers_stay_operators() -> None:
     trace = _read(_document([_event(args={"stream": 0, "kernel_backend": "triton"})]))
     assert (trace.category[0], trace.lanes[0].on_device) == (Category.CPU_OP, False)

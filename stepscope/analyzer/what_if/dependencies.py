@@ -1,8 +1,8 @@
 """What waits for what on one rank? Streams, events, blocking calls, back-pressure.
 
-Traces rarely tell which event a stream waited for, so waits are inferred where the host called for one, and never
-against what was measured: an activity that began before another had ended did not wait for it. What was measured
-decides whether an edge exists, never how long it takes.
+Where no synchronisation record tells which event a stream waited for, waits are inferred where the host called for
+one, and never against what was measured: an activity that began before another had ended did not wait for it. What was
+measured decides whether an edge exists, never how long it takes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.membership import on_lanes, row_mask
 from stepscope.analyzer.what_if.observed_calls import ObservedCalls
 from stepscope.analyzer.what_if.rank_graph import Edges
+from stepscope.analyzer.what_if.recorded_waits import recorded_blocking, recorded_waits
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 MOST_PENDING = 1026
@@ -78,15 +79,17 @@ def stream_edges(streams: Streams) -> Edges:
 def event_edges(trace: TraceColumns, activities: Activities, streams: Streams) -> Edges:
     """Waits between streams.
 
-    A communication kernel waits for what its thread launched before it (the current stream). Any other activity that
-    was launched after a wait call waits, on each other stream, for the last activity that had ended when it began.
+    Where synchronisation records tell what a wait was for, that counts. Else a communication kernel waits for what its
+    thread launched before it (the current stream), and any other activity that was launched after a wait call waits, on
+    each other stream, for the last activity that had ended when it began.
     """
+    recorded = recorded_waits(trace, activities)
     launched = np.flatnonzero(activities.launch_row != NONE)
     launched = launched[np.argsort(streams.launch_order[launched])]
     if not len(launched):
         return Edges(np.empty(0, np.intp), np.empty(0, np.intp))
-    sources, targets = [], []
-    waiting = launched[_called_for(trace, activities, launched)]
+    sources, targets = [recorded.edges.source], [recorded.edges.target]
+    waiting = launched[_called_for(trace, activities, launched, recorded.wait_rows)]
     for number in range(len(streams.members)):
         mine = waiting[streams.number[waiting] != number]
         source = _last_ended(activities, streams, number, mine)
@@ -94,14 +97,17 @@ def event_edges(trace: TraceColumns, activities: Activities, streams: Streams) -
         targets.append(mine[source != NONE])
     for lane in np.unique(activities.launch_lane[launched]).tolist():
         source, target = _current_stream(activities, streams, launched[activities.launch_lane[launched] == lane])
-        sources.append(source)
-        targets.append(target)
+        guessed = ~np.isin(target, recorded.edges.target)
+        sources.append(source[guessed])
+        targets.append(target[guessed])
     pairs = np.unique(np.concatenate(sources).astype(np.int64) * len(activities) + np.concatenate(targets))
     return Edges(*np.divmod(pairs, len(activities)))
 
 
-def _called_for(trace: TraceColumns, activities: Activities, launched: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-    """Which launches (no communication) are the first after a wait call that is not NCCL's own.
+def _called_for(
+    trace: TraceColumns, activities: Activities, launched: npt.NDArray[np.intp], explained: npt.NDArray[np.intp]
+) -> npt.NDArray[np.bool_]:
+    """Which launches (no communication) are the first after a wait call that is not NCCL's own, nor explained already.
 
     Whichever thread called: the training loop waits, then autograd's thread launches. NCCL itself records an event and
     lets a stream of its own wait for it after each launch.
@@ -111,7 +117,7 @@ def _called_for(trace: TraceColumns, activities: Activities, launched: npt.NDArr
         on_lanes(trace, trace.rows_named(pattern.search, Category.RUNTIME), lanes)
         for pattern in (_WAIT_EVENT, _RECORD_EVENT)
     )
-    if not len(waits):
+    if not len(np.setdiff1d(waits, explained)):
         return np.zeros(len(launched), np.bool_)
     launches = activities.launch_row[launched]
     calls = np.flatnonzero(row_mask(trace, np.concatenate((waits, records, launches))))
@@ -122,6 +128,7 @@ def _called_for(trace: TraceColumns, activities: Activities, launched: npt.NDArr
     internal = np.zeros(len(calls), np.bool_)
     internal[2:] = is_wait[2:] & is_record[1:-1] & is_communication[:-2]
     is_other_launch = ~(is_wait | is_record | is_communication)
+    internal |= row_mask(trace, explained)[calls]
     waits_so_far = np.cumsum(is_wait & ~internal)[is_other_launch]
     first_after = calls[is_other_launch][np.diff(waits_so_far, prepend=0) > 0]
     return row_mask(trace, first_after)[launches]
@@ -174,10 +181,14 @@ def blocking_edges(
         sources.append(source[kept])
         targets.append(synchronize[whole][kept])
         _keep_later(activities, ended_last, _ended_during(activities, members, calls, synchronize))
-    known = took_long & ~whole & (ended_last != NONE)
+    recorded, told = recorded_blocking(trace, activities, calls)
+    sources.append(recorded.source)
+    targets.append(recorded.target)
+    is_guess = ~np.isin(synchronize, told)
+    known = is_guess & took_long & ~whole & (ended_last != NONE)
     sources.append(ended_last[known])
     targets.append(synchronize[known])
-    at_rest = synchronize[~took_long & trace.named(calls.row[synchronize], _ONE_STREAM.search)]
+    at_rest = synchronize[is_guess & ~took_long & trace.named(calls.row[synchronize], _ONE_STREAM.search)]
     source = _last_launched(activities, calls, at_rest)
     sources.append(source[source != NONE])
     targets.append(at_rest[source != NONE])

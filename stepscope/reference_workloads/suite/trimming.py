@@ -21,7 +21,18 @@ _LAUNCHED = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _CALLS = frozenset({"cuda_runtime", "cuda_driver"})
 _DROPPED = frozenset({"python_function", "Trace"})
 _SHAPES = frozenset({"Input Dims", "Input type", "Concrete Inputs"})
-_READ_OF_DEVICE = frozenset({"correlation", "grid", "block", "registers per thread", "shared memory", "bytes"})
+_READ_OF_DEVICE = frozenset(
+    {
+        "correlation",
+        "grid",
+        "block",
+        "registers per thread",
+        "shared memory",
+        "bytes",
+        "wait_on_stream",
+        "wait_on_cuda_event_record_corr_id",
+    }
+)
 _OF_LEDGER = frozenset({"correlation", "bytes"})
 _READ_OF_MESSAGES = frozenset(
     {

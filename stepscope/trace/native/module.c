@@ -168,12 +168,12 @@ static int module_exec(PyObject *module) {
         {"READS_SHAPES", READS_SHAPES},
         {"READS_LAUNCH", READS_LAUNCH},
         {"READS_BYTES", READS_BYTES},
-        {"READS_COLLECTIVE", READS_COLLECTIVE},
+        {"READS_NAMED", READS_NAMED},
         {"ON_DEVICE", ON_DEVICE},
         {"IGNORED", IGNORED},
         {"IGNORED_BUT_MODULES", IGNORED_BUT_MODULES},
         {"UNSUPPORTED", UNSUPPORTED},
-        {"VERSION", 2}, /* raised when what scan() takes or returns changes; the reader does not use another */
+        {"VERSION", 3}, /* raised when what scan() takes or returns changes; the reader does not use another */
     };
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0)

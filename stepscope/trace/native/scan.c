@@ -25,6 +25,7 @@ enum {
     LEGACY_EXTERNAL_ID, /* as traces of 2021 wrote it, whose categories are not supported */
     COPIED_BYTES,
     COLLECTIVE,
+    WAITED_EVENT,
     MERGED_RANK /* in a file of several ranks, which Python tells apart */
 };
 
@@ -68,6 +69,7 @@ static uint8_t argument_field(Span key) {
         {"external id", LEGACY_EXTERNAL_ID},
         {"bytes", COPIED_BYTES},
         {"Collective name", COLLECTIVE},
+        {"wait_on_cuda_event_record_corr_id", WAITED_EVENT},
         {"rank", MERGED_RANK},
     };
     return find_key(keys, sizeof keys / sizeof *keys, key);
@@ -78,7 +80,7 @@ typedef struct {
     int64_t start_ns, duration_ns, correlation, external_id, num_bytes;
     Span phase, category, name, process, thread, arguments;
     Span shapes[NUM_SHAPE_TEXTS], launch[NUM_LAUNCH_TEXTS];
-    bool has_start, has_duration, has_arguments, names_collective;
+    bool has_start, has_duration, has_arguments, names_another;
 } Event;
 
 static inline Place keep_value(Place p, Place end, Span *span, int depth) {
@@ -139,7 +141,8 @@ static Place take_argument(Place p, Place end, uint8_t field, void *target) {
     case ARGUMENT_EXTERNAL_ID: return read_integer(p, end, &event->external_id);
     case LEGACY_EXTERNAL_ID: return read_integer(p, end, &ignored);
     case COPIED_BYTES: return read_count(p, end, &event->num_bytes);
-    case COLLECTIVE: event->names_collective = true; return keep_string(p, end, &text, &plain);
+    case COLLECTIVE: event->names_another = true; return keep_string(p, end, &text, &plain);
+    case WAITED_EVENT: event->names_another = true; return skip_value(p, end, ARGUMENTS_DEPTH);
     case MERGED_RANK: return NULL;
     default: return skip_value(p, end, ARGUMENTS_DEPTH);
     }
@@ -149,7 +152,7 @@ static void forget_arguments(Event *event) {
     event->correlation = event->external_id = event->num_bytes = -1;
     memset(event->shapes, 0, sizeof event->shapes);
     memset(event->launch, 0, sizeof event->launch);
-    event->names_collective = false;
+    event->names_another = false;
 }
 
 static Place take_arguments(Place p, Place end, Event *event) {
@@ -260,7 +263,7 @@ static int write_row(Scanner *scanner, const Event *event, uint8_t reads, Place 
     if ((reads & READS_LAUNCH)
         && number_recorded(scanner, &scanner->launches, event->launch, NUM_LAUNCH_TEXTS, &cell[LAUNCH]) != SCANNED)
         return NO_MEMORY;
-    if (event->names_collective && (reads & READS_COLLECTIVE)) {
+    if (event->names_another && (reads & READS_NAMED)) {
         int64_t *call = append(&scanner->calls, 3);
         if (!call)
             return NO_MEMORY;

@@ -25,7 +25,7 @@ enum {
     READS_SHAPES = 1,
     READS_LAUNCH = 2,
     READS_BYTES = 4,
-    READS_COLLECTIVE = 8,
+    READS_NAMED = 8,
     ON_DEVICE = 16,  /* a row at time 0 without duration is impossible */
     IGNORED = 32,
     IGNORED_BUT_MODULES = 64, /* unless the name begins as a module's does */
@@ -46,7 +46,7 @@ typedef struct {
     Layout event_layout, argument_layout;
     Interned tracks, names, shapes, launches;
     Integers rows;       /* of the text scanned last: NUM_COLUMNS of each */
-    Integers calls;      /* for each row that names a collective: its index, begin and end of its arguments */
+    Integers calls;      /* for each row that names a collective or an event: its index, begin and end of its arguments */
     size_t num_rows;
     size_t num_events;   /* entries of all phases in it */
     uint8_t *joined;     /* scratch */
