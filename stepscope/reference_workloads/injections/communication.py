@@ -141,10 +141,19 @@ class _Pieces:
 
 def _reduced_in_pieces(state: _Pieces, bucket: Any) -> Any:
     """Sums a bucket over the ranks piece by piece; torch hands the bucket's mean to the parameters."""
-    import torch
-
     gradients = bucket.buffer().div_(state.num_ranks)
     pieces = gradients.split(max(1, state.piece_bytes // gradients.element_size()))
-    works = [state.group.allreduce([piece]) for piece in pieces]
-    # Of all pieces: gloo runs a group's collectives on several threads, so the last to start may end first.
-    return torch.futures.collect_all([work.get_future() for work in works]).then(lambda _: gradients)
+    futures = [state.group.allreduce([piece]).get_future() for piece in pieces]
+    return _of_all(futures, on_gpu=gradients.is_cuda).then(lambda _: gradients)
+
+
+def _of_all(futures: list[Any], *, on_gpu: bool) -> Any:
+    """The future after which every piece is whole.
+
+    gloo runs a group's collectives on several threads, so the last to start may end first: all are waited for. NCCL
+    runs them on one stream, so the last one ends last, and its future alone has the device's event: `collect_all` makes
+    one without devices, which DDP takes for done as soon as all are queued, while gradients are still being reduced.
+    """
+    import torch
+
+    return futures[-1] if on_gpu else torch.futures.collect_all(futures)
