@@ -24,6 +24,7 @@ from stepscope.training.capture import Capture
 from stepscope.training.captures import Captures
 from stepscope.training.endings import Endings
 from stepscope.training.figures import FigureReader
+from stepscope.training.gradient_norm import LocalGradientNorm
 from stepscope.training.identity import captures_here, identify
 from stepscope.training.late_figures import LateReader
 from stepscope.training.listeners import Listeners
@@ -97,6 +98,7 @@ class Profile:
         self._step: StepRecord | None = None
         self._late_reader = LateReader()
         self._figures = FigureReader(self._late_reader)
+        self._gradients = LocalGradientNorm(self._late_reader, lambda step: self._schedule.state(step) is State.WAIT)
         self._open_spans: list[Any] = []
         self._spans = SpanRecorder(self._open_span, self._close_span, self._count_data_wait, self._count_phase)
 
@@ -173,6 +175,16 @@ class Profile:
         return analyse_run(self.run_directory, latest, ranks)
 
     @_harmless
+    def watch(self, model: Any, *, every: int = 100) -> None:
+        """Measure the norm of this rank's own gradients at each `every`th step, as `local_grad_norm`.
+
+        Args:
+            model: a module, also one under DistributedDataParallel or fully_shard; call it after wrapping.
+            every: fewer steps are sampled where it would cost more than 0.1 % of the training thread's time.
+        """
+        self._gradients.watch(model, every)
+
+    @_harmless
     def _begin(self) -> None:
         global _measuring
         import torch.profiler
@@ -204,7 +216,7 @@ class Profile:
                 before_start=self._keep_unprofiled_time,
                 before_stepping_aside=self._close_all_spans,
             )
-        listeners = listeners_of(context, self._late_reader)
+        listeners = [*listeners_of(context, self._late_reader), self._gradients]
         self._listeners = Listeners(listeners)
         self._attendant = Attendant([self._writer, *(each for each in listeners if isinstance(each, Tended))])
         self._attendant.start()
