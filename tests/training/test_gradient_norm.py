@@ -175,6 +175,7 @@ def test_an_error_while_watching_never_reaches_the_backward_pass(
 
 
 @pytest.mark.usefixtures("one_rank_group")
+@pytest.mark.filterwarnings("ignore:FSDP is switching", "ignore:The `NO_SHARD`", "ignore:FSDP.* deprecated")
 def test_what_cannot_be_watched_is_said_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
