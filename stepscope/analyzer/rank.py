@@ -86,7 +86,7 @@ def _view_device(
         steps = HostSteps(steps.index[:0], steps.start_ns[:0], steps.end_ns[:0], steps.main_lane)
     gpu = find_gpu(next((device.name for device in trace.header.devices), None))
     kernels = activities.of(Work.COMPUTE)
-    limits = kernel_limits(trace, activities.row[kernels], gpu=gpu)
+    limits = kernel_limits(trace, activities.row[kernels], activities.launch_row[kernels], gpu=gpu)
     notices += _doubts_about_peak(rank, gpu, limits)
     host = observe_host(trace, steps, activities)
     own = book(activities, window, host, limits.heading.astype(np.int8))

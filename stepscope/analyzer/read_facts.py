@@ -12,6 +12,7 @@ from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.completeness import lost_launches
 from stepscope.analyzer.ledger.graph_loops import has_untraced_iterations
 from stepscope.analyzer.ledger.steps import HostSteps, Window
+from stepscope.analyzer.membership import distinct
 from stepscope.trace.columns import NONE, Category, TraceColumns
 
 _GRAPH_LAUNCH = re.compile(r"GraphLaunch")
@@ -94,7 +95,7 @@ def _reading(trace: TraceColumns) -> ReadFacts:
 
 def _empty_steps(activities: Activities, steps: HostSteps) -> tuple[int, ...]:
     """Marked steps in which nothing was launched that ran; none where no activity can be tied to any step."""
-    places = np.unique(steps.position_of(activities.launch_ns[activities.launch_ns != NONE]))
+    places = distinct(steps.position_of(activities.launch_ns[activities.launch_ns != NONE]))
     filled = places[places != NONE]
     return tuple(np.delete(steps.index, filled).tolist()) if len(filled) else ()
 

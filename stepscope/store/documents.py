@@ -12,17 +12,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from stepscope.core.analysis import ANALYSIS_SCHEMA, Analysis, Job
-from stepscope.core.comparison import Comparison
 from stepscope.core.errors import DataError
 from stepscope.core.headings import Heading
 from stepscope.core.run_layout import RUN_SCHEMA, RunManifest
 from stepscope.core.timeline import HEADING_ORDER, RankTimeline
-from stepscope.core.what_if import WhatIfReport
+
+if TYPE_CHECKING:  # an analysis has neither, and to load them takes as long as to write it
+    from stepscope.core.comparison import Comparison
+    from stepscope.core.what_if import WhatIfReport
 
 TIMELINE_SCHEMA = "stepscope.timeline/1"
 

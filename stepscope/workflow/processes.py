@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from stepscope.core.errors import UsageError
@@ -67,6 +64,9 @@ def in_processes(
 
     A process that is killed (out of memory) takes the pool down: what it left is done here, one file at a time.
     """
+    import multiprocessing  # one file needs neither
+    from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+
     before = multiprocessing.active_children()
     # forking takes over what is imported already, but not while other threads may hold locks
     method = "fork" if threading.active_count() == 1 and hasattr(os, "fork") else None

@@ -15,6 +15,7 @@ from stepscope.analyzer.alignment.launch_context import LaunchContext, launch_co
 from stepscope.analyzer.alignment.told_calls import Issued, Told, operators_by_id, told_by
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
+from stepscope.analyzer.membership import distinct
 from stepscope.trace.columns import NONE, Category, TraceColumns
 
 _GRAPH_LAUNCH = re.compile(r"GraphLaunch")
@@ -80,7 +81,7 @@ def _launch_in_line(activities: Activities, chosen: npt.NDArray[np.intp]) -> npt
 
 def _graph_launches(trace: TraceColumns, steps: HostSteps, launches: npt.NDArray[np.int64]) -> list[int | None]:
     """For each launch, the how-manieth graph launch of its step it is; None for an ordinary launch."""
-    starts = np.unique(trace.start_ns[trace.rows_named(_GRAPH_LAUNCH.search, Category.RUNTIME)])
+    starts = distinct(trace.start_ns[trace.rows_named(_GRAPH_LAUNCH.search, Category.RUNTIME)])
     if not len(starts):
         return [None] * len(launches)
     place = steps.position_of(starts)

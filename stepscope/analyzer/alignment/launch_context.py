@@ -20,6 +20,7 @@ import numpy.typing as npt
 from stepscope.analyzer.alignment.call_words import kind_of_span
 from stepscope.analyzer.alignment.dimensions import tells_dimension
 from stepscope.analyzer.element_types import bytes_of_dtype
+from stepscope.analyzer.membership import distinct
 from stepscope.trace.columns import NONE, Category, IntColumn, Shapes, TraceColumns
 
 _PLACE_OF_ROOT = {"c10d::broadcast_": 2, "c10d::reduce_": 3, "c10d::gather_": 3, "c10d::scatter_": 3}
@@ -57,21 +58,19 @@ def launch_contexts(trace: TraceColumns, lanes: IntColumn, moments_ns: npt.NDArr
         lambda name: kind_of_span(name) is not None or tells_dimension(name), Category.CPU_OP, Category.USER_ANNOTATION
     )
     contexts = [NOTHING_OPEN] * len(lanes)
-    for lane in np.unique(lanes[lanes != NONE]).tolist():
+    for lane in distinct(lanes[lanes != NONE]).tolist():
         asked = np.flatnonzero((lanes == lane) & (moments_ns != NONE))
         asked = asked[np.argsort(moments_ns[asked], kind="stable")]
         spans = rows[trace.lane[rows] == lane]
         spans = spans[np.lexsort((-trace.end_ns[spans], trace.start_ns[spans]))]
-        open_rows: list[int] = []
-        opened = 0
-        starts, ends = trace.start_ns[spans].tolist(), trace.end_ns[spans].tolist()
-        for place, moment in zip(asked.tolist(), moments_ns[asked].tolist(), strict=True):
-            while opened < len(spans) and starts[opened] <= moment:
-                open_rows.append(opened)
-                opened += 1
-            open_rows = [span for span in open_rows if ends[span] > moment]
-            if open_rows:
-                contexts[place] = _read(trace, [int(spans[span]) for span in open_rows])
+        moments, ends = moments_ns[asked], trace.end_ns[spans]
+        opened = np.searchsorted(trace.start_ns[spans], moments, side="right").tolist()
+        still_open, before = np.empty(0, np.intp), 0
+        for place, moment, behind in zip(asked.tolist(), moments.tolist(), opened, strict=True):
+            still_open = np.concatenate((still_open, np.arange(before, behind)))
+            still_open, before = still_open[ends[still_open] > moment], behind
+            if len(still_open):
+                contexts[place] = _read(trace, spans[still_open].tolist())
     return contexts
 
 

@@ -19,6 +19,7 @@ from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.alignment.split import WaitPieces
 from stepscope.analyzer.blame.meetings import Meetings
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_BLAME
+from stepscope.analyzer.membership import distinct
 from stepscope.analyzer.rank_view import COMPUTE, NUM_CHARGES, RankView, comparison_table
 from stepscope.core.causes import Cause
 
@@ -112,7 +113,7 @@ def _spent(views: Mapping[int, RankView], spans: list[tuple[int, int, int]]) -> 
     """Time by charge of each (rank, start, end)."""
     rank, start, end = np.array(spans, np.int64).reshape(-1, 3).T
     spent = np.zeros((len(spans), NUM_CHARGES))
-    for number in np.unique(rank).tolist():
+    for number in distinct(rank).tolist():
         mine = rank == number
         spent[mine] = comparison_table(views[number]).between(start[mine], np.maximum(start, end)[mine])
     return spent

@@ -37,6 +37,7 @@ from stepscope.analyzer.kernels.sums import (
 )
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import Window
+from stepscope.analyzer.membership import combinations, distinct
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits
 from stepscope.core.timeline import HEADING_ORDER
 from stepscope.trace.columns import NONE, Device, IntColumn, KernelLaunch, TraceColumns
@@ -48,9 +49,6 @@ LONGEST_SHAPES = 200
 """Characters of a call's shapes that are kept; lists of tensors run to thousands."""
 
 NOT_KNOWN = "(not known)"
-_MOST_CODES = 2**62
-_MOST_DENSE = 2**20
-"""Combinations up to which a table of all that are possible is filled sooner than the codes are sorted."""
 _NO_LAUNCH = KernelLaunch((), (), None, None)
 
 
@@ -199,33 +197,11 @@ def _combine(
         np.where(operator != NONE, trace.shapes[operator], NONE),
         trace.launch[rows],
     )
-    which, first = _distinct(columns)
+    which, first = combinations(columns)
     name, operator, module, shapes, launch = (column[first] for column in columns)
     sums = _sums(which, len(first), limits, owned_ns, flags)
     _add_fit(sums, fit, launch)
     return _Combinations(name, operator, module, shapes, launch, sums)
-
-
-def _distinct(columns: tuple[IntColumn, ...]) -> tuple[IntColumn, IntColumn]:
-    """For each row the number of its combination of values, and for each combination its first row."""
-    code, size = np.zeros(len(columns[0]), np.int64), 1
-    for column in columns:
-        used = np.zeros(int(column.max(initial=NONE)) + 2, np.bool_)
-        used[column + 1] = True
-        number = np.cumsum(used) - 1
-        num_values = int(number[-1]) + 1
-        if size * num_values > _MOST_CODES:
-            code = np.unique(code, return_inverse=True)[1]
-            size = int(code.max(initial=0)) + 1
-        code = code * num_values + number[column + 1]
-        size *= num_values
-    if size > _MOST_DENSE:
-        _, first, which = np.unique(code, return_index=True, return_inverse=True)
-        return which, first
-    first_of = np.full(size, NONE, np.int64)
-    first_of[code[::-1]] = np.arange(len(code))[::-1]  # the last assignment, of the first row, stays
-    is_used = first_of != NONE
-    return (np.cumsum(is_used) - 1)[code], first_of[is_used]
 
 
 def _sums(which: IntColumn, count: int, limits: KernelLimits, owned_ns: IntColumn, flags: Mapping[Flag, Mask]) -> Sums:
@@ -274,7 +250,7 @@ def _grouped(
     most: int = NUM_GROUPS_KEPT,
 ) -> KernelGroups:
     """Combinations added up by some of their columns; the largest groups that own time."""
-    which, first = _distinct(tuple(keys))
+    which, first = combinations(tuple(keys))
     sums = np.zeros((len(first), SIZE))
     np.add.at(sums, which, combined.sums)
     largest = np.zeros(len(first), np.intp)
@@ -293,7 +269,7 @@ def _by_module(trace: TraceColumns, combined: _Combinations) -> KernelGroups:
     """Modules of one class count together."""
     kinds: dict[str, int] = {}
     number = {NONE: NONE}
-    for module in np.unique(combined.module[combined.module != NONE]).tolist():
+    for module in distinct(combined.module[combined.module != NONE]).tolist():
         number[module] = kinds.setdefault(region_kind(trace.names[module]), len(kinds))
     kind = np.array([number[module] for module in combined.module.tolist()], np.int64)
     names = [*kinds, NOT_KNOWN]  # NONE picks the last

@@ -56,7 +56,9 @@ class Activities:
 
     def of(self, *work: Work) -> npt.NDArray[np.intp]:
         """Positions of the activities that do this work."""
-        return np.flatnonzero(np.isin(self.work, work))
+        is_wanted = np.zeros(len(Work), np.bool_)
+        is_wanted[list(work)] = True
+        return np.flatnonzero(is_wanted[self.work])
 
 
 def device_activities(trace: TraceColumns) -> Activities:

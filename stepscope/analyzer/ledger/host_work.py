@@ -13,7 +13,7 @@ from stepscope.analyzer.ledger.activities import Activities
 from stepscope.analyzer.ledger.host_spans import ANNOTATES, blocking_calls, data_loading_rows
 from stepscope.analyzer.ledger.segments import CHARGE, Segments
 from stepscope.analyzer.ledger.steps import HostSteps
-from stepscope.analyzer.membership import on_lanes
+from stepscope.analyzer.membership import distinct, on_lanes
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.headings import Heading
 from stepscope.trace.columns import NONE, Category, TraceColumns
@@ -58,7 +58,7 @@ def host_work(trace: TraceColumns, steps: HostSteps, activities: Activities | No
         activities: None for a run without a device.
         segments: the rank's window.
     """
-    launching = () if activities is None else np.unique(activities.launch_lane).tolist()
+    launching = () if activities is None else distinct(activities.launch_lane).tolist()
     lanes = sorted({int(lane) for lane in (*launching, steps.main_lane) if lane != NONE})
     late = _charged(segments, Cause.HOST_BOUND)
     waits, in_process = _loads(trace, lanes)
@@ -95,7 +95,7 @@ def _optimizers_on_cpu(trace: TraceColumns, activities: Activities | None) -> np
     rows = trace.rows_named(_OPTIMIZER.search, *ANNOTATES)
     if activities is None:
         return rows[:0]
-    launches = np.sort(activities.launch_ns)
+    launches = np.sort(activities.launch_ns, kind="stable")
     first = np.searchsorted(launches, trace.start_ns[rows])
     nothing_launched: npt.NDArray[np.bool_] = first == np.searchsorted(launches, trace.end_ns[rows])
     return rows[nothing_launched]
@@ -109,7 +109,7 @@ def _blocked(
     if activities is None or not len(idle):
         return {}, {}
     start, _ = blocking_calls(trace, lanes, activities)
-    start = np.sort(start)
+    start = np.sort(start, kind="stable")
     kind = _kinds_of_calls(trace, lanes, start)
     window = (start >= segments.start_ns[0]) & (start < segments.end_ns[-1])
     place = np.searchsorted(start, idle.start, side="right") - 1

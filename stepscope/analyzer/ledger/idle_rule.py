@@ -12,6 +12,7 @@ from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.host_spans import AFTER_BLOCKING_CALL_NS, HostSpans, host_spans
 from stepscope.analyzer.ledger.segments import CHARGE, Paint
 from stepscope.analyzer.ledger.steps import HostSteps
+from stepscope.analyzer.membership import distinct
 from stepscope.core.causes import Cause
 from stepscope.core.headings import Heading
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
@@ -37,7 +38,7 @@ class Host:
 
 def observe_host(trace: TraceColumns, steps: HostSteps, activities: Activities) -> Host:
     """Read the spans of every thread that launched something."""
-    lanes = [int(lane) for lane in np.unique(activities.launch_lane) if lane != NONE]
+    lanes = [int(lane) for lane in distinct(activities.launch_lane) if lane != NONE]
     return Host(host_spans(trace, steps, activities, lanes), bool(len(trace.rows_of(Category.RUNTIME))))
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.ledger.activities import Activities, Work
+from stepscope.analyzer.membership import distinct
 from stepscope.core.analysis import Notice
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
@@ -64,7 +65,7 @@ class Window:
 
 def host_steps(trace: TraceColumns) -> HostSteps:
     """Find the steps: `ProfilerStep#` marks, else the optimizer's cycle, else none. None is without length."""
-    rows = trace.rows_of(Category.USER_ANNOTATION)
+    rows = trace.rows_named(_PROFILER_STEP.match, Category.USER_ANNOTATION)
     rows = rows[trace.end_ns[rows] > trace.start_ns[rows]]
     marks = [(match, row) for row in rows if (match := _PROFILER_STEP.match(trace.names[trace.name[row]]))]
     if trace.header.whole_steps:
@@ -75,18 +76,19 @@ def host_steps(trace: TraceColumns) -> HostSteps:
         chosen = np.array([row for _, row in marks])
         index = np.array([int(match.group(1)) for match, _ in marks])
         return HostSteps(index, trace.start_ns[chosen], trace.end_ns[chosen], int(trace.lane[chosen[0]]))
-    return _optimizer_cycles(trace, rows)
+    return _optimizer_cycles(trace)
 
 
-def _optimizer_cycles(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> HostSteps:
-    rows = rows[[bool(_OPTIMIZER_STEP.match(trace.names[name])) for name in trace.name[rows]]] if len(rows) else rows
+def _optimizer_cycles(trace: TraceColumns) -> HostSteps:
+    rows = trace.rows_named(_OPTIMIZER_STEP.match, Category.USER_ANNOTATION)
+    rows = rows[trace.end_ns[rows] > trace.start_ns[rows]]
     if not len(rows):
         notice = Notice("no_steps", "no ProfilerStep# and no optimizer annotation: the whole trace is one window")
         none = np.empty(0, np.int64)
         return HostSteps(none, none, none, NONE, (notice,))
     rows = rows[np.argsort(trace.end_ns[rows], kind="stable")]
     last_of_cycle = rows[trace.name[rows] == trace.name[rows[-1]]]
-    end = np.unique(trace.end_ns[last_of_cycle])
+    end = distinct(trace.end_ns[last_of_cycle])
     lane = int(trace.lane[last_of_cycle[0]])
     first = int(trace.start_ns[trace.lane == lane].min())
     notice = Notice("steps_from_optimizer", "no ProfilerStep# marks: a step ends where the optimizer's annotation ends")

@@ -15,6 +15,7 @@ import numpy as np
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.ledger.activities import Activities
 from stepscope.analyzer.ledger.steps import HostSteps
+from stepscope.analyzer.membership import distinct
 from stepscope.analyzer.pipeline.tasks import MicroBatch, Pass, Task
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
@@ -84,7 +85,7 @@ def _marks(trace: TraceColumns, lane: int, steps: HostSteps) -> tuple[IntColumn,
     rows = rows[trace.lane[rows] == lane]
     if len(steps):
         rows = rows[steps.position_of(trace.start_ns[rows]) != NONE]
-    read = {name: task for name in np.unique(trace.name[rows]).tolist() if (task := _read(trace.names[name]))}
+    read = {name: task for name in distinct(trace.name[rows]).tolist() if (task := _read(trace.names[name]))}
     staged = {name: tasks for name, tasks in read.items() if tasks[0].stage != NONE}
     read = staged or read
     rows = rows[np.isin(trace.name[rows], list(read))]

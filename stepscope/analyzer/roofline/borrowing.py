@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.membership import are_among
 from stepscope.trace.columns import NONE, IntColumn, TraceColumns
 
 Places = npt.NDArray[np.intp]
@@ -39,7 +40,7 @@ def stand_ins(trace: TraceColumns, kernel_rows: IntColumn, operator: IntColumn) 
     # ROCm records the grid with the launch, so kernels without one are known by their names alone
     bare = orphans[trace.launch[kernel_rows[orphans]] == NONE]
     for some, code in ((orphans, _codes(trace, kernel_rows)), (bare, _names(trace, kernel_rows))):
-        donors = np.flatnonzero((operator != NONE) & np.isin(code, code[some]))
+        donors = np.flatnonzero((operator != NONE) & are_among(code, code[some]))
         for reach in REACHES:
             asking = some[found[some] == NONE]
             if not len(asking) or not len(donors):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.membership import distinct
 from stepscope.analyzer.roofline.convolution_cost import FORWARDS, PARTS, WHOLE_BACKWARDS, convolution_cost
 from stepscope.analyzer.roofline.operator_call import Dims, OperatorCost, distinct_calls, parse_call
 from stepscope.trace.columns import NONE, Category, IntColumn, Shapes, TraceColumns
@@ -27,7 +28,7 @@ def recorded_shapes(trace: TraceColumns, operator: IntColumn) -> IntColumn:
         return shapes
     parts = np.flatnonzero(operator != NONE)
     parts = parts[trace.named(operator[parts].astype(np.intp), PARTS.__contains__)]
-    for lane in np.unique(trace.lane[operator[parts]]):
+    for lane in distinct(trace.lane[operator[parts]]):
         mine = parts[trace.lane[operator[parts]] == lane]
         around = whole[trace.lane[whole] == lane]
         shapes[mine] = _shapes_around(trace, operator[mine], around, shapes[mine])

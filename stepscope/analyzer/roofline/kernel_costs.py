@@ -12,7 +12,6 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.launches import launch_rows
 from stepscope.analyzer.roofline.borrowing import stand_ins
 from stepscope.analyzer.roofline.convolution_shapes import OutputSizes, learn_outputs, learned_cost, recorded_shapes
 from stepscope.analyzer.roofline.kernel_family import Family
@@ -55,7 +54,6 @@ class KernelCosts:
         dtype: index into DTYPES.
         is_upper_bound: whether the kernel may have needed fewer FLOPs (Winograd's convolutions).
         source: DecidedBy codes, NOTHING where nan.
-        launch: row of the call that launched it, or NONE.
         operator: row of the operator that launched it, or NONE.
     """
 
@@ -65,21 +63,20 @@ class KernelCosts:
     dtype: Codes
     is_upper_bound: npt.NDArray[np.bool_]
     source: Codes
-    launch: IntColumn
     operator: IntColumn
 
 
-def kernel_costs(trace: TraceColumns, kernel_rows: IntColumn, family: Codes) -> KernelCosts:
+def kernel_costs(trace: TraceColumns, kernel_rows: IntColumn, launch: IntColumn, family: Codes) -> KernelCosts:
     """What each kernel has to do.
 
     Args:
         trace: one rank's events.
         kernel_rows: rows of its compute kernels.
+        launch: row of the call that launched each, or NONE.
         family: their Family codes.
     """
-    launch = launch_rows(trace, kernel_rows)
     operator = launching_operators(trace, kernel_rows, launch)
-    costs = _by_model(trace, kernel_rows, launch, operator, family)
+    costs = _by_model(trace, kernel_rows, operator, family)
     costs.model_flops[recomputed(trace, operator)] *= 0.0
     passes = list_pass_bytes(trace, kernel_rows, operator)
     sized = np.isnan(costs.num_bytes) & ~np.isnan(passes.num_bytes)
@@ -95,9 +92,7 @@ def kernel_costs(trace: TraceColumns, kernel_rows: IntColumn, family: Codes) -> 
     return costs
 
 
-def _by_model(
-    trace: TraceColumns, kernel_rows: IntColumn, launch: IntColumn, operator: IntColumn, family: Codes
-) -> KernelCosts:
+def _by_model(trace: TraceColumns, kernel_rows: IntColumn, operator: IntColumn, family: Codes) -> KernelCosts:
     """Each operator's cost, shared among the kernels that do its work in proportion to their durations."""
     duration = trace.end_ns[kernel_rows] - trace.start_ns[kernel_rows]
     distinct, which = distinct_calls(trace, operator, recorded_shapes(trace, operator))
@@ -137,7 +132,6 @@ def _by_model(
         dtype=np.where(known & ~beside, dtype[which], 0).astype(np.uint8),
         is_upper_bound=is_upper_bound[which],
         source=np.where(known, DecidedBy.MODEL, DecidedBy.NOTHING).astype(np.uint8),
-        launch=launch,
         operator=operator,
     )
 

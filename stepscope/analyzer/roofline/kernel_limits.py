@@ -69,17 +69,20 @@ class KernelLimits:
         return np.fmax(self.floor_ns_flops, self.floor_ns_bytes) / np.maximum(self.duration_ns, 1)
 
 
-def kernel_limits(trace: TraceColumns, kernel_rows: IntColumn, *, gpu: GpuModel | None) -> KernelLimits:
+def kernel_limits(
+    trace: TraceColumns, kernel_rows: IntColumn, launch: IntColumn, *, gpu: GpuModel | None
+) -> KernelLimits:
     """Find each kernel's limit.
 
     Args:
         trace: one rank's events.
         kernel_rows: rows of its compute kernels (no communication).
+        launch: row of the call that launched each, or NONE.
         gpu: the catalogue's entry; None leaves the floors unknown, so that families decide.
     """
     duration = trace.end_ns[kernel_rows] - trace.start_ns[kernel_rows]
     family = _by_name(trace, kernel_rows, family_of)
-    costs = kernel_costs(trace, kernel_rows, family)
+    costs = kernel_costs(trace, kernel_rows, launch, family)
     is_float32 = costs.dtype == DTYPES.index("float32")
     dtype = costs.dtype
     dtype[is_float32] = _by_name(trace, kernel_rows[is_float32], _float32_arithmetic)
@@ -101,7 +104,7 @@ def kernel_limits(trace: TraceColumns, kernel_rows: IntColumn, *, gpu: GpuModel 
         flops_are_upper_bound=costs.is_upper_bound,
         floor_ns_flops=floor_flops,
         floor_ns_bytes=floor_bytes,
-        launch=costs.launch,
+        launch=launch,
         operator=costs.operator,
     )
 

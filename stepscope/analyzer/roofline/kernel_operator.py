@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from stepscope.analyzer.launches import Rows, last_row_of_id
+from stepscope.analyzer.membership import distinct
 from stepscope.analyzer.ordering import order_of
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 from stepscope.trace.interning import narrow
@@ -45,7 +46,7 @@ def innermost_open(trace: TraceColumns, operators: Rows, launches: Rows) -> Rows
     found = np.full(len(launches), NONE, np.intp)
     thread = trace.lane[operators]
     launch_thread = trace.lane[launches]
-    for lane in np.unique(launch_thread):
+    for lane in distinct(launch_thread):
         asking = np.flatnonzero(launch_thread == lane)
         found[asking] = innermost_on_thread(trace, operators[thread == lane], launches[asking])
     return found
@@ -58,7 +59,7 @@ def innermost_on_thread(trace: TraceColumns, operators: Rows, launches: Rows) ->
     start, end = trace.start_ns[operators], trace.end_ns[operators]
     order = order_of(start, -end)
     operators, start, end = operators[order], start[order], end[order]
-    ends = np.sort(end)
+    ends = np.sort(end, kind="stable")  # nearly in order: many times faster than the default
     depth = np.arange(len(operators)) - np.searchsorted(ends, start, side="right")
     at = trace.start_ns[launches]
     started = np.searchsorted(start, at, side="right")

@@ -16,6 +16,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.membership import distinct
 from stepscope.analyzer.roofline.kernel_types import element_bytes_of
 from stepscope.analyzer.roofline.operator_call import parse_call
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
@@ -78,7 +79,7 @@ def list_pass_bytes(trace: TraceColumns, kernel_rows: IntColumn, operator: IntCo
     num_bytes = np.full(len(kernel_rows), np.nan)
     from_shapes = np.zeros(len(kernel_rows), np.bool_)
     known = np.full(len(trace.names), np.nan)
-    used = np.unique(trace.name[kernel_rows])
+    used = distinct(trace.name[kernel_rows])
     known[used] = [bytes_an_element(trace.names[name]) or np.nan for name in used]
     blocks = trace.num_blocks(kernel_rows)
     passes = np.flatnonzero(~np.isnan(known[trace.name[kernel_rows]]) & (blocks > 0))
@@ -99,7 +100,7 @@ def _recorded_elements(trace: TraceColumns, operators: IntColumn) -> npt.NDArray
     """Elements of the first list of each operator; nan where its dimensions were not recorded."""
     shapes = np.where(operators != NONE, trace.shapes[operators], NONE)
     elements = np.full(len(trace.shape_table) + 1, np.nan)
-    for place in np.unique(shapes[shapes != NONE]).tolist():
+    for place in distinct(shapes[shapes != NONE]).tolist():
         call = parse_call(trace.shape_table[place])
         first = call.lists[0] if call is not None and call.lists else None
         if first is not None:
@@ -114,7 +115,7 @@ def _fill_of_calls(trace: TraceColumns, calls: IntColumn, chunks: npt.NDArray[np
     """
     gradients = _gradients(trace)
     is_whole = calls >> 24 != NONE
-    known = {size: _fill(gradients, size) for size in np.unique(chunks[is_whole]).tolist()}
+    known = {size: _fill(gradients, size) for size in distinct(chunks[is_whole]).tolist()}
     fill = np.array([known.get(size) or np.nan for size in chunks.tolist()])
     fill[~is_whole] = np.nan
     name = calls & (1 << 24) - 1

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.element_types import bytes_of_dtype
+from stepscope.analyzer.membership import combinations
 from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.trace.columns import NONE, IntColumn, Shapes, TraceColumns
 
@@ -143,11 +144,11 @@ def distinct_calls(
         operators: rows, or NONE.
         shapes: index into the shape table by operator, or NONE; such operators share one entry, None.
     """
-    pairs = np.where(shapes != NONE, trace.name[operators].astype(np.int64) << 32 | shapes, NONE)
-    distinct, which = np.unique(pairs, return_inverse=True)
+    names = np.where(shapes != NONE, trace.name[operators], NONE)
+    which, first = combinations((names, shapes))
     calls = [
-        None if pair == NONE else (trace.names[pair >> 32], trace.shape_table[pair & 0xFFFFFFFF])
-        for pair in distinct.tolist()
+        None if place == NONE else (trace.names[name], trace.shape_table[place])
+        for name, place in zip(names[first].tolist(), shapes[first].tolist(), strict=True)
     ]
     return calls, which
 

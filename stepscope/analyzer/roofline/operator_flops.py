@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.membership import distinct
 from stepscope.analyzer.roofline.convolution_shapes import recorded_shapes
 from stepscope.analyzer.roofline.operator_call import distinct_calls
 from stepscope.analyzer.roofline.operator_cost import operator_cost
@@ -57,7 +58,7 @@ def _outermost(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> npt.NDArray[n
     """Whether no other of the rows encloses each of them on its thread."""
     outermost = np.ones(len(rows), np.bool_)
     start, end = trace.start_ns[rows], trace.end_ns[rows]
-    for lane in np.unique(trace.lane[rows]):
+    for lane in distinct(trace.lane[rows]):
         mine = np.flatnonzero(trace.lane[rows] == lane)
         mine = mine[np.lexsort((-end[mine], start[mine]))]
         reach = np.maximum.accumulate(end[mine])

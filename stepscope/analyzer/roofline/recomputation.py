@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Intervals, contains, intersect, time_of, union
+from stepscope.analyzer.membership import distinct
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function: |Backward\d*$")
@@ -34,7 +35,7 @@ def recomputed(trace: TraceColumns, operator: IntColumn) -> npt.NDArray[np.bool_
         return result
     product = trace.rows_named(_PRODUCT.match, Category.CPU_OP)
     known = np.flatnonzero(operator != NONE)
-    for lane in np.unique(trace.lane[backward]):
+    for lane in distinct(trace.lane[backward]):
         mine = known[trace.lane[operator[known]] == lane]
         nodes, starts, products = (
             time_of(trace, some[trace.lane[some] == lane]) for some in (backward, forward, product)

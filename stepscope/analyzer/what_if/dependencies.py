@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.ledger.activities import Activities, Work
-from stepscope.analyzer.membership import on_lanes, row_mask
+from stepscope.analyzer.membership import distinct, on_lanes, row_mask
 from stepscope.analyzer.what_if.observed_calls import ObservedCalls
 from stepscope.analyzer.what_if.rank_graph import Edges
 from stepscope.analyzer.what_if.recorded_waits import recorded_blocking, recorded_waits
@@ -59,7 +59,7 @@ def read_streams(activities: Activities) -> Streams:
     members: list[npt.NDArray[np.intp]] = []
     place = np.zeros(len(activities), np.int64)
     number = np.zeros(len(activities), np.int64)
-    for stream in np.unique(activities.stream).tolist():
+    for stream in distinct(activities.stream).tolist():
         mine = np.flatnonzero(activities.stream == stream)
         place[mine], number[mine] = np.arange(len(mine)), len(members)
         members.append(mine)
@@ -85,7 +85,7 @@ def event_edges(trace: TraceColumns, activities: Activities, streams: Streams) -
     """
     recorded = recorded_waits(trace, activities)
     launched = np.flatnonzero(activities.launch_row != NONE)
-    launched = launched[np.argsort(streams.launch_order[launched])]
+    launched = launched[np.argsort(streams.launch_order[launched], kind="stable")]
     if not len(launched):
         return Edges(np.empty(0, np.intp), np.empty(0, np.intp))
     sources, targets = [recorded.edges.source], [recorded.edges.target]
@@ -95,12 +95,12 @@ def event_edges(trace: TraceColumns, activities: Activities, streams: Streams) -
         source = _last_ended(activities, streams, number, mine)
         sources.append(source[source != NONE])
         targets.append(mine[source != NONE])
-    for lane in np.unique(activities.launch_lane[launched]).tolist():
+    for lane in distinct(activities.launch_lane[launched]).tolist():
         source, target = _current_stream(activities, streams, launched[activities.launch_lane[launched] == lane])
         guessed = ~np.isin(target, recorded.edges.target)
         sources.append(source[guessed])
         targets.append(target[guessed])
-    pairs = np.unique(np.concatenate(sources).astype(np.int64) * len(activities) + np.concatenate(targets))
+    pairs = distinct(np.concatenate(sources).astype(np.int64) * len(activities) + np.concatenate(targets))
     return Edges(*np.divmod(pairs, len(activities)))
 
 
@@ -112,7 +112,7 @@ def _called_for(
     Whichever thread called: the training loop waits, then autograd's thread launches. NCCL itself records an event and
     lets a stream of its own wait for it after each launch.
     """
-    lanes = np.unique(activities.launch_lane[launched]).tolist()
+    lanes = distinct(activities.launch_lane[launched]).tolist()
     waits, records = (
         on_lanes(trace, trace.rows_named(pattern.search, Category.RUNTIME), lanes)
         for pattern in (_WAIT_EVENT, _RECORD_EVENT)
@@ -229,7 +229,7 @@ def _keep_later(activities: Activities, best: npt.NDArray[np.intp], other: npt.N
 def _last_launched(activities: Activities, calls: ObservedCalls, chosen: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
     """What the thread had launched last before each call (the stream it waits for is not told)."""
     source = np.full(len(chosen), NONE, np.intp)
-    for lane in np.unique(calls.lane[chosen]).tolist():
+    for lane in distinct(calls.lane[chosen]).tolist():
         here = np.flatnonzero(calls.lane[chosen] == lane)
         launched = np.flatnonzero(activities.launch_lane == lane)
         launched = launched[np.argsort(activities.launch_ns[launched], kind="stable")]
@@ -250,7 +250,7 @@ def queue_edges(activities: Activities, calls: ObservedCalls) -> tuple[Edges, np
     if not len(launches):
         return Edges(np.empty(0, np.intp), np.empty(0, np.intp)), blocked
     number = num_orphans + np.arange(len(launches))
-    started = np.sort(activities.start_ns[queued])
+    started = np.sort(activities.start_ns[queued], kind="stable")
     pending = number + 1 - np.searchsorted(started, calls.end_ns[launches], side="right")
     blocked[launches] = pending >= MOST_PENDING - PENDING_SLACK
     held = number >= MOST_PENDING

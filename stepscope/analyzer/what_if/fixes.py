@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.ledger.activities import Work
+from stepscope.analyzer.membership import distinct
 from stepscope.analyzer.what_if.edge_blocks import Nodes
 from stepscope.analyzer.what_if.job_graph import JobGraph
 from stepscope.analyzer.what_if.kernel_match import MatchedStep, kernels_by_step, match_kernels
@@ -200,7 +201,7 @@ def ideal(job: FixedJob, scenario: Scenario) -> Scenario:
         if total > 0:
             duration[own] = (duration[own] * (float(np.mean(counted or totals)) / total)).astype(np.int64)
     transfer = scenario.transfer_ns.copy()
-    for number in np.unique(job.alike).tolist():
+    for number in distinct(job.alike).tolist():
         same = job.alike == number
         transfer[same] = int(np.median(transfer[same]))
     return replace(

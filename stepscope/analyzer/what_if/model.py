@@ -92,7 +92,7 @@ def build_model(
         ),
         base=as_measured(graph),
         kept=kept,
-        skipped=np.setdiff1d(np.arange(num_whole), kept),
+        skipped=np.delete(np.arange(num_whole), kept),
         step_numbers=numbers,
     )
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, contains, covered_time, subtract
 from stepscope.analyzer.ledger.activities import Activities
 from stepscope.analyzer.ledger.host_spans import BLOCKING_CALL, HostSpans, blocking_copies
-from stepscope.analyzer.membership import are_among, on_lanes
+from stepscope.analyzer.membership import are_among, distinct, on_lanes
 from stepscope.analyzer.ordering import order_of
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK
 from stepscope.core.causes import Cause
@@ -55,7 +55,7 @@ def observe_calls(trace: TraceColumns, activities: Activities) -> ObservedCalls:
     launches = np.flatnonzero(first_of != NONE)
     first = first_of[launches]
     blocking = trace.rows_named(BLOCKING_CALL.search, Category.RUNTIME)
-    blocking = on_lanes(trace, blocking, np.unique(trace.lane[launches]).tolist())
+    blocking = on_lanes(trace, blocking, distinct(trace.lane[launches]).tolist())
     blocking = blocking[~are_among(blocking, launches)]
     copies = blocking_copies(trace, activities)
     copies = copies[np.isin(copies, first)]  # not the later nodes of a graph
@@ -91,7 +91,7 @@ def followed_calls(calls: ObservedCalls) -> tuple[IntColumn, IntColumn]:
     # calls of no length end where they start: nobody follows itself or a later one
     follows = np.where(follows < np.arange(len(calls)), follows, np.arange(len(calls)) - 1)
     own = np.full(len(calls), NONE, np.int64)
-    for lane in np.unique(calls.lane):
+    for lane in distinct(calls.lane):
         here = np.flatnonzero(calls.lane == lane)
         own[here[1:]] = here[:-1]
     return follows, np.where(own == follows, NONE, own)
@@ -118,7 +118,7 @@ def work_between_calls(
     opens = np.where(follows == NONE, opens_ns, calls.end_ns[np.maximum(follows, 0)])
     opens = np.minimum(opens, calls.start_ns)  # nested calls: nothing lies between
     rest = calls.start_ns - opens
-    for lane in np.unique(calls.lane).tolist():
+    for lane in distinct(calls.lane).tolist():
         here = np.flatnonzero(calls.lane == lane)
         for cause, cover in _covers(spans_of_lane[lane]):
             column = HOST_COLUMN[cause]

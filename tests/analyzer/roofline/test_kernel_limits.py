@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from stepscope.analyzer.launches import launch_rows
 from stepscope.analyzer.roofline.kernel_costs import DTYPES, DecidedBy
 from stepscope.analyzer.roofline.kernel_family import Family, is_communication
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits, kernel_limits
@@ -50,7 +51,8 @@ def limits_of(tmp_path: Path, *calls: Call, gpu: GpuModel | None = H100) -> Kern
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(gzip.compress(json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()))
     trace = read_trace(path)
-    return kernel_limits(trace, trace.rows_of(Category.KERNEL), gpu=gpu)
+    rows = trace.rows_of(Category.KERNEL)
+    return kernel_limits(trace, rows, launch_rows(trace, rows), gpu=gpu)
 
 
 def event(
@@ -177,7 +179,8 @@ def compute_kernels(trace: TraceColumns) -> npt.NDArray[np.intp]:
 
 
 def limits_of_trace(trace: TraceColumns) -> KernelLimits:
-    return kernel_limits(trace, compute_kernels(trace), gpu=find_gpu(trace.header.devices[0].name))
+    kernels = compute_kernels(trace)
+    return kernel_limits(trace, kernels, launch_rows(trace, kernels), gpu=find_gpu(trace.header.devices[0].name))
 
 
 def time_share(limits: KernelLimits, heading: Heading) -> float:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.membership import distinct
 from stepscope.analyzer.what_if.operations.grid import Grid
 from stepscope.analyzer.what_if.operations.kinds import COMMUNICATION
 from stepscope.analyzer.what_if.operations.replay import Replay, Seconds
@@ -111,7 +112,7 @@ def evened(grid: Grid, cost: Seconds) -> Seconds:
     """Every operation at its kind's mean (computation) or median (communication)."""
     even = np.empty_like(cost)
     kinds = np.array([o.kind for o in grid.operations])
-    for kind in np.unique(kinds).tolist():
+    for kind in distinct(kinds).tolist():
         mine = kinds == kind
         even[mine] = np.median(cost[mine]) if kind in COMMUNICATION else np.mean(cost[mine])
     return even
