@@ -58,8 +58,9 @@ def train_rank(
     try:
         plan = job.plan
         mesh = init_device_mesh(job.device_type, (plan.pp, plan.dp, plan.tp), mesh_dim_names=("pp", "dp", "tp"))
-        set_patience([*mesh.get_all_groups(), None], job.timeout_seconds)
-        return _of_all_ranks(_train(job, mesh, on_progress))
+        ending = _ending_group(plan)
+        set_patience([*mesh.get_all_groups(), ending, None], job.timeout_seconds)
+        return _of_all_ranks(_train(job, mesh, ending, on_progress), ending)
     except BaseException:
         dump_flight(job, dist.get_rank())
         raise
@@ -72,6 +73,16 @@ def _backend(job: TrainingJob) -> str:
         return "gloo"
     # What lies in host memory is gathered and counted there.
     return "cpu:gloo,cuda:nccl" if job.plan.cpu_offload else "nccl"
+
+
+def _ending_group(plan: ParallelPlan) -> dist.ProcessGroup | None:
+    """The group in which all ranks say at the end what they know; None for the default one.
+
+    A mesh dimension that is the whole world communicates in the default group. A rank that ends early would meet its
+    peers' next gradients there, and exchange nonsense with them instead of waiting for them.
+    """
+    is_shared = max(plan.pp, plan.dp, plan.tp) == plan.world_size > 1
+    return dist.new_group() if is_shared else None
 
 
 def _own_device(job: TrainingJob) -> torch.device:
@@ -119,7 +130,9 @@ def _build(job: TrainingJob, mesh: DeviceMesh) -> _Parts:
     return _Parts(executor, update, loss_scale, checkpointer, loader, site, first_step)
 
 
-def _train(job: TrainingJob, mesh: DeviceMesh, on_progress: Callable[[Progress], None]) -> TrainingOutcome:
+def _train(
+    job: TrainingJob, mesh: DeviceMesh, ending: dist.ProcessGroup | None, on_progress: Callable[[Progress], None]
+) -> TrainingOutcome:
     parts = _build(job, mesh)
     site, device = parts.site, parts.site.device
     for injection in job.injections:
@@ -158,7 +171,7 @@ def _train(job: TrainingJob, mesh: DeviceMesh, on_progress: Callable[[Progress],
             parts.checkpointer.wait()
     if job.simulate_ms and job.profiled:
         truth.write(Path(job.out) / job.run, dist.get_rank())
-    return _outcome(job, parts, losses, clock)
+    return _outcome(job, parts, losses, clock, ending)
 
 
 def _reduce(job: TrainingJob, site: Site) -> None:
@@ -196,14 +209,20 @@ def _reports_progress(mesh: DeviceMesh, plan: ParallelPlan) -> bool:
     )
 
 
-def _outcome(job: TrainingJob, parts: _Parts, losses: list[torch.Tensor | None], clock: StepClock) -> TrainingOutcome:
+def _outcome(
+    job: TrainingJob,
+    parts: _Parts,
+    losses: list[torch.Tensor | None],
+    clock: StepClock,
+    ending: dist.ProcessGroup | None,
+) -> TrainingOutcome:
     """Runs after training, so that no step is touched."""
     on_gpu = job.device_type == "cuda"
     step_seconds = clock.seconds()
     # Read before the losses are gathered, which takes memory too.
     peaks = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if on_gpu else (None, None)
     return TrainingOutcome(
-        losses=_mean_over_batch(losses, job),
+        losses=_mean_over_batch(losses, job, ending),
         step_seconds=step_seconds,
         peak_allocated_bytes=peaks[0],
         peak_reserved_bytes=peaks[1],
@@ -213,13 +232,15 @@ def _outcome(job: TrainingJob, parts: _Parts, losses: list[torch.Tensor | None],
     )
 
 
-def _of_all_ranks(mine: TrainingOutcome) -> list[TrainingOutcome]:
+def _of_all_ranks(mine: TrainingOutcome, group: dist.ProcessGroup | None) -> list[TrainingOutcome]:
     outcomes: list[TrainingOutcome] = [mine] * dist.get_world_size()
-    dist.all_gather_object(outcomes, mine)
+    dist.all_gather_object(outcomes, mine, group=group)
     return outcomes
 
 
-def _mean_over_batch(losses: list[torch.Tensor | None], job: TrainingJob) -> list[float]:
+def _mean_over_batch(
+    losses: list[torch.Tensor | None], job: TrainingJob, group: dist.ProcessGroup | None
+) -> list[float]:
     """Mean over all data-parallel ranks, on every rank."""
     device = torch.device(job.device_type)
     sums = torch.zeros(2, len(losses), dtype=torch.float64, device=device)
@@ -227,6 +248,6 @@ def _mean_over_batch(losses: list[torch.Tensor | None], job: TrainingJob) -> lis
         if loss is not None:
             sums[0, step] = loss.double()
             sums[1, step] = 1.0
-    dist.all_reduce(sums)
+    dist.all_reduce(sums, group=group)
     means: list[float] = (sums[0] / sums[1]).tolist()
     return means

@@ -17,11 +17,11 @@ from stepscope.reference_workloads.processes import RankFailedError
 from stepscope.training import once
 
 
-def _run(out: Path, fault: Injection) -> str:
+def _run(out: Path, fault: Injection, zero: int = 2) -> str:
     pytest.importorskip("torch")
     with pytest.raises(RankFailedError) as failed:
         run_workload(
-            ParallelPlan(dp=2),
+            ParallelPlan(dp=2, zero=zero),
             out=out,
             run="r",
             num_steps=5,
@@ -44,8 +44,9 @@ def test_a_dying_rank_is_named_and_its_peer_leaves_what_it_waited_for(tmp_path: 
     assert (tmp_path / "r" / "traces" / "step1" / "rank0.json.gz").is_file()
 
 
-def test_a_rank_out_of_data_hangs_until_the_timeout_and_all_ranks_tell(tmp_path: Path) -> None:
-    assert "Timed out" in _run(tmp_path, UnevenData(num_batches=3, timeout_seconds=2))
+@pytest.mark.parametrize("zero", [0, 2])
+def test_a_rank_out_of_data_hangs_until_the_timeout_and_all_ranks_tell(tmp_path: Path, zero: int) -> None:
+    assert "Timed out" in _run(tmp_path, UnevenData(num_batches=3, timeout_seconds=2), zero)
     last = [_recorded(tmp_path, rank)[-1] for rank in (0, 1)]
     assert last[0]["input_sizes"] != last[1]["input_sizes"]  # gradients of the next step, and the run's mean losses
 
