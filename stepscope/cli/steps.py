@@ -26,10 +26,9 @@ def command(path: str, last: int, as_json: bool) -> None:
 
     report = read_steps(path)
     if as_json:
-        import msgspec
+        from stepscope.store.documents import encode_document
 
-        document = msgspec.to_builtins(report)
-        click.echo(msgspec.json.encode({"schema": document.pop("schema"), **document}).decode())
+        click.echo(encode_document(report).decode())
     else:
         _print(report, last)
     for notice in report.warnings:

@@ -42,10 +42,9 @@ def info(files: tuple[str, ...], as_json: bool) -> None:
 
 
 def _json(found: TraceInfo) -> str:
-    import msgspec
+    from stepscope.store.documents import encode_document
 
-    document = msgspec.to_builtins(found)
-    return msgspec.json.encode({"schema": document.pop("schema"), **document}).decode()
+    return encode_document(found).decode()
 
 
 def _print(found: TraceInfo) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
@@ -15,6 +14,7 @@ from stepscope.core.errors import DataError, StepscopeError, UsageError
 from stepscope.core.timeline import HEADING_ORDER
 from stepscope.dashboard.failures import report
 from stepscope.dashboard.tracks import TrackCache
+from stepscope.store.documents import encode_document
 from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, RunSummary, UnknownRunError, encode_analysis
 from stepscope.workflow.timeline_tiles import SHARE_UNIT, Tile, make_tile
 
@@ -71,7 +71,7 @@ def make_api(store: RunStore) -> APIRouter:
 
     @router.get("/api/v1/runs", summary="The runs in the directory, with their verdicts")
     def runs() -> Response:
-        return _answer(lambda: _encode(_RunsDocument(RUNS_SCHEMA, str(store.root), store.list_runs(), [])))
+        return _answer(lambda: encode_document(_RunsDocument(RUNS_SCHEMA, str(store.root), store.list_runs(), [])))
 
     @router.get("/api/v1/runs/{run_id}", summary="One run's analysis: the document of `stepscope analyze --json`")
     def run(run_id: str) -> Response:
@@ -88,7 +88,7 @@ def make_api(store: RunStore) -> APIRouter:
         ] = None,
         width: Annotated[int, Query(ge=1, le=MAX_COLUMNS, description="columns, one a pixel")] = 1000,
     ) -> Response:
-        return _answer(lambda: _encode(_tile_document(tracks, run_id, rank, start_ns, end_ns, width)))
+        return _answer(lambda: encode_document(_tile_document(tracks, run_id, rank, start_ns, end_ns, width)))
 
     @router.get("/api/{rest:path}", include_in_schema=False)
     def unknown(rest: str) -> Response:
@@ -191,9 +191,5 @@ def _answer(make: Callable[[], bytes]) -> Response:
 
 def refusal(status: int, error: StepscopeError) -> Response:
     """The one shape in which a request is refused."""
-    content = _encode({"error": {"message": str(error), "what_next": error.what_next}})
+    content = encode_document({"error": {"message": str(error), "what_next": error.what_next}})
     return Response(content, status_code=status, media_type="application/json")
-
-
-def _encode(document: object) -> bytes:
-    return msgspec.json.encode(document)

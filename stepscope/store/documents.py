@@ -40,6 +40,8 @@ SHORTEST_STEP_MS, LONGEST_STEP_MS = 1e-6, 1e12
 _PERHAPS_TOO_LARGE = re.compile(rb"\d[eE]\+?\d\d|\d{40}")
 """Stands in names too, so what it finds is looked at."""
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 _Document = TypeVar("_Document")
 
 
@@ -64,17 +66,17 @@ class _TimelineDocument(msgspec.Struct):
 
 def encode_analysis(analysis: Analysis) -> bytes:
     """The `stepscope.analysis/1` document, `schema` first."""
-    return _schema_first(analysis)
+    return encode_document(analysis)
 
 
 def encode_comparison(comparison: Comparison) -> bytes:
     """The `stepscope.compare/1` document, `schema` first."""
-    return _schema_first(comparison)
+    return encode_document(comparison)
 
 
 def encode_what_if(report: WhatIfReport) -> bytes:
     """The `stepscope.whatif/1` document, `schema` first."""
-    return _schema_first(report)
+    return encode_document(report)
 
 
 def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:
@@ -158,9 +160,26 @@ def decode_document(content: bytes, *, kind: type[_Document], schema: str, where
     )
 
 
-def _schema_first(answer: Analysis | Comparison | WhatIfReport) -> bytes:
+def encode_document(answer: Any) -> bytes:
+    """Any answer of ours as JSON, `schema` first where it has one.
+
+    What JSON cannot hold, as the odd bytes of a file's name, becomes U+FFFD.
+    """
     document = msgspec.to_builtins(answer)
-    return msgspec.json.encode({"schema": document.pop("schema"), **document})
+    if isinstance(document, dict) and "schema" in document:
+        document = {"schema": document.pop("schema"), **document}
+    try:
+        return msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_without_surrogates(document))
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_without_surrogates(name): _without_surrogates(inner) for name, inner in value.items()}
+    return [_without_surrogates(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _encode_rank(timeline: RankTimeline) -> _RankRow:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +12,7 @@ from stepscope.trace.columns import NONE, CommunicationCalls, IntColumn, Process
 from stepscope.trace.events import Arguments
 from stepscope.trace.header import parse_ranks
 from stepscope.trace.interning import Numbered, narrow
+from stepscope.trace.mending import read_json
 
 _NUMBERS = ("in_elements", "out_elements", "source_rank", "destination_rank", "sequence", "root_rank", "communicator")
 _LARGEST = 2**63
@@ -103,7 +103,7 @@ def _group(name: bytes, description: bytes, ranks: bytes) -> ProcessGroup:
 
 def _parsed(raw: Raw | bytes) -> Any:
     try:
-        return json.loads(bytes(raw), strict=False)
+        return read_json(bytes(raw))
     except (ValueError, RecursionError):
         return None
 

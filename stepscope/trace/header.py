@@ -11,7 +11,7 @@ from typing import Any
 
 from stepscope.core.run_layout import WHOLE_STEPS_KEY
 from stepscope.trace.columns import Device, ProcessGroup, TraceHeader
-from stepscope.trace.mending import mended
+from stepscope.trace.mending import mended, read_json
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def parse_metadata(before: bytes, after: bytes) -> dict[str, Any]:
 def _parse_object(text: bytes) -> dict[str, Any]:
     for candidate in (text, *mended(text)):
         try:
-            found = json.loads(candidate, strict=False, object_pairs_hook=_keep_all_ranks)
+            found = read_json(candidate, _keep_all_ranks)
         except (ValueError, RecursionError):
             continue
         if isinstance(found, dict):

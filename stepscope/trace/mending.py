@@ -6,8 +6,12 @@ were not escaped, decimal commas from LC_NUMERIC, NaN and Infinity, missing valu
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+PairsHook = Callable[[list[tuple[str, Any]]], dict[str, Any]]
 
 _STRING = re.compile(rb'("(?:[^"\\]|\\.)*")', re.DOTALL)
 _SUSPECT = re.compile(rb'[\x00-\x1f]|\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})|\\u[dD][89a-fA-F]')
@@ -85,6 +89,20 @@ def _mend_string(quoted: bytes) -> bytes:
 def _mend_escapes(text: bytes, control: re.Pattern[bytes]) -> bytes:
     text = _BAD_ESCAPE.sub(lambda match: match[0] if match[1] else b"\\\\", text)
     return control.sub(lambda match: b"\\u%04x" % match[0][0], text)
+
+
+def read_json(text: bytes, pairs_hook: PairsHook | None = None) -> Any:
+    """What a JSON text says, without halves of surrogate pairs and broken bytes, which no document of ours can hold.
+
+    Args:
+        pairs_hook: makes each object from its pairs; by default a dict, in which the last of doubled keys counts.
+
+    Raises:
+        ValueError, RecursionError: it is no JSON.
+    """
+    if _SURROGATE.search(text):
+        text = _without_lone_surrogates(text)
+    return json.loads(text.decode(errors="replace"), strict=False, object_pairs_hook=pairs_hook)
 
 
 def _without_lone_surrogates(inner: bytes) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.core.errors import DataError
-from stepscope.store.documents import decode_analysis, decode_manifest, encode_analysis
+from stepscope.store.documents import decode_analysis, decode_manifest, encode_analysis, encode_document
 from tests.dashboard import example_run as example
 
 MANIFEST: dict[str, Any] = {
@@ -52,3 +52,8 @@ def test_an_analysis_without_a_step_is_refused() -> None:
         rank["steps"] = []
     with pytest.raises(DataError, match="holds no step"):
         decode_analysis(json.dumps(document).encode())
+
+
+def test_what_json_cannot_hold_becomes_a_replacement_character() -> None:
+    document = {"path": "\udcff-rank0.json", "\ud800": ["a\udfff"], "schema": "s/1"}
+    assert encode_document(document) == '{"schema":"s/1","path":"\ufffd-rank0.json","\ufffd":["a\ufffd"]}'.encode()

@@ -508,3 +508,18 @@ def test_a_number_beyond_all_floats_where_nobody_reads_leaves_exact_timestamps_r
     text = json.dumps({"traceEvents": [_event(ts=1700000000000258.5), {"ph": "M", "name": "?"}]})
     columns = _read(text.replace('"?"', "1e999"))
     assert len(columns.start_ns) == 1
+
+
+@pytest.mark.parametrize("half", [rb"\ud800", b"\xed\xa0\x80", b"\xff"])
+def test_no_half_character_gets_in_through_the_files_own_keys(tmp_path: Path, half: bytes) -> None:
+    path = tmp_path / "rank0.json"
+    group = b'{"pg_name": "HALF", "pg_desc": "HALF", "ranks": [0]}'
+    metadata = b'"host_name": "HALF", "HALF_version": "HALF", "deviceProperties": [{"id": 0, "name": "HALF"}], '
+    metadata += b'"distributedInfo": {"rank": 0, "world_size": 1, "pg_config": [' + group + b"]}, "
+    events = b'"traceEvents": [' + json.dumps(_event(1)).encode() + b"]"
+    path.write_bytes((b"{" + metadata + events + b"}").replace(b"HALF", half))
+    header = read_trace(path).header
+    (found,), (device,) = header.groups, header.devices
+    texts = [header.host_name, found.name, found.description, device.name, *header.versions, *header.versions.values()]
+    assert all("\ufffd" in str(text) for text in texts)
+    "".join(map(str, texts)).encode()  # which half a character is not
