@@ -11,10 +11,11 @@ import pytest
 
 from stepscope.core.causes import Cause
 from stepscope.core.errors import UsageError
+from stepscope.core.what_if import Fix
 from stepscope.reference_workloads.injections.injection import Injection, Site
 from stepscope.reference_workloads.suite.cases import Case, Run, find_cases
 from stepscope.reference_workloads.suite.results import SuiteFolder
-from stepscope.reference_workloads.suite.run import KEEP_TRACES, SuiteOptions, run_suite, tidy_up
+from stepscope.reference_workloads.suite.run import KEEP_TRACES, SuiteOptions, run_suite, smallest_changes, tidy_up
 from stepscope.reference_workloads.suite.score import Outcome, score
 from stepscope.training import Schedule
 from stepscope.workflow.analyze import analyze
@@ -96,6 +97,17 @@ def _check_fixture(folder: Path) -> None:
     (trace,) = folder.glob("traces/step*/rank0.json.gz")
     assert trace.stat().st_size < 10_000
     assert json.loads((folder / "run.json").read_text())["environment"] == {}
+
+
+def test_of_a_fix_in_several_degrees_the_control_has_made_the_least() -> None:
+    fixes = [
+        Fix(Cause.PIPELINE_BUBBLE, "the same batch in 8 micro-batches instead of 2", 407.0, 1.31),
+        Fix(Cause.PIPELINE_BUBBLE, "the same batch in 4 micro-batches instead of 2", 450.0, 1.18),
+        Fix(Cause.HOST_BOUND, "the host never late", 530.0, 1.0),
+    ]
+    for order in (fixes, fixes[::-1]):
+        steps = {cause: fix.step_ms for cause, fix in smallest_changes(order).items()}
+        assert steps == {Cause.PIPELINE_BUBBLE: 450.0, Cause.HOST_BOUND: 530.0}
 
 
 @pytest.mark.parametrize("keep_traces", KEEP_TRACES)
