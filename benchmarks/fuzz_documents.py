@@ -171,9 +171,13 @@ def _seeds() -> dict[str, list[bytes]]:
          "state": "wait" if i < 5 or i > 9 else "active", "data_wait_ns": 1000 * i, "tokens": 4096, "memory_bytes": 5}
         for i in range(14)
     ]  # fmt: skip
+    spans = [
+        {"step": i // 3, "time_us": 10**15 + 1000 * i, "log_type_name": name, "value": 0.5, "event_name": "loss"}
+        for i, name in enumerate(3 * ["fetching_batch_end", "fwd_bwd_end", "metric_value"])
+    ]
     return {
         "analysis": analyses,
         "timeline": timelines,
         "run": [json.dumps(run).encode()],
-        "steps": [json.dumps(step).encode() for step in steps],
+        "steps": [json.dumps(line).encode() for line in [*steps, *spans]],
     }

@@ -41,6 +41,7 @@ from stepscope.store.documents import (
     decode_timelines,
     encode_analysis,
     encode_comparison,
+    encode_document,
     encode_timelines,
     encode_what_if,
 )
@@ -52,6 +53,7 @@ from stepscope.workflow.junit import gates_as_junit
 from stepscope.workflow.operation_tables import what_if_of_table
 from stepscope.workflow.report_html.page import render
 from stepscope.workflow.step_telemetry import read_data_waits, read_step_telemetry
+from stepscope.workflow.steps import read_steps
 from stepscope.workflow.timeline_tiles import make_tile, make_track
 from stepscope.workflow.trace_info import describe_trace
 
@@ -260,12 +262,17 @@ def run_manifest(content: bytes, _: Random) -> str:
 
 
 def run_steps(content: bytes, _: Random) -> str:
-    """Read step telemetry both ways it is used."""
+    """Read step telemetry in all ways it is used, and as torchtitan's log."""
     with _folder() as folder:
-        (folder / "steps").mkdir()
-        (folder / "steps" / "rank0.jsonl").write_bytes(content)
+        logs = folder / "structured_logs" / "training.global_rank_0.20260101-000000-ABCDEF.jsonl"
+        for path in (folder / "steps" / "rank0.jsonl", logs):
+            path.parent.mkdir()
+            path.write_bytes(content)
         found = read_step_telemetry(folder)
         read_data_waits(folder)
+        for place in (folder, logs.parent):
+            with contextlib.suppress(DataError):
+                encode_document(read_steps(str(place)))
     return "read" if found.step_ms else "read, no settled step"
 
 
