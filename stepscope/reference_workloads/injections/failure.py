@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.causes import Cause, Reason
-from stepscope.core.run_layout import FLIGHT_FOLDER
-from stepscope.reference_workloads.injections.injection import Injection, Need, Site
+from stepscope.core.run_layout import FLIGHT_FOLDER, flight_path
+from stepscope.reference_workloads.injections.injection import Ending, Injection, Need, Site
 from stepscope.reference_workloads.injections.needs import COMPANY, DATA_PARALLEL
 
 if TYPE_CHECKING:
     from stepscope.reference_workloads.job import TrainingJob
 
 _RECORDED_CALLS = "2000"
+_SIGNS_OF_TIMEOUT = ("timed out", "timeout")
+_WATCHDOG_SIGNAL = "SIGABRT"
+"""By which NCCL's watchdog ends a process, once it has written its flight recorder."""
 _DUMP_SECONDS = 8.0
 """After a timeout a rank tells the others, waits for their dumps and its own, then ends."""
 
@@ -66,6 +69,14 @@ class UnevenData(Hang):
     num_batches: int = 7
     timeout_seconds: float = 15.0
 
+    def wrong_end(self, job: TrainingJob, ending: Ending) -> str | None:
+        """Ranks must have waited in vain for each other, and all have lived to tell."""
+        error = ending.error.lower()
+        waited = any(sign in error for sign in _SIGNS_OF_TIMEOUT)
+        if not waited and not (job.device_type == "cuda" and _WATCHDOG_SIGNAL.lower() in error):
+            return f"ranks were to wait for each other until a timeout, but: {ending.error}"
+        return _missing_recorders(ending, range(job.plan.world_size))
+
     def refusal(self, job: TrainingJob) -> str | None:
         if not 0 <= self.dp_rank < job.plan.dp:
             return f"the job has no data-parallel rank {self.dp_rank}"
@@ -92,6 +103,13 @@ class DyingRank(Hang):
     at_step: int = 7
     timeout_seconds: float = 15.0
 
+    def wrong_end(self, job: TrainingJob, ending: Ending) -> str | None:
+        """This rank must have been killed, and the others must have told what they waited for."""
+        if f"rank {self.rank} was killed by {signal.SIGKILL.name}" not in ending.error:
+            return f"rank {self.rank} was to be killed, but: {ending.error}"
+        others = [rank for rank in range(job.plan.world_size) if rank != self.rank]
+        return _missing_recorders(ending, others)
+
     def refusal(self, job: TrainingJob) -> str | None:
         if not 0 <= self.rank < job.plan.world_size:
             return f"the job has no rank {self.rank}"
@@ -102,6 +120,11 @@ class DyingRank(Hang):
     def after_backward(self, site: Site, step: int) -> None:
         if site.rank == self.rank and step == self.at_step:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _missing_recorders(ending: Ending, ranks: Iterable[int]) -> str | None:
+    missing = [str(rank) for rank in ranks if flight_path(rank).as_posix() not in ending.left]
+    return f"no flight recorder of rank {', '.join(missing)} was left: {ending.error}" if missing else None
 
 
 class _First:

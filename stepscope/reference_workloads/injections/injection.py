@@ -31,6 +31,14 @@ class Need:
     met: Callable[[TrainingJob], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a failed run ended: the line that says why, and the files that it left, relative to its run directory."""
+
+    error: str
+    left: frozenset[str]
+
+
 @dataclass(slots=True)
 class Site:
     """The rank on which a fault acts, once its model is built.
@@ -81,6 +89,10 @@ class Injection:
     def reasons_on(self, device_type: str) -> tuple[Reason, ...]:
         """Those of `reasons` that a trace of this kind of device ("cpu", "cuda") can tell."""
         return self.reasons
+
+    def wrong_end(self, job: TrainingJob, ending: Ending) -> str | None:
+        """What of a failed run's end is not this fault's doing; None where it is. For faults that end runs."""
+        return None
 
     def refusal(self, job: TrainingJob) -> str | None:
         """Why the fault means nothing for this job (one GPU has no link to slow down); None when it does."""

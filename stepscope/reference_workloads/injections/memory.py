@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.run_layout import memory_snapshot_path
 from stepscope.reference_workloads.injections.allocator import NOT_EXPANDABLE
-from stepscope.reference_workloads.injections.injection import Injection, Need, Site
+from stepscope.reference_workloads.injections.injection import Ending, Injection, Need, Site
 from stepscope.reference_workloads.injections.layers import layers_of
 from stepscope.reference_workloads.injections.needs import GPUS
 
@@ -29,14 +29,30 @@ _LEFT_FREE_BYTES = 2**30
 """For what takes memory beside torch's allocator: communicators, the profiler, libraries' workspaces."""
 
 
+_SIGNS_OF_OUT_OF_MEMORY = ("outofmemory", "out of memory")
+
+
+class OutOfMemory(Injection):
+    """A fault after which an allocation fails."""
+
+    __slots__ = ()
+
+    cause: ClassVar[Cause] = Cause.OUT_OF_MEMORY
+    needs: ClassVar[tuple[Need, ...]] = (GPUS,)
+
+    def wrong_end(self, job: TrainingJob, ending: Ending) -> str | None:
+        """The error must be the device's."""
+        if any(sign in ending.error.lower() for sign in _SIGNS_OF_OUT_OF_MEMORY):
+            return None
+        return f"memory was to run out, but: {ending.error}"
+
+
 @dataclass(frozen=True, slots=True)
-class OomGrowth(Injection):
+class OomGrowth(OutOfMemory):
     """Each layer's output of each step is kept for ever, as in lists of losses that nobody detached."""
 
     name: ClassVar[str] = "oom_growth"
-    cause: ClassVar[Cause] = Cause.OUT_OF_MEMORY
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.LEAK,)
-    needs: ClassVar[tuple[Need, ...]] = (GPUS,)
     shows: ClassVar[str] = (
         "allocated memory grows by the same amount each step; memory/rank{r}.pickle tells who holds it"
     )
@@ -63,13 +79,11 @@ class OomGrowth(Injection):
 
 
 @dataclass(frozen=True, slots=True)
-class OomFragmentation(Injection):
+class OomFragmentation(OutOfMemory):
     """Blocks of alternating sizes leave half of the memory free, in pieces that are too small for the next step."""
 
     name: ClassVar[str] = "oom_fragmentation"
-    cause: ClassVar[Cause] = Cause.OUT_OF_MEMORY
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.FRAGMENTATION,)
-    needs: ClassVar[tuple[Need, ...]] = (GPUS,)
     shows: ClassVar[str] = "out of memory with gigabytes reserved and unallocated, none in one piece as large as asked"
 
     segment_mb: int = 32

@@ -19,6 +19,7 @@ from stepscope.core.what_if import Fix
 from stepscope.reference_workloads.injections.applied import injected
 from stepscope.reference_workloads.launch import run_workload
 from stepscope.reference_workloads.suite.cases import Case, Run
+from stepscope.reference_workloads.suite.ending import why_failed
 from stepscope.reference_workloads.suite.fixtures import write_fixture
 from stepscope.reference_workloads.suite.results import PredictedFix, RunResult, SuiteFolder
 from stepscope.workflow.analyze import analyze
@@ -48,7 +49,7 @@ class SuiteOptions:
     Attributes:
         budget_seconds: no run is begun that would probably end later; None for no limit.
         keep_traces: one of KEEP_TRACES.
-        again: whether runs that failed are run again.
+        again: whether runs that failed are run again; one that its fault ended as it should has not.
     """
 
     budget_seconds: float | None = None
@@ -83,7 +84,7 @@ def run_suite(cases: Sequence[Case], folder: SuiteFolder, options: SuiteOptions,
     results: dict[str, RunResult] = {}
     for run in runs:
         known = folder.load(run.name, run.fingerprint)
-        if known is not None and not (options.again and _failed(known, run)):
+        if known is not None and not (options.again and why_failed(run, known) is not None):
             results[run.name] = known
     if results:
         tell(f"{len(results)} of {len(runs)} runs are known already")
@@ -122,11 +123,6 @@ def _refusal(case: Case) -> str | None:
     except StepscopeError as error:
         return str(error)
     return None
-
-
-def _failed(result: RunResult, run: Run) -> bool:
-    ends = any(injection.ends_run for injection in run.job.injections)
-    return result.error is not None and not ends
 
 
 def _make(run: Run, folder: SuiteFolder) -> RunResult:

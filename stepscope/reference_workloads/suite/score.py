@@ -9,6 +9,7 @@ from enum import StrEnum
 from stepscope.core.causes import HEALTHY_CAUSES, Cause, Reason
 from stepscope.reference_workloads.injections.applied import injected
 from stepscope.reference_workloads.suite.cases import HEALTHY, Case
+from stepscope.reference_workloads.suite.ending import why_failed
 from stepscope.reference_workloads.suite.results import PredictedFix, RunResult
 
 GOOD_PREDICTION = 0.10
@@ -18,8 +19,6 @@ STRONG_DISTORTION = 0.10
 """Capturing that slows the step by more than this makes host-side losses larger than they are without it."""
 
 _HOST_SIDE = frozenset({Cause.HOST_BOUND, Cause.SYNCHRONIZATION, Cause.DATA_LOADING, Cause.CHECKPOINT})
-
-_SIGNS_OF_OUT_OF_MEMORY = ("outofmemory", "out of memory")
 
 
 class Outcome(StrEnum):
@@ -31,7 +30,7 @@ class Outcome(StrEnum):
     """the cause is right, none of the expected reasons is named"""
     WRONG_CAUSE = "wrong cause"
     ENDED_AS_EXPECTED = "ended as expected"
-    """a fault that ends the run did; no verdict is scored"""
+    """a fault that ends the run did, by what it is; no verdict is scored"""
     FAILED = "failed"
     """no verdict, where one was due; or no end, where one was due"""
     REFUSED = "refused"
@@ -207,10 +206,13 @@ def _outcome(case: Case, result: RunResult | None, refusal: str | None) -> tuple
         return Outcome.REFUSED, refusal
     if result is None:
         return Outcome.NOT_RUN, "not run yet"
+    failure = why_failed(case.run, result)
+    if failure is not None:
+        return Outcome.FAILED, failure
     if case.injection is not None and case.injection.ends_run:
-        return _ending(case.injection.cause, result)
-    if result.error is not None or result.cause is None:
-        return Outcome.FAILED, result.error or "no verdict"
+        return Outcome.ENDED_AS_EXPECTED, f"{result.error}; verdict not scored"
+    if result.cause is None:
+        return Outcome.FAILED, "no verdict"
     if result.cause not in expected(case):
         return Outcome.WRONG_CAUSE, result.summary or ""
     wanted = expected_reasons(case).get(result.cause, [])
@@ -218,15 +220,6 @@ def _outcome(case: Case, result: RunResult | None, refusal: str | None) -> tuple
         named = ", ".join(result.reasons) or "none"
         return Outcome.WRONG_REASON, f"reasons named: {named}; expected one of {', '.join(wanted)}"
     return Outcome.RIGHT, ""
-
-
-def _ending(cause: Cause, result: RunResult) -> tuple[Outcome, str]:
-    if result.trained:
-        return Outcome.FAILED, "the fault was to end the run, which went on to its last step"
-    error = result.error or ""
-    if cause is Cause.OUT_OF_MEMORY and not any(sign in error.lower() for sign in _SIGNS_OF_OUT_OF_MEMORY):
-        return Outcome.FAILED, f"memory was to run out, but: {error}"
-    return Outcome.ENDED_AS_EXPECTED, f"{error}; verdict not scored"
 
 
 def _prediction(case: Case, result: RunResult, control: RunResult) -> Prediction | None:

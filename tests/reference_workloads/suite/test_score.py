@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stepscope.core.causes import HEALTHY_CAUSES, Cause, Reason
 from stepscope.reference_workloads.suite.cases import Case, Run, find_cases
+from stepscope.reference_workloads.suite.ending import why_failed
 from stepscope.reference_workloads.suite.report import as_markdown, encode_report, make_report
 from stepscope.reference_workloads.suite.results import PredictedFix, RunResult
 from stepscope.reference_workloads.suite.score import (
@@ -72,16 +73,33 @@ def test_eager_tensor_parallelism_on_gpus_may_be_called_communication() -> None:
     assert report.matrix == {"healthy": {"communication": 1}}
 
 
+BOTH = ["flight/rank0", "flight/rank1"]
+
+
 @pytest.mark.parametrize(
-    ("error", "outcome"),
+    ("name", "error", "artefacts", "wrong"),
     [
-        ("rank 0 failed: OutOfMemoryError: CUDA out of memory", Outcome.ENDED_AS_EXPECTED),
-        ("rank 0 failed: ValueError: no", Outcome.FAILED),
+        ("fsdp-oom_growth", "rank 0 failed: OutOfMemoryError: CUDA out of memory", [], None),
+        ("fsdp-oom_growth", "rank 0 failed: ValueError: no", [], "memory was to run out"),
+        ("ddp-dying_rank", "rank 1 was killed by SIGKILL; all 2 ranks were ended", BOTH[:1], None),
+        ("ddp-dying_rank", "rank 0 was killed by SIGKILL; all 2 ranks were ended", BOTH[1:], "rank 1 was to be killed"),
+        ("ddp-dying_rank", "rank 1 was killed by SIGKILL; all 2 ranks were ended", [], "no flight recorder of rank 0"),
+        ("ddp-dying_rank", "torch finds no CUDA device here", [], "rank 1 was to be killed"),
+        ("ddp-uneven_data", "rank 0 failed: RuntimeError: Timed out waiting 15000ms", BOTH, None),
+        ("ddp-uneven_data", "rank 0 was killed by SIGABRT; all 2 ranks were ended", BOTH, None),
+        ("ddp-uneven_data", "rank 1 was killed by SIGABRT; all 2 ranks were ended", BOTH[:1], "recorder of rank 1"),
+        ("ddp-uneven_data", "rank 0 failed: OutOfMemoryError: CUDA out of memory", BOTH, "until a timeout"),
     ],
 )
-def test_a_run_that_memory_ends_must_run_out_of_memory(error: str, outcome: Outcome) -> None:
-    case = CASES["fsdp-oom_growth"]
-    assert score(case, result_of(case, trained=False, error=error), None).outcome is outcome
+def test_a_fault_that_ends_runs_must_end_them_by_what_it_is(
+    name: str, error: str, artefacts: list[str], wrong: str | None
+) -> None:
+    case = CASES[name]
+    result = result_of(case, trained=False, error=error, artefacts=artefacts)
+    row = score(case, result, None)
+    assert row.outcome is (Outcome.ENDED_AS_EXPECTED if wrong is None else Outcome.FAILED)
+    assert (wrong or error) in row.why
+    assert (why_failed(case.run, result) is None) == (wrong is None)  # what --again goes by
 
 
 @given(steps, steps, steps, st.floats(min_value=-0.09, max_value=0.09))
