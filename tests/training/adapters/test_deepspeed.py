@@ -19,7 +19,8 @@ pytestmark = pytest.mark.filterwarnings("default")  # theirs are not ours
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+    environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     model = torch.nn.Linear(8, 8)
@@ -27,6 +28,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 2,
         "zero_optimization": {"stage": 1},
+        "zero_allow_untested_optimizer": True,
     }
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     yield deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
