@@ -34,7 +34,6 @@ class Recipe:
         loader_workers: processes of each rank's data loader; None for the preset's.
         loader_prefetch: batches that each of them makes ahead; None for torch's own number.
         loader_pins_memory: batches for a GPU lie in pinned memory, from where they are copied while it computes.
-
         data_dir: folder of JPEG images in one subfolder a class, for models of images; where it is empty or not there
             some are made. None for synthetic images from memory.
 
@@ -130,6 +129,13 @@ class Recipe:
                 " block",
                 where="bucket_mb",
                 what_next="use --zero 0 or 1 with --dp 2 or more",
+            )
+        if not self.overlaps_reduction and plan.zero == 1 and plan.tp > 1:
+            raise UsageError(
+                "without DDP tensor-parallel parameters stay DTensors, and ZeroRedundancyOptimizer cannot send those to"
+                " its peers (torch knows no c10d.broadcast_ of them)",
+                where="overlaps_reduction",
+                what_next="use --zero 0, 2 or 3",
             )
         if not self.overlaps_reduction and (plan.dp == 1 or plan.replicate):
             raise UsageError(

@@ -42,6 +42,7 @@ def _clipped_alone() -> WorkloadResult:
         (ParallelPlan(tp=2, sequence_parallel=True), Recipe(activation_checkpointing="selective")),
         (ParallelPlan(pp=2, dp=2, schedule="zero-bubble"), Recipe(activation_checkpointing="full")),
         (ParallelPlan(dp=2, zero=1), Recipe(overlaps_reduction=False, bucket_mb=0.01)),
+        (ParallelPlan(tp=2, dp=2, zero=0), Recipe(overlaps_reduction=False)),
         (ParallelPlan(pp=2, dp=2, zero=3), Recipe(overlaps_reduction=False, prefetches=False)),
         (ParallelPlan(dp=2, zero=3, cpu_offload=True), Recipe(loader_workers=1, loader_prefetch=3)),
     ],
@@ -115,6 +116,7 @@ def test_selective_recomputation_repeats_norms_but_no_matrix_product() -> None:
         (ParallelPlan(dp=2), Recipe(bucket_mb=1), "only DistributedDataParallel collects gradients in buckets"),
         (ParallelPlan(), Recipe(overlaps_reduction=False), "nothing is reduced"),
         (ParallelPlan(dp=2, zero=0, replicate=True), Recipe(overlaps_reduction=False), "cannot be told when to reduce"),
+        (ParallelPlan(dp=2, tp=2, zero=1), Recipe(overlaps_reduction=False), "parameters stay DTensors"),
         (ParallelPlan(dp=2, zero=0), Recipe(prefetches=False), "none are gathered ahead"),
         (ParallelPlan(), Recipe(loader_prefetch=2), "no workers"),
         (
