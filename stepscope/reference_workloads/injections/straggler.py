@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from stepscope.core.causes import Cause, Reason
+from stepscope.reference_workloads.estimate.parameters import block_matrices
 from stepscope.reference_workloads.injections.injection import Injection, Need, Site
 from stepscope.reference_workloads.injections.layers import layers_of
 from stepscope.reference_workloads.injections.needs import PEERS, TIMED_COMPUTE
@@ -19,6 +20,7 @@ _MATRIX_SIZE = 8192
 
 _MATRIX_FLOPS = 2 * _MATRIX_SIZE**3
 _FLOPS_PER_PARAMETER_AND_TOKEN = 6
+"""Of a matrix: one product forwards and two backwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +57,32 @@ class Straggler(Injection):
             import torch
 
             matrix = torch.randn(_MATRIX_SIZE, _MATRIX_SIZE, dtype=torch.bfloat16, device=site.device)
-            site.kept[self.name] = matrix, torch.empty_like(matrix)
+            num_products = math.ceil(
+                self.extra_ratio * rank_flops(site.job, site.mesh.get_local_rank("pp")) / _MATRIX_FLOPS
+            )
+            site.kept[self.name] = matrix, torch.empty_like(matrix), num_products
 
     def before_step(self, site: Site, step: int) -> None:
         if site.rank != self.rank or site.device.type == "cpu":
             return
         import torch
 
-        matrix, product = site.kept[self.name]
-        for _ in range(self._num_products(site)):
+        matrix, product, num_products = site.kept[self.name]
+        for _ in range(num_products):
             torch.mm(matrix, matrix, out=product)
 
-    def _num_products(self, site: Site) -> int:
-        preset, plan = site.job.preset, site.job.plan
-        tokens = preset.batch_size // plan.dp * preset.sequence_length
-        weights = sum(weight.numel() for layer in layers_of(site) for weight in layer.parameters()) / plan.tp
-        return math.ceil(self.extra_ratio * _FLOPS_PER_PARAMETER_AND_TOKEN * weights * tokens / _MATRIX_FLOPS)
+
+def rank_flops(job: TrainingJob, pp_rank: int) -> float:
+    """FLOPs of a step in the layers of one rank, forwards and backwards, from the shapes alone.
+
+    Not from the modules: DDP takes tensor-parallel parameters out of them in its first forward pass.
+    """
+    plan, preset = job.plan, job.preset
+    num_items = preset.batch_size // plan.dp
+    if preset.image is not None:
+        from stepscope.reference_workloads.model_resnet import training_flops
+
+        return num_items * training_flops(preset)
+    num_layers = sum(len(plan.layers_of(stage, preset.num_layers)) for stage in plan.stages_of(pp_rank))
+    weights = num_layers * block_matrices(preset) / plan.tp
+    return _FLOPS_PER_PARAMETER_AND_TOKEN * weights * num_items * preset.sequence_length
