@@ -98,7 +98,7 @@ def test_an_interleaved_pipeline_is_measured_as_its_processes_clocks_say(tmp_pat
         step = next(step for line in lines if (step := json.loads(line))["index"] == 2)
         slept += step["slept_seconds"]
         span += step["seconds"] - step["optimizer_seconds"]
-    assert slept == pytest.approx(4 * 6 * 3 * 0.030, rel=0.2)
+    assert slept >= 0.99 * 4 * 6 * 3 * 0.030, "a nap is longer on a busy machine, never shorter"
     analysis = analyze([str(result.run_dir)]).analysis
     found = analysis.pipeline
     assert found is not None

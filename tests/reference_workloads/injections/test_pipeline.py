@@ -24,7 +24,7 @@ def test_few_micro_batches_are_a_bubble(analysis_of: Callable[..., Analysis]) ->
 
 
 def test_layers_moved_to_the_last_stage_are_an_imbalance_of_that_rank(analysis_of: Callable[..., Analysis]) -> None:
-    verdict = analysis_of("uneven_stages", simulate_ms=5, pp=2).verdict
+    verdict = analysis_of("uneven_stages", simulate_ms=10, pp=2).verdict
     assert verdict.cause == Cause.IMBALANCE
     assert verdict.reasons == [Reason.UNEVEN_STAGES]
     assert verdict.ranks == [1]
