@@ -103,24 +103,42 @@ def _estimate(earlier: BenchScale, scale: BenchScale, average: Average) -> Estim
 
 
 def _check_same_work(bench: Bench, baseline: Bench, name: str) -> None:
-    ours, theirs = _work(bench), _work(baseline)
+    _refuse_other(_work(bench), _work(baseline), name)
+    earlier = {scale.dp: scale for scale in baseline.scales}
+    for scale in bench.scales:
+        if scale.dp in earlier:
+            ours, theirs = _work_at(scale, bench), _work_at(earlier[scale.dp], baseline)
+            told = ours.keys() & theirs.keys()
+            _refuse_other(
+                {key: ours[key] for key in told}, {key: theirs[key] for key in told}, name, at=f" at dp {scale.dp}"
+            )
+
+
+def _refuse_other(ours: dict[str, Any], theirs: dict[str, Any], name: str, *, at: str = "") -> None:
     differ = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     if differ:
         key = differ[0]
         raise DataError(
-            f"measured other work: {key} {theirs.get(key)!r} instead of {ours.get(key)!r}",
+            f"measured other work{at}: {key} {theirs.get(key)!r} instead of {ours.get(key)!r}",
             where=name,
             what_next="measure the same model, layout and batch",
         )
 
 
 def _work(bench: Bench) -> dict[str, Any]:
-    """What must be alike, by its name; sizes by scale are compared scale by scale."""
-    parts: dict[str, Any] = {"workload": bench.workload, "scaling": bench.scaling}
-    for group in (bench.model, bench.plan, bench.recipe):
+    """What must be alike at all scales, by its name."""
+    parts = {"workload": bench.workload, "scaling": bench.scaling, "simulate_ms": bench.simulate_ms}
+    for group in (bench.model, bench.recipe):
         parts |= {key: _as_json(value) for key, value in group.items()}
-    del parts["dp"], parts["zero"]  # the smallest scale's own
+    del parts["batch_size"]  # the smallest scale's own
     return parts
+
+
+def _work_at(scale: BenchScale, bench: Bench) -> dict[str, Any]:
+    """What must be alike at one scale. An older document tells the smallest scale's layout alone, with its own zero."""
+    plan = scale.plan or {key: value for key, value in bench.plan.items() if key not in {"dp", "zero"}}
+    sizes = {"batch_size": scale.batch_size, "num_items": scale.num_items}
+    return sizes | {key: _as_json(value) for key, value in plan.items()}
 
 
 def _as_json(value: Any) -> Any:

@@ -154,6 +154,7 @@ def summarise(request: BenchRequest, results: dict[int, list[WorkloadResult]], e
         scales=scales,
         fit=fit_scaling([points[dp] for dp in sorted(points)], request.scaling),
         warnings=_warnings(scales, device=device, peak=peak),
+        simulate_ms=request.simulate_compute_ms,
     )
 
 
@@ -193,6 +194,7 @@ def _scale(
         mfu=flops / (plan.world_size * peak * p50 / 1e3) if peak else None,
         efficiency=share,
         efficiency_interval=(low, high),
+        plan=asdict(plan),
     )
 
 

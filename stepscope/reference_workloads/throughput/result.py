@@ -43,6 +43,7 @@ class BenchScale:
         mfu: model FLOPs of a step / (ranks x the GPU's dense peak x the median step).
         efficiency: items per second and rank, against those of the smallest scale.
         efficiency_interval: 95 % confidence interval of it.
+        plan: the layout at this scale, fields of ParallelPlan; None in documents that did not tell it yet.
     """
 
     dp: int
@@ -57,6 +58,7 @@ class BenchScale:
     mfu: float | None
     efficiency: float
     efficiency_interval: tuple[float, float]
+    plan: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class Bench:
         scaling: "strong" (one batch for all scales) or "weak" (a batch that grows with the ranks).
         environment: where: GPUs and their limits, versions, commit, processors, variables.
         fit: None with a single scale.
+        simulate_ms: how long layers slept forwards, and half as long as backwards; 0 when they computed.
         baseline: empty without one.
     """
 
@@ -123,3 +126,4 @@ class Bench:
     fit: ScalingFit | None
     baseline: list[BaselineRow] = field(default_factory=list)
     warnings: list[BenchWarning] = field(default_factory=list)
+    simulate_ms: float = 0.0

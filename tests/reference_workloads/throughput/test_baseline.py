@@ -16,7 +16,7 @@ from stepscope.core.errors import DataError, UsageError  # noqa: E402
 from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome  # noqa: E402
 from stepscope.reference_workloads.launch import WorkloadResult  # noqa: E402
 from stepscope.reference_workloads.plan import ParallelPlan  # noqa: E402
-from stepscope.reference_workloads.presets import find_preset  # noqa: E402
+from stepscope.reference_workloads.presets import Preset, find_preset  # noqa: E402
 from stepscope.reference_workloads.recipe import Recipe  # noqa: E402
 from stepscope.reference_workloads.throughput.baseline import (  # noqa: E402
     against_baseline,
@@ -30,9 +30,16 @@ from stepscope.reference_workloads.throughput.result import Bench  # noqa: E402
 _H100 = {"name": "NVIDIA H100 80GB HBM3", "power_limit": "700.00"}
 
 
-def _bench(step_seconds: dict[int, float], *, preset: str = "one-gpu", **options: Any) -> Bench:
+def _bench(
+    step_seconds: dict[int, float],
+    *,
+    preset: str | Preset = "one-gpu",
+    plan: ParallelPlan = ParallelPlan(),  # noqa: B008  # frozen
+    **options: Any,
+) -> Bench:
     """A bench whose ranks took these steps, with a ripple of a thousandth."""
-    request = BenchRequest("gpt", ParallelPlan(), find_preset(preset), Recipe(), tuple(step_seconds), **options)
+    model = find_preset(preset) if isinstance(preset, str) else preset
+    request = BenchRequest("gpt", plan, model, Recipe(), tuple(step_seconds), **options)
     results = {}
     for dp, seconds in step_seconds.items():
         job = TrainingJob(request.plan_of(dp), request.preset_of(dp), "", "", 40, device_type="cuda", profiled=False)
@@ -126,8 +133,8 @@ def test_repeated_runs_make_a_gate_surer() -> None:
 
 def test_other_work_is_refused_and_another_place_is_told() -> None:
     bench = _bench({1: 0.25})
-    with pytest.raises(DataError, match=r"b\.json: measured other work: batch_size 16 instead of 8"):
-        against_baseline(bench, replace(bench, model=bench.model | {"batch_size": 16}), [], name="b.json")
+    with pytest.raises(DataError, match=r"b\.json: measured other work: hidden_size 64 instead of 4096"):
+        against_baseline(bench, replace(bench, model=bench.model | {"hidden_size": 64}), [], name="b.json")
     with pytest.raises(DataError, match="shares no scale"):
         against_baseline(bench, _bench({2: 0.25}), [], name="b.json")
     elsewhere = replace(bench, environment=bench.environment | {"versions": {"torch": "2.13"}, "cpu": "b"})
@@ -136,6 +143,33 @@ def test_other_work_is_refused_and_another_place_is_told() -> None:
     assert "torch: 2.13 in the baseline, 2.11 here" in messages
     assert "cpu: b in the baseline, a here" in messages
     assert "b.json has no dp 2" in messages
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "reason"),
+    [
+        ({"plan": ParallelPlan(dp=2, zero=0)}, {"plan": ParallelPlan(dp=2, zero=3)}, "at dp 2: zero 3 instead of 0"),
+        ({"scales": (2,)}, {"scales": (1, 2)}, "at dp 2: batch_size 16 instead of 8"),
+        ({"simulate_compute_ms": 2.0}, {}, r"work: simulate_ms 0.0 instead of 2.0"),
+        ({"preset": "two-gpu", "scales": (1,)}, {"scales": (1,)}, "work: hidden_size 4096 instead of 3072"),
+    ],
+)
+def test_the_same_scale_must_have_done_the_same_work(ours: dict[str, Any], theirs: dict[str, Any], reason: str) -> None:
+    bench, baseline = (
+        _bench(dict.fromkeys(options.get("scales", (2,)), 0.25), **{k: v for k, v in options.items() if k != "scales"})
+        for options in (ours, theirs)
+    )
+    with pytest.raises(DataError, match=reason):
+        against_baseline(bench, baseline, [], name="b.json")
+
+
+def test_what_differs_at_other_scales_alone_is_no_other_work() -> None:
+    larger = replace(find_preset("one-gpu"), batch_size=16)
+    alone = _bench({2: 0.25}, preset=larger, plan=ParallelPlan(dp=2))
+    (row,) = against_baseline(alone, _bench({1: 0.25, 2: 0.25}, plan=ParallelPlan(dp=2)), [], name="b.json").baseline
+    assert row.dp == 2
+    untold = replace(alone, scales=[replace(scale, plan=None) for scale in alone.scales])  # as older documents are
+    assert against_baseline(alone, untold, [], name="b.json").baseline
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"schema": "stepscope.run/1"}', b"\xff", b"[1]"])
