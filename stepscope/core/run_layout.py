@@ -4,7 +4,8 @@ run.json                       who, where, mesh, versions, environment, attempts
 traces/step{k}/rank{r}.json.gz each capture in its own folder, k = first captured step
 steps/rank{r}.jsonl            one line a step, appended whole; there from the start on, then empty
 truth/rank{r}.jsonl            of simulated compute only: one line a step by the process's own clock
-flight/rank{r}                 flight recorder of a rank that failed
+flight/rank{r}                 flight recorder of a rank that failed, or whose step did not end
+flight/rank{r}.stuck.json      what that rank was in; rank{r}.stacks.txt its threads' stacks
 memory/rank{r}.pickle          CUDA memory snapshot of a rank that ran out of memory
 checkpoints/step{n}/           of reference workloads that write them: after n steps
 analysis.json, timeline.json   once analysed
@@ -43,6 +44,16 @@ def steps_path(rank: int) -> PurePath:
 def flight_path(rank: int) -> PurePath:
     """Path of one rank's flight recorder in the run directory; NCCL adds the rank to a prefix, hence no suffix."""
     return PurePath(FLIGHT_FOLDER, f"rank{rank}")
+
+
+def stuck_path(rank: int) -> PurePath:
+    """Path of what one rank was in when its step did not end, inside the run directory."""
+    return PurePath(FLIGHT_FOLDER, f"rank{rank}.stuck.json")
+
+
+def stacks_path(rank: int) -> PurePath:
+    """Path of the stacks of one rank's threads, as text, inside the run directory."""
+    return PurePath(FLIGHT_FOLDER, f"rank{rank}.stacks.txt")
 
 
 def memory_snapshot_path(rank: int) -> PurePath:

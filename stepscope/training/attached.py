@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import os
+
 from stepscope.training.gc_pauses import GcPauses
 from stepscope.training.late_figures import LateReader
 from stepscope.training.listeners import StepListener
 from stepscope.training.loss_scale import LossScale
 from stepscope.training.memory_figures import MemoryFigures
+from stepscope.training.patience import given_seconds
 from stepscope.training.settings import RunContext
+from stepscope.training.watchdog import StuckSteps
 
 
-def listeners_of(_: RunContext, late_reader: LateReader) -> list[StepListener]:
+def listeners_of(context: RunContext, late_reader: LateReader) -> list[StepListener]:
     """Those that the settings and the surroundings of the run call for, in the order in which they are told."""
-    return [GcPauses(), MemoryFigures(), LossScale(late_reader)]
+    listeners: list[StepListener] = [GcPauses(), MemoryFigures(), LossScale(late_reader)]
+    stuck_seconds = given_seconds(os.environ.get("STEPSCOPE_STUCK_AFTER") or context.settings.stuck_after)
+    if stuck_seconds != math.inf:
+        listeners.append(StuckSteps(context, stuck_seconds))
+    return listeners

@@ -30,6 +30,7 @@ from stepscope.training.late_figures import LateReader
 from stepscope.training.listeners import Listeners
 from stepscope.training.manifest import MEASURING_STOPPED, ManifestKeeper, ending
 from stepscope.training.mesh import mesh_sizes
+from stepscope.training.open_spans import STEP_PREFIX, OpenSpans
 from stepscope.training.run_directory import remove_leftovers
 from stepscope.training.run_naming import run_name
 from stepscope.training.schedule import DEFAULT_SCHEDULE, Schedule, State
@@ -93,14 +94,15 @@ class Profile:
         self._times = StepTimes()
         self._captures: Captures | None = None
         self._listeners = Listeners()
-        self._record_function: Callable[[str], Any] | None = None
         self._annotation: Any = None
         self._step: StepRecord | None = None
         self._late_reader = LateReader()
         self._figures = FigureReader(self._late_reader)
         self._gradients = LocalGradientNorm(self._late_reader, lambda step: self._schedule.state(step) is State.WAIT)
-        self._open_spans: list[Any] = []
-        self._spans = SpanRecorder(self._open_span, self._close_span, self._count_data_wait, self._count_phase)
+        self._open_spans = OpenSpans(lambda: self._on, self._give_up)
+        self._spans = SpanRecorder(
+            self._open_spans.open, self._open_spans.close, self._count_data_wait, self._count_phase
+        )
 
     def __enter__(self) -> Profile:
         self._begin()
@@ -187,13 +189,11 @@ class Profile:
     @_harmless
     def _begin(self) -> None:
         global _measuring
-        import torch.profiler
-
         other = None if _measuring is None else _measuring()
         if other is not None and other._on and other._pid == self._pid:
             raise RuntimeError("another stepscope.profile measures this process and goes on; this one steps aside")
         settings = self._settings
-        self._record_function = torch.profiler.record_function
+        self._open_spans.begin()
         self._schedule = settings.schedule or DEFAULT_SCHEDULE
         if not isinstance(self._schedule, Schedule):
             raise TypeError(f"schedule is made by stepscope.every or stepscope.training.once, not {self._schedule!r}")
@@ -202,7 +202,7 @@ class Profile:
         labels = {str(name): str(value) for name, value in dict(settings.labels or {}).items()}
         self.run_directory = Path(settings.out) / run_name(settings.run, identity)
         mesh = mesh_sizes(settings.mesh, identity.world_size)
-        self._context = context = RunContext(self.run_directory, identity, mesh, settings)
+        self._context = context = RunContext(self.run_directory, identity, mesh, settings, self._open_spans.names)
         self._writer = StepWriter(self.run_directory / steps_path(identity.rank))
         self._settling = SettlingSteps([], self._writer.add)
         if identity.rank == 0:
@@ -214,7 +214,7 @@ class Profile:
                 self._schedule,
                 functools.partial(_new_capture, context),
                 before_start=self._keep_unprofiled_time,
-                before_stepping_aside=self._close_all_spans,
+                before_stepping_aside=self._open_spans.close_all,
             )
         listeners = [*listeners_of(context, self._late_reader), self._gradients]
         self._listeners = Listeners(listeners)
@@ -282,39 +282,13 @@ class Profile:
         state = self._schedule.state(index)
         captured = state is State.ACTIVE and self._captures is not None
         # Also outside captures: other recorders (a daemon's on-demand trace, NVTX) then know the step's number.
-        self._annotation = self._open_span(f"ProfilerStep#{index}")
+        self._annotation = self._open_spans.open(f"{STEP_PREFIX}{index}")
         self._step = StepRecord(index, time.time_ns(), captured=captured, state=state.value)
         self._listeners.step_began(index)
 
     def _close_annotation(self) -> None:
         annotation, self._annotation = self._annotation, None
-        self._close_span(annotation)
-
-    def _close_all_spans(self) -> None:
-        for span in reversed(self._open_spans.copy()):
-            self._close_span(span)
-
-    def _open_span(self, name: str) -> Any:
-        """An entered record_function, or None when profiling is off or torch refuses."""
-        if not self._on or self._record_function is None:
-            return None
-        try:
-            span = self._record_function(name)
-            span.__enter__()
-            self._open_spans.append(span)
-        except Exception as error:  # training must never be hurt
-            self._give_up(error)
-            return None
-        return span
-
-    def _close_span(self, span: Any) -> None:
-        if span not in self._open_spans:  # None while measuring was off, or closed before another profiler began
-            return
-        self._open_spans.remove(span)
-        try:
-            span.__exit__(None, None, None)
-        except Exception as error:  # training must never be hurt
-            self._give_up(error)
+        self._open_spans.close(annotation)
 
     @_harmless
     def _count_data_wait(self, duration_ns: int) -> None:
@@ -359,6 +333,7 @@ def profile(
     profile_memory: bool = False,
     labels: dict[str, str] | None = None,
     simulated_compute: bool = False,
+    stuck_after: float | str = "auto",
 ) -> Profile:
     """Measure a training loop: `with stepscope.profile(...) as prof:` and `prof.step()` after each optimizer step.
 
@@ -378,6 +353,8 @@ def profile(
         profile_memory: record allocations.
         labels: free words to find the run by.
         simulated_compute: the run's layers sleep instead of computing; said in every report.
+        stuck_after: seconds after which a step that does not move on is looked into; "auto" goes by the steps before it
+            and by the patience of torch's process groups, "off" never looks.
     """
     settings = Settings(
         run=run,
@@ -390,6 +367,7 @@ def profile(
         profile_memory=profile_memory,
         labels=labels,
         simulated_compute=simulated_compute,
+        stuck_after=stuck_after,
     )
     disabled = os.environ.get("STEPSCOPE_DISABLE", "").lower() not in {"", "0", "false", "no"}
     return Profile(settings, enabled=enabled and not disabled)

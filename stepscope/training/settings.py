@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ class Settings:
     profile_memory: bool
     labels: dict[str, str] | None
     simulated_compute: bool
+    stuck_after: float | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,11 @@ class RunContext:
 
     Attributes:
         mesh: sizes by dimension (tp, pp, dp, ep, cp); empty when unknown.
+        open_spans: names of the spans that the training loop is in, the outermost first.
     """
 
     run_directory: Path
     identity: Identity
     mesh: dict[str, int]
     settings: Settings
+    open_spans: Callable[[], list[str]] = list

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from stepscope.training.open_spans import DATA_SPAN, PHASE_PREFIX
+
 T = TypeVar("T")
 
 
@@ -30,7 +32,7 @@ class SpanRecorder:
 
     def next_of(self, batches: Iterator[T]) -> T:
         """The next batch, timed; its exceptions, StopIteration among them, pass through unchanged."""
-        span = self.open_span("prof.data")
+        span = self.open_span(DATA_SPAN)
         started_ns = time.monotonic_ns()
         try:
             return next(batches)
@@ -105,7 +107,7 @@ class PhaseSpan:
         self._started_ns = 0
 
     def __enter__(self) -> None:
-        self._span = self._recorder.open_span(f"prof.phase: {self._name}")
+        self._span = self._recorder.open_span(f"{PHASE_PREFIX}{self._name}")
         self._started_ns = time.monotonic_ns()
 
     def __exit__(

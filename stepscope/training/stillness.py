@@ -1,0 +1,115 @@
+"""Has a thread stopped getting anywhere? A slow one is not stuck: its stack moves, or bytes do, or helpers compute."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+_BUSY_BYTES_PER_SECOND = 1_000_000.0
+"""A checkpoint is written and a data set read at more; heartbeats and logs need less."""
+
+_BUSY_PROCESSORS = 0.05
+"""Compilers and loader workers that work use most of one, on a crowded host some of it; those that wait use none."""
+
+_COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/", "/triton/")
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    seconds: float
+    stack: tuple[tuple[int, int], ...]
+    num_bytes: int
+    processor_seconds: float
+
+
+class Stillness:
+    """Watches one thread of this process by looking at it now and then, from another thread."""
+
+    def __init__(self, thread_id: int) -> None:
+        self._thread_id = thread_id
+        self._before: _Look | None = None
+        self._still_since = 0.0
+
+    def reset(self) -> None:
+        """It has moved for certain."""
+        self._before = None
+
+    def look(self) -> float:
+        """Seconds since the thread got anywhere, as far as looks have told."""
+        before, now = self._before, self._now()
+        self._before = now
+        if before is None or _has_moved(before, now):
+            self._still_since = now.seconds
+        return now.seconds - self._still_since
+
+    def _now(self) -> _Look:
+        return _Look(
+            time.monotonic(),
+            tuple((id(frame.f_code), frame.f_lasti) for frame in frames_of(self._thread_id)),
+            _bytes_moved(),
+            _helpers_seconds(),
+        )
+
+
+def frames_of(thread_id: int) -> Iterator[FrameType]:
+    """A thread's Python frames, the innermost first; none where it has ended."""
+    frame = sys._current_frames().get(thread_id)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def is_compiling(thread_id: int) -> bool:
+    """Whether the thread is inside torch.compile or a kernel's compiler."""
+    return any(part in frame.f_code.co_filename for frame in frames_of(thread_id) for part in _COMPILERS)
+
+
+def _has_moved(before: _Look, now: _Look) -> bool:
+    seconds = max(now.seconds - before.seconds, 1e-3)
+    return (
+        before.stack != now.stack
+        or now.num_bytes - before.num_bytes > _BUSY_BYTES_PER_SECOND * seconds
+        or now.processor_seconds - before.processor_seconds > _BUSY_PROCESSORS * seconds
+    )
+
+
+def _bytes_moved() -> int:
+    """Read and written by this process, with what it read through mapped files; 0 where /proc does not tell."""
+    total = 0
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(": ")
+            total += int(value) if name in {"rchar", "wchar", "read_bytes"} else 0
+    return total
+
+
+def _helpers_seconds() -> float:
+    """Processor time of all child processes; and of this one where it uses no GPU, for which a host may wait busily."""
+    times = os.times()
+    total = times.children_user + times.children_system
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        total += times.user + times.system - time.thread_time()  # looking costs as well
+    ticks = os.sysconf("SC_CLK_TCK")
+    waiting = [os.getpid()]
+    while waiting:
+        for child in _children(waiting.pop()):
+            waiting.append(child)
+            with suppress(OSError, ValueError, IndexError):
+                fields = Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+                total += (int(fields[11]) + int(fields[12])) / ticks
+    return total
+
+
+def _children(process_id: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError, ValueError):
+        for thread in Path(f"/proc/{process_id}/task").iterdir():
+            found += map(int, (thread / "children").read_text(encoding="ascii").split())
+    return found
