@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 
 import pytest
 
 from stepscope.cli import main
+from stepscope.cli.workload.layout import read_layout
+from stepscope.cli.workload.run import command as run
 
 
 def _exit_code(*arguments: str) -> object:
@@ -57,9 +60,44 @@ def test_scripts_pass_the_shell(kind: str, capsys: pytest.CaptureFixture[str]) -
         assert [line for line in script.splitlines()[1:] if line.startswith("#SBATCH")] == script.splitlines()[1:9]
 
 
+_PLAN = ("--preset", "node", "--dp", "8")
+
+
+@pytest.mark.parametrize(
+    ("workload", "options"),
+    [
+        ("gpt", (*_PLAN, "--zero", "3", "--no-overlap", "--no-prefetch", "--no-pin-memory", "--dtype", "float32")),
+        ("gpt", (*_PLAN, "--zero", "0", "--bucket-mb", "0.5", "--max-gradient-norm", "1.5", "--compile")),
+        ("gpt", (*_PLAN, "--zero", "2", "--cpu-offload", "--checkpoint-every", "7", "--checkpoint-mode", "async")),
+        ("gpt", (*_PLAN, "--zero", "0", "--replicate", "--loader-workers", "3", "--loader-prefetch", "4")),
+        ("gpt", ("--preset", "node", "--tp", "8", "--sequence-parallel", "--loss-parallel", "--resume-from", "a b")),
+        ("gpt", ("--preset", "node", "--pp", "4", "--schedule", "zbv", "--micro-batches", "8", "--layers", "8")),
+        ("llama", ("--preset", "node", "--pp", "4", "--layers", "3,5,5,3", "--activation-checkpointing", "full")),
+        ("llama", ("--preset", "node", "--dtype", "float16", "--initial-loss-scale", "1024")),
+        ("resnet50", (*_PLAN, "--zero", "1", "--data-dir", "images")),
+    ],
+    ids=str,
+)
+def test_a_scripts_command_means_what_was_planned(
+    workload: str, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _exit_code(workload, *options, "--emit", "torchrun") == 0
+    words = shlex.split(capsys.readouterr().out.replace("\\\n", " "), comments=True)
+    start = words.index("run")
+    assert words[start - 3 : start + 2] == ["-m", "stepscope", "workload", "run", workload]
+    meant, written = (
+        read_layout(workload, dict(run.make_context("run", [workload, *arguments]).params))
+        for arguments in (list(options), words[start + 2 :])
+    )
+    assert written == meant
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
+        (("--dp", "2", "--bucket-mb", "3"), "only DistributedDataParallel"),
+        (("--pp", "2", "--schedule", "zero-bubble", "--activation-checkpointing", "selective"), "backwards through"),
+        (("--no-overlap",), "nothing is reduced"),
         (("--gpu", "Voodoo2"), "no GPU 'Voodoo2'"),
         (("--mfu", "1.5"), "at most 1"),
         (("--tokens", "many"), "2T"),

@@ -43,8 +43,9 @@ def command(name: str, as_json: bool, emit: str | None, **options: Any) -> None:
         gpus_per_node=options["gpus_per_node"],
         network_bytes_per_second=options["network_gbs"] * 1e9,
     )
-    estimated = estimate(layout.plan, layout.preset, layout.recipe, assumptions)
-    if emit:
+    layout.plan.check_preset(layout.preset)
+    layout.recipe.check(layout.plan, layout.preset, is_simulated=False)
+    if emit:  # also of what no estimate knows
         click.echo(
             launch_script(
                 emit, name, layout.plan, layout.preset, layout.recipe, gpus_per_node=assumptions.gpus_per_node
@@ -52,6 +53,7 @@ def command(name: str, as_json: bool, emit: str | None, **options: Any) -> None:
             nl=False,
         )
         return
+    estimated = estimate(layout.plan, layout.preset, layout.recipe, assumptions)
     cost = None
     if options["tokens"]:
         cost = training_cost(

@@ -131,9 +131,10 @@ def estimate(plan: ParallelPlan, preset: Preset, recipe: Recipe, assumptions: As
     """Estimate one workload.
 
     Raises:
-        UsageError: model and plan do not fit, or the estimate does not know the layout or the GPU's peak.
+        UsageError: model, plan and recipe do not fit, or the estimate does not know the layout or the GPU's peak.
     """
     plan.check_preset(preset)
+    recipe.check(plan, preset, is_simulated=False)
     refuse_unknown(plan, preset)
     peak = _peak(assumptions.gpu, preset)
     fabric = Fabric(assumptions.gpu, assumptions.gpus_per_node, assumptions.network_bytes_per_second)

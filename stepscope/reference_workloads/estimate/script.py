@@ -46,7 +46,8 @@ def launch_script(
     """A script of kind "torchrun" or "slurm", with a whole number of machines.
 
     Raises:
-        UsageError: the plan does not fill its machines, or cuts a tensor-parallel group in two.
+        UsageError: the plan does not fill its machines, or cuts a tensor-parallel group in two; or `workload run` has
+            no option for what the recipe asks.
     """
     gpus = min(plan.world_size, gpus_per_node)
     if plan.world_size % gpus:
@@ -68,23 +69,42 @@ def launch_script(
         cpus=gpus * _CPUS_PER_GPU,
         summary=f"{workload} {preset.name}: tp {plan.tp} x pp {plan.pp} x dp {plan.dp} = {plan.world_size} GPUs",
         head_note="" if nodes > 1 else " (or on one, as it is)",
-        command=join(["stepscope", "workload", "run", workload, *_arguments(plan, preset, recipe)]),
+        command=join(["stepscope", "workload", "run", workload, *_arguments(workload, plan, preset, recipe)]),
     )
 
 
-def _arguments(plan: ParallelPlan, preset: Preset, recipe: Recipe) -> list[str]:
+_SWITCHES = {
+    "overlaps_reduction": "--no-overlap",
+    "prefetches": "--no-prefetch",
+    "loader_pins_memory": "--no-pin-memory",
+    "compiles": "--compile",
+    "sequence_parallel": "--sequence-parallel",
+    "loss_parallel": "--loss-parallel",
+    "replicate": "--replicate",
+    "cpu_offload": "--cpu-offload",
+}
+"""Options of `workload run` without a value, by the field whose default they turn round."""
+
+_WITHOUT_OPTION = frozenset({"loss_scale_growth_interval"})
+
+
+def _arguments(workload: str, plan: ParallelPlan, preset: Preset, recipe: Recipe) -> list[str]:
     """Options of `workload run` for this plan; those at their defaults are left out."""
+    known = find_preset(preset.name, workload)
     arguments = ["--preset", preset.name, "--device", "cuda"]
     if plan.stage_layers is not None:
         arguments += ["--layers", ",".join(map(str, plan.stage_layers))]
-    elif preset.num_layers != find_preset(preset.name).num_layers:
+    elif preset.num_layers != known.num_layers:
         arguments += ["--layers", str(preset.num_layers)]
-    flags = {"compiles": "--compile"}
+    if preset.dtype != known.dtype:
+        arguments += ["--dtype", preset.dtype]
     for options in (plan, recipe):
         for field in fields(options):
             value = getattr(options, field.name)
             if field.name == "stage_layers" or value == field.default or value is None:
                 continue
-            flag = flags.get(field.name, "--" + field.name.replace("_", "-"))
-            arguments += [flag] if value is True else [flag, str(value)]
+            if field.name in _WITHOUT_OPTION:
+                raise UsageError(f"`workload run` has no option for {field.name}", what_next="leave it at its default")
+            switch = _SWITCHES.get(field.name)
+            arguments += ["--" + field.name.replace("_", "-"), str(value)] if switch is None else [switch]
     return arguments
