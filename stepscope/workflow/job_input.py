@@ -17,6 +17,7 @@ from stepscope.workflow.fan_out import HERE, FanOut, map_for, task_paths
 from stepscope.workflow.progress import Progress
 from stepscope.workflow.rank_views import view_files
 from stepscope.workflow.step_telemetry import ranks_without_steps, read_data_waits
+from stepscope.workflow.stuck_steps import stuck_steps
 from stepscope.workflow.trace_files import TraceFiles, find_trace_files
 
 
@@ -51,6 +52,7 @@ def read_job(
     files = find_trace_files(paths)
     notices = [*files.notices, *_silent_ranks(files.run_directory)]
     manifest = _manifest(files, notices)
+    notices += [] if files.run_directory is None else stuck_steps(files.run_directory, manifest)
     since_ns = manifest.attempts[-1].start_ns if manifest is not None and manifest.attempts else None
     found = view_files(
         task_paths(files.paths, fan_out),
