@@ -38,7 +38,8 @@ class SuiteReport:
         accuracy: share of scored cases whose cause was called right; None when none was scored.
         num_scored: cases that count for it.
         matrix: number of cases by expected cause, then by the cause that was called.
-        predictions_right, predictions_known: what-if's predictions within a tenth, of those that are no bounds.
+        predictions_right, predictions_known: what-if's predictions within a tenth, of those that are no bounds; one
+            that is missing where the cause was called is not right.
         is_complete: whether every case has been run.
     """
 
@@ -67,6 +68,16 @@ def make_report(
         {"code": "missed", "message": f"{row.case}: {row.outcome}: {row.why}"}
         for row in scores
         if row.outcome in _MISSED
+    ]
+    warnings += [
+        {"code": "no_prediction", "message": f"{row.case}: {row.prediction.why_none}"}
+        for row in scores
+        if row.prediction is not None and row.prediction.why_none is not None
+    ]
+    warnings += [
+        {"code": "control_failed", "message": f"{row.case}: its control failed: {row.control_error}"}
+        for row in scores
+        if row.control_error is not None
     ]
     if not is_complete:
         warnings.append({"code": "incomplete", "message": "not all cases have been run; the same command goes on"})
@@ -104,6 +115,7 @@ def encode_report(report: SuiteReport) -> bytes:
 def as_markdown(report: SuiteReport) -> str:
     """The report as Markdown."""
     parts = [_head(report), _matrix(report), _case_table(report), _prediction_table(report), _misses(report)]
+    parts.append(_failed_controls(report))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -158,7 +170,8 @@ def _prediction_table(report: SuiteReport) -> str:
     if not rows:
         return ""
     header = ["case", "removed", "predicted", "control, captured", "error", "calibrated", "control", "error", ""]
-    return "## What-if against the control\n\n" + _table(header, rows)
+    note = "Judged is the calibrated error, and the captured one where there is none; a missing prediction is wrong."
+    return f"## What-if against the control\n\n{_table(header, rows)}\n\n{note}"
 
 
 def _prediction_row(case: str, prediction: Prediction) -> list[str]:
@@ -166,7 +179,7 @@ def _prediction_row(case: str, prediction: Prediction) -> list[str]:
     return [
         case,
         prediction.fix,
-        _milliseconds(prediction.step_ms),
+        _milliseconds(prediction.step_ms) or "none",
         _milliseconds(prediction.control_ms),
         "" if prediction.error is None else f"{prediction.error:+.1%}",
         _milliseconds(prediction.calibrated_ms),
@@ -188,6 +201,16 @@ def _misses(report: SuiteReport) -> str:
             lines = [f"- {row.case}: {row.outcome}: {row.why}{_left(row)}" for row in rows]
             parts.append(f"## {title}\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
+
+
+def _failed_controls(report: SuiteReport) -> str:
+    """Cases that share a control tell of it together."""
+    cases: dict[str, list[str]] = {}
+    for row in report.cases:
+        if row.control_error is not None:
+            cases.setdefault(row.control_error, []).append(row.case)
+    lines = [f"- control of {', '.join(names)}: {error}" for error, names in cases.items()]
+    return "## Controls that failed\n\n" + "\n".join(lines) if lines else ""
 
 
 def _left(row: CaseScore) -> str:

@@ -46,6 +46,7 @@ class RunResult:
         cause, reasons, confidence, summary: the verdict.
         distortion: captured / unprofiled step - 1, as the analysis has it.
         fixes: what-if's predictions by cause.
+        no_fix: why what-if has none for the verdict's own cause; None where it has one, or knows no such fix.
         replay_error: of what-if's replay with nothing changed.
         artefacts: what a failed run left, relative to its run directory.
         seconds: training and analysis together.
@@ -67,6 +68,7 @@ class RunResult:
     distortion: float | None = None
     mfu: float | None = None
     fixes: dict[Cause, PredictedFix] = field(default_factory=dict)
+    no_fix: str | None = None
     replay_error: float | None = None
     artefacts: list[str] = field(default_factory=list)
     schema: str = RUN_RESULT_SCHEMA

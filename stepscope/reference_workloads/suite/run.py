@@ -174,6 +174,7 @@ def _trained(result: RunResult, training: WorkloadResult) -> RunResult:
 def _analysed(result: RunResult, directory: Path) -> RunResult:
     analysis = analyze([str(directory)]).analysis
     fixes = smallest_changes(analysis.what_if)
+    further, no_fix = _further_fixes(directory, analysis)
     errors = [prediction.replay_error for prediction in analysis.what_if]
     return replace(
         result,
@@ -185,22 +186,26 @@ def _analysed(result: RunResult, directory: Path) -> RunResult:
         summary=analysis.verdict.summary,
         distortion=analysis.trace_quality.profiler_distortion,
         mfu=analysis.job.mfu,
-        fixes=fixes | _further_fixes(directory, analysis),
+        fixes=fixes | further,
+        no_fix=no_fix,
         replay_error=errors[0] if errors else None,
     )
 
 
-def _further_fixes(directory: Path, analysis: Analysis) -> dict[Cause, PredictedFix]:
-    """An analysis names only fixes that gain something; ask for the verdict's own cause all the same."""
+def _further_fixes(directory: Path, analysis: Analysis) -> tuple[dict[Cause, PredictedFix], str | None]:
+    """An analysis names only fixes that gain something; ask for the verdict's own cause all the same.
+
+    Returns what was predicted, and why there is nothing where there should be.
+    """
     cause = analysis.verdict.cause
     if cause not in FIXABLE or any(prediction.fix is cause for prediction in analysis.what_if):
-        return {}
+        return {}, None
     try:
         report = what_if([str(directory)], causes=[cause])
     except StepscopeError as error:
-        _LOG.debug("no what-if for %s: %s", directory.name, error)
-        return {}
-    return smallest_changes(report.fixes)
+        return {}, str(error)
+    found = smallest_changes(report.fixes)
+    return found, None if cause in found else "what-if tells nothing of it"
 
 
 def smallest_changes(fixes: Iterable[WhatIf | Fix]) -> dict[Cause, PredictedFix]:

@@ -10,7 +10,7 @@ from stepscope.core.causes import HEALTHY_CAUSES, Cause, Reason
 from stepscope.reference_workloads.injections.applied import injected
 from stepscope.reference_workloads.suite.cases import HEALTHY, Case
 from stepscope.reference_workloads.suite.ending import why_failed
-from stepscope.reference_workloads.suite.results import PredictedFix, RunResult
+from stepscope.reference_workloads.suite.results import RunResult
 
 GOOD_PREDICTION = 0.10
 """A predicted step this near to the control's is right."""
@@ -29,6 +29,7 @@ class Outcome(StrEnum):
     WRONG_REASON = "wrong reason"
     """the cause is right, none of the expected reasons is named"""
     WRONG_CAUSE = "wrong cause"
+    """or a cause that healthy jobs have, without the reason that tells the fault"""
     ENDED_AS_EXPECTED = "ended as expected"
     """a fault that ends the run did, by what it is; no verdict is scored"""
     FAILED = "failed"
@@ -48,31 +49,37 @@ class Prediction:
 
     Attributes:
         fix: the cause that was removed.
-        step_ms, control_ms, error: as captured, both.
+        step_ms, control_ms, error: as captured, both; no step_ms where what-if has no answer.
         calibrated_ms, unprofiled_control_ms, calibrated_error: calibrated, and the control without a profiler.
         is_bound: capturing distorts the host so much that the gain is only a bound.
+        why_none: why what-if has no answer, where it should have one; None where it has.
     """
 
     fix: Cause
-    step_ms: float
+    step_ms: float | None
     control_ms: float | None
     error: float | None
     calibrated_ms: float | None
     unprofiled_control_ms: float | None
     calibrated_error: float | None
     is_bound: bool
+    why_none: str | None = None
 
     @property
-    def nearest_error(self) -> float | None:
-        """The smaller of the two errors; None when neither is known."""
-        known = [error for error in (self.error, self.calibrated_error) if error is not None]
-        return min(known, key=abs, default=None)
+    def judged_error(self) -> float | None:
+        """The calibrated error, which speaks of training as it is without a profiler; as captured where there is none.
+
+        Chosen beforehand: the smaller of two errors would be right more often than either way of predicting.
+        """
+        return self.error if self.calibrated_error is None else self.calibrated_error
 
     @property
     def is_right(self) -> bool | None:
-        """Whether it is within GOOD_PREDICTION; None when it is only a bound or nothing is known."""
-        nearest = self.nearest_error
-        return None if nearest is None or self.is_bound else abs(nearest) <= GOOD_PREDICTION
+        """Whether it is within GOOD_PREDICTION; None when it is only a bound or the control's step is not known."""
+        if self.why_none is not None:
+            return False
+        judged = self.judged_error
+        return None if judged is None or self.is_bound else abs(judged) <= GOOD_PREDICTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,8 @@ class CaseScore:
         why: in a few words where the outcome is no plain success.
         severity: step with the fault / step without, neither profiled; None where the fault changes the model.
         overhead: captured step / unprofiled step - 1.
+        prediction: None where the fault has no fix, or its cause was not called.
+        control_error: why the control's run failed, where it is another run: there is no severity then.
     """
 
     case: str
@@ -106,6 +115,7 @@ class CaseScore:
     mfu: float | None = None
     peak_allocated_bytes: int | None = None
     prediction: Prediction | None = None
+    control_error: str | None = None
     artefacts: list[str] = field(default_factory=list)
 
 
@@ -140,6 +150,7 @@ def score(case: Case, result: RunResult | None, control: RunResult | None, *, re
         mfu=result.mfu,
         peak_allocated_bytes=result.peak_allocated_bytes,
         prediction=None if control is None else _prediction(case, result, control),
+        control_error=None if control is None or case.control.name == case.run.name else control.error,
         artefacts=list(result.artefacts),
     )
 
@@ -164,8 +175,9 @@ def confusion(scores: Sequence[CaseScore]) -> dict[str, dict[str, int]]:
 
 
 def _called(row: CaseScore) -> str:
-    """A healthy run may be called by what bounds it."""
-    return HEALTHY if row.fault == HEALTHY and row.verdict in HEALTHY_CAUSES else str(row.verdict)
+    """A healthy run may be called by what bounds it; one with a fault that is called so alone passes for healthy."""
+    is_healthy = row.fault == HEALTHY or (row.outcome is Outcome.WRONG_CAUSE and row.verdict in row.expected)
+    return HEALTHY if is_healthy and row.verdict in HEALTHY_CAUSES else str(row.verdict)
 
 
 def expected(case: Case) -> list[Cause]:
@@ -218,26 +230,33 @@ def _outcome(case: Case, result: RunResult | None, refusal: str | None) -> tuple
     wanted = expected_reasons(case).get(result.cause, [])
     if wanted and not set(wanted) & set(result.reasons):
         named = ", ".join(result.reasons) or "none"
-        return Outcome.WRONG_REASON, f"reasons named: {named}; expected one of {', '.join(wanted)}"
+        # Healthy jobs are called by the same causes: only the reason tells that this one is not.
+        is_missed = case.injection is not None and result.cause in HEALTHY_CAUSES
+        outcome = Outcome.WRONG_CAUSE if is_missed else Outcome.WRONG_REASON
+        return outcome, f"reasons named: {named}; expected one of {', '.join(wanted)}"
     return Outcome.RIGHT, ""
 
 
 def _prediction(case: Case, result: RunResult, control: RunResult) -> Prediction | None:
     fix = None if case.injection is None else case.injection.fix
-    predicted: PredictedFix | None = None if fix is None else result.fixes.get(fix)
-    if fix is None or predicted is None:
+    if fix is None:
         return None
+    predicted = result.fixes.get(fix)
+    if predicted is None and result.cause is not fix:
+        return None  # the verdict is wrong, which is counted there
     distortions = [result.distortion, control.distortion]
     distorted = any(value is not None and abs(value) > STRONG_DISTORTION for value in distortions)
+    step_ms, calibrated_ms = (None, None) if predicted is None else (predicted.step_ms, predicted.calibrated_step_ms)
     return Prediction(
         fix=fix,
-        step_ms=predicted.step_ms,
+        step_ms=step_ms,
         control_ms=control.captured_step_ms,
-        error=_relative(predicted.step_ms, control.captured_step_ms),
-        calibrated_ms=predicted.calibrated_step_ms,
+        error=_relative(step_ms, control.captured_step_ms),
+        calibrated_ms=calibrated_ms,
         unprofiled_control_ms=control.step_ms,
-        calibrated_error=_relative(predicted.calibrated_step_ms, control.step_ms),
-        is_bound=distorted and fix in _HOST_SIDE,
+        calibrated_error=_relative(calibrated_ms, control.step_ms),
+        is_bound=predicted is not None and distorted and fix in _HOST_SIDE,
+        why_none=result.no_fix or "what-if tells nothing of it" if predicted is None else None,
     )
 
 

@@ -38,8 +38,11 @@ def test_an_outcome_is_right_only_when_the_cause_is(name: str, cause: Cause, rea
     if case.injection is not None and case.injection.ends_run:
         assert row.outcome is Outcome.FAILED  # it trained to its end
     else:
-        assert (row.outcome in {Outcome.RIGHT, Outcome.WRONG_REASON}) == (cause in expected(case))
-        assert (row.outcome is Outcome.RIGHT) <= (cause in expected(case))
+        is_right = cause in expected(case)
+        if case.injection is not None and cause in HEALTHY_CAUSES:
+            is_right = is_right and bool(reasons & set(case.injection.reasons))
+        assert (row.outcome in {Outcome.RIGHT, Outcome.WRONG_REASON}) == is_right
+        assert (row.outcome is Outcome.RIGHT) <= is_right
 
 
 def test_the_other_face_of_a_fault_is_right_and_a_wrong_reason_is_told() -> None:
@@ -117,6 +120,60 @@ def test_predictions_are_judged_against_the_control(fault: float, control: float
     assert row.prediction is not None
     assert row.prediction.error == pytest.approx(off, abs=1e-9)
     assert row.prediction.is_right
+
+
+@pytest.mark.parametrize("name", ["ddp-recompute", "ddp-memory_bound"])
+def test_a_fault_with_a_healthy_jobs_cause_is_right_by_its_reason_alone(name: str) -> None:
+    case = CASES[name]
+    assert case.injection is not None
+    called = score(case, result_of(case, cause=case.injection.cause, reasons=list(case.injection.reasons)), None)
+    assert called.outcome is Outcome.RIGHT
+    passed_for_healthy = score(case, result_of(case, cause=case.injection.cause), None)
+    assert passed_for_healthy.outcome is Outcome.WRONG_CAUSE
+    assert accuracy([called, passed_for_healthy]) == 0.5
+    assert confusion([passed_for_healthy]) == {str(case.injection.cause): {"healthy": 1}}
+
+
+@pytest.mark.parametrize(
+    ("captured", "calibrated", "is_right"), [(30.0, 20.0, False), (20.0, 30.0, True), (30.0, None, True)]
+)
+def test_the_calibrated_prediction_is_judged_where_there_is_one(
+    captured: float, calibrated: float | None, is_right: bool
+) -> None:
+    case = CASES["ddp-straggler"]
+    fixes = {Cause.STRAGGLER: PredictedFix(captured, calibrated)}
+    row = score(
+        case,
+        result_of(case, cause=Cause.STRAGGLER, fixes=fixes),
+        result_of(case, captured_step_ms=30.0, step_ms=30.0),
+    )
+    assert row.prediction is not None
+    assert row.prediction.is_right is is_right
+
+
+def test_a_missing_prediction_is_shown_and_not_right() -> None:
+    case = CASES["pp-few_micro_batches"]
+    control = result_of(case, captured_step_ms=30.0, step_ms=30.0)
+    called = result_of(case, cause=Cause.PIPELINE_BUBBLE, reasons=[Reason.FEW_MICRO_BATCHES], no_fix="no schedule")
+    row = score(case, called, control)
+    assert row.prediction is not None
+    assert row.prediction.is_right is False
+    report = make_report([row], preset="two-gpu", command="c", device=None, is_complete=True)
+    assert (report.predictions_right, report.predictions_known) == (0, 1)
+    assert "| pp-few_micro_batches | pipeline_bubble | none | 30.0 ms |" in as_markdown(report)
+    assert {"code": "no_prediction", "message": "pp-few_micro_batches: no schedule"} in report.warnings
+    wrong_verdict = score(case, replace(called, cause=Cause.HOST_BOUND), control)
+    assert wrong_verdict.prediction is None  # counted as a wrong cause
+
+
+def test_a_failed_control_is_told() -> None:
+    case = CASES["ddp-no_overlap"]
+    called = result_of(case, cause=Cause.COMMUNICATION, reasons=[Reason.NO_OVERLAP])
+    row = score(case, called, result_of(case, error="rank 0 failed: OutOfMemoryError"))
+    assert (row.outcome, row.severity) == (Outcome.RIGHT, None)
+    report = make_report([row], preset="two-gpu", command="c", device=None, is_complete=True)
+    assert "control of ddp-no_overlap: rank 0 failed: OutOfMemoryError" in as_markdown(report)
+    assert [warning["code"] for warning in report.warnings] == ["no_prediction", "control_failed"]
 
 
 def test_a_distorted_host_makes_the_gain_a_bound() -> None:
