@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 
+from stepscope.training.anomaly_watch import AnomalyWatch
 from stepscope.training.gc_pauses import GcPauses
 from stepscope.training.late_figures import LateReader
-from stepscope.training.listeners import StepListener
+from stepscope.training.listeners import SettledListener, StepListener
 from stepscope.training.loss_scale import LossScale
 from stepscope.training.memory_figures import MemoryFigures
 from stepscope.training.patience import given_seconds
@@ -22,3 +23,8 @@ def listeners_of(context: RunContext, late_reader: LateReader) -> list[StepListe
     if stuck_seconds != math.inf:
         listeners.append(StuckSteps(context, stuck_seconds))
     return listeners
+
+
+def settled_listeners_of(context: RunContext) -> list[SettledListener]:
+    """Those that look at a step once all its figures are there, in the order in which they are told."""
+    return [AnomalyWatch(context.identity.rank)]

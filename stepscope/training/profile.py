@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepscope.core.analysis import Analysis
 from stepscope.core.run_layout import steps_path, trace_path
-from stepscope.training.attached import listeners_of
+from stepscope.training.attached import listeners_of, settled_listeners_of
 from stepscope.training.attendant import Attendant, Tended
 from stepscope.training.capture import Capture
 from stepscope.training.captures import Captures
@@ -204,7 +204,7 @@ class Profile:
         mesh = mesh_sizes(settings.mesh, identity.world_size)
         self._context = context = RunContext(self.run_directory, identity, mesh, settings, self._open_spans.names)
         self._writer = StepWriter(self.run_directory / steps_path(identity.rank))
-        self._settling = SettlingSteps([], self._writer.add)
+        self._settling = SettlingSteps(settled_listeners_of(context), self._writer.add)
         if identity.rank == 0:
             self._manifest = ManifestKeeper(context, labels)
             self._manifest.write(None)
@@ -262,6 +262,8 @@ class Profile:
     def _note_signal(self, is_deadly: bool) -> None:
         """On another thread, as the training thread may never come back."""
         self._is_told_to_end = True
+        if self._settling is not None and is_deadly:
+            self._settling.hurry()
         if self._writer is not None:
             self._writer.flush()
         if self._manifest is not None and is_deadly:

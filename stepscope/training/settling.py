@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -18,6 +19,8 @@ _MOST_WAITING = 1000
 _LONGEST_WAIT_SECONDS = 10.0
 """At the end: a GPU that has not passed the last step by then hangs."""
 
+_LONGEST_HURRY_SECONDS = 1.0
+
 
 class SettlingSteps:
     """Passes finished steps on in their order, each once its late figures are there.
@@ -31,18 +34,35 @@ class SettlingSteps:
         self._listeners = SettledListeners(listeners)
         self._write = write
         self._waiting: deque[StepRecord] = deque()
+        self._lock = threading.Lock()
 
     def add(self, record: StepRecord) -> None:
         """Take a finished step, and pass on those that are settled by now."""
-        self._waiting.append(record)
-        while self._waiting and (len(self._waiting) > _MOST_WAITING or _is_settled(self._waiting[0])):
-            self._pass_on(self._waiting.popleft())
+        with self._lock:
+            self._waiting.append(record)
+            while self._waiting and (len(self._waiting) > _MOST_WAITING or _is_settled(self._waiting[0])):
+                self._pass_on(self._waiting.popleft())
+
+    def hurry(self) -> None:
+        """Pass all on with the figures that are there; on any thread, when the training thread may not come back.
+
+        Not to be called while training goes on: a question to the GPU from another thread breaks a graph capture.
+        """
+        if not self._lock.acquire(timeout=_LONGEST_HURRY_SECONDS):
+            return
+        try:
+            while self._waiting:
+                for late in self._waiting[0].late:
+                    late.are_there()
+                self._pass_on(self._waiting.popleft())
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Wait a while for what is late, and pass all on."""
         deadline = time.monotonic() + _LONGEST_WAIT_SECONDS
         try:
-            while self._waiting:
+            while self._waiting:  # nobody else is there any more
                 while not _is_settled(self._waiting[0]) and time.monotonic() < deadline:
                     time.sleep(0.001)
                 self._pass_on(self._waiting.popleft())

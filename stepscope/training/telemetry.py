@@ -6,10 +6,11 @@ import json
 import math
 import statistics
 import threading
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stepscope.training.anomalies import Anomaly
 from stepscope.training.device_clock import DeviceClock
 from stepscope.training.late_figures import LateFigures
 from stepscope.training.whole_lines import WholeLines
@@ -30,6 +31,7 @@ class StepRecord:
         export_ns: time spent after the step to write the trace; never part of a step.
         figures: what the caller gave to `prof.step` (tokens, loss, ...). NaN and infinities, which JSON does not know,
             are written as null and named in "non_finite".
+        anomalies: what the figures of this and earlier steps say goes wrong; only in the line where there is one.
         late: figures on their way from the GPU; once there they join `figures`, where what is there already stays.
     """
 
@@ -43,6 +45,7 @@ class StepRecord:
     export_ns: int = 0
     figures: dict[str, int | float] = field(default_factory=dict)
     late: list[LateFigures] = field(default_factory=list)
+    anomalies: list[Anomaly] = field(default_factory=list)
 
     @property
     def duration_ns(self) -> int:
@@ -61,7 +64,9 @@ class StepRecord:
         }
         if self.export_ns:
             document["export_ns"] = self.export_ns
-        reserved = {*document, "export_ns", "non_finite"}
+        if self.anomalies:
+            document["anomalies"] = [asdict(anomaly) for anomaly in self.anomalies]
+        reserved = {*document, "export_ns", "non_finite", "anomalies"}
         figures = {name: value for name, value in self.figures.items() if name not in reserved}
         non_finite = [name for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)]
         document.update(figures | dict.fromkeys(non_finite))

@@ -68,6 +68,18 @@ def test_a_gpu_that_hangs_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None
     assert seen.settled == [(0, {}), (1, {}), (2, {})]
 
 
+def test_at_a_deadly_signal_all_is_passed_on_with_what_is_there() -> None:
+    device, seen = FakeDevice(), _Seen()
+    reader = LateReader(device)
+    steps = SettlingSteps([seen], lambda _: None)
+    for index in range(2):
+        steps.add(_record(index, device, reader, 1.0))
+    device.run()
+    steps._waiting.append(_record(2, device, reader, 1.0))
+    steps.hurry()
+    assert seen.settled == [(0, {"loss": 1.0}), (1, {"loss": 1.0}), (2, {})]
+
+
 def test_a_gpu_far_behind_does_not_hold_lines_for_ever() -> None:
     device, written = FakeDevice(), list[int]()
     reader = LateReader(device)
