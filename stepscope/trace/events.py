@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from math import nan
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar, Union
 
 import msgspec
 from msgspec import Meta, Raw, Struct, field
@@ -20,15 +20,21 @@ else:
     _KnownCategory = Literal[KNOWN_NAMES]  # decoded to these very texts, whose hashes are known
 
 _MOST_DIGITS = 10
+_COLLECTIVE = "Collective name"
+_WAITED_RECORD = "wait_on_cuda_event_record_corr_id"
+_Nothing = Annotated[int, Meta(ge=1, le=0)]
+"""What no value is: text that holds such a member is refused."""
 NO_TEXT = Raw(b"")
 """Stands for a text that the trace does not record."""
+
+_Arguments = TypeVar("_Arguments")
 
 LaunchKey = tuple[tuple[int, ...], tuple[int, ...], int, int]
 """Grid, block, registers per thread, shared memory, as recorded."""
 
 
-class Arguments(Struct, gc=False):
-    """The arguments that end up in columns; raw ones are interned or parsed later, only for rows that matter."""
+class _PlainArguments(Struct, gc=False):
+    """The arguments of all rows that end up in columns; raw ones are interned later, only for rows that matter."""
 
     external_id: int = field(default=NONE, name="External id")
     correlation: int = NONE
@@ -40,7 +46,20 @@ class Arguments(Struct, gc=False):
     input_dims: Raw = field(default=NO_TEXT, name="Input Dims")
     input_types: Raw = field(default=NO_TEXT, name="Input type")
     concrete_inputs: Raw = field(default=NO_TEXT, name="Concrete Inputs")
-    collective: str | None = field(default=None, name="Collective name")
+    legacy_external_id: int = field(default=NONE, name="external id")
+
+
+class _UnnamedArguments(_PlainArguments, gc=False):
+    """The same, of rows that name neither a collective nor an event that is waited for: they have half the fields."""
+
+    collective: _Nothing = field(default=None, name=_COLLECTIVE)  # type: ignore[assignment]  # always absent
+    waited_record: _Nothing = field(default=None, name=_WAITED_RECORD)  # type: ignore[assignment]
+
+
+class Arguments(_PlainArguments, gc=False):
+    """The same, and those that say which collective, or which event, it is; parsed later, for these rows."""
+
+    collective: str | None = field(default=None, name=_COLLECTIVE)
     in_elements: Raw = field(default=NO_TEXT, name="In msg nelems")
     out_elements: Raw = field(default=NO_TEXT, name="Out msg nelems")
     dtype: Raw = field(default=NO_TEXT, name="dtype")
@@ -52,8 +71,7 @@ class Arguments(Struct, gc=False):
     sequence: Raw = field(default=NO_TEXT, name="Seq")
     root_rank: Raw = field(default=NO_TEXT, name="Rank")
     communicator: Raw = field(default=NO_TEXT, name="Comms Id")
-    legacy_external_id: int = field(default=NONE, name="external id")
-    waited_record: Raw = field(default=NO_TEXT, name="wait_on_cuda_event_record_corr_id")
+    waited_record: Raw = field(default=NO_TEXT, name=_WAITED_RECORD)
     waited_stream: Raw = field(default=NO_TEXT, name="wait_on_stream")
 
 
@@ -79,7 +97,7 @@ class Event(Struct, gc=False):
     args: Arguments | None = None
 
 
-class UsualEvent(Struct, gc=False, tag_field="ph", tag="X"):
+class UsualEvent(Struct, Generic[_Arguments], gc=False, tag_field="ph", tag="X"):
     """The same for complete events of known categories: nearly all, and decoded with fewer objects."""
 
     ph: ClassVar[str] = "X"
@@ -89,7 +107,7 @@ class UsualEvent(Struct, gc=False, tag_field="ph", tag="X"):
     tid: int | str | None = None
     ts: int | float = nan
     dur: float = nan
-    args: Arguments | None = None
+    args: _Arguments | None = None
 
 
 _OTHER_PHASES = "BEbenisfPFMCDNOSTpvRcIt()"
@@ -120,12 +138,14 @@ class _Ranked(Struct, gc=False):
 
 NO_ARGUMENTS = Arguments()
 
-_ANY_EVENT = Union[(UsualEvent, *_OTHER_EVENTS)]  # type: ignore[valid-type]
 _DECODERS: tuple[Callable[[bytes], list[Any]], ...] = (
-    msgspec.json.Decoder(list[_ANY_EVENT]).decode,
+    *(
+        msgspec.json.Decoder(list[Union[(UsualEvent[kind], *_OTHER_EVENTS)]]).decode  # type: ignore[valid-type]
+        for kind in (_UnnamedArguments, Arguments)
+    ),
     msgspec.json.Decoder(list[Event]).decode,
 )
-"""The faster one first; what it does not know costs the second."""
+"""The fastest one first; what it does not know costs the next."""
 _DECODE_EXACT = msgspec.json.Decoder(list[ExactEvent], strict=False).decode
 
 
