@@ -1,4 +1,4 @@
-"""How far is a job over many files? A bar on a terminal once it takes over a second, else nothing."""
+"""How far is a job over many files or runs? A bar on a terminal, else nothing but the lines that it tells."""
 
 from __future__ import annotations
 
@@ -38,3 +38,32 @@ def file_progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
     finally:
         if started:
             progress.stop()
+
+
+@contextmanager
+def run_progress(what: str) -> Iterator[tuple[Callable[[str], None], Callable[[int, int, str], None]]]:
+    """For runs of minutes each: a function that tells a line, and a callback (done, total, name) that draws a bar.
+
+    Both write to stderr. The bar is drawn by these calls alone, by no thread: ranks are forked in between, and a lock
+    that a thread holds then stays held in them.
+    """
+    import click
+
+    if not sys.stderr.isatty():
+        yield lambda line: click.echo(line, err=True), lambda _done, _total, _name: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
+    task = progress.add_task(what)
+
+    def draw(done: int, total: int, name: str) -> None:
+        progress.update(task, completed=done, total=total, description=f"{what} {name}", refresh=True)
+
+    def tell(line: str) -> None:
+        progress.console.print(line, markup=False, highlight=False)
+
+    with progress:
+        yield tell, draw

@@ -161,6 +161,15 @@ def run_workload(
     return _train(job, on_progress or _say_nothing, is_rank=is_rank)
 
 
+def check_device(device: str, plan: ParallelPlan) -> None:
+    """Whether the plan's ranks find their devices here, before anything is prepared for them.
+
+    Raises:
+        UsageError: there is no such device, or there are too few.
+    """
+    _device_type(device, plan, 0.0, is_rank=False)
+
+
 def _check_numbers(num_steps: int, simulate_compute_ms: float, seed: int) -> None:
     if num_steps < 1 or not math.isfinite(simulate_compute_ms) or simulate_compute_ms < 0:
         raise UsageError("a run has at least one step, and a layer's simulated time is finite and not negative")

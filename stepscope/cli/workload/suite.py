@@ -15,7 +15,7 @@ import click
 @click.option(
     "--budget-minutes",
     type=click.FloatRange(min=0, min_open=True),
-    help="End cleanly before so many minutes; the same command goes on from there.",
+    help="Begin no further run that would end later; the same command goes on from there.",
 )
 @click.option(
     "--keep-traces",
@@ -52,6 +52,7 @@ def command(out: str | None, only_list: bool, as_json: bool, **options: Any) -> 
 
 
 def _run(cases: list[Any], out: Path, options: dict[str, Any], *, as_json: bool) -> None:
+    from stepscope.cli.progress import run_progress
     from stepscope.reference_workloads.suite.report import (
         TEXT_FILE,
         as_markdown,
@@ -70,7 +71,8 @@ def _run(cases: list[Any], out: Path, options: dict[str, Any], *, as_json: bool)
         keep_traces=options["keep_traces"],
         again=options["again"],
     )
-    runs: SuiteRuns = run_suite(cases, folder, suite_options, lambda line: click.echo(line, err=True))
+    with run_progress("suite") as (tell, draw):
+        runs: SuiteRuns = run_suite(cases, folder, suite_options, tell, draw)
     scores = [
         score(
             case,

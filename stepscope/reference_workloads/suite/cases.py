@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from stepscope import __version__
 from stepscope.core.errors import UsageError
 from stepscope.reference_workloads.injections.applied import control_of
 from stepscope.reference_workloads.injections.catalogue import parse_injection
@@ -53,17 +52,17 @@ class SuitePreset:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training run: a job, with its fault or without one. Equal fingerprints mean the same measurement."""
+    """One training run: a job, with its fault or without one. Equal fingerprints mean the same job."""
 
     name: str
     job: TrainingJob
 
     @property
     def fingerprint(self) -> str:
-        """Of the job's definition and of the version that makes and reads the run."""
+        """Of the job's definition."""
         definition = asdict(replace(self.job, out="", run=""))
         definition["injections"] = [[injection.name, asdict(injection)] for injection in self.job.injections]
-        text = json.dumps([__version__, definition], sort_keys=True, default=str)
+        text = json.dumps(definition, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -174,10 +173,12 @@ def find_cases(preset: str, *, device: str = "auto", only: Sequence[str] = ()) -
         only: names or patterns of cases (`ddp-*`); all when empty.
 
     Raises:
-        UsageError: there is no suite of that name, or no such case.
+        UsageError: there is no suite of that name, no such device, or no such case.
     """
     if preset not in SUITES:
         raise UsageError(f"there is no suite for preset {preset!r}", what_next=f"choose one of {', '.join(SUITES)}")
+    if device not in {"auto", "cpu", "cuda"}:
+        raise UsageError(f'a device is "auto", "cpu" or "cuda", not {device!r}')
     suite = SUITES[preset]
     device_type = suite.device_type if device == "auto" else device
     # By turns, so that a suite that is cut short has seen every layout.

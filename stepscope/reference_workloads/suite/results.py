@@ -38,7 +38,8 @@ class RunResult:
     """One run, measured and analysed. Milliseconds; None is unknown.
 
     Attributes:
-        fingerprint: of the run's definition; another one means that the result is of another run.
+        fingerprint: of the run's job and of the code and device that made it; another one means that the result is of
+            another run.
         error: why it failed, one line; None when it trained to its end and was analysed.
         trained: whether all ranks came to the last step.
         step_ms: mean of the steps that no profiler touched, by rank 0.
@@ -105,7 +106,7 @@ class SuiteFolder:
         return self.path / RESULTS_FOLDER
 
     def load(self, name: str, fingerprint: str) -> RunResult | None:
-        """The result of this run; None when there is none, or one of another definition or version."""
+        """The result of this run; None when there is none, or one of another job, code or device."""
         path = self.results / f"{name}.json"
         if not path.exists():
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shutil
 import time
@@ -17,10 +18,11 @@ from stepscope.core.errors import StepscopeError
 from stepscope.core.run_layout import CHECKPOINT_FOLDER, FLIGHT_FOLDER, MEMORY_FOLDER, STEPS_FOLDER, TRACES_FOLDER
 from stepscope.core.what_if import Fix
 from stepscope.reference_workloads.injections.applied import injected
-from stepscope.reference_workloads.launch import run_workload
+from stepscope.reference_workloads.launch import check_device, run_workload
 from stepscope.reference_workloads.suite.cases import Case, Run
 from stepscope.reference_workloads.suite.ending import why_failed
 from stepscope.reference_workloads.suite.fixtures import write_fixture
+from stepscope.reference_workloads.suite.provenance import provenance
 from stepscope.reference_workloads.suite.results import PredictedFix, RunResult, SuiteFolder
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.whatif import FIXABLE, what_if
@@ -47,7 +49,7 @@ class SuiteOptions:
     """How the suite is run.
 
     Attributes:
-        budget_seconds: no run is begun that would probably end later; None for no limit.
+        budget_seconds: no run is begun that would probably end later, but for the first one; None for no limit.
         keep_traces: one of KEEP_TRACES.
         again: whether runs that failed are run again; one that its fault ended as it should has not.
     """
@@ -72,32 +74,49 @@ class SuiteRuns:
     is_complete: bool
 
 
-def run_suite(cases: Sequence[Case], folder: SuiteFolder, options: SuiteOptions, tell: Tell) -> SuiteRuns:
+def run_suite(
+    cases: Sequence[Case],
+    folder: SuiteFolder,
+    options: SuiteOptions,
+    tell: Tell,
+    on_progress: Callable[[int, int, str], None] = lambda _done, _total, _name: None,
+) -> SuiteRuns:
     """Make all runs that are not known yet: each case after its control.
 
+    Args:
+        tell: of each run that has ended, and of an end before the last one.
+        on_progress: number of known runs and of all, and the run that begins.
+
     Raises:
+        UsageError: the runs' devices are not here.
         DataError: the folder cannot be written.
     """
     refused = {case.name: why for case in cases if (why := _refusal(case)) is not None}
     cases = [case for case in cases if case.name not in refused]
     runs = list({run.name: run for case in cases for run in (case.control, case.run)}.values())
+    for run in runs:
+        check_device(run.job.device_type, run.job.plan)
+    fingerprints = {run.name: _fingerprint(run) for run in runs}
     results: dict[str, RunResult] = {}
     for run in runs:
-        known = folder.load(run.name, run.fingerprint)
+        known = folder.load(run.name, fingerprints[run.name])
         if known is not None and not (options.again and why_failed(run, known) is not None):
             results[run.name] = known
     if results:
         tell(f"{len(results)} of {len(runs)} runs are known already")
     began = time.monotonic()
     took = [result.seconds for result in results.values()]
+    num_known = len(results)
     for run in runs:
         if run.name in results:
             continue
         expected = median(took) if took else _FIRST_GUESS_SECONDS
-        if options.budget_seconds is not None and time.monotonic() - began + expected > options.budget_seconds:
+        is_late = options.budget_seconds is not None and time.monotonic() - began + expected > options.budget_seconds
+        if is_late and len(results) > num_known:  # one at least, so that the same command gets on
             tell(f"the time is up after {len(results)} of {len(runs)} runs; the same command goes on from here")
             return SuiteRuns(results, refused, is_complete=False)
-        result = _make(run, folder)
+        on_progress(len(results), len(runs), run.name)
+        result = _make(run, folder, fingerprints[run.name])
         case = next((case for case in cases if case.run.name == run.name), None)
         if case is not None and options.keep_traces == "trimmed" and result.cause is not None:
             control = results.get(case.control.name, result)
@@ -107,6 +126,7 @@ def run_suite(cases: Sequence[Case], folder: SuiteFolder, options: SuiteOptions,
         results[run.name] = result
         took.append(result.seconds)
         tell(f"{len(results):3d}/{len(runs)}  {run.name}: {_line(result)}  ({result.seconds:.0f} s)")
+    on_progress(len(runs), len(runs), "")
     return SuiteRuns(results, refused, is_complete=True)
 
 
@@ -125,12 +145,17 @@ def _refusal(case: Case) -> str | None:
     return None
 
 
-def _make(run: Run, folder: SuiteFolder) -> RunResult:
+def _fingerprint(run: Run) -> str:
+    text = f"{run.fingerprint} by {provenance(run.job.device_type)}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _make(run: Run, folder: SuiteFolder, fingerprint: str) -> RunResult:
     """Train and analyse; whatever goes wrong becomes the result's error."""
     directory = folder.runs / run.name
     shutil.rmtree(directory, ignore_errors=True)  # of a call that was killed, or of another definition
     began = time.monotonic()
-    result = RunResult(run.name, run.fingerprint, 0.0)
+    result = RunResult(run.name, fingerprint, 0.0)
     try:
         result = _trained(result, _train(run, folder))
         result = _analysed(result, directory)

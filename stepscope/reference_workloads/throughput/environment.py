@@ -18,7 +18,7 @@ def describe_environment(device_type: str) -> dict[str, Any]:
     """The manifest of a bench: what is not known here is None."""
     return {
         "host": socket.gethostname(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "num_usable_cpus": num_usable_cpus(),
         "gpus": _gpus() if device_type == "cuda" else [],
         "versions": versions(),
@@ -54,7 +54,8 @@ def _gpu_limits() -> dict[str, dict[str, str | None]]:
     return found
 
 
-def _cpu_name() -> str | None:
+def cpu_name() -> str | None:
+    """The processor's model; None where the system does not tell it."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

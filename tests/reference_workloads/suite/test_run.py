@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+import stepscope
 from stepscope.core.causes import Cause
 from stepscope.core.errors import UsageError
 from stepscope.core.what_if import Fix
 from stepscope.reference_workloads.injections.injection import Injection, Site
+from stepscope.reference_workloads.suite import provenance
+from stepscope.reference_workloads.suite import run as suite_run
 from stepscope.reference_workloads.suite.cases import Case, Run, find_cases
-from stepscope.reference_workloads.suite.results import SuiteFolder
+from stepscope.reference_workloads.suite.results import RunResult, SuiteFolder
 from stepscope.reference_workloads.suite.run import KEEP_TRACES, SuiteOptions, run_suite, smallest_changes, tidy_up
 from stepscope.reference_workloads.suite.score import Outcome, score
 from stepscope.training import Schedule
@@ -82,10 +86,14 @@ def test_a_stopped_suite_goes_on_and_a_failing_case_stops_nothing(cases: list[Ca
 
     again = run_suite(cases, folder, replace(options, budget_seconds=1e-3), lines.append)
     assert again.is_complete, "nothing is left to run"
-    changed = replace(cases[2], run=Run(cases[2].run.name, replace(cases[2].run.job, seed=1)))
-    cut = run_suite([cases[0], changed], folder, replace(options, budget_seconds=1e-3), lines.append)
+    changed = [replace(case, run=Run(case.run.name, replace(case.run.job, seed=1))) for case in cases[1:]]
+    told: list[tuple[int, int, str]] = []
+    cut = run_suite(
+        [cases[0], *changed], folder, replace(options, budget_seconds=1e-3), lines.append, lambda *at: told.append(at)
+    )
     assert not cut.is_complete
-    assert set(cut.by_name) == {"one-healthy"}, "only the changed case must be run again"
+    assert set(cut.by_name) == {"one-healthy", "one-breaks"}, "of changed cases one is run, however short the time"
+    assert told == [(1, 3, "one-breaks")]
     assert "goes on from here" in lines[-1]
 
 
@@ -124,3 +132,49 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="no suite's folder"):
         SuiteFolder(tmp_path)
+
+
+def test_a_suite_whose_devices_are_not_here_is_refused_before_any_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    folder = SuiteFolder(tmp_path / "suite")
+    with pytest.raises(UsageError, match="no CUDA device"):
+        run_suite(find_cases("one-gpu", only=["one-healthy"]), folder, SuiteOptions(), print)
+    assert not list(folder.results.iterdir())
+
+
+@pytest.mark.parametrize("what", ["code_digest", "device_name"])
+def test_results_of_other_code_or_of_another_device_are_made_again(
+    cases: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    folder = SuiteFolder(tmp_path / "suite")
+    made: list[str] = []
+
+    def make(run: Run, _folder: SuiteFolder, fingerprint: str) -> RunResult:
+        made.append(run.name)
+        return RunResult(run.name, fingerprint, 1.0)
+
+    monkeypatch.setattr(suite_run, "_make", make)
+    for _ in range(2):
+        run_suite(cases[:1], folder, SuiteOptions(), print)
+    assert made == ["one-healthy"]
+    monkeypatch.setattr(provenance, what, lambda *_: "another")
+    run_suite(cases[:1], folder, SuiteOptions(), print)
+    assert made == ["one-healthy"] * 2
+
+
+def test_code_that_a_run_goes_through_is_in_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ("__init__.py", "analyzer/verdict.py", "cli/suite.py", "reference_workloads/suite/score.py", "py.typed")
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("1")
+    monkeypatch.setattr(stepscope, "__file__", str(tmp_path / "__init__.py"))
+    digest = provenance.code_digest.__wrapped__
+    digests = []
+    for file in files:
+        (tmp_path / file).write_text("2")
+        digests.append(digest())
+    assert [a == b for a, b in pairwise(digests)] == [False, True, True, True]
