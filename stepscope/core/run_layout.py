@@ -7,6 +7,8 @@ truth/rank{r}.jsonl            of simulated compute only: one line a step by the
 flight/rank{r}                 flight recorder of a rank that failed, or whose step did not end
 flight/rank{r}.stuck.json      what that rank was in; rank{r}.stacks.txt its threads' stacks
 memory/rank{r}.pickle          CUDA memory snapshot of a rank that ran out of memory
+memory/rank{r}-oom.pickle      the same as profile() writes it, with the step's state in rank{r}-oom.json
+memory/step{n}/rank{r}.pickle  snapshot at the end of step n; rank{r}.json says whose its blocks are
 checkpoints/step{n}/           of reference workloads that write them: after n steps
 analysis.json, timeline.json   once analysed
 """
@@ -59,6 +61,26 @@ def stacks_path(rank: int) -> PurePath:
 def memory_snapshot_path(rank: int) -> PurePath:
     """Path of one rank's CUDA memory snapshot inside the run directory."""
     return PurePath(MEMORY_FOLDER, f"rank{rank}.pickle")
+
+
+def oom_snapshot_path(rank: int) -> PurePath:
+    """Path of the CUDA memory snapshot of a rank at the moment its memory ran out, inside the run directory."""
+    return PurePath(MEMORY_FOLDER, f"rank{rank}-oom.pickle")
+
+
+def oom_report_path(rank: int) -> PurePath:
+    """Path of what that rank was in at that moment, inside the run directory."""
+    return PurePath(MEMORY_FOLDER, f"rank{rank}-oom.json")
+
+
+def periodic_snapshot_path(step: int, rank: int) -> PurePath:
+    """Path of one rank's CUDA memory snapshot at the end of a step, inside the run directory."""
+    return PurePath(MEMORY_FOLDER, f"step{step}", f"rank{rank}.pickle")
+
+
+def memory_owners_path(step: int, rank: int) -> PurePath:
+    """Path of the categories of that snapshot's blocks, inside the run directory."""
+    return PurePath(MEMORY_FOLDER, f"step{step}", f"rank{rank}.json")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,9 @@ from stepscope.training.late_figures import LateReader
 from stepscope.training.listeners import SettledListener, StepListener
 from stepscope.training.loss_scale import LossScale
 from stepscope.training.memory_figures import MemoryFigures
+from stepscope.training.memory_plan import memory_plan
+from stepscope.training.memory_snapshots import MemorySnapshots
+from stepscope.training.out_of_memory import OutOfMemoryEvidence
 from stepscope.training.patience import given_seconds
 from stepscope.training.settings import RunContext
 from stepscope.training.watchdog import StuckSteps
@@ -22,6 +25,11 @@ def listeners_of(context: RunContext, late_reader: LateReader) -> list[StepListe
     stuck_seconds = given_seconds(os.environ.get("STEPSCOPE_STUCK_AFTER") or context.settings.stuck_after)
     if stuck_seconds != math.inf:
         listeners.append(StuckSteps(context, stuck_seconds))
+    plan = memory_plan(os.environ.get("STEPSCOPE_MEMORY") or context.settings.memory)
+    if plan.every is not None:
+        listeners.append(MemorySnapshots(context, plan.every, context.owners))
+    if plan.when_out:
+        listeners.append(OutOfMemoryEvidence(context, plan, context.owners))
     return listeners
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from stepscope.training.telemetry import StepRecord
 
@@ -24,6 +24,14 @@ class StepListener(_Closable, Protocol):
 
     def step_ended(self, record: StepRecord) -> None:
         """The step is over and not written yet; figures added to the record are written with it."""
+
+
+@runtime_checkable
+class LeaveListener(Protocol):
+    """A StepListener that also wants to know by what error the with block is left."""
+
+    def left_by(self, error: BaseException) -> None:
+        """Called once, before `close`."""
 
 
 class SettledListener(_Closable, Protocol):
@@ -65,6 +73,10 @@ class Listeners(_Several[StepListener]):
     def step_ended(self, record: StepRecord) -> None:
         """Tell all, in their order."""
         self._tell(lambda listener: listener.step_ended(record))
+
+    def left_by(self, error: BaseException) -> None:
+        """Tell those that want to know."""
+        self._tell(lambda listener: listener.left_by(error) if isinstance(listener, LeaveListener) else None)
 
 
 class SettledListeners(_Several[SettledListener]):

@@ -29,6 +29,7 @@ from stepscope.training.identity import captures_here, identify
 from stepscope.training.late_figures import LateReader
 from stepscope.training.listeners import Listeners
 from stepscope.training.manifest import MEASURING_STOPPED, ManifestKeeper, ending
+from stepscope.training.memory_owners import MemoryOwners
 from stepscope.training.mesh import mesh_sizes
 from stepscope.training.open_spans import STEP_PREFIX, OpenSpans
 from stepscope.training.run_directory import remove_leftovers
@@ -99,6 +100,7 @@ class Profile:
         self._late_reader = LateReader()
         self._figures = FigureReader(self._late_reader)
         self._gradients = LocalGradientNorm(self._late_reader, lambda step: self._schedule.state(step) is State.WAIT)
+        self._owners = MemoryOwners()
         self._open_spans = OpenSpans(lambda: self._on, self._give_up)
         self._spans = SpanRecorder(
             self._open_spans.open, self._open_spans.close, self._count_data_wait, self._count_phase
@@ -111,6 +113,8 @@ class Profile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._left_by(error)
         self._end(kind)
 
     @_harmless
@@ -180,10 +184,13 @@ class Profile:
     def watch(self, model: Any, *, every: int = 100) -> None:
         """Measure the norm of this rank's own gradients at each `every`th step, as `local_grad_norm`.
 
+        Memory snapshots also tell the model's parameters and buffers from the rest.
+
         Args:
             model: a module, also one under DistributedDataParallel or fully_shard; call it after wrapping.
             every: fewer steps are sampled where it would cost more than 0.1 % of the training thread's time.
         """
+        self._owners.watch(model)
         self._gradients.watch(model, every)
 
     @_harmless
@@ -202,7 +209,9 @@ class Profile:
         labels = {str(name): str(value) for name, value in dict(settings.labels or {}).items()}
         self.run_directory = Path(settings.out) / run_name(settings.run, identity)
         mesh = mesh_sizes(settings.mesh, identity.world_size)
-        self._context = context = RunContext(self.run_directory, identity, mesh, settings, self._open_spans.names)
+        self._context = context = RunContext(
+            self.run_directory, identity, mesh, settings, self._open_spans.names, self._owners
+        )
         self._writer = StepWriter(self.run_directory / steps_path(identity.rank))
         self._settling = SettlingSteps(settled_listeners_of(context), self._writer.add)
         if identity.rank == 0:
@@ -232,6 +241,10 @@ class Profile:
         if self._captures is not None:
             self._captures.move_to(0, None)
         self._open_step(0)
+
+    @_harmless
+    def _left_by(self, error: BaseException) -> None:
+        self._listeners.left_by(error)
 
     @_harmless
     def _end(self, kind: type[BaseException] | None) -> None:
@@ -336,6 +349,7 @@ def profile(
     labels: dict[str, str] | None = None,
     simulated_compute: bool = False,
     stuck_after: float | str = "auto",
+    memory: str | int = "oom",
 ) -> Profile:
     """Measure a training loop: `with stepscope.profile(...) as prof:` and `prof.step()` after each optimizer step.
 
@@ -357,6 +371,8 @@ def profile(
         simulated_compute: the run's layers sleep instead of computing; said in every report.
         stuck_after: seconds after which a step that does not move on is looked into; "auto" goes by the steps before it
             and by the patience of torch's process groups, "off" never looks.
+        memory: when to write a snapshot of the GPU's memory: "oom" when it runs out, a number of steps also at each so
+            many, "off" never. "oom+history" or "500+history" have torch remember the allocations before, 2 us each.
     """
     settings = Settings(
         run=run,
@@ -370,6 +386,7 @@ def profile(
         labels=labels,
         simulated_compute=simulated_compute,
         stuck_after=stuck_after,
+        memory=memory,
     )
     disabled = os.environ.get("STEPSCOPE_DISABLE", "").lower() not in {"", "0", "false", "no"}
     return Profile(settings, enabled=enabled and not disabled)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stepscope.training.identity import Identity
+from stepscope.training.memory_owners import MemoryOwners
 from stepscope.training.schedule import Schedule
 
 
@@ -27,6 +28,7 @@ class Settings:
     labels: dict[str, str] | None
     simulated_compute: bool
     stuck_after: float | str
+    memory: str | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class RunContext:
     Attributes:
         mesh: sizes by dimension (tp, pp, dp, ep, cp); empty when unknown.
         open_spans: names of the spans that the training loop is in, the outermost first.
+        owners: the models that the training code has shown.
     """
 
     run_directory: Path
@@ -43,3 +46,4 @@ class RunContext:
     mesh: dict[str, int]
     settings: Settings
     open_spans: Callable[[], list[str]] = list
+    owners: MemoryOwners = field(default_factory=MemoryOwners)
