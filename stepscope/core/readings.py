@@ -1,0 +1,131 @@
+"""What did a collector see, what could it not see, and why? The types that all collectors return.
+
+Unknown is a `Missing` with its reason, never 0 and never NaN. Labels are sorted pairs, so that two of the same thing
+are equal and can be keys; those of GPUs are listed in `GPU_LABELS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+Labels = tuple[tuple[str, str], ...]
+"""Sorted pairs of label name and value."""
+
+GPU_LABELS = ("gpu", "uuid", "gpu_instance", "compute_instance", "mig_profile")
+"""Who a GPU's reading is of: NVML's index, the UUID (of the MIG instance where the reading is of one), and for MIG
+instances NVML's ids and the profile ("1g.10gb"). Join on `uuid`: NVML's index is neither CUDA's nor the minor number
+of /dev (PrincetonUniversity/jobstats#34)."""
+
+
+def labels_of(**values: str | int) -> Labels:
+    """Labels from keywords, sorted by name."""
+    return tuple(sorted((name, str(value)) for name, value in values.items()))
+
+
+def with_labels(labels: Labels, **values: str | int) -> Labels:
+    """The labels and more of them, still sorted; a name that was there gets the new value."""
+    return tuple(sorted({**dict(labels), **{name: str(value) for name, value in values.items()}}.items()))
+
+
+class MissingReason(StrEnum):
+    """Why there is no value."""
+
+    NOT_SUPPORTED = "not_supported"  # this device, driver or library has no such thing
+    NO_PERMISSION = "no_permission"  # it is there, for somebody else
+    NOT_INSTALLED = "not_installed"  # no library, no driver, no kernel module
+    VERSION_MISMATCH = "version_mismatch"  # library and driver do not fit: reboot, or reload the module
+    GONE = "gone"  # it was there: a GPU off its bus, a process that ended
+    TIMED_OUT = "timed_out"  # no answer within the deadline
+    UNREACHABLE = "unreachable"  # a server that cannot be connected to, or answers with an error
+    UNREADABLE = "unreadable"  # an answer that makes no sense: a sentinel, not a number, out of range
+    NOT_YET = "not_yet"  # it takes two samples, or a first answer that is still to come
+    FAILED = "failed"  # another error; its text is in `detail`
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One value.
+
+    Attributes:
+        metric: a name of the catalogues (`core.gpu_metrics`), which tell its unit.
+        value: finite, in the base unit of its metric.
+        labels: who or what it is of.
+        time_ns: when it was read, ns since the epoch.
+
+    Raises:
+        ValueError: the value is not finite: unknown must be a `Missing`.
+    """
+
+    metric: str
+    value: float
+    labels: Labels
+    time_ns: int
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise ValueError(f"{self.metric} is {self.value}: what is not known must be a Missing")
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A metric that was asked for and has no value.
+
+    Attributes:
+        metric: a name of the catalogues; empty when all that the collector reads of this thing is missing.
+        labels: who or what it is of.
+        reason: why.
+        detail: one line for people: the driver's own words, what to do. Empty where the reason says it all.
+    """
+
+    metric: str
+    labels: Labels
+    reason: MissingReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that a collector noticed and a single value does not tell: a contradiction, an XID, a value clamped.
+
+    Attributes:
+        code: what kind: "xid", "clamped".
+        message: one line for people.
+        labels: who or what it is of, and what programs need of it ("xid": "79").
+        time_ns: when, ns since the epoch.
+    """
+
+    code: str
+    message: str
+    labels: Labels
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """All that one call of a collector saw, and what it could not see."""
+
+    readings: tuple[Reading, ...] = ()
+    missing: tuple[Missing, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @classmethod
+    def joined(cls, parts: Iterable[Collection]) -> Collection:
+        """Several collections as one, in their order."""
+        parts = tuple(parts)
+        return cls(
+            tuple(reading for part in parts for reading in part.readings),
+            tuple(missing for part in parts for missing in part.missing),
+            tuple(finding for part in parts for finding in part.findings),
+        )
+
+
+class Collector(Protocol):
+    """One source of readings."""
+
+    def collect(self) -> Collection:
+        """Read everything once. What cannot be read is in `missing`: expected trouble raises nothing."""
+        ...
