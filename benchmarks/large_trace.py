@@ -10,7 +10,7 @@ breakdown, in one run.
     read, analyze            ours: to columns alone; the whole command
     read-pure, analyze-pure  the same without the accelerators in C
     hta                      HolisticTraceAnalysis, in a virtual environment that is kept for the next time
-    tracelens                TraceLens' TreePerfAnalyzer: load and kernel summary, where --tracelens can be installed
+    tracelens                TraceLens' TreePerfAnalyzer: load and GPU timeline, where --tracelens can be installed
     json                     json.load alone
 """
 

@@ -40,6 +40,7 @@ class Call:
         graph_launch: which CUDA or HIP graph launch of the step it belongs to, or None.
         dimension: tp, pp, dp, ep or cp: whom it serves, or None.
         awaited_ns: without a device, since when the thread waits for nothing but this call; None: from the start.
+        asked_ns: without a device, when the thread had asked for it and gone on; None: when it ended.
     """
 
     rank: int
@@ -58,6 +59,7 @@ class Call:
     graph_launch: int | None = None
     dimension: str | None = None
     awaited_ns: int | None = None
+    asked_ns: int | None = None
 
     @property
     def exposed_from_ns(self) -> int:

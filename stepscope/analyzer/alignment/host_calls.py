@@ -213,5 +213,5 @@ def complete_together(calls_of_rank: Mapping[int, list[Call]], matches: Matches)
         own = calls_of_rank[call.rank][call.place]
         end = max(calls_of_rank[other.rank][other.place].end_ns for other in others)
         if own.start_ns < end < own.end_ns:
-            completed[call.rank][call.place] = replace(own, end_ns=end)
+            completed[call.rank][call.place] = replace(own, end_ns=end, asked_ns=own.end_ns)
     return completed

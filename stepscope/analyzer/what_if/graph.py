@@ -77,6 +77,7 @@ def build_graph(
         launch_ns=launch_latency(activities, calls, in_order, events),
         boundaries=_boundaries(activities, window),
         last=_last_of_window(activities, streams, window),
+        ends_when_asked=np.empty(0, np.int64),
     )
 
 

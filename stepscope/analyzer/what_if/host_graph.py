@@ -1,9 +1,9 @@
 """How does a CPU run's rank become its part of the graph? From its main thread's timeline and its communication calls.
 
 There are no launches and no streams: the thread computes itself, so each piece of compute is an activity that the
-thread starts and waits for. A communication starts where the thread asks for it and goes on beside the thread, until
-the thread needs it: at its end, where the thread was idle then; else (it ended behind compute) where the thread next
-waited for one, or where the step ended.
+thread starts and waits for. A communication starts where the thread calls for it and goes on beside the thread, until
+the thread needs it: at its end (a send's or receive's: when it was asked for), where the thread was idle then; else (it
+ended behind compute) where the thread next waited for one, or where the step ended.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.alignment.call import Call
+from stepscope.analyzer.alignment.call_words import P2P_KINDS
 from stepscope.analyzer.intervals import Nanoseconds, covered_time
 from stepscope.analyzer.ledger.activities import Work
 from stepscope.analyzer.ledger.steps import Window
@@ -33,6 +34,9 @@ _SPANS = (
 )
 _IDLE = [HEADING_CODE[heading] for heading in (Heading.COMMUNICATION_UNSPLIT, Heading.HOST_BOUND)]
 _IN_SPAN = [HEADING_CODE[heading] for heading in (Heading.CHECKPOINT, Heading.DATA_LOADING)]
+
+FOUND_DONE_NS = 200_000
+"""A thread that asks for what is done goes on sooner than this, also on a busy machine."""
 
 _RETURN, _WAIT, _MARK, _ISSUE, _COMPUTE = range(5)
 """What happens at a point of the thread's time; at the same instant in this order."""
@@ -69,7 +73,7 @@ def host_graph(timeline: HostTimeline, window: Window, calls: Sequence[Call]) ->
         calls: its communication calls, in issue order; all three on one clock.
     """
     activities = _activities(timeline, window, calls)
-    points = _points(timeline, activities)
+    points = _points(timeline, activities, _needed_ns(activities, calls))
     key = np.maximum.accumulate(points.time_ns + (points.kind == _WAIT))
     started = np.flatnonzero(points.kind >= _MARK)
     launched_by = np.full(len(activities), NONE, np.int64)
@@ -103,6 +107,7 @@ def host_graph(timeline: HostTimeline, window: Window, calls: Sequence[Call]) ->
         launch_ns=0,
         boundaries=marks[:-1],
         last=marks[-1:],
+        ends_when_asked=_end_when_asked(points, activities, calls),
     )
 
 
@@ -134,17 +139,27 @@ def _activities(timeline: HostTimeline, window: Window, calls: Sequence[Call]) -
     )
 
 
-def _points(timeline: HostTimeline, activities: DeviceWork) -> _Points:
+def _needed_ns(activities: DeviceWork, calls: Sequence[Call]) -> Nanoseconds:
+    """When the thread needed each activity: at its end, or when it asked for what had ended."""
+    needed = activities.end_ns.copy()
+    communicates = np.flatnonzero(activities.call != NONE)
+    asked = [calls[place].asked_ns for place in activities.call[communicates].tolist()]
+    late = np.array([time is not None for time in asked], np.bool_)
+    needed[communicates[late]] = [time for time in asked if time is not None]
+    return needed
+
+
+def _points(timeline: HostTimeline, activities: DeviceWork, needed_ns: Nanoseconds) -> _Points:
     known = np.flatnonzero(~activities.is_history)
     communicates = activities.work == Work.COMMUNICATION
     computes = known[~communicates[known] & (activities.step[known] != NONE)]
     marks = known[~communicates[known] & (activities.step[known] == NONE)]
     issued = known[communicates[known]]
     awaited = np.flatnonzero(communicates)
-    awaited = awaited[_is_idle_at_end(timeline, activities.start_ns[awaited], activities.end_ns[awaited])]
+    awaited = awaited[_is_idle_at_end(timeline, activities.start_ns[awaited], needed_ns[awaited])]
     parts = (
         (_RETURN, computes, activities.end_ns),
-        (_WAIT, awaited, activities.end_ns),
+        (_WAIT, awaited, needed_ns),
         (_MARK, marks, activities.start_ns),
         (_ISSUE, issued, activities.start_ns),
         (_COMPUTE, computes, activities.start_ns),
@@ -182,17 +197,36 @@ def _waits(points: _Points, activities: DeviceWork) -> Edges:
     )
 
 
+def _end_when_asked(points: _Points, activities: DeviceWork, calls: Sequence[Call]) -> IntColumn:
+    """Sends and receives that the thread found done: how long they took is not known."""
+    waits = points.of(_WAIT)
+    waited = points.time_ns[waits] - points.time_ns[np.maximum(waits - 1, 0)]
+    found = points.item[waits[waited < FOUND_DONE_NS]]
+    is_p2p = np.array([call.kind in P2P_KINDS for call in calls] + [False])
+    result: IntColumn = found[is_p2p[activities.call[found]]]
+    return result
+
+
 def _work(timeline: HostTimeline, points: _Points) -> npt.NDArray[np.int64]:
-    """Host time since the point before, by what it was; none where the thread computed or waited."""
+    """Host time since the point before, by what it was; none while the thread computed or waited."""
     work = np.zeros((len(points), len(HOST_WORK)), np.int64)
     after = np.concatenate((points.time_ns[:1], points.time_ns[:-1]))
-    own = np.flatnonzero(points.kind >= _MARK)
+    until = points.time_ns.copy()
+    waits, returns = points.of(_WAIT), points.of(_RETURN)
+    until[waits] = np.maximum(after[waits], _waiting_since(timeline, points.time_ns[waits]))
+    until[returns] = after[returns]
     for cause, heading in _SPANS:
-        cover = timeline.intervals_of(heading)
-        work[own, HOST_COLUMN[cause]] = covered_time(after[own], points.time_ns[own], cover)
-    rest = points.time_ns[own] - after[own] - work[own].sum(axis=1)
-    work[own, HOST_COLUMN[Cause.HOST_BOUND]] = rest
+        work[:, HOST_COLUMN[cause]] = covered_time(after, until, timeline.intervals_of(heading))
+    work[:, HOST_COLUMN[Cause.HOST_BOUND]] = until - after - work.sum(axis=1)
     return work
+
+
+def _waiting_since(timeline: HostTimeline, time_ns: Nanoseconds) -> Nanoseconds:
+    """Since when the thread has done nothing else (or stood in the span that waits)."""
+    is_idle = np.isin(timeline.heading, _IDLE)
+    begins = ~is_idle | ~np.concatenate(([False], is_idle[:-1]))
+    first = np.maximum.accumulate(np.where(begins, np.arange(len(timeline)), 0))
+    return timeline.start_ns[first[np.searchsorted(timeline.start_ns, time_ns, side="left") - 1]]
 
 
 def _labels(timeline: HostTimeline, time_ns: Nanoseconds) -> IntColumn:

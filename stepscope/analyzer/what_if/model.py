@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.alignment.call import Call
 from stepscope.analyzer.alignment.matching import Matches
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.rank_view import RankView
+from stepscope.analyzer.what_if.edge_blocks import Nodes
 from stepscope.analyzer.what_if.fixes import FixedJob
 from stepscope.analyzer.what_if.graph import MOST_ACTIVITIES
 from stepscope.analyzer.what_if.host_graph import host_graph
@@ -76,7 +78,8 @@ def build_model(
     if not graphs or len(graphs) < len(views) or any(view.on_device != on_device for view in views.values()):
         return None
     calls = {rank: view.calls for rank, view in views.items()}
-    graph = join_ranks(graphs, calls, matches, offsets_ns)
+    like = alike(calls)
+    graph = _with_likely_transfers(join_ranks(graphs, calls, matches, offsets_ns), like)
     num_whole = min(len(view.window.whole_step_ns) for view in views.values())
     late = np.array([*before_window, *[0.0] * num_whole])[:num_whole] > BEFORE_WINDOW_SHARE
     kept = np.flatnonzero(~late) if not late.all() else np.arange(num_whole)
@@ -86,7 +89,7 @@ def build_model(
             graph=graph,
             role=role,
             expected_transfer_ns=expected_transfers(views),
-            alike=alike(calls),
+            alike=like,
             steps=frozenset(numbers[place] for place in kept),
             on_device=on_device,
         ),
@@ -95,6 +98,18 @@ def build_model(
         skipped=np.delete(np.arange(num_whole), kept),
         step_numbers=numbers,
     )
+
+
+def _with_likely_transfers(graph: JobGraph, like: Nodes) -> JobGraph:
+    """A transfer that may have been shorter than told takes what those like it take; where none is known, the least."""
+    asked = [p.first_activity + p.graph.ends_when_asked for p in graph.layout.parts.values()]
+    is_bound = np.isin(graph.layout.activity_of_communication, np.concatenate(asked))
+    transfer = graph.transfer_ns.copy()
+    for number in np.unique(like[is_bound]).tolist():
+        same, known = like == number, (like == number) & ~is_bound
+        usual = np.median(transfer[known]) if known.any() else transfer[same].min()
+        transfer[same & is_bound] = np.minimum(transfer[same & is_bound], int(usual))
+    return replace(graph, transfer_ns=transfer)
 
 
 def _graph_of(view: RankView, offsets_ns: Mapping[int, int]) -> RankGraph | None:
@@ -108,7 +123,7 @@ def _graph_of(view: RankView, offsets_ns: Mapping[int, int]) -> RankGraph | None
         end_ns=view.window.end_ns + offset,
         boundary_ns=view.window.boundary_ns + offset,
     )
-    calls = [replace(c, start_ns=c.start_ns + offset, end_ns=c.end_ns + offset) for c in view.calls]
+    calls = [_moved(call, offset) for call in view.calls]
     return host_graph(view.timeline, window, calls)
 
 
@@ -125,3 +140,8 @@ def why_not(views: Mapping[int, RankView]) -> str:
             return f"rank {rank} has device activities without their launches, or more than {MOST_ACTIVITIES:,}"
         return f"rank {rank} has more than {MOST_PIECES:,} operators"
     return "no rank can be replayed"
+
+
+def _moved(call: Call, offset_ns: int) -> Call:
+    asked = None if call.asked_ns is None else call.asked_ns + offset_ns
+    return replace(call, start_ns=call.start_ns + offset_ns, end_ns=call.end_ns + offset_ns, asked_ns=asked)

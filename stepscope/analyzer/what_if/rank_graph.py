@@ -113,6 +113,8 @@ class RankGraph:
         launch_ns: from a call's return to the start on an idle stream; may be slightly negative.
         boundaries: activity that begins each step of the window.
         last: activities that may end the last step.
+        ends_when_asked: communications whose end says when the thread asked for them, not when they were done (gloo's
+            sends and receives, where the thread did not have to wait).
     """
 
     host: HostCalls
@@ -127,3 +129,4 @@ class RankGraph:
     launch_ns: int
     boundaries: IntColumn
     last: IntColumn
+    ends_when_asked: IntColumn
