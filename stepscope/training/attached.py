@@ -6,6 +6,8 @@ import math
 import os
 
 from stepscope.training.anomaly_watch import AnomalyWatch
+from stepscope.training.exporters.chosen import chosen_exporters
+from stepscope.training.exporters.export import StepExport
 from stepscope.training.gc_pauses import GcPauses
 from stepscope.training.late_figures import LateReader
 from stepscope.training.listeners import SettledListener, StepListener
@@ -35,4 +37,9 @@ def listeners_of(context: RunContext, late_reader: LateReader) -> list[StepListe
 
 def settled_listeners_of(context: RunContext) -> list[SettledListener]:
     """Those that look at a step once all its figures are there, in the order in which they are told."""
-    return [AnomalyWatch(context.identity.rank)]
+    listeners: list[SettledListener] = [AnomalyWatch(context.identity.rank)]
+    rank = context.identity.rank
+    exporters = chosen_exporters(context.settings.export, context.run_directory.name, rank)
+    if exporters:
+        listeners.append(StepExport(exporters, says_what_is_missing=rank == 0))
+    return listeners

@@ -350,6 +350,7 @@ def profile(
     simulated_compute: bool = False,
     stuck_after: float | str = "auto",
     memory: str | int = "oom",
+    export: str | Iterable[str] | None = None,
 ) -> Profile:
     """Measure a training loop: `with stepscope.profile(...) as prof:` and `prof.step()` after each optimizer step.
 
@@ -373,6 +374,8 @@ def profile(
             and by the patience of torch's process groups, "off" never looks.
         memory: when to write a snapshot of the GPU's memory: "oom" when it runs out, a number of steps also at each so
             many, "off" never. "oom+history" or "500+history" have torch remember the allocations before, 2 us each.
+        export: libraries that step metrics are handed to (otel, wandb, mlflow), into what the training code has opened
+            with them; by default from STEPSCOPE_EXPORT.
     """
     settings = Settings(
         run=run,
@@ -387,6 +390,7 @@ def profile(
         simulated_compute=simulated_compute,
         stuck_after=stuck_after,
         memory=memory,
+        export=export,
     )
     disabled = os.environ.get("STEPSCOPE_DISABLE", "").lower() not in {"", "0", "false", "no"}
     return Profile(settings, enabled=enabled and not disabled)

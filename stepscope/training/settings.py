@@ -29,6 +29,7 @@ class Settings:
     simulated_compute: bool
     stuck_after: float | str
     memory: str | int
+    export: str | Iterable[str] | None
 
 
 @dataclass(frozen=True, slots=True)
