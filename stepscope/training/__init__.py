@@ -2,5 +2,6 @@
 
 from stepscope.training.profile import Profile, profile
 from stepscope.training.schedule import Schedule, every, once
+from stepscope.training.slow_steps import SlowStep, slow_step
 
-__all__ = ["Profile", "Schedule", "every", "once", "profile"]
+__all__ = ["Profile", "Schedule", "SlowStep", "every", "once", "profile", "slow_step"]

@@ -28,6 +28,7 @@ class Capture:
         target: the trace's final path (.json.gz).
 
     Attributes:
+        target: as given.
         first_step: index of the first captured step; names the folder.
         num_whole_steps: steps recorded from their beginning to their end.
         is_recording: False again once another profiler has begun.
@@ -39,7 +40,7 @@ class Capture:
         self.first_step = first_step
         self.num_whole_steps = 0
         self.is_recording = False
-        self._target = target
+        self.target = target
         self._plain = partial_path(target, ".plain")
         self._options: dict[str, Any] = {
             "record_shapes": record_shapes,
@@ -90,8 +91,8 @@ class Capture:
         self.stop()
         if self._profiler is None and not self._plain.exists():
             raise RuntimeError("another torch profiler ended this capture, which is lost")
-        self._target.parent.mkdir(parents=True, exist_ok=True)
-        return functools.partial(write_trace, self._recording(), self._plain, self._target)
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        return functools.partial(write_trace, self._recording(), self._plain, self.target)
 
     @property
     def records_this_thread(self) -> bool:

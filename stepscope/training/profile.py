@@ -18,6 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepscope.core.analysis import Analysis
 from stepscope.core.run_layout import steps_path, trace_path
+from stepscope.training.agent_talk import AgentTalk
 from stepscope.training.attached import listeners_of, settled_listeners_of
 from stepscope.training.attendant import Attendant, Tended
 from stepscope.training.capture import Capture
@@ -37,6 +38,7 @@ from stepscope.training.run_naming import run_name
 from stepscope.training.schedule import DEFAULT_SCHEDULE, Schedule, State
 from stepscope.training.settings import RunContext, Settings
 from stepscope.training.settling import SettlingSteps
+from stepscope.training.slow_steps import SlowStep
 from stepscope.training.spans import PhaseSpan, SpanRecorder, wrap_data
 from stepscope.training.summary import analyse_run, summary_text
 from stepscope.training.telemetry import StepRecord, StepTimes, StepWriter
@@ -93,13 +95,14 @@ class Profile:
         self._depth = 0  # how many of the guarded methods run
         self._is_told_to_end = False
         self._times = StepTimes()
+        self._talk: AgentTalk | None = None
         self._captures: Captures | None = None
         self._listeners = Listeners()
         self._annotation: Any = None
         self._step: StepRecord | None = None
         self._late_reader = LateReader()
         self._figures = FigureReader(self._late_reader)
-        self._gradients = LocalGradientNorm(self._late_reader, lambda step: self._schedule.state(step) is State.WAIT)
+        self._gradients = LocalGradientNorm(self._late_reader, self._is_undisturbed)
         self._owners = MemoryOwners()
         self._open_spans = OpenSpans(lambda: self._on, self._give_up)
         self._spans = SpanRecorder(
@@ -134,7 +137,8 @@ class Profile:
         self._times.add(record)
         self._listeners.step_ended(record)
         try:
-            if self._captures is not None:
+            if self._captures is not None and self._talk is not None:
+                self._talk.step_ended(record, is_writing=self._captures.is_writing)
                 self._captures.move_to(record.index + 1, record)
         finally:
             if self._settling is not None:
@@ -213,18 +217,20 @@ class Profile:
             self.run_directory, identity, mesh, settings, self._open_spans.names, self._owners
         )
         self._writer = StepWriter(self.run_directory / steps_path(identity.rank))
-        self._settling = SettlingSteps(settled_listeners_of(context), self._writer.add)
+        self._talk = AgentTalk(context, self._schedule, takes_scheduled=captures, rule=settings.capture_when)
+        weakref.finalize(self, self._talk.close, 0.0).atexit = False  # never left: at exit `Endings` does more
+        self._settling = SettlingSteps([*settled_listeners_of(context), self._talk], self._writer.add)
         if identity.rank == 0:
             self._manifest = ManifestKeeper(context, labels)
             self._manifest.write(None)
         remove_leftovers(self.run_directory, identity.rank)
-        if captures:
-            self._captures = Captures(
-                self._schedule,
-                functools.partial(_new_capture, context),
-                before_start=self._keep_unprofiled_time,
-                before_stepping_aside=self._open_spans.close_all,
-            )
+        self._captures = Captures(
+            self._talk.plan,
+            functools.partial(_new_capture, context),
+            before_start=self._keep_unprofiled_time,
+            before_stepping_aside=self._open_spans.close_all,
+            pace=self._talk.pace,
+        )
         listeners = [*listeners_of(context, self._late_reader), self._gradients]
         self._listeners = Listeners(listeners)
         self._attendant = Attendant([self._writer, *(each for each in listeners if isinstance(each, Tended))])
@@ -238,8 +244,7 @@ class Profile:
         )
         self._endings.start()
         _measuring = weakref.ref(self)
-        if self._captures is not None:
-            self._captures.move_to(0, None)
+        self._captures.move_to(0, None)
         self._open_step(0)
 
     @_harmless
@@ -294,12 +299,17 @@ class Profile:
             self._manifest.write(self._times.unprofiled_step_ms())
 
     def _open_step(self, index: int) -> None:
-        state = self._schedule.state(index)
-        captured = state is State.ACTIVE and self._captures is not None
+        assert self._captures is not None
+        assert self._talk is not None
+        state, captured = self._talk.plan.state(index), self._captures.is_capturing
         # Also outside captures: other recorders (a daemon's on-demand trace, NVTX) then know the step's number.
         self._annotation = self._open_spans.open(f"{STEP_PREFIX}{index}")
         self._step = StepRecord(index, time.time_ns(), captured=captured, state=state.value)
         self._listeners.step_began(index)
+
+    def _is_undisturbed(self, step: int) -> bool:
+        """Whether nobody captures in this step, the running one."""
+        return self._talk is None or self._talk.plan.state(step) is State.WAIT
 
     def _close_annotation(self) -> None:
         annotation, self._annotation = self._annotation, None
@@ -346,6 +356,7 @@ def profile(
     record_shapes: bool = True,
     with_stack: bool = False,
     profile_memory: bool = False,
+    capture_when: SlowStep | None = None,
     labels: dict[str, str] | None = None,
     simulated_compute: bool = False,
     stuck_after: float | str = "auto",
@@ -368,6 +379,7 @@ def profile(
         record_shapes: record operator shapes, which say what limits a kernel.
         with_stack: record Python stacks; costs far more than the rest.
         profile_memory: record allocations.
+        capture_when: also capture when a rule says so: `stepscope.training.slow_step()`.
         labels: free words to find the run by.
         simulated_compute: the run's layers sleep instead of computing; said in every report.
         stuck_after: seconds after which a step that does not move on is looked into; "auto" goes by the steps before it
@@ -386,6 +398,7 @@ def profile(
         record_shapes=record_shapes,
         with_stack=with_stack,
         profile_memory=profile_memory,
+        capture_when=capture_when,
         labels=labels,
         simulated_compute=simulated_compute,
         stuck_after=stuck_after,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sys
 import time
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from stepscope.training.identity import Identity
+from stepscope.training.job_store import job_store
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +68,7 @@ def run_name(run: str | None, identity: Identity) -> str:
 
 def _name_of_rank_zero(own: str, identity: Identity) -> str | None:
     """Through the store that torch.distributed has anyway; no collective. None where there is none or it is silent."""
-    store = _default_store()
+    store = job_store()
     if store is None:
         return None
     key = f"stepscope/run_name/{next(_shared_names)}"
@@ -82,14 +81,6 @@ def _name_of_rank_zero(own: str, identity: Identity) -> str | None:
     except (RuntimeError, ValueError) as error:  # torch's store errors are RuntimeErrors
         logger.warning("rank 0 has not told the run's name, is profile() called on all ranks? %s", error)
         return None
-
-
-def _default_store() -> Any:
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    find = getattr(distributed.distributed_c10d, "_get_default_store", None)
-    return None if find is None else find()
 
 
 def _name_by_launcher() -> str:

@@ -81,6 +81,12 @@ class Schedule:
             return step
         return self.first + ((step - self.first) // self.period + 1) * self.period
 
+    def capture_from(self, step: int) -> int | None:
+        """First step of the capture that `step` belongs to, else of the next one; None when there is none any more."""
+        start = self.capture_at(step)
+        start = self.next_capture(step) if start is None else start
+        return None if self.capture_at(start) is None else start
+
     def missed_by(self, num_steps: int) -> str | None:
         """Why a training of `num_steps` steps left no trace, and what to do; None when a whole step was captured."""
         if num_steps > self.first:

@@ -11,6 +11,7 @@ from typing import Any
 from stepscope.training.identity import Identity
 from stepscope.training.memory_owners import MemoryOwners
 from stepscope.training.schedule import Schedule
+from stepscope.training.slow_steps import SlowStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Settings:
     record_shapes: bool
     with_stack: bool
     profile_memory: bool
+    capture_when: SlowStep | None
     labels: dict[str, str] | None
     simulated_compute: bool
     stuck_after: float | str

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,3 +32,17 @@ def one_rank_group(tmp_path: Path) -> Iterator[None]:
     )
     yield
     distributed.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def _no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent of the machine that runs the tests is not their business."""
+    monkeypatch.setenv("STEPSCOPE_AGENT_SOCKET", "")
+
+
+@pytest.fixture
+def socket_file() -> Iterator[Path]:
+    """A path short enough for a socket: the kernel takes 107 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="stepscope-"))
+    yield folder / "agent.sock"
+    shutil.rmtree(folder)

@@ -95,7 +95,7 @@ class _SilentStore:
 def test_a_silent_rank_zero_costs_a_warning_and_no_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(subject, "_default_store", _SilentStore)
+    monkeypatch.setattr(subject, "job_store", _SilentStore)
     with caplog.at_level(logging.WARNING):
         assert subject.run_name(None, _rank(1, 2)).startswith("run-")
     assert "called on all ranks?" in caplog.records[0].getMessage()
