@@ -155,7 +155,8 @@ def run_workload(
         recipe=recipe or Recipe(),
         injections=tuple(injections),
     )
-    job = control_of(job) if as_control else injected(job)
+    faulty = injected(job)  # the control of a fault that is refused would be of no use
+    job = control_of(job) if as_control else faulty
     job.plan.check_preset(job.preset)
     job.recipe.check(job.plan, job.preset, is_simulated=job.simulate_ms > 0)
     return _train(job, on_progress or _say_nothing, is_rank=is_rank)

@@ -13,6 +13,15 @@ from stepscope.core.errors import UsageError
 
 DTYPES = ("float32", "bfloat16", "float16")
 _LLAMA_MULTIPLE = 256
+_AT_LEAST_ONE = (
+    "vocab_size",
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_key_value_heads",
+    "sequence_length",
+    "batch_size",
+)
 IMAGES = "resnet50"
 """The workload that learns images; the others learn text."""
 
@@ -34,6 +43,9 @@ class Preset:
         architecture: "gpt", "llama" or "resnet50", as the workload is called.
         image: for a model of images, whose classes are `vocab_size` and an item of the batch one image, so a sequence
             of length 1; `hidden_size` is the width of its first bottlenecks. None for a language model.
+
+    Raises:
+        UsageError: a value is out of its range.
     """
 
     name: str
@@ -51,6 +63,13 @@ class Preset:
     image: ImageModel | None = None
 
     def __post_init__(self) -> None:
+        for name in _AT_LEAST_ONE:
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}")
+        if not 0 < self.learning_rate < math.inf or self.num_loader_workers < 0:
+            raise UsageError("a learning rate is above 0, and a loader's number of workers not below")
+        if self.hidden_size % self.num_heads:
+            raise UsageError(f"a hidden size of {self.hidden_size} cannot be divided over {self.num_heads} heads")
         if self.dtype not in DTYPES:
             raise UsageError(f"a dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if self.image is not None and self.num_layers != sum(self.image.blocks):

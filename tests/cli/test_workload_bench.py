@@ -60,6 +60,7 @@ def test_scales_are_measured_and_a_slower_bench_fails_its_gate(
 def test_what_makes_no_sense_is_told_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert _exit_code("gpt", "--gate", "step_time:+3%") == 2
     assert _exit_code("gpt", "--scales", "1,x") == 2
+    assert _exit_code("gpt", "--batch-size", "0") == 2
     assert _exit_code("gpt", "--baseline", str(tmp_path / "none.json")) == 3
     errors = capfd.readouterr().err
-    assert len(errors.splitlines()) == 3
+    assert len(errors.splitlines()) == 4

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.causes import Cause, Reason
-from stepscope.reference_workloads.injections.injection import Injection, Need, Site
+from stepscope.reference_workloads.injections.injection import Injection, Need, Site, severity
 from stepscope.reference_workloads.injections.layers import layers_of
 from stepscope.reference_workloads.injections.needs import GPUS
 
@@ -87,7 +87,7 @@ class AllocatorChurn(Injection):
     needs: ClassVar[tuple[Need, ...]] = (GPUS,)
     shows: ClassVar[str] = "cudaFree and cudaMalloc in each layer; the device idles meanwhile"
 
-    extra_ratio: float = 0.4
+    extra_ratio: float = severity(0.4, above=0)
     """of a step without the fault; a loss is named from a tenth of the longer step on, and 0.4 is 29 % of it"""
 
     def refusal(self, job: TrainingJob) -> str | None:

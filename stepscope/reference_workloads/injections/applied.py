@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from stepscope.core.errors import UsageError
 from stepscope.core.run_layout import TRUTH_FOLDER
 from stepscope.reference_workloads.injections.injection import Injection
 from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.recipe import Recipe
 
 
 def control_of(job: TrainingJob) -> TrainingJob:
-    """The same job without its faults, as they all ask for it; what a faulty run is measured against."""
+    """The same job without its faults, as they all ask for it; what a faulty run is measured against.
+
+    Raises:
+        UsageError: the layout or model that a fault asks for cannot be.
+    """
     for injection in job.injections:
-        job = injection.control(job)
+        with _named(injection):
+            job = injection.control(job)
     return replace(job, injections=())
 
 
@@ -24,15 +31,58 @@ def injected(job: TrainingJob) -> TrainingJob:
     """The control as its faults change it.
 
     Raises:
-        UsageError: a fault means nothing for this job, or what it changes does not fit.
+        UsageError: a fault means nothing for this job, what it changes does not fit, or was asked for otherwise.
     """
+    for injection in job.injections:  # what was asked for must have what a fault needs, before its control changes that
+        missing = [need.text for need in injection.needs if not need.met(job)]
+        if missing:
+            raise UsageError(f"cannot inject {injection.name}: it needs {missing[0]}")
     faulty = replace(control_of(job), injections=job.injections)
     for injection in job.injections:
         why = injection.refusal(faulty)
         if why is not None:
             raise UsageError(f"cannot inject {injection.name}: {why}")
-        faulty = injection.change(faulty)
+        with _named(injection):
+            changed = injection.change(faulty)
+            _refuse_overwriting(faulty, changed)
+            if changed == faulty and _lies_in_the_job(injection):
+                raise UsageError("the job is like that already, so that a control would be as well")
+            changed.plan.check_preset(changed.preset)
+            changed.recipe.check(changed.plan, changed.preset, is_simulated=changed.simulate_ms > 0)
+        faulty = changed
     return faulty
+
+
+@contextmanager
+def _named(injection: Injection) -> Iterator[None]:
+    """Whatever cannot be says which fault asked for it."""
+    try:
+        yield
+    except UsageError as error:
+        what = f"cannot inject {injection.name}: {error.what}"
+        raise UsageError(what, where=error.where, what_next=error.what_next) from error
+
+
+def _refuse_overwriting(job: TrainingJob, changed: TrainingJob) -> None:
+    """An option that was given, or that another fault has set, is not replaced by a fault's own."""
+    for option in fields(Recipe):
+        before, after = getattr(job.recipe, option.name), getattr(changed.recipe, option.name)
+        if before not in {option.default, after}:
+            raise UsageError(
+                f"it sets {option.name} to {after}, and {before} is asked for already",
+                what_next="leave one of them out, or give the fault the same value",
+            )
+
+
+_HOOKS = ("environment", "dataset", "prepare", "before_step", "after_backward", "after_step")
+
+
+def _lies_in_the_job(injection: Injection) -> bool:
+    """Whether all that the fault does is to change layout, model or recipe."""
+    kind = type(injection)
+    return kind.change is not Injection.change and all(
+        getattr(kind, hook) is getattr(Injection, hook) for hook in _HOOKS
+    )
 
 
 def write_injections(run_directory: Path, injections: Sequence[Injection]) -> None:

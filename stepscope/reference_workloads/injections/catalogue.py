@@ -46,7 +46,7 @@ def parse_injection(text: str) -> Injection:
     """The fault that NAME or NAME:field=value,... means, e.g. `slow_loader:milliseconds_per_item=5`.
 
     Raises:
-        UsageError: there is no such fault or field, or the value is not of the field's kind.
+        UsageError: there is no such fault or field, or the value is not of the field's kind, or out of its bounds.
     """
     name, _, settings = text.partition(":")
     if name not in INJECTIONS:

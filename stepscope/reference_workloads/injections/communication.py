@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.causes import Cause, Reason
-from stepscope.reference_workloads.injections.injection import Injection, Need, Site
+from stepscope.reference_workloads.injections.injection import Injection, Need, Site, severity
 from stepscope.reference_workloads.injections.needs import (
     DATA_PARALLEL,
     GPUS,
     PEERS,
     SHARDED_WEIGHTS,
+    TRANSFORMER,
     WHOLE_GRADIENTS,
 )
 
@@ -35,10 +36,10 @@ class TinyBuckets(Injection):
     cause: ClassVar[Cause] = Cause.COMMUNICATION
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.SMALL_MESSAGES,)
     also_right: ClassVar[tuple[Cause, ...]] = (Cause.HOST_BOUND,)  # launching a message takes the host as long
-    needs: ClassVar[tuple[Need, ...]] = (GPUS, DATA_PARALLEL, WHOLE_GRADIENTS)
+    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, DATA_PARALLEL, WHOLE_GRADIENTS)
     shows: ClassVar[str] = "thousands of all-reduces a step, each a few times its latency at most"
 
-    message_mb: float = 0.5
+    message_mb: float = severity(0.5, above=0)
 
     def control(self, job: TrainingJob) -> TrainingJob:
         return _communicating(job)
@@ -64,7 +65,7 @@ class NoOverlap(Injection):
     name: ClassVar[str] = "no_overlap"
     cause: ClassVar[Cause] = Cause.COMMUNICATION
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.NO_OVERLAP,)
-    needs: ClassVar[tuple[Need, ...]] = (GPUS, DATA_PARALLEL)
+    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, DATA_PARALLEL)
     shows: ClassVar[str] = "all-reduces one after another between backward pass and optimizer, beside no kernel"
     fix: ClassVar[Cause | None] = Cause.COMMUNICATION
 
@@ -82,7 +83,7 @@ class NoPrefetch(Injection):
     name: ClassVar[str] = "no_prefetch"
     cause: ClassVar[Cause] = Cause.COMMUNICATION
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.NO_PREFETCH,)
-    needs: ClassVar[tuple[Need, ...]] = (GPUS, DATA_PARALLEL, SHARDED_WEIGHTS)
+    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, DATA_PARALLEL, SHARDED_WEIGHTS)
     shows: ClassVar[str] = "an all-gather between every two layers, beside no kernel"
     fix: ClassVar[Cause | None] = Cause.COMMUNICATION
 
@@ -100,7 +101,7 @@ class WrongTransport(Injection):
     name: ClassVar[str] = "wrong_transport"
     cause: ClassVar[Cause] = Cause.COMMUNICATION
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.WRONG_TRANSPORT,)
-    needs: ClassVar[tuple[Need, ...]] = (GPUS, PEERS)
+    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, PEERS)
     shows: ClassVar[str] = "large messages at a fraction of NVLink's bandwidth; NCCL's log says `via SHM`"
     fix: ClassVar[Cause | None] = Cause.COMMUNICATION
 

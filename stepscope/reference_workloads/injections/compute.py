@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.causes import Cause, Reason
-from stepscope.reference_workloads.injections.injection import Injection, Need, Site
+from stepscope.reference_workloads.injections.injection import Injection, Need, Site, severity
 from stepscope.reference_workloads.injections.layers import layers_of, widest_matrix
-from stepscope.reference_workloads.injections.needs import GPUS, NO_COMPILER
+from stepscope.reference_workloads.injections.needs import GPUS, NO_COMPILER, TRANSFORMER
 
 if TYPE_CHECKING:
     from stepscope.reference_workloads.job import TrainingJob
@@ -21,10 +21,10 @@ class MemoryBound(Injection):
     name: ClassVar[str] = "memory_bound"
     cause: ClassVar[Cause] = Cause.MEMORY_BOUND
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.UNFUSED,)
-    needs: ClassVar[tuple[Need, ...]] = (GPUS, NO_COMPILER)
+    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, NO_COMPILER)
     shows: ClassVar[str] = "element-wise kernels near the memory's bandwidth, in long rows, hold most of the time"
 
-    passes_per_layer: int = 64
+    passes_per_layer: int = severity(64, least=1)
 
     def prepare(self, site: Site) -> None:
         def go_through_memory(_module: Any, _inputs: Any, output: Any) -> Any:
@@ -43,7 +43,7 @@ class Recompute(Injection):
     name: ClassVar[str] = "recompute"
     cause: ClassVar[Cause] = Cause.COMPUTE_BOUND
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.RECOMPUTE,)
-    needs: ClassVar[tuple[Need, ...]] = (GPUS,)
+    needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS)
     shows: ClassVar[str] = "forward operators inside backward; HFU well above MFU"
 
     def change(self, job: TrainingJob) -> TrainingJob:

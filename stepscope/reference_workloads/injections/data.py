@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.causes import Cause, Reason
-from stepscope.reference_workloads.injections.injection import Injection, Need
+from stepscope.reference_workloads.injections.injection import Injection, Need, severity
 from stepscope.reference_workloads.injections.needs import PINNED_CORES
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ class SlowLoader(Injection):
     shows: ClassVar[str] = "the GPU idles at the start of each step while the loop is inside the loader's next()"
     fix: ClassVar[Cause | None] = Cause.DATA_LOADING
 
-    milliseconds_per_item: float = 60.0
-    num_workers: int = 0
+    milliseconds_per_item: float = severity(60.0, above=0)
+    num_workers: int = severity(0, least=0)
 
     def change(self, job: TrainingJob) -> TrainingJob:
         return _with_workers(job, self.num_workers)
@@ -48,8 +48,8 @@ class BurstyLoader(Injection):
     shows: ClassVar[str] = "every num_workers-th step waits for its batch, the others do not"
     fix: ClassVar[Cause | None] = Cause.DATA_LOADING
 
-    milliseconds_per_item: float = 120.0
-    num_workers: int = 2
+    milliseconds_per_item: float = severity(120.0, above=0)
+    num_workers: int = severity(2, least=1)
 
     def control(self, job: TrainingJob) -> TrainingJob:
         return replace(job, num_steps=max(job.num_steps, _PERIODS_SEEN * self.num_workers))
@@ -72,8 +72,8 @@ class CpuStarvedLoader(Injection):
     shows: ClassVar[str] = "every step waits for workers that get a fraction of a core; more workers do not help"
     fix: ClassVar[Cause | None] = Cause.DATA_LOADING
 
-    cpu_milliseconds_per_item: float = 40.0
-    num_workers: int = 2
+    cpu_milliseconds_per_item: float = severity(40.0, above=0)
+    num_workers: int = severity(2, least=1)
 
     def change(self, job: TrainingJob) -> TrainingJob:
         return _with_workers(job, self.num_workers)

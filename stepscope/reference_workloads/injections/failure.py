@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.run_layout import FLIGHT_FOLDER, flight_path
-from stepscope.reference_workloads.injections.injection import Ending, Injection, Need, Site
+from stepscope.reference_workloads.injections.injection import Ending, Injection, Need, Site, severity
 from stepscope.reference_workloads.injections.needs import COMPANY, DATA_PARALLEL
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ class UnevenData(Hang):
     needs: ClassVar[tuple[Need, ...]] = (DATA_PARALLEL,)
     shows: ClassVar[str] = "flight recorders stop in different groups: one rank's is past the last step's collectives"
 
-    dp_rank: int = 1
-    num_batches: int = 7
-    timeout_seconds: float = 15.0
+    dp_rank: int = severity(1, least=0)
+    num_batches: int = severity(7, least=1)
+    timeout_seconds: float = severity(15.0, above=0)
 
     def wrong_end(self, job: TrainingJob, ending: Ending) -> str | None:
         """Ranks must have waited in vain for each other, and all have lived to tell."""
@@ -99,9 +99,9 @@ class DyingRank(Hang):
     needs: ClassVar[tuple[Need, ...]] = (COMPANY,)
     shows: ClassVar[str] = "one rank without a flight recorder; its peers' stop at the collective that it never joined"
 
-    rank: int = 1
-    at_step: int = 7
-    timeout_seconds: float = 15.0
+    rank: int = severity(1, least=0)
+    at_step: int = severity(7, least=0)
+    timeout_seconds: float = severity(15.0, above=0)
 
     def wrong_end(self, job: TrainingJob, ending: Ending) -> str | None:
         """This rank must have been killed, and the others must have told what they waited for."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.causes import Cause, Reason
-from stepscope.reference_workloads.injections.injection import Injection, Need, Site
+from stepscope.reference_workloads.injections.injection import Injection, Need, Site, severity
 from stepscope.reference_workloads.injections.layers import layers_of
-from stepscope.reference_workloads.injections.needs import GPUS, NO_COMPILER, SHARDED_MODEL
+from stepscope.reference_workloads.injections.needs import GPUS, NO_COMPILER, SHARDED_MODEL, TRANSFORMER
 
 if TYPE_CHECKING:
     from stepscope.reference_workloads.job import TrainingJob
@@ -22,15 +22,16 @@ class LaunchBound(Injection):
     cause: ClassVar[Cause] = Cause.HOST_BOUND
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.DISPATCH, Reason.TINY_KERNELS)
     needs: ClassVar[tuple[Need, ...]] = (
+        TRANSFORMER,
         GPUS,
         NO_COMPILER,
         Need("stages of equal size", lambda job: job.plan.stage_layers is None),
     )
     shows: ClassVar[str] = "thousands of kernels of a few microseconds, each launched after the one before had ended"
 
-    hidden_size: int = 128
-    num_layers: int = 32
-    sequence_length: int = 64
+    hidden_size: int = severity(128, least=32)
+    num_layers: int = severity(32, least=1)
+    sequence_length: int = severity(64, least=1)
 
     def change(self, job: TrainingJob) -> TrainingJob:
         num_heads = max(job.plan.tp, self.hidden_size // 32)
@@ -57,13 +58,13 @@ class HostSync(Injection):
     shows: ClassVar[str] = "aten::item with a copy and a stream synchronization hundreds of times a layer"
     fix: ClassVar[Cause | None] = Cause.SYNCHRONIZATION
 
-    reads_per_layer: int = 400
+    reads_per_layer: int = severity(400, least=1)
 
     def prepare(self, site: Site) -> None:
         def read(_module: Any, _inputs: Any, output: Any) -> None:
             values = output.detach().flatten()
             for place in range(self.reads_per_layer):
-                values[place].item()
+                values[place % len(values)].item()
 
         for layer in layers_of(site):
             layer.register_forward_hook(read)
@@ -78,12 +79,12 @@ class CheckpointStall(Injection):
     shows: ClassVar[str] = "the device idles, but for copies to the host, inside `prof.phase: checkpoint`"
     fix: ClassVar[Cause | None] = Cause.CHECKPOINT
 
-    every_steps: int = 3
+    every_steps: int = severity(3, least=1)
 
     def control(self, job: TrainingJob) -> TrainingJob:
         """A GPU's model is cut to a quarter: it is checkpoints that are to be seen, not how long disks can take."""
         plan, preset = job.plan, job.preset
-        if job.device_type == "cpu" or plan.stage_layers is not None:
+        if job.device_type == "cpu" or plan.stage_layers is not None or preset.image is not None:
             return job
         num_layers = max(plan.num_stages, preset.num_layers // 4 // plan.num_stages * plan.num_stages)
         return replace(job, preset=replace(preset, num_layers=num_layers))

@@ -9,11 +9,13 @@ compute. Control and faulty run then differ in the fault alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from stepscope.core.causes import Cause, Reason
+from stepscope.core.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -23,12 +25,46 @@ if TYPE_CHECKING:
     from stepscope.reference_workloads.job import TrainingJob
 
 
+_Number = TypeVar("_Number", int, float)
+_ALLOWED = "allowed"
+
+
 @dataclass(frozen=True, slots=True)
 class Need:
     """What a job must have for a fault to mean anything; `text` completes "it needs"."""
 
     text: str
     met: Callable[[TrainingJob], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Which values a severity may have, besides being finite; None is no bound."""
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+
+    def holds(self, value: float) -> bool:
+        """Whether the value is one of them."""
+        return (
+            math.isfinite(value)
+            and (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        bounds = (("at least", self.least), ("above", self.above), ("at most", self.most), ("below", self.below))
+        return " and ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
+
+
+def severity(default: _Number, **bounds: float) -> _Number:
+    """A field of a fault, with the bounds of `Allowed`."""
+    allowed: _Number = field(default=default, metadata={_ALLOWED: Allowed(**bounds)})
+    return allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +107,9 @@ class Injection:
         shows: what the trace (or what the run leaves) must show.
         fix: what `whatif` is to remove so that its prediction meets the control's step; None where the fix is no
             removal.
+
+    Raises:
+        UsageError: a severity is out of its bounds.
     """
 
     name: ClassVar[str]
@@ -80,6 +119,13 @@ class Injection:
     needs: ClassVar[tuple[Need, ...]] = ()
     shows: ClassVar[str]
     fix: ClassVar[Cause | None] = None
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            allowed = each.metadata.get(_ALLOWED)
+            value = getattr(self, each.name)
+            if allowed is not None and not allowed.holds(value):
+                raise UsageError(f"{each.name} of injection {self.name} is {allowed}, not {value}")
 
     @property
     def ends_run(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.run_layout import memory_snapshot_path
 from stepscope.reference_workloads.injections.allocator import NOT_EXPANDABLE
-from stepscope.reference_workloads.injections.injection import Ending, Injection, Need, Site
+from stepscope.reference_workloads.injections.injection import Ending, Injection, Need, Site, severity
 from stepscope.reference_workloads.injections.layers import layers_of
 from stepscope.reference_workloads.injections.needs import GPUS
 
@@ -57,7 +57,7 @@ class OomGrowth(OutOfMemory):
         "allocated memory grows by the same amount each step; memory/rank{r}.pickle tells who holds it"
     )
 
-    copies_per_layer: int = 4
+    copies_per_layer: int = severity(4, least=1)
     """kept of each output, so that memory is full within some dozen steps"""
 
     def change(self, job: TrainingJob) -> TrainingJob:
@@ -86,10 +86,11 @@ class OomFragmentation(OutOfMemory):
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.FRAGMENTATION,)
     shows: ClassVar[str] = "out of memory with gigabytes reserved and unallocated, none in one piece as large as asked"
 
-    segment_mb: int = 32
-    kept_ratio: float = 0.55
+    segment_mb: int = severity(32, least=20)
+    """of which torch's allocator makes segments of their own; it does from 10 MiB on, kept parts too"""
+    kept_ratio: float = severity(0.55, above=0.5, below=1)
     """of each segment; above a half, so that no free rest holds a second one"""
-    at_step: int = 7
+    at_step: int = severity(7, least=0)
 
     def refusal(self, job: TrainingJob) -> str | None:
         if not 0 <= self.at_step < job.num_steps:

@@ -6,6 +6,7 @@ import os
 
 from stepscope.reference_workloads.injections.injection import Need
 
+TRANSFORMER = Need("a transformer (gpt or llama)", lambda job: job.preset.image is None)
 GPUS = Need("GPUs", lambda job: job.device_type == "cuda")
 TIMED_COMPUTE = Need("GPUs, or simulated compute on CPU", lambda job: job.device_type == "cuda" or job.simulate_ms > 0)
 DATA_PARALLEL = Need("dp > 1", lambda job: job.plan.dp > 1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from stepscope.core.causes import Cause, Reason
-from stepscope.reference_workloads.injections.injection import Injection, Need
+from stepscope.reference_workloads.injections.injection import Injection, Need, severity
 from stepscope.reference_workloads.injections.needs import PIPELINE, TIMED_COMPUTE
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class UnevenStages(Injection):
     shows: ClassVar[str] = "the last stage computes all the time, the others wait for it in every slot"
     fix: ClassVar[Cause | None] = Cause.IMBALANCE
 
-    moved_ratio: float = 0.5
+    moved_ratio: float = severity(0.5, above=0, most=1)
     """part of the first stage's layers that the last one takes over"""
 
     def control(self, job: TrainingJob) -> TrainingJob:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from stepscope.core.causes import Cause, Reason
 from stepscope.reference_workloads.estimate.parameters import block_matrices
-from stepscope.reference_workloads.injections.injection import Injection, Need, Site
+from stepscope.reference_workloads.injections.injection import Injection, Need, Site, severity
 from stepscope.reference_workloads.injections.layers import layers_of
 from stepscope.reference_workloads.injections.needs import PEERS, TIMED_COMPUTE
 
@@ -34,8 +34,8 @@ class Straggler(Injection):
     shows: ClassVar[str] = "one rank computes longer in every step, and its peers wait for it in their collectives"
     fix: ClassVar[Cause | None] = Cause.STRAGGLER
 
-    rank: int = 1
-    extra_ratio: float = 1.0
+    rank: int = severity(1, least=0)
+    extra_ratio: float = severity(1.0, above=0)
     """extra work, as a part of what the rank's own layers do in a step"""
 
     def refusal(self, job: TrainingJob) -> str | None:
