@@ -78,6 +78,11 @@ class Episodes:
     def __init__(self) -> None:
         self._num_in_order = NUM_IN_ORDER
 
+    @property
+    def is_open(self) -> bool:
+        """Whether steps in order still have to be told."""
+        return self._num_in_order < NUM_IN_ORDER
+
     def begins(self, is_out_of_order: bool) -> bool:
         """Whether this step begins an episode."""
         if not is_out_of_order:
@@ -137,7 +142,8 @@ class Spike:
             return None
         if level <= self._lasting:
             self._num_far = 0
-            self._episodes.begins(False)
+            if self._episodes.is_open:
+                self._episodes.begins(False)
             if self._baseline.add(level):
                 self._set_limits()
             return None

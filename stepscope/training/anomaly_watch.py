@@ -30,13 +30,11 @@ class AnomalyWatch:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._detectors: list[tuple[str, Detector]] = [
-            (_LOSS, NotFinite("loss_not_finite", _LOSS)),
-            (_LOSS, loss_spike()),
-        ]
-        self._detectors += [(figure, gradient_explosion(figure)) for figure in _GRADIENTS]
-        self._detectors += [(_SCALE, ScaleCollapse())]
-        self._unscaled = [(figure, NotFinite("gradient_not_finite", figure)) for figure in _GRADIENTS]
+        spikes: dict[str, list[Detector]] = {_LOSS: [NotFinite("loss_not_finite", _LOSS), loss_spike()]}
+        spikes |= {figure: [gradient_explosion(figure)] for figure in _GRADIENTS}
+        self._scaled = spikes | {_SCALE: [ScaleCollapse()]}  # infinite gradients are how the scale's limit is found
+        infinite = {figure: NotFinite("gradient_not_finite", figure) for figure in _GRADIENTS}
+        self._unscaled = spikes | {figure: [infinite[figure], *spikes[figure]] for figure in _GRADIENTS}
         self._memory = [
             # A job's own memory is the same at the end of every step but for its batch's shape.
             ("memory_allocated_bytes", MemoryGrowth("memory_allocated_bytes", least_bytes=16 * _MIB, least_ratio=0.01)),
@@ -49,10 +47,15 @@ class AnomalyWatch:
     def step_settled(self, record: StepRecord) -> None:
         """Look at the step."""
         figures = record.figures
-        found = [detector.see(figures[name]) for name, detector in self._detectors if name in figures]
-        if _SCALE not in figures:  # else infinite gradients are how its limit is found
-            found += [detector.see(figures[name]) for name, detector in self._unscaled if name in figures]
-        found += [growth.see(record.index, figures[name]) for name, growth in self._memory if name in figures]
+        detectors = self._scaled if _SCALE in figures else self._unscaled
+        found: list[Anomaly | None] = []
+        for name, value in figures.items():
+            for detector in detectors.get(name, ()):
+                if (anomaly := detector.see(value)) is not None:
+                    found.append(anomaly)
+        for name, growth in self._memory:
+            if name in figures:
+                found.append(growth.see(record.index, figures[name]))
         is_quiet = record.state == "wait" and not record.export_ns
         if is_quiet and self._was_quiet:  # the profiler's own time is no change
             found.append(self._step_times.see(record.duration_ns / 1e6))

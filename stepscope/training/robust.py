@@ -63,6 +63,7 @@ def median_and_upward_sigma(values: Sequence[float] | deque[float]) -> tuple[flo
 
     Noise that is skewed upwards, or takes few values, would seem quieter above than it is by its median distance alone.
     """
-    middle, sigma = median_and_sigma(values)
-    highest_tenth = sorted(values)[len(values) * 9 // 10]
-    return middle, max(sigma, (highest_tenth - middle) / _TENTH_SIGMAS)
+    in_order = sorted(values)
+    middle = in_order[(len(in_order) - 1) // 2]
+    sigma = MAD_TO_SIGMA * median([abs(value - middle) for value in in_order])
+    return middle, max(sigma, (in_order[len(in_order) * 9 // 10] - middle) / _TENTH_SIGMAS)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import statistics
 import threading
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from stepscope.training.anomalies import Anomaly
 from stepscope.training.device_clock import DeviceClock
@@ -17,6 +17,22 @@ from stepscope.training.whole_lines import WholeLines
 
 _MAX_REMEMBERED_STEPS = 10_000
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes a new one at each call
+_quoted = functools.lru_cache(maxsize=1000)(_encode)
+_RESERVED = frozenset(
+    (
+        "index",
+        "start_ns",
+        "end_ns",
+        "data_wait_ns",
+        "phases",
+        "captured",
+        "state",
+        "export_ns",
+        "anomalies",
+        "non_finite",
+    )
+)
+"""Names of a line that no figure can take."""
 
 
 @dataclass(slots=True)
@@ -53,26 +69,29 @@ class StepRecord:
 
     def as_line(self) -> bytes:
         """The record as one line of JSON."""
-        document: dict[str, Any] = {
-            "index": self.index,
-            "start_ns": self.start_ns,
-            "end_ns": self.end_ns,
-            "data_wait_ns": self.data_wait_ns,
-            "phases": self.phases,
-            "captured": self.captured,
-            "state": self.state,
-        }
+        parts = [
+            f'{{"index":{self.index},"start_ns":{self.start_ns},"end_ns":{self.end_ns},"data_wait_ns":{self.data_wait_ns}',
+            f'"phases":{_encode(self.phases) if self.phases else "{}"}',
+            f'"captured":{"true" if self.captured else "false"},"state":{_quoted(self.state)}',
+        ]
         if self.export_ns:
-            document["export_ns"] = self.export_ns
+            parts.append(f'"export_ns":{self.export_ns}')
         if self.anomalies:
-            document["anomalies"] = [asdict(anomaly) for anomaly in self.anomalies]
-        reserved = {*document, "export_ns", "non_finite", "anomalies"}
-        figures = {name: value for name, value in self.figures.items() if name not in reserved}
-        non_finite = [name for name, value in figures.items() if isinstance(value, float) and not math.isfinite(value)]
-        document.update(figures | dict.fromkeys(non_finite))
+            parts.append(f'"anomalies":{_encode([asdict(anomaly) for anomaly in self.anomalies])}')
+        non_finite = []
+        for name, value in self.figures.items():
+            if name in _RESERVED:
+                continue
+            if isinstance(value, float) and not math.isfinite(value):
+                non_finite.append(name)
+                parts.append(f"{_quoted(name)}:null")
+            elif type(value) is float or type(value) is int:
+                parts.append(f"{_quoted(name)}:{value!r}")
+            else:  # True, and kinds of float that show themselves otherwise
+                parts.append(f"{_quoted(name)}:{_encode(value)}")
         if non_finite:
-            document["non_finite"] = non_finite
-        return (_encode(document) + "\n").encode()
+            parts.append(f'"non_finite":{_encode(non_finite)}')
+        return (",".join(parts) + "}\n").encode()
 
 
 class StepWriter:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.training.telemetry import StepRecord, StepTimes, StepWriter
+from stepscope.training.anomalies import Anomaly
+from stepscope.training.telemetry import _RESERVED, StepRecord, StepTimes, StepWriter
 
 _MS = 1_000_000
 
@@ -44,6 +46,33 @@ def test_a_loss_that_is_no_number_is_null_and_named() -> None:
     line = json.loads(record.as_line(), parse_constant=refuse)
     assert (line["loss"], line["scale"], line["tokens"]) == (None, None, 8)
     assert line["non_finite"] == ["loss", "scale"]
+
+
+_NAMES = st.text(max_size=8).filter(lambda name: name not in _RESERVED)
+_FIGURES = st.dictionaries(_NAMES, st.one_of(st.integers(), st.floats(), st.booleans()), max_size=6)
+
+
+@given(_FIGURES, st.dictionaries(st.text(max_size=8), st.integers(0, 2**62), max_size=3), st.sampled_from([0, 7]))
+def test_any_figures_and_phases_are_in_the_line_as_they_are(
+    figures: dict[str, float], phases: dict[str, int], export_ns: int
+) -> None:
+    record = StepRecord(0, 1, 2, phases=phases, export_ns=export_ns, figures=figures)
+    line = json.loads(record.as_line())
+    assert line["phases"] == phases
+    assert line.get("export_ns", 0) == export_ns
+    non_finite = [name for name, value in figures.items() if not math.isfinite(value)]
+    assert line.get("non_finite", []) == non_finite
+    for name, value in figures.items():
+        assert line[name] is None if name in non_finite else (line[name], type(line[name])) == (value, type(value))
+
+
+def test_numpys_numbers_and_anomalies_are_json() -> None:
+    numpy = pytest.importorskip("numpy")
+    record = StepRecord(0, 1, 2, figures={"loss": numpy.float64(0.1), "anomalies": 3})
+    record.anomalies.append(Anomaly("loss_spike", "loss", 0.5, 0.25, 0.375))
+    line = json.loads(record.as_line())
+    assert line["loss"] == 0.1
+    assert line["anomalies"] == [{"kind": "loss_spike", "figure": "loss", "value": 0.5, "usual": 0.25, "limit": 0.375}]
 
 
 def test_lines_are_on_disk_after_close_and_a_second_start_appends(tmp_path: Path) -> None:
