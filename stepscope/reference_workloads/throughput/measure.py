@@ -38,6 +38,8 @@ DEFAULT_NUM_STEPS = 30
 DEFAULT_NUM_WARMUP_STEPS = 10
 """More than set-up needs: a GPU's clock settles over the first seconds of full load."""
 
+_OF_DATA_PARALLELISM = ("bucket_mb", "overlaps_reduction", "prefetches")
+
 STEADY = 1.1
 """Where the 95th percentile is this much above the median, steps are told to be unsteady."""
 
@@ -48,6 +50,7 @@ class BenchRequest:
 
     Attributes:
         plan: the layout; its dp is replaced by each of `scales`, and its zero level by 0 where dp is 1.
+        recipe: what of it needs data parallelism is left out where dp is 1 beside larger scales.
         preset: its batch is that of the smallest scale under weak scaling, and of all scales under strong scaling.
         num_steps, num_warmup_steps: measured steps of each run, and those before them that are left out.
 
@@ -84,8 +87,24 @@ class BenchRequest:
             )
 
     def plan_of(self, dp: int) -> ParallelPlan:
-        """The layout at this scale."""
-        return replace(self.plan, dp=dp, zero=0 if dp == 1 else self.plan.zero)
+        """The layout at this scale; what only data parallelism has is left out at dp 1."""
+        plan = self.plan
+        if dp == 1:
+            plan = replace(plan, dp=1, zero=0, replicate=False, cpu_offload=False)
+        return replace(plan, dp=dp)
+
+    def recipe_of(self, dp: int) -> Recipe:
+        """How steps are made at this scale: what only data parallelism has is left out at dp 1 beside larger ones."""
+        if dp > 1 or max(self.scales) == 1:
+            return self.recipe
+        return replace(self.recipe, bucket_mb=None, overlaps_reduction=True, prefetches=True)
+
+    def left_out(self, dp: int) -> list[str]:
+        """What was asked for and is not measured at this scale, by name; sharding apart, which every reader expects."""
+        asked, plan = self.recipe, self.plan_of(dp)
+        recipe = self.recipe_of(dp)
+        parts = [name for name in ("replicate", "cpu_offload") if getattr(self.plan, name) != getattr(plan, name)]
+        return parts + [name for name in _OF_DATA_PARALLELISM if getattr(asked, name) != getattr(recipe, name)]
 
     def preset_of(self, dp: int) -> Preset:
         """The model and the batch at this scale."""
@@ -108,7 +127,9 @@ def run_bench(request: BenchRequest, on_run: Callable[[str], None]) -> Bench:
     """
     scales = sorted(request.scales)
     for dp in scales:
-        request.plan_of(dp).check_preset(request.preset_of(dp))
+        plan, preset = request.plan_of(dp), request.preset_of(dp)
+        plan.check_preset(preset)
+        request.recipe_of(dp).check(plan, preset, is_simulated=request.simulate_compute_ms > 0)
     results: dict[int, list[WorkloadResult]] = {dp: [] for dp in scales}
     for repeat in range(request.num_repeats):
         for dp in scales:
@@ -122,7 +143,7 @@ def _run(request: BenchRequest, dp: int) -> WorkloadResult:
     return run_workload(
         request.plan_of(dp),
         preset=request.preset_of(dp),
-        recipe=request.recipe,
+        recipe=request.recipe_of(dp),
         num_steps=request.num_warmup_steps + request.num_steps,
         simulate_compute_ms=request.simulate_compute_ms,
         profiled=False,
@@ -153,7 +174,7 @@ def summarise(request: BenchRequest, results: dict[int, list[WorkloadResult]], e
         environment=environment,
         scales=scales,
         fit=fit_scaling([points[dp] for dp in sorted(points)], request.scaling),
-        warnings=_warnings(scales, device=device, peak=peak),
+        warnings=[*_left_out(request), *_warnings(scales, device=device, peak=peak)],
         simulate_ms=request.simulate_compute_ms,
     )
 
@@ -212,6 +233,15 @@ def _peak_flops(environment: dict[str, Any], preset: Preset) -> float | None:
     names = {gpu["name"] for gpu in environment["gpus"]}
     model = find_gpu(names.pop()) if len(names) == 1 else None
     return model.peak_flops(preset.dtype) if model else None
+
+
+def _left_out(request: BenchRequest) -> list[BenchWarning]:
+    parts = {dp: ", ".join(request.left_out(dp)) for dp in sorted(request.scales)}
+    return [
+        BenchWarning("left_out", f"dp {dp} is measured without {names}, which need data parallelism")
+        for dp, names in parts.items()
+        if names
+    ]
 
 
 def _warnings(scales: Sequence[BenchScale], *, device: str, peak: float | None) -> list[BenchWarning]:

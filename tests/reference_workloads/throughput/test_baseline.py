@@ -35,11 +35,12 @@ def _bench(
     *,
     preset: str | Preset = "one-gpu",
     plan: ParallelPlan = ParallelPlan(),  # noqa: B008  # frozen
+    recipe: Recipe = Recipe(),  # noqa: B008  # frozen
     **options: Any,
 ) -> Bench:
     """A bench whose ranks took these steps, with a ripple of a thousandth."""
     model = find_preset(preset) if isinstance(preset, str) else preset
-    request = BenchRequest("gpt", plan, model, Recipe(), tuple(step_seconds), **options)
+    request = BenchRequest("gpt", plan, model, recipe, tuple(step_seconds), **options)
     results = {}
     for dp, seconds in step_seconds.items():
         job = TrainingJob(request.plan_of(dp), request.preset_of(dp), "", "", 40, device_type="cuda", profiled=False)
@@ -216,3 +217,28 @@ def test_a_launchers_rank_measures_one_scale(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_layout_with_a_zero_level_loses_it_at_one_rank() -> None:
     request = BenchRequest("gpt", ParallelPlan(dp=2, zero=3), find_preset("tiny"), Recipe(), (1, 2))
     assert [request.plan_of(dp).zero for dp in (1, 2)] == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("plan", "recipe", "left_out"),
+    [
+        (ParallelPlan(dp=2, zero=0), Recipe(bucket_mb=5.0, overlaps_reduction=False), "bucket_mb, overlaps_reduction"),
+        (ParallelPlan(dp=2, zero=3, cpu_offload=True), Recipe(prefetches=False), "cpu_offload, prefetches"),
+        (ParallelPlan(dp=2, zero=0, replicate=True), Recipe(), "replicate"),
+        (ParallelPlan(dp=2, zero=3), Recipe(max_gradient_norm=1.0), ""),
+    ],
+    ids=str,
+)
+def test_what_needs_data_parallelism_is_left_out_at_one_rank_and_told(
+    plan: ParallelPlan, recipe: Recipe, left_out: str
+) -> None:
+    bench = _bench({1: 0.25, 2: 0.25}, plan=plan, recipe=recipe)
+    request = BenchRequest("gpt", plan, find_preset("one-gpu"), recipe, (1, 2))
+    for dp in (1, 2):
+        request.recipe_of(dp).check(request.plan_of(dp), request.preset_of(dp), is_simulated=False)
+    assert request.recipe_of(2) == recipe
+    assert request.recipe_of(1).max_gradient_norm == recipe.max_gradient_norm
+    told = [warning.message for warning in bench.warnings if warning.code == "left_out"]
+    assert told == ([f"dp 1 is measured without {left_out}, which need data parallelism"] if left_out else [])
+    alone = BenchRequest("gpt", ParallelPlan(), find_preset("one-gpu"), Recipe(prefetches=False), (1,))
+    assert not alone.recipe_of(1).prefetches  # refused, as a run of it would be
