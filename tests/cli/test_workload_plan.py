@@ -118,3 +118,14 @@ def test_plan_beside_a_run_needs_gpus(capsys: pytest.CaptureFixture[str]) -> Non
         main(["workload", "run", "gpt", "--device", "cpu", "--against-plan"])
     assert stop.value.code == 2
     assert "a plan is for GPUs" in capsys.readouterr().err
+
+
+def test_plan_beside_a_run_is_refused_where_no_gpu_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as stop:
+        main(["workload", "run", "gpt", "--against-plan", "--no-profile"])
+    assert stop.value.code == 2
+    assert "--against-plan: torch finds no CUDA device here" in capsys.readouterr().err

@@ -48,8 +48,8 @@ def command(name: str, as_json: bool, **options: Any) -> None:
     from stepscope.reference_workloads.injections.catalogue import parse_injection
     from stepscope.reference_workloads.launch import run_workload
 
-    if options["with_plan"] and options["device"] == "cpu":
-        raise UsageError("a plan is for GPUs; a CPU's memory and speed tell nothing of it", where="--against-plan")
+    if options["with_plan"]:
+        _check_gpu(options["device"])
     layout = read_layout(name, options)
     result = run_workload(
         layout.plan,
@@ -69,7 +69,7 @@ def command(name: str, as_json: bool, **options: Any) -> None:
     if "WORLD_SIZE" in os.environ and int(os.environ.get("RANK", "0")) != 0:  # under torchrun one rank speaks for all
         return
     rows = None
-    if options["with_plan"] and result.device_type == "cuda":
+    if options["with_plan"]:
         from stepscope.cli.workload.against_plan import against_plan
 
         rows = against_plan(result, profiled=not options["no_profile"])
@@ -85,6 +85,18 @@ def command(name: str, as_json: bool, **options: Any) -> None:
             from stepscope.cli.plan_report import print_comparison
 
             print_comparison(rows)
+
+
+def _check_gpu(device: str) -> None:
+    """Raises UsageError when the run would be on CPU."""
+    if device == "cpu":
+        raise UsageError("a plan is for GPUs; a CPU's memory and speed tell nothing of it", where="--against-plan")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "torch finds no CUDA device here, and a plan is for GPUs", where="--against-plan", what_next="leave it out"
+        )
 
 
 def _show_progress(progress: Progress) -> None:
