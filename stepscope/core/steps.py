@@ -20,6 +20,7 @@ class Step:
         figures: what else was told (tokens, loss, memory, ...).
         captured: a profiler recorded the step, which makes it longer.
         anomalies: what the step was found to be out of line in.
+        non_finite: figures that were NaN or infinite; they are not among the others.
     """
 
     index: int
@@ -30,6 +31,7 @@ class Step:
     figures: dict[str, float] = field(default_factory=dict)
     captured: bool = False
     anomalies: list[str] = field(default_factory=list)
+    non_finite: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,10 @@ _Time = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _NOT_FIGURES = {"index", "start_ns", "end_ns", "data_wait_ns", "phases", "captured", "state", "non_finite", "anomalies"}
 
 
+class _Anomaly(msgspec.Struct):
+    kind: str
+
+
 class _Line(msgspec.Struct):
     index: int
     start_ns: _Time
@@ -25,7 +29,8 @@ class _Line(msgspec.Struct):
     data_wait_ns: _Time = 0
     phases: dict[str, _Time] = msgspec.field(default_factory=dict)
     captured: bool = False
-    anomalies: list[str] = msgspec.field(default_factory=list)
+    anomalies: list[str | _Anomaly] = msgspec.field(default_factory=list)
+    non_finite: list[str] = msgspec.field(default_factory=list)
 
 
 def read_run_steps(run_directory: Path) -> tuple[list[RankSteps], list[Notice]]:
@@ -68,7 +73,8 @@ def _step(text: bytes) -> Step | None:
         phases=line.phases,
         figures=figures,
         captured=line.captured,
-        anomalies=line.anomalies,
+        anomalies=[anomaly if isinstance(anomaly, str) else anomaly.kind for anomaly in line.anomalies],
+        non_finite=line.non_finite,
     )
 
 

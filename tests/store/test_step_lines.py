@@ -6,6 +6,8 @@ from pathlib import Path
 
 import stepscope.store.step_lines as subject
 from stepscope.core.steps import Step
+from stepscope.training.anomalies import Anomaly
+from stepscope.training.telemetry import StepRecord
 
 
 def _write(run: Path, name: str, text: str) -> None:
@@ -16,14 +18,16 @@ def _write(run: Path, name: str, text: str) -> None:
 def test_ranks_come_in_their_order_with_all_that_was_told(tmp_path: Path) -> None:
     line = (
         '{"index":7,"start_ns":5,"end_ns":9,"data_wait_ns":1,"phases":{"checkpoint":2},"captured":true,'
-        '"state":"active","loss":1.5,"grad_norm":null,"non_finite":["grad_norm"],"anomalies":["loss_spike"]}\n'
+        '"state":"active","loss":1.5,"grad_norm":null,"non_finite":["grad_norm"],"anomalies":["loss_spike",'
+        '{"kind":"gradient_not_finite","figure":"grad_norm","value":null,"usual":null,"limit":null}]}\n'
     )
     for rank in (10, 2):
         _write(tmp_path, f"rank{rank}.jsonl", line)
     _write(tmp_path, "other.jsonl", line)
     ranks, notices = subject.read_run_steps(tmp_path)
     assert [rank.rank for rank in ranks] == [2, 10]
-    assert ranks[0].steps == [Step(7, 5, 9, 1, {"checkpoint": 2}, {"loss": 1.5}, True, ["loss_spike"])]
+    anomalies = ["loss_spike", "gradient_not_finite"]
+    assert ranks[0].steps == [Step(7, 5, 9, 1, {"checkpoint": 2}, {"loss": 1.5}, True, anomalies, ["grad_norm"])]
     assert notices == []
 
 
@@ -45,3 +49,12 @@ def test_a_restart_replaces_what_it_does_again(tmp_path: Path) -> None:
 
 def test_a_run_without_steps_has_no_ranks(tmp_path: Path) -> None:
     assert subject.read_run_steps(tmp_path) == ([], [])
+
+
+def test_what_profile_writes_is_read_back(tmp_path: Path) -> None:
+    record = StepRecord(3, 10, 30, data_wait_ns=5, phases={"save": 7}, figures={"loss": float("nan"), "tokens": 8})
+    record.anomalies.append(Anomaly("loss_not_finite", "loss", None, None, None))
+    _write(tmp_path, "rank0.jsonl", record.as_line().decode())
+    (rank,), notices = subject.read_run_steps(tmp_path)
+    assert rank.steps == [Step(3, 10, 30, 5, {"save": 7}, {"tokens": 8.0}, False, ["loss_not_finite"], ["loss"])]
+    assert notices == []
