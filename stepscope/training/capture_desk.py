@@ -177,9 +177,12 @@ class CaptureDesk:
         return True
 
     def _propose(self, request: CaptureRequest) -> CaptureRequest | None:
-        """The request with the step at which it could start; None when it could not, which is then said."""
+        """The request with the step at which it could start; None when it could not, which is then said.
+
+        One that gave the step has no time, any other has one: so who reads the list knows which it is.
+        """
         if request.start_step is not None:
-            return request
+            return replace(request, start_unix_ns=None)
         step_ns = self._pace.median_ns or 1.0
         earliest = self.plan.step + 1 + REQUEST_WARMUP + math.ceil(self._lead_seconds(request) * 1e9 / step_ns)
         if self._identity.world_size > 1 and self._log is None:
@@ -193,7 +196,7 @@ class CaptureDesk:
             reason = f"it could begin at step {start}, in about {ahead_ns / 1e9:.1f} s, which is after its deadline"
             self._refuse(request.id, reason)
             return None
-        return replace(request, start_step=start)
+        return replace(request, start_step=start, start_unix_ns=request.start_unix_ns or time.time_ns())
 
     def _lead_seconds(self, request: CaptureRequest) -> float:
         """How long before its start a capture is agreed on, so that all ranks hear of it in time."""
@@ -206,8 +209,8 @@ class CaptureDesk:
 
     def _learn(self, entry: CaptureRequest) -> None:
         """An entry of the list that all ranks read in one order."""
-        own = self._pending.pop(entry.id, None)
-        self._place(entry, Alignment.STEP if own is not None and own.start_step is not None else Alignment.STORE)
+        self._pending.pop(entry.id, None)
+        self._place(entry, Alignment.STEP if entry.start_unix_ns is None else Alignment.STORE)
 
     def _place(self, entry: CaptureRequest, aligned_by: Alignment) -> None:
         assert entry.start_step is not None
@@ -222,8 +225,18 @@ class CaptureDesk:
             self._refuse(entry.id, place)
             return
         self._answers.setdefault(entry.id, None)
-        limits = Limits(entry.max_bytes, entry.max_overhead, entry.deadline_unix_ns)
-        self.plan.post(Asked(entry.id, place.start, place.steps, aligned_by, limits, place.joined, place.of_schedule))
+        self.plan.post(
+            Asked(
+                entry.id,
+                place.start,
+                place.steps,
+                aligned_by,
+                Limits(entry.max_bytes, entry.max_overhead, entry.deadline_unix_ns),
+                joined=place.joined,
+                of_schedule=place.of_schedule,
+                is_partial=entry.ranks is not None,
+            )
+        )
 
     def _find_log(self) -> CaptureLog | None:
         """The list that the ranks share; None where they share no store."""

@@ -28,6 +28,7 @@ class Window:
         warmup: steps before it in which the profiler is prepared.
         is_requested: asked for while training went on, so that its failure is an answer and concerns nobody else.
         ids: the requests that wait for it; several when some have joined, none for a scheduled capture of nobody's.
+        is_partial: only some ranks take it.
         is_cancelled: nothing of it is to be kept.
     """
 
@@ -37,6 +38,7 @@ class Window:
     limits: Limits = field(default_factory=Limits)
     is_requested: bool = False
     ids: list[str] = field(default_factory=list)
+    is_partial: bool = False
     is_cancelled: bool = False
     stopped_by: EarlyStop | None = None
 
@@ -48,6 +50,7 @@ class Asked:
     Attributes:
         joined: another capture, of just these steps, holds those asked for.
         of_schedule: that other one is scheduled.
+        is_partial: only some ranks are asked.
     """
 
     id: str
@@ -57,6 +60,7 @@ class Asked:
     limits: Limits
     joined: bool = False
     of_schedule: bool = False
+    is_partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +184,9 @@ class CapturePlan:
             if asked.of_schedule and self._takes_scheduled:  # a later one than the next
                 window = Window(asked.start, stop, self._schedule.warmup)
             else:
-                window = Window(asked.start, stop, REQUEST_WARMUP, asked.limits, is_requested=True)
+                window = Window(
+                    asked.start, stop, REQUEST_WARMUP, asked.limits, is_requested=True, is_partial=asked.is_partial
+                )
             self._requested.append(window)
         window.ids.append(asked.id)
         self._tell(

@@ -31,7 +31,7 @@ class Captures:
         pace: how long steps take without the profiler.
 
     Attributes:
-        latest: first step of the latest capture that has whole steps; None without one.
+        latest: first step of the latest capture of all ranks that has whole steps; None without one.
 
     Raises:
         OSError, RuntimeError: from every method, when a scheduled capture cannot be taken or written. A requested one
@@ -183,7 +183,7 @@ class Captures:
         try:
             if capture.num_whole_steps:
                 self._writer.write(functools.partial(self._write, window, capture, costs, capture.finish()))
-                self.latest = capture.first_step
+                self.latest = self.latest if window.is_partial else capture.first_step
             else:
                 capture.discard()
                 self._plan.answer(window, AnswerState.FAILED, "not one whole step was recorded")

@@ -272,7 +272,8 @@ class Profile:
             self._writer.close()
         if self._manifest is not None:
             self._manifest.end(ended, self._times.unprofiled_step_ms())
-            missed = None if record is None else self._schedule.missed_by(record.index)
+            has_trace = self._captures is not None and self._captures.latest is not None
+            missed = None if record is None or has_trace else self._schedule.missed_by(record.index)
             if missed is not None:
                 logger.warning(missed)
         self._on = False
