@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from stepscope.analyzer.gradient_outliers import gradient_outliers
 from stepscope.analyzer.step_report import step_report
 from stepscope.collectors.torchtitan_spans import read_torchtitan_steps
 from stepscope.core.errors import DataError
 from stepscope.core.steps import StepReport
+from stepscope.store.runs import load_manifest
 from stepscope.store.step_lines import read_run_steps
 
 
@@ -35,4 +37,14 @@ def read_steps(path: str) -> StepReport:
             where=path,
             what_next="give the directory of a run that finished a step",
         )
-    return replace(step_report(ranks), warnings=notices)
+    outliers = gradient_outliers(ranks, are_alike=_is_pure_data_parallel(folder))
+    return replace(step_report(ranks), warnings=[*notices, *outliers])
+
+
+def _is_pure_data_parallel(folder: Path) -> bool:
+    """Whether the run says so; where it says nothing, ranks may hold parts of the model."""
+    try:
+        mesh = load_manifest(folder).mesh
+    except DataError:
+        return False
+    return "dp" in mesh and all(size == 1 for name, size in mesh.items() if name != "dp")

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli import main
+from stepscope.core.run_layout import RunManifest
+from stepscope.training.run_directory import write_manifest
 
 
 def _run(tmp_path: Path) -> Path:
@@ -55,3 +57,17 @@ def test_a_folder_without_steps_is_one_line_and_exit_3(tmp_path: Path, capsys: p
         code, _, errors = _call(capsys, str(path))
         assert code == 3
         assert len(errors.strip().splitlines()) == 1
+
+
+def test_a_rank_whose_gradients_differ_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = tmp_path / "r" / "steps"
+    steps.mkdir(parents=True)
+    for rank in range(4):
+        norm = 9.0 if rank == 2 else 1.0
+        lines = [{"index": i, "start_ns": i, "end_ns": i + 1, "local_grad_norm": norm} for i in range(3)]
+        (steps / f"rank{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "rank 2" not in _call(capsys, str(tmp_path / "r"))[2]  # nothing says that all hold the same parameters
+    mesh = {"tp": 1, "pp": 1, "dp": 4}
+    write_manifest(tmp_path / "r", RunManifest("r", "node", 4, mesh, 8, versions={}, environment={}, attempts=[]))
+    errors = _call(capsys, str(tmp_path / "r"))[2]
+    assert "rank 2: the gradients that it computed are 9 times the other ranks' in 3 of 3" in errors
