@@ -97,11 +97,14 @@ def _tokens(plan: ParallelPlan, preset: Preset) -> float:
 
 
 def micro_batch_all_reduces(plan: ParallelPlan, recipe: Recipe, num_layers: int) -> tuple[int, int]:
-    """Tensor-parallel all-reduces of one micro-batch through so many layers, forwards and backwards."""
+    """Tensor-parallel all-reduces of one micro-batch through so many layers, forwards and backwards.
+
+    Of a layer that is computed again the second one, of its last product, is not repeated.
+    """
     if plan.tp == 1:
         return 0, 0
     again = num_layers if recipe.activation_checkpointing == "full" else 0
-    return 2 * num_layers, 2 * num_layers + 2 * again
+    return 2 * num_layers, 2 * num_layers + again
 
 
 def _hidden_bytes(plan: ParallelPlan, preset: Preset) -> float:

@@ -4,13 +4,16 @@ Closed form. A parameter of a matrix costs 2 FLOPs a token forwards and twice th
 cost 4 x sequence x hidden a token forwards, of which the causal mask leaves half. Norms, GELU, softmax and the
 optimizer are no matrix FLOPs and are left out, as MFU has it. Executed FLOPs count what activation checkpointing
 computes again, and the scores that flash attention's backward pass makes again (5 products where the maths has 4).
+
+torch's checkpoint ends where the last tensor that the backward pass needs is there again: at the inputs of a block's
+last product, which is not repeated (torch.utils.checkpoint, `set_checkpoint_early_stop`, on by default).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepscope.reference_workloads.estimate.parameters import PartKind, block_matrices
+from stepscope.reference_workloads.estimate.parameters import PartKind, block_matrices, last_matrix
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.recipe import Recipe
@@ -44,7 +47,9 @@ def part_flops(kind: PartKind, preset: Preset, recipe: Recipe, num_tokens: float
     else:
         products = 2.0 * block_matrices(preset) * num_tokens
         attention = 2.0 * preset.sequence_length * preset.hidden_size * num_tokens
-    again = products + attention if kind is PartKind.BLOCK and recipe.activation_checkpointing == "full" else 0.0
+    again = 0.0
+    if kind is PartKind.BLOCK and recipe.activation_checkpointing == "full":
+        again = products - 2.0 * last_matrix(preset) * num_tokens + attention
     backward = 2 * (products + attention)
     executed = 2 * products + 2 * attention * FLASH_BACKWARD + again
     return PassFlops(products + attention, backward, executed)

@@ -61,6 +61,11 @@ def block_matrices(preset: Preset) -> int:
     return preset.hidden_size * rows
 
 
+def last_matrix(preset: Preset) -> int:
+    """Parameters of the matrix whose product ends a block: the feed-forward's way down."""
+    return preset.feed_forward_size * preset.hidden_size
+
+
 def packed_size(preset: Preset) -> int:
     """Width of queries, keys and values together; Llama's query heads share keys and values."""
     return preset.hidden_size + 2 * key_size(preset)

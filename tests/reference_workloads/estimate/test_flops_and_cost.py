@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.errors import UsageError
+from stepscope.reference_workloads.estimate.communication import micro_batch_all_reduces
 from stepscope.reference_workloads.estimate.cost import parse_amount, training_cost
 from stepscope.reference_workloads.estimate.flops import stage_flops, step_flops
 from stepscope.reference_workloads.estimate.parameters import block_matrices
@@ -54,8 +55,7 @@ def test_model_flops_are_those_of_the_measured_mfu(
     assert flops / (milliseconds / 1e3) / 989.4e12 == pytest.approx(mfu, rel=1e-3)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_closed_form_is_what_torch_counts(checkpointing: str) -> None:
+def test_closed_form_is_what_torch_counts() -> None:
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -63,10 +63,7 @@ def test_closed_form_is_what_torch_counts(checkpointing: str) -> None:
     tokens, hidden = preset.batch_size * preset.sequence_length, preset.hidden_size
     block = [torch.nn.Linear(hidden, rows, bias=False) for rows in (3 * hidden, hidden, 8 * hidden)]
     assert sum(layer.weight.numel() for layer in block) == block_matrices(preset)
-    model_flops, executed = (
-        getattr(step_flops(preset, Recipe(activation_checkpointing=checkpointing)), name)
-        for name in ("model", "executed")
-    )
+    flops = step_flops(preset, Recipe())
     with FlopCounterMode(display=False) as counter:
         data = torch.randn(tokens, hidden)
         first = torch.nn.Linear(hidden, hidden, bias=False)
@@ -75,10 +72,59 @@ def test_closed_form_is_what_torch_counts(checkpointing: str) -> None:
     counted = counter.get_total_flops()
     # each layer's forward and backward, and three times the little one before it, whose input needs no gradient
     assert counted - 3 * 4 * tokens * hidden**2 == 6 * tokens * block_matrices(preset)
-    again = 2 * tokens * (block_matrices(preset) + preset.sequence_length * hidden) * preset.num_layers
-    assert executed - model_flops == pytest.approx(
-        tokens * preset.sequence_length * hidden * preset.num_layers + (again if checkpointing == "full" else 0)
-    )
+    assert flops.executed - flops.model == pytest.approx(tokens * preset.sequence_length * hidden * preset.num_layers)
+
+
+@pytest.mark.parametrize("workload", ["gpt", "llama"])
+def test_what_is_computed_again_is_what_torch_computes_again(workload: str) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from stepscope.reference_workloads.recompute import recompute
+    from stepscope.reference_workloads.stage import Stage
+
+    preset = find_preset("tiny", workload)
+    counted = {}
+    for how in ("none", "full"):
+        stage = Stage(preset, range(preset.num_layers))
+        for block in stage.blocks.values():
+            recompute(block, how)
+        with FlopCounterMode(display=False) as counter:
+            stage(torch.zeros(preset.batch_size, preset.sequence_length, dtype=torch.int64)).sum().backward()
+        counts = counter.get_flop_counts()["Global"]
+        counted[how] = sum(count for operator, count in counts.items() if "attention" not in str(operator))
+    none, full = (step_flops(preset, Recipe(activation_checkpointing=how)) for how in ("none", "full"))
+    assert full.model == none.model
+    tokens = preset.batch_size * preset.sequence_length
+    attention = 2 * tokens * preset.sequence_length * preset.hidden_size * preset.num_layers
+    assert full.executed - none.executed == counted["full"] - counted["none"] + attention
+
+
+@pytest.mark.parametrize(("how", "count"), [("none", 16), ("full", 20)])
+@pytest.mark.parametrize("workload", ["gpt", "llama"])
+def test_all_reduces_of_tensor_parallelism_are_those_that_torch_starts(workload: str, how: str, count: int) -> None:
+    torch = pytest.importorskip("torch")
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from stepscope.reference_workloads.recompute import recompute
+    from stepscope.reference_workloads.stage import Stage
+    from stepscope.reference_workloads.tensor_parallel import cut_stage
+
+    preset, plan = find_preset("tiny", workload), ParallelPlan(tp=2)
+    assert sum(micro_batch_all_reduces(plan, Recipe(activation_checkpointing=how), preset.num_layers)) == count
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        stage = Stage(preset, range(preset.num_layers))
+        cut_stage(stage, plan, init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)))
+        for block in stage.blocks.values():
+            recompute(block, how)
+        with torch.profiler.profile() as prof:
+            stage(torch.zeros(2, preset.sequence_length, dtype=torch.int64)).sum().backward()
+    finally:
+        dist.destroy_process_group()
+    assert sum("all_reduce" in event.name for event in prof.events()) == count
 
 
 @given(pp=st.sampled_from([1, 2, 4]), dp=st.sampled_from([1, 2]), micro_batches=st.sampled_from([4]))
