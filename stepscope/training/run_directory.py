@@ -18,7 +18,7 @@ _COPY_BYTES = 1 << 20
 _GZIP_LEVEL = 1  # a trace shrinks 15-fold at level 1 already; level 9 stops training five times as long
 _GZIP_FORMAT = 31  # zlib's number for a window of 32 kB with a gzip header
 _FOLDERS_OF_RANKS = (f"{TRACES_FOLDER}/step*", FLIGHT_FOLDER, MEMORY_FOLDER, f"{MEMORY_FOLDER}/step*")
-_LEFTOVER = re.compile(r"\..+?\.(\d+)(?:\.plain)?\.part")
+_LEFTOVER = re.compile(r"\..+?\.(\d+)(?:\.plain|\.probe)?\.part")
 
 
 @contextmanager

@@ -15,13 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stepscope.training.run_directory import compress_trace
+from stepscope.training.run_directory import compress_trace, partial_path
 
 _SAVE = "_ZN5torch8autograd8profiler14ProfilerResult4saveERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 """torch::autograd::profiler::ProfilerResult::save(std::string const&). The types are part of the name, so a torch in
 which they differ does not have it."""
 
 _LOWEST_PRIORITY = 19
+_PROBE_BYTES = 1 << 20
 _POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 
@@ -90,9 +91,26 @@ def write_trace(recording: Any, plain: Path, target: Path) -> None:
         if recording is not None:
             save_recording(recording, plain)
         compress_trace(plain, target)
+    except OSError:
+        _raise_what_torch_does_not_say(target)
+        raise
     finally:
         with suppress(OSError):
             plain.unlink()
+
+
+def _raise_what_torch_does_not_say(target: Path) -> None:
+    """torch's writer tells only its own log why it failed; a file of ours finds out.
+
+    Raises:
+        OSError: it cannot be written either.
+    """
+    probe = partial_path(target, ".probe")
+    try:
+        probe.write_bytes(bytes(_PROBE_BYTES))
+    finally:
+        with suppress(OSError):
+            probe.unlink()
 
 
 def save_recording(recording: Any, path: Path) -> None:
