@@ -43,7 +43,7 @@ class CudaCopies:
 
     def pinned(self, num_bytes: int) -> Any:
         torch = sys.modules["torch"]
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def copy(self, slot: Any, tensor: Any) -> None:
         slot.copy_(tensor, non_blocking=True)  # of one type: torch converts on the host, before the bytes are there
@@ -112,7 +112,8 @@ class LateReader:
             then: makes figures of the numbers once they are there; by default they are the figures.
         """
         if self._memory is None:  # page-locking memory takes a while and may wait for the GPU: once
-            self._memory = self._copies.pinned(_NUM_SLOTS * _SLOT_BYTES)
+            with _normal_mode():
+                self._memory = self._copies.pinned(_NUM_SLOTS * _SLOT_BYTES)
             self._free = list(range(_NUM_SLOTS))
         if len(tensors) > len(self._free):
             return None
@@ -132,7 +133,13 @@ class LateReader:
 
     def _view(self, slot: int, dtype: Any) -> Any:
         start = slot * _SLOT_BYTES
-        return self._memory[start : start + dtype.itemsize].view(dtype)[0]
+        with _normal_mode():
+            return self._memory[start : start + dtype.itemsize].view(dtype)[0]
 
     def _take_back(self, slots: dict[str, Any]) -> None:
         self._free += [slot for slot, _ in slots.values()]
+
+
+def _normal_mode() -> Any:
+    """What is made in inference mode could be written in no other."""
+    return sys.modules["torch"].inference_mode(False)

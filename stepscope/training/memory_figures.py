@@ -15,8 +15,9 @@ _INTERVAL_NS = 250_000_000
 class MemoryFigures:
     """Adds memory figures to the first step that ends in each quarter of a second.
 
-    GPU figures are those of torch's allocator on the current device: `memory_allocated_bytes`,
-    `memory_reserved_bytes`, `memory_peak_bytes` (most ever allocated, or since the training code reset it),
+    GPU figures are those of torch's allocator on the current device, or on the first that this process uses where it
+    does not use that one: `memory_allocated_bytes`, `memory_reserved_bytes`, `memory_peak_bytes` (most ever allocated,
+    or since the training code reset it),
     `num_alloc_retries` (times it had to free its caches to satisfy an allocation), `num_ooms`.
     `host_memory_bytes` is what this process alone has resident.
     """
@@ -51,7 +52,7 @@ def _device_memory() -> dict[str, int]:
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return {}
-    stats = torch.cuda.memory_stats_as_nested_dict()  # memory_stats flattens and sorts this in Python: ten times slower
+    stats = _stats(torch.cuda)
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
     return {
         "memory_allocated_bytes": allocated["current"],
@@ -60,3 +61,13 @@ def _device_memory() -> dict[str, int]:
         "num_alloc_retries": stats["num_alloc_retries"],
         "num_ooms": stats["num_ooms"],
     }
+
+
+def _stats(cuda: Any) -> Any:
+    current = cuda.current_device()
+    devices = [current, *(device for device in range(cuda.device_count()) if device != current)]
+    for device in devices:
+        stats = cuda.memory_stats_as_nested_dict(device)  # memory_stats flattens and sorts this in Python as well
+        if stats["reserved_bytes"]["all"]["peak"]:
+            return stats
+    return cuda.memory_stats_as_nested_dict(current)

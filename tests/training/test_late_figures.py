@@ -45,6 +45,20 @@ def test_memory_is_pinned_once_and_places_are_used_again() -> None:
     assert device.num_pinned == 1
 
 
+def test_evaluation_and_training_may_both_tell_figures() -> None:
+    device = FakeDevice()
+    reader = LateReader(device)
+    with torch.inference_mode():
+        evaluated = reader.take({"loss": device.hold(torch.tensor(1.5))})
+    trained = reader.take({"loss": device.hold(torch.tensor(2.5, requires_grad=True))})
+    device.run()
+    assert evaluated is not None
+    assert trained is not None
+    assert evaluated.are_there()
+    assert trained.are_there()
+    assert (evaluated.read(), trained.read()) == ({"loss": 1.5}, {"loss": 2.5})
+
+
 def test_without_a_free_place_nothing_waits() -> None:
     reader = LateReader(FakeDevice())
     taken = [reader.take({"loss": torch.tensor(1.0), "grad_norm": torch.tensor(1.0)}) for _ in range(600)]

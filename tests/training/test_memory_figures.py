@@ -26,7 +26,13 @@ def _figures(memory: MemoryFigures, at_ms: int, **given: float) -> dict[str, int
 
 
 def test_the_allocators_figures_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = SimpleNamespace(is_initialized=lambda: True, memory_stats_as_nested_dict=lambda: _STATS)
+    unused = _STATS | {"reserved_bytes": {"all": {"current": 0, "peak": 0}}}
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        current_device=lambda: 0,  # never set, as the training loop names its devices itself
+        device_count=lambda: 4,
+        memory_stats_as_nested_dict=lambda device: _STATS if device == 2 else unused,
+    )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     figures = _figures(MemoryFigures(), 0, memory_peak_bytes=5.0)
     figures.pop("host_memory_bytes", None)
