@@ -12,6 +12,9 @@ from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.recipe import Recipe
 
+_DEFAULT_BUCKET_MB = 25.0
+"""DistributedDataParallel's `bucket_cap_mb`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
@@ -159,8 +162,7 @@ def _data_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank: 
         groups = _num_groups(plan, parts, pp_rank)
         return [("dp", "all_reduce", "gradients, by block", groups, whole / groups)]
     if plan.zero in {0, 1}:
-        bucket = (recipe.bucket_mb or 25.0) * 2**20  # DDP's default
-        num_buckets = max(1, round(whole / bucket))
+        num_buckets = max(1, round(whole / bucket_bytes(recipe)))
         found = [("dp", "all_reduce", "gradients, by bucket", num_buckets, whole / num_buckets)]
         if plan.zero == 1:
             share = whole / plan.dp
@@ -173,6 +175,11 @@ def _data_parallel(plan: ParallelPlan, preset: Preset, recipe: Recipe, pp_rank: 
         ("dp", "all_gather", "parameters, by block", gathers * groups, low / groups),
         ("dp", "reduce_scatter", "gradients, by block", groups, whole / groups),
     ]
+
+
+def bucket_bytes(recipe: Recipe) -> float:
+    """Of gradients that are reduced together, where they go in buckets; by default as many as DDP's."""
+    return (_DEFAULT_BUCKET_MB if recipe.bucket_mb is None else recipe.bucket_mb) * 2**20
 
 
 def _num_groups(plan: ParallelPlan, parts: list[Part], pp_rank: int) -> int:

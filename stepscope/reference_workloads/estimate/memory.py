@@ -21,7 +21,7 @@ from stepscope.reference_workloads.estimate.activations import (
     loss_forward_bytes_per_token,
     recomputed_bytes_per_token,
 )
-from stepscope.reference_workloads.estimate.communication import stage_bytes
+from stepscope.reference_workloads.estimate.communication import bucket_bytes, stage_bytes
 from stepscope.reference_workloads.estimate.parameters import Part, PartKind, stage_parts
 from stepscope.reference_workloads.estimate.schedule_order import step_order
 from stepscope.reference_workloads.plan import ParallelPlan
@@ -114,6 +114,9 @@ class _Walk:
                 self._forward(task.stage)
             elif task.kind is not Pass.BACKWARD_INPUT:  # of a split backward the weights' half lets activations go
                 self._backward(task.stage)
+        if self._is_reduced_whole() and not self._recipe.overlaps_reduction:
+            self._now = "reduction"
+            self._spike(self._reduction_temporary(), Category.COMMUNICATION)
         self._now = "optimizer"
         self._spike(self._optimizer_temporary())
         at_peak = {category: self._peak[category] for category in Category}
@@ -125,7 +128,7 @@ class _Walk:
         self._add(Category.PARAMETERS, FLOAT32_BYTES * num_parameters / self._shards)
         self._add(Category.OPTIMIZER, ADAM_STATES * FLOAT32_BYTES * num_parameters / optimizer_shards)
         self._add(Category.TEMPORARY, 2 * CUBLAS_WORKSPACE_BYTES)
-        if plan.dp > 1 and not self._is_fully_sharded:
+        if self._is_reduced_whole() and self._recipe.overlaps_reduction:
             self._add(Category.COMMUNICATION, FLOAT32_BYTES * num_parameters)  # DDP's buckets, beside the gradients
         for stage in self._parts:
             # torch keeps a receive buffer for each micro-batch and way
@@ -220,6 +223,18 @@ class _Walk:
         matrix = preset.feed_forward_size * preset.hidden_size / self._plan.tp
         copies = element * part.matrices if self._recipe.activation_checkpointing == "full" else 0.0
         return self._tokens * per_token + (element + FLOAT32_BYTES) * matrix + copies
+
+    def _is_reduced_whole(self) -> bool:
+        """Whether gradients are whole on every data-parallel rank."""
+        return self._plan.dp > 1 and not self._is_fully_sharded
+
+    def _reduction_temporary(self) -> float:
+        """After the backward pass, without DDP: the bucket that is made while the one before it is still there."""
+        preset, whole = self._preset, FLOAT32_BYTES * self._num_parameters()
+        table = preset.vocab_size * preset.hidden_size
+        largest = max(table, preset.feed_forward_size * preset.hidden_size // self._plan.tp)
+        bucket = max(bucket_bytes(self._recipe), FLOAT32_BYTES * largest)  # at least one gradient
+        return min(2 * bucket, whole)
 
     def _optimizer_temporary(self) -> float:
         """Fused AdamW needs none; ZeroRedundancyOptimizer's makes the deviations of its part beside the states."""

@@ -67,6 +67,19 @@ def test_ddp_that_still_holds_its_first_bucket_takes_4_bytes_a_parameter_more() 
     assert memory.peak_bytes / (memory.peak_bytes + buckets) - 1 == pytest.approx(-0.102, abs=5e-4)
 
 
+def test_without_overlap_there_is_no_ddp_and_two_buckets_at_most() -> None:
+    preset = find_preset("two-gpu")
+    plan = ParallelPlan(dp=2, zero=0)
+    (ddp,) = memory_by_rank(plan, preset, Recipe())
+    (exposed,) = memory_by_rank(plan, preset, Recipe(overlaps_reduction=False))
+    assert ddp.peak_bytes - exposed.peak_bytes == 4 * num_parameters(preset)  # 3.59 GiB of 31.44
+    one_sequence = replace(preset, batch_size=2, sequence_length=64)
+    (exposed,) = memory_by_rank(plan, one_sequence, Recipe(overlaps_reduction=False))
+    assert exposed.moment == "reduction"
+    assert exposed.at_peak[Category.COMMUNICATION] == 2 * 4 * (4 * 3072 * 3072)  # of the widest matrices
+    assert exposed.at_peak[Category.GRADIENTS] == 4 * num_parameters(one_sequence)
+
+
 def test_deeper_models_peak_where_the_parts_say() -> None:
     preset = _preset(2048, 16, 16, 1024, 16)
     (whole,) = memory_by_rank(ParallelPlan(), preset, Recipe())
