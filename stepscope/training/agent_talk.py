@@ -14,7 +14,7 @@ from stepscope.training.gpu_uuid import gpu_uuid
 from stepscope.training.heartbeat import Heartbeat
 from stepscope.training.schedule import Schedule
 from stepscope.training.settings import RunContext
-from stepscope.training.slow_steps import SlowStep, SlowSteps
+from stepscope.training.slow_steps import SlowStep, SlowSteps, rule_from_environment
 from stepscope.training.step_pace import StepPace
 from stepscope.training.telemetry import StepRecord
 
@@ -31,7 +31,7 @@ class AgentTalk:
     Args:
         schedule: the run's own captures.
         takes_scheduled: whether this rank takes them.
-        rule: when the run asks for a capture of itself; None is never.
+        rule: when the run asks for a capture of itself; None is by STEPSCOPE_CAPTURE_WHEN, or never.
 
     Attributes:
         plan: which capture each step belongs to.
@@ -42,6 +42,7 @@ class AgentTalk:
     def __init__(
         self, context: RunContext, schedule: Schedule, *, takes_scheduled: bool, rule: SlowStep | None = None
     ) -> None:
+        rule = rule_from_environment() if rule is None else rule
         if rule is not None and not isinstance(rule, SlowStep):
             raise TypeError(f"capture_when is made by stepscope.training.slow_step, not {rule!r}")
         self.pace = StepPace()

@@ -136,8 +136,7 @@ class CaptureDesk:
         for request in tuple(self._pending.values()):
             if request.id in self._pending and self._settle(request):
                 self._pending.pop(request.id, None)
-        while len(self._answers) > _MAX_REMEMBERED:
-            self._answers.pop(next(iter(self._answers)))
+        self._forget()
 
     def tell(self, answer: Answer) -> None:
         """Send an answer and remember it; from any thread."""
@@ -152,6 +151,12 @@ class CaptureDesk:
 
     def _refuse(self, capture_id: str, reason: str) -> None:
         self.tell(Answer(capture_id, AnswerState.REFUSED, reason))
+
+    def _forget(self) -> None:
+        """The oldest that are done with, when there are too many."""
+        over = [name for name, answer in tuple(self._answers.items()) if answer is not None and answer.state.is_final]
+        for name in over[: max(len(self._answers) - _MAX_REMEMBERED, 0)]:
+            self._answers.pop(name, None)
 
     def _settle(self, request: CaptureRequest) -> bool:
         """Give the request its steps or refuse it; False while no step has shown how long steps take."""

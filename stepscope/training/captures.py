@@ -147,10 +147,10 @@ class Captures:
         capture = self._capture
         assert capture is not None
         stop = costs.add(ended)
-        if not capture.is_recording:
-            window.stopped_by = EarlyStop.OTHER_PROFILER
-            return
-        capture.num_whole_steps += 1
+        if capture.is_recording:
+            capture.num_whole_steps += 1
+        else:
+            stop = window.stopped_by = EarlyStop.OTHER_PROFILER
         if stop is not None and window.is_requested and index < window.stop:
             window.stopped_by = stop
             self._plan.cut(window, index)

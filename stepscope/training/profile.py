@@ -380,7 +380,8 @@ def profile(
         record_shapes: record operator shapes, which say what limits a kernel.
         with_stack: record Python stacks; costs far more than the rest.
         profile_memory: record allocations.
-        capture_when: also capture when a rule says so: `stepscope.training.slow_step()`.
+        capture_when: also capture when a rule says so: `stepscope.training.slow_step()`; by default from
+            STEPSCOPE_CAPTURE_WHEN.
         labels: free words to find the run by.
         simulated_compute: the run's layers sleep instead of computing; said in every report.
         stuck_after: seconds after which a step that does not move on is looked into; "auto" goes by the steps before it

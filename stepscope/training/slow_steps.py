@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from stepscope.core.errors import UsageError
 from stepscope.training.telemetry import StepRecord
+
+RULE_VARIABLE = "STEPSCOPE_CAPTURE_WHEN"
+"""Environment: slow_step, or slow_step:factor=2,times=5 with any of the rule's numbers."""
 
 _WINDOW_STEPS = 64
 _SETTLED_STEPS = 10  # before that a median says little, and kernels are still being tuned
@@ -26,6 +31,15 @@ class SlowStep:
     steps: int
     cooldown_seconds: float
     most: int
+
+
+_NUMBERS: dict[str, type[int] | type[float]] = {
+    "factor": float,
+    "times": int,
+    "steps": int,
+    "cooldown_seconds": float,
+    "most": int,
+}
 
 
 def slow_step(
@@ -54,6 +68,27 @@ def slow_step(
         if not is_good:
             raise UsageError(f"{name} is out of its range", where="slow_step", what_next="see help(slow_step)")
     return SlowStep(factor, times, steps, cooldown_seconds, most)
+
+
+def rule_from_environment() -> SlowStep | None:
+    """The rule that STEPSCOPE_CAPTURE_WHEN names; None where it is not set.
+
+    Raises:
+        UsageError: it names none.
+    """
+    text = os.environ.get(RULE_VARIABLE, "")
+    name, _, numbers = text.partition(":")
+    if not name.strip():
+        return None
+    try:
+        if name.strip() != "slow_step":
+            raise KeyError(name)
+        pairs = (pair.partition("=") for pair in numbers.split(",") if pair.strip())
+        given: dict[str, Any] = {key.strip(): _NUMBERS[key.strip()](value) for key, _, value in pairs}
+        return slow_step(**given)
+    except (KeyError, ValueError):
+        what_next = f"write slow_step, or slow_step:factor=2,times=5 with any of {', '.join(_NUMBERS)}"
+        raise UsageError(f"{text!r} names no rule", where=RULE_VARIABLE, what_next=what_next) from None
 
 
 class SlowSteps:

@@ -38,6 +38,7 @@ def one_rank_group(tmp_path: Path) -> Iterator[None]:
 def _no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent of the machine that runs the tests is not their business."""
     monkeypatch.setenv("STEPSCOPE_AGENT_SOCKET", "")
+    monkeypatch.delenv("STEPSCOPE_CAPTURE_WHEN", raising=False)
 
 
 @pytest.fixture

@@ -205,7 +205,7 @@ def test_a_flood_is_read_slowly_so_that_training_keeps_pythons_lock(
         link.close()
         stop.set()
         flooding.join()
-    assert 0 < num_bytes <= (seconds / 0.02 + 2) * 4096
+    assert 0 < num_bytes <= (seconds / 0.05 + 2) * 4096
 
 
 def test_a_user_that_fails_does_not_end_the_thread(

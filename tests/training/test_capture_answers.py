@@ -89,6 +89,23 @@ def test_while_another_profiler_records_a_request_fails_and_the_next_one_is_take
     assert captured == [done.start_step, (done.start_step or 0) + 1]
 
 
+def test_another_profiler_that_begins_meanwhile_ends_it_with_the_whole_steps_before(
+    tmp_path: Path, socket_file: Path
+) -> None:
+    with StandInAgent(socket_file) as agent, _profile(tmp_path) as prof:
+        loop = _Loop(prof, agent)
+        agent.say(CaptureRequest("a", 400))
+        loop.until(lambda: "started" in agent.states("a"))
+        seen = loop.step
+        loop.until(lambda: loop.step == seen + 5)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
+            torch.ones(8, 8) @ torch.ones(8, 8)
+        done = loop.final("a")
+    assert (done.state, done.stopped_by) == (AnswerState.DONE, EarlyStop.OTHER_PROFILER)
+    assert 5 <= (done.steps or 0) < 400
+    assert "aten::mm" in {event.name for event in theirs.events()}
+
+
 def test_a_trace_that_cannot_be_written_is_an_answer_and_measuring_goes_on(tmp_path: Path, socket_file: Path) -> None:
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "traces").write_text("no folder")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.core.errors import UsageError
-from stepscope.training.slow_steps import SlowSteps, slow_step
+from stepscope.training.slow_steps import SlowSteps, rule_from_environment, slow_step
 from stepscope.training.telemetry import StepRecord
 
 _USUAL = [10] * 20
@@ -80,3 +80,19 @@ def test_a_checkpoint_amid_slow_steps_does_not_end_their_row() -> None:
 def test_numbers_out_of_range_are_refused_by_name(numbers: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(numbers))):
         slow_step(**numbers)
+
+
+def test_a_job_script_names_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STEPSCOPE_CAPTURE_WHEN", raising=False)
+    assert rule_from_environment() is None
+    monkeypatch.setenv("STEPSCOPE_CAPTURE_WHEN", "slow_step")
+    assert rule_from_environment() == slow_step()
+    monkeypatch.setenv("STEPSCOPE_CAPTURE_WHEN", "slow_step: factor=2, times=5,cooldown_seconds=0")
+    assert rule_from_environment() == slow_step(2.0, 5, cooldown_seconds=0.0)
+
+
+@pytest.mark.parametrize("text", ["slow", "slow_step:often=3", "slow_step:times=two", "slow_step:times"])
+def test_what_names_no_rule_is_said_with_the_variable(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("STEPSCOPE_CAPTURE_WHEN", text)
+    with pytest.raises(UsageError, match=r"STEPSCOPE_CAPTURE_WHEN: .* names no rule; write slow_step"):
+        rule_from_environment()
