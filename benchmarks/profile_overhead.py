@@ -3,7 +3,8 @@
     python -m benchmarks.profile_overhead [--device cuda] [--step-ms 3,30] [--blocks 40] [--out FILE.json]
 
 The step is a transformer's forward, backward and optimizer step, made as long as asked. Cases against the same loop
-without stepscope: `off` (enabled=False), `armed` (telemetry of every step, no capture under way). Captures against
+without stepscope: `off` (enabled=False), `armed` (telemetry of every step, no capture under way), `telemetry` (the same
+with figures that lie on the device, the model watched, and an OpenTelemetry meter where installed). Captures against
 torch.profiler with the same options: the captured steps themselves, what ends the recording, and the steps after it,
 in which torch's way exports and ours writes on another thread.
 """
@@ -11,13 +12,14 @@ in which torch's way exports and ours writes on another thread.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ class Workload:
         per_layer = statistics.median(_seconds_per_step(one, 20, self.synchronize) for _ in range(5))
         self.num_layers = max(1, round(step_ms / 1e3 / per_layer))
         self.step = self._made(width, self.num_layers)
+        """Makes `loss` anew, a tensor on the device, and the gradients of `model`."""
         self.step_ms = 1e3 * _seconds_per_step(self.step, 20, self.synchronize)
 
     def synchronize(self) -> None:
@@ -61,7 +64,7 @@ class Workload:
         layers = [
             nn.TransformerEncoderLayer(width, width // 64, 4 * width, batch_first=True) for _ in range(num_layers)
         ]
-        model = nn.Sequential(*layers).to(self.device)
+        self.model = model = nn.Sequential(*layers).to(self.device)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
         batch = torch.randn(*self._shape, width, device=self.device)
 
@@ -69,6 +72,7 @@ class Workload:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
                 loss = model(batch).square().mean()
             loss.backward()
+            self.loss = loss.detach()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -103,9 +107,31 @@ def _armed(out: Path) -> Iterator[Step]:
         yield lambda: prof.step(tokens=1, loss=1.0)
 
 
+@contextmanager
+def _telemetry(workload: Workload, out: Path) -> Iterator[Step]:
+    with stepscope.profile("telemetry", out, once(wait=_NEVER), export="otel") as prof:
+        prof.watch(workload.model)
+        yield lambda: prof.step(tokens=1, loss=workload.loss, grad_norm=workload.loss)
+
+
+def _provide_meters() -> None:
+    """Have OpenTelemetry keep what is exported to it, where it is installed."""
+    try:
+        from opentelemetry.metrics import set_meter_provider
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    except ImportError:
+        return
+    set_meter_provider(MeterProvider(metric_readers=[InMemoryMetricReader()]))
+
+
 def armed_cost(workload: Workload, blocks: int, out: Path) -> dict[str, Any]:
     """Ratio of each case's time to the bare loop's, block against neighbouring block, with a 95 % interval."""
-    cases = {"off": _off, "armed": _armed}
+    cases: dict[str, Callable[[Path], AbstractContextManager[Step]]] = {
+        "off": _off,
+        "armed": _armed,
+        "telemetry": functools.partial(_telemetry, workload),
+    }
     num_steps = max(10, round(300 / workload.step_ms))
     ratios: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(blocks):
@@ -204,6 +230,7 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("stepscope").setLevel(logging.ERROR)  # a run that is never captured says so each time
     torch.set_num_threads(1)
+    _provide_meters()
     results: dict[str, Any] = {"torch": torch.__version__, "device": options.device}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
@@ -212,9 +239,12 @@ def main() -> None:
         for step_ms in map(float, options.step_ms.split(",")):
             workload = Workload(options.device, step_ms)
             print(f"step of {workload.step_ms:.1f} ms ({workload.num_layers} layers)")
+            with _telemetry(workload, out) as mark:
+                seconds = _seconds_per_step(mark, 20_000, workload.synchronize)
+                print(f"  prof.step with all telemetry: {seconds * 1e6:.1f} us")
             case = {"step_ms": workload.step_ms, **armed_cost(workload, options.blocks, out)}
-            for name in ("off", "armed"):
-                print("  {0:<6} {median:.4f} x bare (95 %: {low:.4f} to {high:.4f})".format(name, **case[name]))
+            for name in ("off", "armed", "telemetry"):
+                print("  {0:<9} {median:.4f} x bare (95 %: {low:.4f} to {high:.4f})".format(name, **case[name]))
             case["capture"] = capture_cost(workload, options.captures, out)
             for who in ("torch", "stepscope"):
                 times = {name: round(value, 1) for name, value in case["capture"][who].items()}
