@@ -30,7 +30,8 @@ from benchmarks.measuring import Cost, measure, median_cost
 from benchmarks.multiplied import write_multiplied
 
 _READ = """
-import sys
+import os, sys
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does
 from stepscope.trace.kineto import read_trace
 trace = read_trace(sys.argv[1])
 print(len(trace), "complete events")
