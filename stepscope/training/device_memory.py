@@ -31,7 +31,7 @@ def begin_history() -> bool:
     is_on = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     if is_on is not None and is_on():
         return False
-    torch.cuda.memory._record_memory_history(stacks="python", max_entries=HISTORY_ENTRIES)
+    torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=HISTORY_ENTRIES)
     return True
 
 

@@ -145,6 +145,8 @@ class Endings(Generic[OwnerT]):
 
     def _at_exit(self) -> None:
         owner = self._owner()
+        self._attendant.stop()
+        self.stop()
         if owner is not None:
             self._end(owner, ending(getattr(sys, "last_type", None)))
 

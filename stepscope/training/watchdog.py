@@ -53,6 +53,7 @@ class StuckSteps:
         self._net: FrozenPythonNet | None = None
         self._net_seconds = 0.0
         self._tended = 0.0
+        self._is_closed = False
         self._doubted_since: float | None = None
         self._said_busy = 0.0
         self._others = _Others(context)
@@ -68,6 +69,8 @@ class StuckSteps:
 
     def tend(self) -> None:
         """Look at the open step; about once a second, on the attendant's thread."""
+        if self._is_closed:  # a signal that should have ended the process did not
+            return
         now, timeout = time.monotonic(), least_timeout_seconds()
         doubted = self._patience.limit_seconds(Situation(timeout_seconds=timeout))
         self._mind_the_net(now, doubted)
@@ -98,6 +101,7 @@ class StuckSteps:
 
     def close(self) -> None:
         """No step comes any more; one that is open never ended."""
+        self._is_closed = True
         if self._open is self._looked_at:
             self._state = None
         self._leave_episode()

@@ -6,6 +6,7 @@ import gc
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,6 +87,23 @@ class TestSignals:
         assert time.monotonic() - begun < 6
         assert [line["index"] for line in _lines(tmp_path / "r")] == [0]
         assert _ended(tmp_path / "r") == "signal"
+
+    def test_a_second_signal_changes_nothing(self, tmp_path: Path) -> None:
+        def train(tell: Tell) -> None:
+            with stepscope.profile("r", tmp_path, once(wait=0, warmup=0, active=10_000)) as prof:
+                for _ in range(10_000):
+                    prof.step()
+                    tell("steps")
+                    time.sleep(0.01)
+
+        training = fork(train)
+        training.wait_for("steps")
+        for _ in range(5):
+            os.kill(training.process_id, signal.SIGTERM)
+            time.sleep(0.002)
+        assert training.end() == -signal.SIGTERM
+        assert _ended(tmp_path / "r") == "signal"
+        assert (tmp_path / "r" / "traces" / "step0" / "rank0.json.gz").exists()
 
     def test_a_signal_inside_a_method_of_ours_waits_until_it_is_over(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -180,6 +198,30 @@ class TestSignals:
                 assert child.end() == -signal.SIGTERM
             prof.step()
         assert _ended(tmp_path / "r") == "finished"
+
+
+_FIRST_PROCESS = """
+import os, signal, sys, stepscope
+assert os.getpid() == 1
+with stepscope.profile("r", sys.argv[1]) as prof:
+    prof.step()
+    os.kill(1, signal.SIGTERM)  # a container's first process ignores what it does not handle
+    prof.step()
+print("went on")
+"""
+
+
+@pytest.mark.usefixtures("no_job")
+def test_the_first_process_of_a_container_trains_on_as_it_would_have(tmp_path: Path) -> None:
+    container = ["unshare", "-rpf", "--mount-proc", sys.executable, "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*container, ""], capture_output=True, check=False).returncode:
+        pytest.skip("no process can be the first of a space of its own here")
+    done = subprocess.run(
+        [*container, _FIRST_PROCESS, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
+    assert [line["index"] for line in _lines(tmp_path / "r")] == [0]
+    assert _ended(tmp_path / "r") == "signal"
 
 
 _NEVER_LEFT = """
