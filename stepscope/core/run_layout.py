@@ -28,6 +28,8 @@ TRUTH_FOLDER = "truth"
 FLIGHT_FOLDER = "flight"
 MEMORY_FOLDER = "memory"
 CHECKPOINT_FOLDER = "checkpoints"
+CHECKPOINT_INDEX = ".metadata"
+"""What torch.distributed.checkpoint writes last into a checkpoint's folder."""
 
 WHOLE_STEPS_KEY = "stepscope_whole_steps"
 """Top-level key of a captured trace: the steps recorded from their beginning to their end."""

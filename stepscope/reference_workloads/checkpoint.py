@@ -1,4 +1,4 @@
-"""How are weights and optimizer state written and read again, by any layout?
+"""How are weights, running statistics and optimizer state written and read again, by any layout?
 
 torch's own `get_state_dict` wants one model per optimizer and knows neither ZeroRedundancyOptimizer nor the bare shards
 that DDP trains under tensor parallelism. Here each tensor goes under its parameter's name in the uncut model, a cut one
@@ -7,6 +7,7 @@ as a DTensor, so that another layout can read what this one wrote.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,31 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.tensor import DTensor
 
 from stepscope.core.errors import DataError
+from stepscope.core.run_layout import CHECKPOINT_INDEX
 from stepscope.reference_workloads.gradient_norm import layout_of
-from stepscope.reference_workloads.gradients import named_parameters
+from stepscope.reference_workloads.gradients import named_parameters, uncut_name
 from stepscope.reference_workloads.loss_scale import LossScale
 
+MODEL_PREFIX = "model."
+"""Before the names of the model's own tensors."""
+
 _PROGRESS = "progress"  # steps done, loss scale, steps since it changed
+
+
+def model_tensors(modules: Iterable[nn.Module]) -> dict[str, torch.Tensor]:
+    """Parameters, and buffers that are part of the model's state (a norm's running statistics), by uncut name."""
+    modules = list(modules)
+    return {**named_parameters(modules), **_kept_buffers(modules)}
+
+
+def _kept_buffers(modules: Iterable[nn.Module]) -> dict[str, torch.Tensor]:
+    return {
+        uncut_name(f"{prefix}.{name}"): buffer
+        for module in modules
+        for prefix, part in module.named_modules()
+        for name, buffer in part.named_buffers(recurse=False)
+        if name not in part._non_persistent_buffers_set
+    }
 
 
 class Checkpointer:
@@ -36,6 +57,7 @@ class Checkpointer:
         self, modules: list[nn.Module], optimizer: torch.optim.Optimizer, loss_scale: LossScale, folder: Path
     ) -> None:
         self._parameters = named_parameters(modules)
+        self._buffers = _kept_buffers(modules)
         self._optimizer = optimizer
         self._loss_scale = loss_scale
         self._folder = folder
@@ -51,6 +73,11 @@ class Checkpointer:
             "process_group": self._group,
         }
         state = self._state(num_steps_done)
+        if dist.get_rank(self._group) == 0:
+            # Ranks have statistics of their own parts of the batch until DDP's next forward pass takes the first one's.
+            state |= self._buffer_state()
+            # Of a checkpoint that is written anew: a kill in between leaves none instead of a mixed one.
+            Path(options["checkpoint_id"], CHECKPOINT_INDEX).unlink(missing_ok=True)
         if asynchronously:
             self._pending = async_save(state, **options)
         else:
@@ -63,13 +90,15 @@ class Checkpointer:
             self._pending = None
 
     def load(self, path: Path) -> int:
-        """Take weights, optimizer state and loss scale over; all ranks must. Returns the number of steps done.
+        """Take weights, running statistics, optimizer state and loss scale over; all ranks must.
+
+        Returns the number of steps done.
 
         Raises:
             DataError: there is no whole checkpoint of this model.
         """
         self._make_optimizer_state()
-        state = self._state(0)
+        state = self._state(0) | self._buffer_state()
         try:
             load(state, checkpoint_id=path, process_group=self._group)
         except CheckpointException as error:
@@ -90,11 +119,14 @@ class Checkpointer:
         # A ZeroRedundancyOptimizer has one inside that owns this rank's share of the parameters.
         owner = getattr(self._optimizer, "optim", self._optimizer)
         for name, parameter in self._parameters.items():
-            state[f"model.{name}"] = _as_cut(parameter.detach(), parameter)
+            state[f"{MODEL_PREFIX}{name}"] = _as_cut(parameter.detach(), parameter)
             for kind, tensor in owner.state.get(parameter, {}).items():
                 is_cut = tensor.shape == parameter.shape
                 state[f"optimizer.{name}.{kind}"] = _as_cut(tensor, parameter) if is_cut else tensor
         return state
+
+    def _buffer_state(self) -> dict[str, Any]:
+        return {f"{MODEL_PREFIX}{name}": buffer for name, buffer in self._buffers.items()}
 
     def _make_optimizer_state(self) -> None:
         """A step that changes nothing, so that there are tensors to read into."""

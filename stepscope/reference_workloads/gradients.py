@@ -45,7 +45,7 @@ def named_parameters(modules: Iterable[nn.Module]) -> dict[str, nn.Parameter]:
     To be asked before the first forward pass: DDP over tensor-parallel parameters takes them out of the module then.
     """
     found = (pair for module in modules for pair in module.named_parameters())
-    return {_uncut_name(name): parameter for name, parameter in found}
+    return {uncut_name(name): parameter for name, parameter in found}
 
 
 def whole_gradient(parameter: nn.Parameter) -> torch.Tensor:
@@ -94,6 +94,6 @@ def largest_deviation(found: dict[str, list[torch.Tensor]], reference: dict[str,
     return worst
 
 
-def _uncut_name(name: str) -> str:
-    """Without what DDP, activation checkpointing and torch.compile put between."""
+def uncut_name(name: str) -> str:
+    """A parameter's name without what DDP, activation checkpointing and torch.compile put between."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPER_PARTS)

@@ -12,7 +12,7 @@ from statistics import median
 from tempfile import TemporaryFile
 
 from stepscope.core.errors import DataError, UsageError
-from stepscope.core.run_layout import RUN_FILE
+from stepscope.core.run_layout import CHECKPOINT_FOLDER, RUN_FILE
 from stepscope.reference_workloads.injections.applied import control_of, injected, write_injections
 from stepscope.reference_workloads.injections.injection import Injection
 from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
@@ -30,9 +30,6 @@ DEFAULT_NUM_STEPS = 9
 
 NUM_SETTLING_STEPS = 3
 """The first steps set communicators up, fill the allocator's cache and tune kernels."""
-
-_CHECKPOINT_INDEX = ".metadata"
-"""What torch.distributed.checkpoint writes last."""
 
 _KINETO_SILENT = "99"
 _MAX_SEED = 2**32 - 1
@@ -217,11 +214,11 @@ def _prepare(run_directory: Path, *, is_rank: bool) -> None:
     """Make the run directory, so that one that cannot be written is known before training.
 
     Raises:
-        UsageError: it holds a run already.
+        UsageError: it holds a run already, or the checkpoints of one.
         DataError: it cannot be made or written.
     """
     try:
-        if not is_rank and (run_directory / RUN_FILE).exists():
+        if not is_rank and any((run_directory / name).exists() for name in (RUN_FILE, CHECKPOINT_FOLDER)):
             raise UsageError("the run directory is in use", where=str(run_directory), what_next="choose another name")
         run_directory.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=run_directory) as file:
@@ -235,11 +232,14 @@ def _prepare(run_directory: Path, *, is_rank: bool) -> None:
 
 def _train(job: TrainingJob, tell: Callable[[Progress], None], *, is_rank: bool) -> WorkloadResult:
     run_directory = Path(job.out) / job.run
-    _check_resumable(job.recipe)
-    if job.profiled:
+    if job.recipe.resume_from is not None:
+        from stepscope.reference_workloads.resuming import check_checkpoint
+
+        check_checkpoint(Path(job.recipe.resume_from), job.preset)
+    if job.profiled or job.recipe.checkpoint_every is not None:
         _prepare(run_directory, is_rank=is_rank)
-        if not is_rank or int(os.environ["RANK"]) == 0:
-            write_injections(run_directory, job.injections)
+    if job.profiled and (not is_rank or int(os.environ["RANK"]) == 0):
+        write_injections(run_directory, job.injections)
     if is_rank:
         from stepscope.reference_workloads.train import train_rank
 
@@ -249,16 +249,6 @@ def _train(job: TrainingJob, tell: Callable[[Progress], None], *, is_rank: bool)
     if job.profiled and (not is_rank or int(os.environ["RANK"]) == 0):
         _check_profiled(run_directory)
     return WorkloadResult(run_directory, job, tuple(outcomes))
-
-
-def _check_resumable(recipe: Recipe) -> None:
-    """Raises DataError when there is no whole checkpoint to go on from, while no rank has started yet."""
-    if recipe.resume_from is not None and not Path(recipe.resume_from, _CHECKPOINT_INDEX).is_file():
-        raise DataError(
-            f"is no checkpoint: it has no {_CHECKPOINT_INDEX}",
-            where=recipe.resume_from,
-            what_next="give one of a run's checkpoints/step{n} folders",
-        )
 
 
 def _check_profiled(run_directory: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stepscope.core.errors import DataError, UsageError
 from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_workload
-from stepscope.reference_workloads.presets import find_preset
-from stepscope.reference_workloads.processes import RankFailedError
+from stepscope.reference_workloads.presets import Preset, find_preset
 from stepscope.reference_workloads.recipe import Recipe
 
 pytest.importorskip("torch")
@@ -46,9 +47,60 @@ def test_losses_go_on_exactly_and_in_one_process_nearly(
     assert alone.outcomes[0].loss_scale == whole.outcomes[0].loss_scale
 
 
-def test_a_checkpoint_of_another_model_is_named_as_such(tmp_path: Path) -> None:
-    _trained(ParallelPlan(), Recipe(checkpoint_every=1), tmp_path, num_steps=1)
-    resumed = Recipe(resume_from=str(tmp_path / "r" / "checkpoints" / "step1"))
-    larger = replace(find_preset("tiny"), num_layers=5)
-    with pytest.raises(RankFailedError, match=r"no checkpoint of this model: Missing key .*blocks\.4"):
-        run_workload(ParallelPlan(), recipe=resumed, preset=larger, profiled=False, device="cpu", num_steps=1)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of tiny's GPT."""
+    out = tmp_path_factory.mktemp("written")
+    _trained(ParallelPlan(), Recipe(checkpoint_every=1), out, num_steps=1)
+    return out / "r" / "checkpoints" / "step1"
+
+
+@pytest.mark.parametrize(
+    ("preset", "reason"),
+    [
+        (replace(find_preset("tiny"), num_layers=5), r"it has no blocks\.4\."),
+        (replace(find_preset("tiny"), num_layers=2), r"it has blocks\.2\.\S+, which the model has not"),
+        (find_preset("tiny", "llama"), r"attention\.qkv\.weight is 192 x 64 there and 128 x 64 here"),
+        (find_preset("tiny", "resnet50"), r"it has no stem\.weight"),
+    ],
+    ids=lambda value: value.architecture if isinstance(value, Preset) else None,
+)
+def test_a_checkpoint_of_another_model_is_refused_before_any_rank_starts(
+    written: Path, preset: Preset, reason: str
+) -> None:
+    with pytest.raises(DataError, match=f"is a checkpoint of another model: .*{reason}"):
+        run_workload(
+            ParallelPlan(), recipe=Recipe(resume_from=str(written)), preset=preset, profiled=False, device="cpu"
+        )
+
+
+def test_a_damaged_index_is_refused(written: Path, tmp_path: Path) -> None:
+    index = (written / ".metadata").read_bytes()
+    for damaged in (b"", b"nonsense", index[: len(index) // 2]):
+        (tmp_path / ".metadata").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"has a damaged \.metadata"):
+            run_workload(ParallelPlan(), recipe=Recipe(resume_from=str(tmp_path)), profiled=False, device="cpu")
+
+
+def test_checkpoints_of_another_run_are_not_written_over(written: Path) -> None:
+    with pytest.raises(UsageError, match="in use"):
+        _trained(ParallelPlan(), Recipe(checkpoint_every=1), written.parents[2], num_steps=1)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # one process reads what ranks wrote
+def test_a_resnet_goes_on_with_its_running_statistics(tmp_path: Path) -> None:
+    import torch
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    preset, plan = find_preset("tiny", "resnet50"), ParallelPlan(dp=2, zero=0)
+    options: dict[str, Any] = {"preset": preset, "profiled": False, "device": "cpu", "out": tmp_path}
+    whole = run_workload(plan, recipe=Recipe(checkpoint_every=2), num_steps=4, run="whole", **options)
+    recipe = Recipe(checkpoint_every=2, resume_from=str(tmp_path / "whole" / "checkpoints" / "step2"))
+    assert run_workload(plan, recipe=recipe, num_steps=2, run="resumed", **options).losses == whole.losses[2:]
+    states = []
+    for run in ("whole", "resumed"):
+        state = {"model.norm.running_mean": torch.zeros(8), "model.norm.num_batches_tracked": torch.tensor(0)}
+        load(state, checkpoint_id=tmp_path / run / "checkpoints" / "step4", no_dist=True)
+        states.append(state)
+    assert states[0]["model.norm.num_batches_tracked"] == states[1]["model.norm.num_batches_tracked"] == 4
+    assert torch.equal(states[0]["model.norm.running_mean"], states[1]["model.norm.running_mean"])

@@ -35,7 +35,7 @@ SCHEMA = "stepscope.workload/1"
 @click.option("--steps", default=9, show_default=True, help="Optimizer steps.")
 @click.option("--out", default="runs", show_default=True, type=click.Path(file_okay=False), help="Folder of all runs.")
 @click.option("--run-name", help="Folder inside --out.  [default: preset, layout and time]")
-@click.option("--no-profile", is_flag=True, help="Train only; write no files.")
+@click.option("--no-profile", is_flag=True, help="Train only; write nothing but checkpoints.")
 @click.option("--seed", default=0, show_default=True, help="Decides weights and data.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--against-plan", "with_plan", is_flag=True, help="Then print the plan's estimate beside it (GPUs only).")
