@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.core.agent_messages import Answer, AnswerState, Cancel, CaptureRequest, EarlyStop, Step
+from stepscope.core.agent_messages import Answer, AnswerState, Bye, Cancel, CaptureRequest, EarlyStop, Hello, Step
 from stepscope.training import Schedule, once, slow_step
 from stepscope.training.profile import Profile
 from tests.training.stand_in_agent import StandInAgent
@@ -234,6 +235,21 @@ def test_slow_steps_are_captured_by_a_job_of_one_rank_and_the_agent_is_told(tmp_
     assert answer.steps == 2
     assert before + 3 <= (answer.start_step or 0) <= before + 20
     assert len(list(tmp_path.rglob("rank0.json.gz"))) == 2  # with the scheduled one: at most one by the rule
+
+
+def test_a_profile_that_is_never_left_and_gone_says_goodbye(tmp_path: Path, socket_file: Path) -> None:
+    with StandInAgent(socket_file) as agent:
+        prof = _profile(tmp_path).__enter__()
+        agent.wait_until(lambda: bool(agent.of(Hello)))
+        assert prof._talk is not None
+        thread = prof._talk._link._thread
+        assert thread is not None
+        prof.step()
+        del prof
+        gc.collect()
+        thread.join(5.0)
+        assert not thread.is_alive()
+        agent.wait_until(lambda: bool(agent.of(Bye)))
 
 
 def test_what_is_no_rule_costs_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
