@@ -6,6 +6,7 @@ import math
 import os
 
 from stepscope.training.anomaly_watch import AnomalyWatch
+from stepscope.training.clipping import ClippedNorm
 from stepscope.training.exporters.chosen import chosen_exporters
 from stepscope.training.exporters.export import StepExport
 from stepscope.training.gc_pauses import GcPauses
@@ -23,7 +24,7 @@ from stepscope.training.watchdog import StuckSteps
 
 def listeners_of(context: RunContext, late_reader: LateReader) -> list[StepListener]:
     """Those that the settings and the surroundings of the run call for, in the order in which they are told."""
-    listeners: list[StepListener] = [GcPauses(), MemoryFigures(), LossScale(late_reader)]
+    listeners: list[StepListener] = [GcPauses(), MemoryFigures(), LossScale(late_reader), ClippedNorm(late_reader)]
     stuck_seconds = given_seconds(os.environ.get("STEPSCOPE_STUCK_AFTER") or context.settings.stuck_after)
     if stuck_seconds != math.inf:
         listeners.append(StuckSteps(context, stuck_seconds))

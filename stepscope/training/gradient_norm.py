@@ -89,7 +89,7 @@ class LocalGradientNorm:
             source.leave()
 
     def _note(self, whose: object, gradient: Any) -> None:
-        if self._has_failed:
+        if self._has_failed or not self._is_sampling:
             return
         started_ns = time.perf_counter_ns()
         try:

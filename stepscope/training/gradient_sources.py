@@ -8,11 +8,12 @@ pass.
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
+
+from stepscope.training.wrapping import Wrapping
 
 Note = Callable[[object, Any], None]
 """Is told whose gradient this is, and the tensor, which changes later. Called from inside training: never raises."""
@@ -82,25 +83,26 @@ class ShardedParameters:
     def __init__(self, parameters: list[Any]) -> None:
         self._watched = weakref.WeakSet(parameters)
         self._module: Any = sys.modules["torch.distributed.fsdp._fully_shard._fsdp_param_group"]
-        self._original: Any = None
+        self._wrapping: Wrapping | None = None
         if not hasattr(self._module, "foreach_reduce"):
             raise ValueError("this version of torch reduces the gradients of fully_shard in an unknown way")
 
     def watch(self, note: Note) -> None:
-        self._original = original = self._module.foreach_reduce
+        def watched(original: Callable[..., Any]) -> Callable[..., Any]:
+            def reduce(parameters: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+                if parameters and parameters[0] in self._watched:
+                    for parameter, gradient in zip(parameters, gradients, strict=True):
+                        note(id(parameter), gradient)
+                return original(parameters, gradients, *args, **kwargs)
 
-        @functools.wraps(original)
-        def reduce(parameters: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
-            if parameters and parameters[0] in self._watched:
-                for parameter, gradient in zip(parameters, gradients, strict=True):
-                    note(id(parameter), gradient)
-            return original(parameters, gradients, *args, **kwargs)
+            return reduce
 
-        self._module.foreach_reduce = reduce
+        self._wrapping = Wrapping(self._module, "foreach_reduce", watched)
 
     def leave(self) -> None:
-        if self._original is not None:
-            self._module.foreach_reduce, self._original = self._original, None
+        if self._wrapping is not None:
+            self._wrapping.leave()
+            self._wrapping = None
 
 
 def _groups(module: Any) -> list[Any]:

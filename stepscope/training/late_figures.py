@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,11 @@ class LateFigures:
         self._events = events
         self._give_back = give_back
         self._then = then
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the numbers that are on their way."""
+        return self._slots.keys()
 
     def are_there(self) -> bool:
         """Whether the GPU has passed them; True as well when it can never be told."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from stepscope.training.late_figures import LateFigures, LateReader
 from stepscope.training.telemetry import StepRecord
+from stepscope.training.wrapping import Wrapping
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,8 @@ class LossScale:
         self._figures: dict[str, int | float] = {}
         self._late: LateFigures | None = None
         self._is_on = True
-        self._scalers = _GradScalerClass(self._updating)
+        torch: Any = sys.modules["torch"]
+        self._wrapping = Wrapping(torch.amp.GradScaler, _CALLED_BY_UPDATE, self._watched)
 
     def step_began(self, index: int) -> None:
         """Nothing: scalers are updated inside steps."""
@@ -45,7 +47,15 @@ class LossScale:
     def close(self) -> None:
         """Leave torch's class as it was."""
         self._is_on = False
-        self._scalers.leave()
+        self._wrapping.leave()
+
+    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def check(scaler: Any, name: str) -> Any:
+            if name == "update":
+                self._updating(scaler)
+            return original(scaler, name)
+
+        return check
 
     def _updating(self, scaler: Any) -> None:
         """A scaler is about to change its scale; called from inside training, so it never raises."""
@@ -66,30 +76,6 @@ class LossScale:
         except Exception as error:  # training must never be hurt
             self._is_on = False
             logger.warning("stepscope goes on without the loss scale: %s: %s", type(error).__name__, error)
-
-
-class _GradScalerClass:
-    """torch's class with one method wrapped, as scalers are made before and after this; `leave` takes it back."""
-
-    def __init__(self, updating: Any) -> None:
-        torch: Any = sys.modules.get("torch")
-        self._scaler = torch.amp.GradScaler
-        self._original = original = getattr(self._scaler, _CALLED_BY_UPDATE)
-
-        @functools.wraps(original)
-        def watched(scaler: Any, name: str) -> Any:
-            if name == "update":
-                updating(scaler)
-            return original(scaler, name)
-
-        self._watched = watched
-        setattr(self._scaler, _CALLED_BY_UPDATE, watched)
-
-    def leave(self) -> None:
-        if (
-            getattr(self._scaler, _CALLED_BY_UPDATE) is self._watched
-        ):  # else someone wrapped ours, which does nothing now
-            setattr(self._scaler, _CALLED_BY_UPDATE, self._original)
 
 
 def _named(numbers: dict[str, int | float]) -> dict[str, int | float]:

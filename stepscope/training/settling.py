@@ -62,10 +62,11 @@ class SettlingSteps:
         """Wait a while for what is late, and pass all on."""
         deadline = time.monotonic() + _LONGEST_WAIT_SECONDS
         try:
-            while self._waiting:  # nobody else is there any more
-                while not _is_settled(self._waiting[0]) and time.monotonic() < deadline:
-                    time.sleep(0.001)
-                self._pass_on(self._waiting.popleft())
+            with self._lock:
+                while self._waiting:
+                    while not _is_settled(self._waiting[0]) and time.monotonic() < deadline:
+                        time.sleep(0.001)
+                    self._pass_on(self._waiting.popleft())
         finally:
             self._listeners.close()
 
