@@ -17,7 +17,14 @@ _BUSY_BYTES_PER_SECOND = 1_000_000.0
 _BUSY_PROCESSORS = 0.05
 """Compilers and loader workers that work use most of one, on a crowded host some of it; those that wait use none."""
 
-_COMPILERS = ("/torch/_dynamo/", "/torch/_inductor/", "/torch/_functorch/", "/triton/")
+_COMPILERS = (
+    "/torch/_dynamo/convert_frame.py",
+    "/torch/_inductor/graph.py",
+    "/torch/_inductor/scheduler.py",
+    "/torch/_inductor/async_compile.py",
+    "/triton/compiler/",
+)
+"""What runs while torch.compile compiles, and not when the compiled code runs."""
 
 
 @dataclass(frozen=True, slots=True)

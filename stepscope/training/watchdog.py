@@ -174,7 +174,8 @@ class StuckSteps:
                 self._net = FrozenPythonNet(self._stacks)
         elif self._net is not None and now - self._tended > self._net_seconds:
             logger.warning(
-                "Python stood still for %.0f s: a call kept its lock, or the process was stopped; stacks: %s",
+                "no other thread could run for %.0f s: a call kept Python's lock, the process was stopped or its"
+                " disk did not answer; stacks: %s",
                 now - self._tended,
                 stacks_file(self._context),
             )

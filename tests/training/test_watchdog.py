@@ -23,6 +23,7 @@ import pytest
 
 import stepscope
 from stepscope.training import attendant
+from stepscope.training.stillness import is_compiling
 from tests.training.processes import Training, fork
 
 torch = pytest.importorskip("torch")
@@ -140,6 +141,21 @@ def test_a_step_that_takes_long_but_gets_on_is_not_stuck(
 def test_training_without_trouble_leaves_no_trace_of_the_watch(tmp_path: Path) -> None:
     _train(tmp_path, lambda _: time.sleep(0.3))
     assert not (tmp_path / "r" / "flight").exists()
+
+
+@pytest.mark.parametrize(
+    ("filename", "compiles"),
+    [
+        ("/env/torch/_dynamo/convert_frame.py", True),
+        ("/env/triton/compiler/compiler.py", True),
+        ("/env/torch/_dynamo/eval_frame.py", False),  # also there when compiled code runs
+        ("/home/me/train.py", False),
+    ],
+)
+def test_compiling_is_told_from_running_what_was_compiled(filename: str, compiles: bool) -> None:
+    names: dict[str, Any] = {"look": lambda: is_compiling(threading.get_ident())}
+    exec(compile("def work():\n    return look()", filename, "exec"), names)
+    assert names["work"]() is compiles
 
 
 def test_a_thread_that_keeps_pythons_lock_has_its_stacks_written_all_the_same(tmp_path: Path) -> None:
