@@ -152,6 +152,10 @@ def run_workload(
         recipe=recipe or Recipe(),
         injections=tuple(injections),
     )
+    if as_control and not injections:
+        raise UsageError(
+            "a control is the job of a fault, and none is injected", what_next="name the fault, or drop it"
+        )
     faulty = injected(job)  # the control of a fault that is refused would be of no use
     job = control_of(job) if as_control else faulty
     job.plan.check_preset(job.preset)

@@ -78,6 +78,7 @@ def test_plain_output_is_the_directory_and_the_losses(tmp_path: Path, capfd: pyt
         (("gpt", "--run-name", "../evil"), "folder's name"),
         (("gpt", "--simulate-compute", "nan"), "finite"),
         (("gpt", "--seed", "-1"), "a seed is"),
+        (("gpt", "--device", "cpu", "--control"), "a control is the job of a fault"),
     ],
 )
 def test_refusals_are_one_line_with_exit_code_two(

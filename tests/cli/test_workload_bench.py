@@ -64,3 +64,11 @@ def test_what_makes_no_sense_is_told_in_one_line(tmp_path: Path, capfd: pytest.C
     assert _exit_code("gpt", "--baseline", str(tmp_path / "none.json")) == 3
     errors = capfd.readouterr().err
     assert len(errors.splitlines()) == 4
+
+
+@pytest.mark.parametrize("options", [("nonsense",), ("gpt",), ("--scales", "1,2"), ("--no-overlap",), ("--strong",)])
+def test_what_says_what_to_run_is_refused_beside_an_earlier_result(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    assert _exit_code(*options, "--result", str(tmp_path / "b.json")) == 2
+    assert "--result runs nothing" in capfd.readouterr().err

@@ -119,6 +119,8 @@ def test_selective_recomputation_repeats_norms_but_no_matrix_product() -> None:
         (ParallelPlan(dp=2, tp=2, zero=1), Recipe(overlaps_reduction=False), "parameters stay DTensors"),
         (ParallelPlan(dp=2, zero=0), Recipe(prefetches=False), "none are gathered ahead"),
         (ParallelPlan(), Recipe(loader_prefetch=2), "no workers"),
+        (ParallelPlan(), Recipe(checkpoint_mode="async"), "no checkpoint is written"),
+        (ParallelPlan(), Recipe(initial_loss_scale=1024.0), "gradients in float32 do not underflow"),
         (
             ParallelPlan(pp=2, schedule="zero-bubble"),
             Recipe(activation_checkpointing="selective"),

@@ -14,7 +14,7 @@ from stepscope.core.errors import UsageError
 
 
 @click.command("bench")
-@click.argument("name", default="gpt")
+@click.argument("name", required=False)
 @layout_options
 @click.option("--scales", metavar="DP[,DP...]", help="Data-parallel sizes to measure.  [default: --dp alone]")
 @click.option(
@@ -39,7 +39,7 @@ from stepscope.core.errors import UsageError
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the document here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one stepscope.bench/1 document.")
 def command(
-    name: str,
+    name: str | None,
     is_strong: bool,
     result: Path | None,
     baseline: Path | None,
@@ -48,7 +48,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure workload NAME's throughput, unprofiled, at one or several scales.
+    """Measure workload NAME's throughput (default: gpt), unprofiled, at one or several scales.
 
     Ends with 1 only when a gate failed beyond noise.
     """
@@ -57,11 +57,13 @@ def command(
     from stepscope.reference_workloads.throughput.baseline import against_baseline, failed, parse_gates, read_bench
     from stepscope.store.files import write_whole
 
+    if result is not None:
+        _refuse_unused(click.get_current_context())
     conditions = parse_gates(gates)
     if conditions and baseline is None:
         raise UsageError("a gate needs an earlier bench", where="--gate", what_next="add --baseline FILE")
     earlier = read_bench(baseline) if baseline is not None else None  # read first: measuring takes minutes
-    bench = read_bench(result) if result is not None else _measure(name, options, is_strong=is_strong)
+    bench = read_bench(result) if result is not None else _measure(name or "gpt", options, is_strong=is_strong)
     if earlier is not None:
         bench = against_baseline(bench, earlier, conditions, name=str(baseline))
     if int(os.environ.get("RANK", "0")) != 0:  # under torchrun one rank speaks for all
@@ -77,6 +79,21 @@ def command(
         print_bench(bench)
     if failed(bench):
         click.get_current_context().exit(1)
+
+
+_WITH_RESULT = frozenset({"result", "baseline", "gates", "output", "as_json"})
+
+
+def _refuse_unused(context: click.Context) -> None:
+    """Raises UsageError when something besides --result was given that says what to run."""
+    for parameter in context.command.params:
+        given = context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+        if given and parameter.name not in _WITH_RESULT and context.params[parameter.name or ""] is not None:
+            raise UsageError(
+                "it names what to run, and --result runs nothing",
+                where="NAME" if isinstance(parameter, click.Argument) else parameter.opts[0],
+                what_next="leave one of them out",
+            )
 
 
 def _measure(name: str, options: dict[str, Any], *, is_strong: bool) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from stepscope.cli.workload.layout import layout_options, read_layout
+from stepscope.core.errors import UsageError
 
 
 @click.command("plan")
@@ -37,6 +38,8 @@ def command(name: str, as_json: bool, emit: str | None, **options: Any) -> None:
     from stepscope.reference_workloads.estimate.script import launch_script
 
     layout = read_layout(name, options)
+    if options["price_per_gpu_hour"] is not None and not options["tokens"]:
+        raise UsageError("a price alone costs nothing", where="--price-per-gpu-hour", what_next="add --tokens")
     assumptions = Assumptions(
         gpu=known_gpu(options["gpu"]),
         efficiency=DEFAULT_EFFICIENCY if options["efficiency"] is None else options["efficiency"],

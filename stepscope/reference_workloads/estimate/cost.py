@@ -42,7 +42,13 @@ def training_cost(
     num_gpus: int = 1,
     price_per_gpu_hour: float | None = None,
 ) -> TrainingCost:
-    """Cost at a rate of model FLOPs that each GPU keeps up."""
+    """Cost at a rate of model FLOPs that each GPU keeps up.
+
+    Raises:
+        UsageError: the price is below nothing, or no number.
+    """
+    if price_per_gpu_hour is not None and not 0 <= price_per_gpu_hour < float("inf"):
+        raise UsageError(f"a GPU-hour costs nothing or more, not {price_per_gpu_hour}", where="--price-per-gpu-hour")
     flops = FLOPS_PER_PARAMETER_AND_TOKEN * num_parameters * num_tokens
     gpu_hours = flops / flops_per_gpu_second / _SECONDS_PER_HOUR
     money = None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour

@@ -33,6 +33,10 @@ def injected(job: TrainingJob) -> TrainingJob:
     Raises:
         UsageError: a fault means nothing for this job, what it changes does not fit, or was asked for otherwise.
     """
+    names = [injection.name for injection in job.injections]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"cannot inject {twice} twice", what_next="give it once, with the severity of both")
     for injection in job.injections:  # what was asked for must have what a fault needs, before its control changes that
         missing = [need.text for need in injection.needs if not need.met(job)]
         if missing:

@@ -19,6 +19,10 @@ MIN_RUNS = 3
 """With fewer runs of a scale their spread is not measured but assumed, as `stepscope compare` has it."""
 
 
+_RESOLUTION = 1e-6
+"""Of a clock that counts nanoseconds, in a step of a millisecond."""
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """A scale's median step in milliseconds, with the variance and the degrees of freedom of that figure."""
@@ -30,8 +34,8 @@ class Point:
 
     @property
     def relative_error(self) -> float:
-        """Standard error as a share of the step."""
-        return math.sqrt(self.variance) / self.step_ms
+        """Standard error as a share of the step; what repeats to the last digit is as sure as a clock tells."""
+        return max(math.sqrt(self.variance) / self.step_ms, _RESOLUTION)
 
 
 def scale_point(scale: float, runs: Sequence[Sequence[float]]) -> Point:

@@ -139,6 +139,12 @@ def test_no_option_that_was_given_is_replaced_by_a_faults(
         injected(replace(job_of(dp=2, zero=0), recipe=recipe, injections=faults))
 
 
+def test_a_fault_that_is_given_twice_is_refused(job_of: Jobs) -> None:
+    stragglers = (INJECTIONS["straggler"](), INJECTIONS["straggler"]())
+    with pytest.raises(UsageError, match="cannot inject straggler twice"):
+        injected(replace(job_of(dp=2), injections=stragglers))
+
+
 def test_an_option_that_is_the_faults_own_stays(job_of: Jobs) -> None:
     job = replace(job_of(dp=2), recipe=Recipe(loader_workers=0), injections=(INJECTIONS["slow_loader"](),))
     assert injected(job).recipe.loader_workers == 0

@@ -82,3 +82,15 @@ def test_percentile_and_median_over_ranks() -> None:
     assert percentile_95(list(range(101))) == pytest.approx(95)
     assert percentile_95([1.0, 2.0]) == pytest.approx(1.95)
     assert median_over_ranks([[1.0, 9.0], [3.0, 2.0], [2.0, 4.0]]) == [2.0, 4.0]
+
+
+@pytest.mark.parametrize("scaling", ["strong", "weak"])
+def test_runs_that_repeat_to_the_last_digit_are_fitted_too(scaling: str) -> None:
+    step = {scale: 10.0 / scale if scaling == "strong" else 10.0 for scale in (1, 2, 4)}
+    points = [scale_point(scale, [[step[scale]] * 5] * 3) for scale in step]
+    fit = fit_scaling(points, scaling)
+    assert fit is not None
+    assert fit.interval[0] <= fit.serial_fraction <= fit.interval[1]
+    assert fit.interval[1] - fit.interval[0] < 1e-3
+    share, low, high = efficiency(points[1], points[0], rate=0.2, smallest_rate=0.1)
+    assert low < share < high
