@@ -34,6 +34,7 @@ _MAX_OPEN = 8
 _MAX_REMEMBERED = 256
 _SPREAD_SECONDS = 2.0  # within which a request that says no time should have reached the ranks of all nodes
 _LEAST_LEAD_SECONDS = 0.25
+_FIXED_BEFORE_SECONDS = 4.0  # twice the spread: ranks that tick a second apart still have it
 _POLL_SECONDS = 0.25  # how often a rank looks for what other ranks' rules have asked for
 _POLLS_PER_SECOND = 2000  # of all ranks together; a store answers many times as many
 _STORE_PATIENCE = timedelta(seconds=5)
@@ -100,6 +101,8 @@ class CaptureDesk:
             self._pending[request.id] = request
             self._answers[request.id] = None
             self.tick()
+            if request.id in self._pending:
+                self.tell(Answer(request.id, AnswerState.ACCEPTED, "its first step is fixed when its time is near"))
 
     def cancel(self, cancel: Cancel) -> None:
         """The agent wants a capture no more."""
@@ -159,14 +162,18 @@ class CaptureDesk:
             self._answers.pop(name, None)
 
     def _settle(self, request: CaptureRequest) -> bool:
-        """Give the request its steps or refuse it; False while no step has shown how long steps take."""
+        """Give the request its steps or refuse it; False before that can be: no step has ended, or its time is far."""
         if request.deadline_unix_ns is not None and time.time_ns() > request.deadline_unix_ns:
             self._refuse(request.id, "its deadline has passed")
+            return True
+        starts_ns, deadline_ns = request.start_unix_ns, request.deadline_unix_ns
+        if starts_ns is not None and deadline_ns is not None and request.start_step is None and starts_ns > deadline_ns:
+            self._refuse(request.id, "it is to start after its deadline")
             return True
         if request.start_step is not None and request.start_step <= self.plan.step:
             self._refuse(request.id, f"too late: step {request.start_step} has begun, step {self.plan.step} runs")
             return True
-        if request.start_step is None and self._pace.median_ns is None:
+        if request.start_step is None and not self._can_be_placed(request):
             return False
         log, given = self._find_log(), request.start_step is not None
         if log is not None:
@@ -180,6 +187,10 @@ class CaptureDesk:
             is_alone = self._identity.world_size == 1
             self._place(proposal, Alignment.STEP if given or is_alone else Alignment.TIME)
         return True
+
+    def _can_be_placed(self, request: CaptureRequest) -> bool:
+        """Only steps a few seconds ahead can be told from how long steps take now."""
+        return self._pace.median_ns is not None and self._lead_seconds(request) < _FIXED_BEFORE_SECONDS
 
     def _propose(self, request: CaptureRequest) -> CaptureRequest | None:
         """The request with the step at which it could start; None when it could not, which is then said.

@@ -152,16 +152,16 @@ def test_deadlines_refuse_cancel_and_end_captures(tmp_path: Path, socket_file: P
         loop = _Loop(prof, agent)
         past = loop.ask(CaptureRequest("past", 1, deadline_unix_ns=1))
         now_ns = time.time_ns()
-        soon = CaptureRequest("soon", 1, start_unix_ns=now_ns + 10**11, deadline_unix_ns=now_ns + 10**10)
-        too_soon = loop.ask(soon)
+        late = CaptureRequest("late", 1, start_unix_ns=now_ns + 3 * 10**9, deadline_unix_ns=now_ns + 3 * 10**9 + 1)
+        too_late = loop.ask(late)
         loop.until(lambda: loop.step >= 20)
         missed = CaptureRequest("missed", 1, start_step=loop.step + 300, deadline_unix_ns=time.time_ns() + 300_000_000)
         missed_answer = loop.ask(missed)
         loop.extra_seconds = lambda: 0.05
         ended = loop.ask(CaptureRequest("ended", 200, deadline_unix_ns=time.time_ns() + 2_000_000_000))
     assert (past.state, past.reason) == (AnswerState.REFUSED, "its deadline has passed")
-    assert too_soon.state is AnswerState.REFUSED
-    assert "which is after its deadline" in str(too_soon.reason)
+    assert too_late.state is AnswerState.REFUSED
+    assert "which is after its deadline" in str(too_late.reason)
     assert missed_answer.state is AnswerState.CANCELLED
     assert "its deadline passed before it began" in str(missed_answer.reason)
     assert not (tmp_path / "r" / "traces" / f"step{missed.start_step}").exists()

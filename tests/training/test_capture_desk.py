@@ -45,7 +45,6 @@ class _Rank:
             self.desk.plan.advance(index + 1)
         return self
 
-    @property
     def last(self) -> tuple[str, int | None, Alignment | None]:
         answer = self.answers[-1]
         return answer.state.value, answer.start_step, answer.aligned_by
@@ -103,13 +102,13 @@ def test_without_a_store_ranks_start_at_a_common_multiple_and_say_so() -> None:
     for rank in (first, second):
         rank.desk.ask(CaptureRequest("a", 3, start_unix_ns=at_ns))
         rank.run_to(110)
-    assert first.last == second.last
-    assert first.last[0] == "accepted"
-    assert (first.last[1] or 1) % 8 == 0
-    assert first.last[2] is Alignment.TIME
+    assert first.last() == second.last()
+    assert first.last()[0] == "accepted"
+    assert (first.last()[1] or 1) % 8 == 0
+    assert first.last()[2] is Alignment.TIME
     first.desk.ask(CaptureRequest("b", 1, start_step=400))
     first.run_to(112)
-    assert first.last == ("accepted", 400, Alignment.STEP)
+    assert first.last() == ("accepted", 400, Alignment.STEP)
 
 
 def test_a_store_that_does_not_answer_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +133,7 @@ def test_one_rank_alone_starts_as_soon_as_the_profiler_is_prepared() -> None:
     rank = _Rank(0, 1).run_to(100)
     rank.desk.ask(CaptureRequest("a", 3))
     rank.run_to(101)
-    assert rank.last == ("accepted", 102, Alignment.STEP)
+    assert rank.last() == ("accepted", 102, Alignment.STEP)
 
 
 @pytest.mark.usefixtures("store")
@@ -142,18 +141,39 @@ def test_a_young_process_is_asked_once_its_steps_have_a_length() -> None:
     (rank, _) = _ranks(2)
     rank.desk.ask(CaptureRequest("a", 3))
     rank.desk.tick()
+    assert rank.last() == ("accepted", None, None)
     rank.desk.ask(CaptureRequest("a", 3))
-    assert rank.answers == []
+    assert rank.answers[0] == rank.answers[1]
     rank.run_to(5)
     rank.desk.tick()
     rank.run_to(6)
-    assert rank.last[0] == "accepted"
+    assert rank.last() == ("accepted", 207, Alignment.STORE)
     young = _Rank(1)
     young.desk.ask(CaptureRequest("b", 3))
     young.desk.close()
-    assert [(answer.state, answer.reason) for answer in young.answers] == [
+    assert [(answer.state, answer.reason) for answer in young.answers[1:]] == [
         (AnswerState.FAILED, "training ended before it began")
     ]
+
+
+@pytest.mark.usefixtures("store")
+def test_a_time_far_ahead_becomes_a_step_only_when_it_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = [10**18]
+    monkeypatch.setattr("stepscope.training.capture_desk.time.time_ns", lambda: now_ns[0])
+    first, second = (rank.run_to(100) for rank in _ranks(2))
+    for rank in (first, second):
+        rank.desk.ask(CaptureRequest("a", 3, start_unix_ns=now_ns[0] + 3600 * 10**9))
+        rank.desk.tick()
+        rank.run_to(5000)
+        assert [answer.start_step for answer in rank.answers] == [None]
+    now_ns[0] += 3597 * 10**9
+    for rank in (first, second):
+        rank.desk.tick()
+        rank.run_to(5001)
+        assert rank.last() == ("accepted", 5302, Alignment.STORE)
+        now_ns[0] += 10**9
+    first.desk.ask(CaptureRequest("b", 3, start_unix_ns=now_ns[0] + 10**11, deadline_unix_ns=now_ns[0] + 10**10))
+    assert (first.answers[-1].state, first.answers[-1].reason) == ("refused", "it is to start after its deadline")
 
 
 @pytest.mark.usefixtures("store")
@@ -166,8 +186,8 @@ def test_a_rule_of_one_rank_reaches_all_that_take_scheduled_captures_once(monkey
     for rank in (first, second, third):
         rank.desk.tick()
         rank.run_to(102)
-    assert first.last == second.last
-    assert (first.answers[-1].id, first.last[0], first.last[2]) == ("rule-0", "accepted", Alignment.STORE)
+    assert first.last() == second.last()
+    assert (first.answers[-1].id, first.last()[0], first.last()[2]) == ("rule-0", "accepted", Alignment.STORE)
     assert third.answers == []
     assert [rank.slow_steps.num_captures for rank in (first, second, third) if rank.slow_steps] == [1, 1, 1]
     second.desk.tick()
@@ -182,7 +202,7 @@ def test_a_rank_that_reads_the_list_takes_what_another_nodes_agent_has_asked_of_
         rank.desk._polled_at = 0.0
         rank.desk.tick()
         rank.run_to(102)
-    assert first.last == second.last
+    assert first.last() == second.last()
     assert third.answers == []
     second.desk.ask(CaptureRequest("a", 3, ranks=(0, 1)))  # its own agent is late
     assert [answer.state for answer in second.answers] == ["accepted", "accepted"]
