@@ -6,7 +6,7 @@ import math
 import os
 
 from stepscope.training.anomaly_watch import AnomalyWatch
-from stepscope.training.clipping import ClippedNorm
+from stepscope.training.clipped_norm import ClippedNorm
 from stepscope.training.exporters.chosen import chosen_exporters
 from stepscope.training.exporters.export import StepExport
 from stepscope.training.gc_pauses import GcPauses

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.training.clipping import ClippedNorm
+from stepscope.training.clipped_norm import ClippedNorm
 from stepscope.training.late_figures import LateReader
 from stepscope.training.telemetry import StepRecord
 from tests.training.fake_device import FakeDevice
@@ -74,3 +74,21 @@ def test_after_the_end_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     other.close()
     clip_grad_norm_([_parameter(3.0, 4.0)], 1.0)
     assert clipped._norms == other._norms == []
+
+
+def test_a_compiled_loop_is_compiled_once_and_whole() -> None:
+    testing = pytest.importorskip("torch._dynamo.testing")
+    backend = testing.CompileCounter()
+    clipped = ClippedNorm(LateReader())
+
+    @torch.compile(backend=backend, fullgraph=True)  # type: ignore[untyped-decorator]
+    def clip(parameter: Any) -> Any:
+        return clip_grad_norm_([parameter], 1.0)
+
+    try:
+        for step in range(3):
+            assert clip(_parameter(3.0, 4.0)).item() == 5.0
+            clipped.step_ended(StepRecord(step, 0))
+    finally:
+        clipped.close()
+    assert backend.frame_count == 1

@@ -56,8 +56,12 @@ class ClippedNorm:
             wrapping.leave()
 
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        from torch.compiler import is_compiling
+
         def total_norm(tensors: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
             norm = original(tensors, norm_type, *args, **kwargs)
+            if is_compiling():  # first, so that a compiled loop knows nothing of us
+                return norm
             if self._wrapping is not None and norm_type == 2.0 and len(self._norms) < 2:
                 self._norms.append(norm)
             return norm
