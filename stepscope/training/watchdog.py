@@ -53,7 +53,7 @@ class StuckSteps:
         self._net: FrozenPythonNet | None = None
         self._net_seconds = 0.0
         self._tended = 0.0
-        self._is_closed = False
+        self._is_closed = self._made_folder = False
         self._doubted_since: float | None = None
         self._said_busy = 0.0
         self._others = _Others(context)
@@ -113,7 +113,8 @@ class StuckSteps:
             with suppress(OSError):
                 if not path.stat().st_size:
                     path.unlink()
-                    path.parent.rmdir()  # only when empty
+                    if self._made_folder:  # else someone counts on it
+                        path.parent.rmdir()  # only when empty
 
     def _is_long_by_nature(self) -> bool:
         is_phase = any(name.startswith(PHASE_PREFIX) for name in self._context.open_spans())
@@ -167,8 +168,8 @@ class StuckSteps:
     def _mind_the_net(self, now: float, seconds: float) -> None:
         if self._stacks is None:
             path = stacks_file(self._context)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._stacks = path.open("ab", buffering=0)
+            self._made_folder = not path.parent.is_dir()
+            self._stacks = _opened(path)
             self._others.say_no_longer_busy()  # left by an earlier attempt
             with suppress(OSError, AttributeError):  # an old kernel: without the second net
                 self._net = FrozenPythonNet(self._stacks)
@@ -182,6 +183,15 @@ class StuckSteps:
         self._tended, self._net_seconds = now, seconds
         if self._net is not None:
             self._net.push_back(seconds)
+
+
+def _opened(path: Path) -> FileIO:
+    """Another rank that ends just now may remove the empty folder once more."""
+    with suppress(FileNotFoundError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab", buffering=0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("ab", buffering=0)
 
 
 class _Others:

@@ -138,9 +138,13 @@ def test_a_step_that_takes_long_but_gets_on_is_not_stuck(
     assert not [record for record in caplog.records if "stuck in" in record.getMessage()]
 
 
-def test_training_without_trouble_leaves_no_trace_of_the_watch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_there", [False, True])
+def test_training_without_trouble_leaves_no_trace_of_the_watch(tmp_path: Path, is_there: bool) -> None:
+    if is_there:  # torch is told to dump into it, and makes no folder
+        (tmp_path / "r" / "flight").mkdir(parents=True)
     _train(tmp_path, lambda _: time.sleep(0.3))
-    assert not (tmp_path / "r" / "flight").exists()
+    assert (tmp_path / "r" / "flight").exists() is is_there
+    assert not list((tmp_path / "r").glob("flight/*"))
 
 
 @pytest.mark.parametrize(
