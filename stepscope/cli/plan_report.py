@@ -12,6 +12,8 @@ from rich.table import Table
 from stepscope.cli.terminal import report_console
 
 _GIB = 2.0**30
+_COUNTS = {"B": 1e9, "M": 1e6, "K": 1e3}
+_FLOPS = {"PFLOP": 1e15, "TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6}
 
 
 def print_plan(document: dict[str, Any]) -> None:
@@ -53,34 +55,43 @@ def _quantity(value: float | None, unit: str) -> str:
     return f"{value:,.1f} {unit}"
 
 
+def _scaled(value: float, units: dict[str, float]) -> str:
+    """In the largest unit of which there is at least one; three digits after the point below ten."""
+    unit, size = next(((unit, size) for unit, size in units.items() if value >= size), list(units.items())[-1])
+    return f"{value / size:,.{3 if value < 10 * size else 1}f} {unit}"
+
+
 def _headline(document: dict[str, Any]) -> str:
     plan, assumed = document["plan"], document["assumed"]
+    num_parameters = _scaled(document["num_parameters"], _COUNTS)
     layout = f"tp {plan['tp']} x pp {plan['pp']} x dp {plan['dp']}"
     return (
-        f"{document['workload']} {document['preset']}: {document['num_parameters'] / 1e9:.3f} B parameters, {layout} ="
-        f" {plan['world_size']} x {assumed['gpu']}, zero {plan['zero']}, {plan['micro_batches']} micro-batches"
+        f"{document['workload']} {document['preset']}: {num_parameters} parameters, {layout} = {plan['world_size']} x"
+        f" {assumed['gpu']}, zero {plan['zero']}, {plan['micro_batches']} micro-batches"
     )
 
 
 def _memory_table(document: dict[str, Any]) -> Table:
-    """GiB at the fullest moment; categories that no rank has are left out."""
+    """GiB (of small models MiB) at the fullest moment; categories that no rank has are left out."""
     ranks = document["memory"]
+    size, unit = (_GIB, "GiB") if max(rank["peak_bytes"] for rank in ranks) >= _GIB / 10 else (_GIB / 1024, "MiB")
     shown = [name for name in ranks[0]["at_peak"] if any(rank["at_peak"][name] for rank in ranks)]
-    table = Table("pp rank", box=box.SIMPLE_HEAD, title="Memory of a rank at its fullest, GiB", title_justify="left")
+    title = f"Memory of a rank at its fullest, {unit}"
+    table = Table("pp rank", box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for name in (*shown, "peak"):
         table.add_column(name.replace("_", " "), justify="right")
     table.add_column("in")
     for rank in ranks:
-        cells = [f"{rank['at_peak'][name] / _GIB:.2f}" for name in shown]
-        table.add_row(str(rank["pp_rank"]), *cells, f"{rank['peak_bytes'] / _GIB:.2f}", rank["moment"])
+        cells = [f"{rank['at_peak'][name] / size:.2f}" for name in shown]
+        table.add_row(str(rank["pp_rank"]), *cells, f"{rank['peak_bytes'] / size:.2f}", rank["moment"])
     return table
 
 
 def _print_flops(console: Console, document: dict[str, Any]) -> None:
     flops = document["flops"]
     console.print(
-        f"A step is {flops['model'] / 1e12:,.1f} TFLOP (executed {flops['executed'] / 1e12:,.1f}) for"
-        f" {document['tokens_per_step']:,} tokens: {flops['model_per_rank'] / 1e12:,.1f} TFLOP a rank."
+        f"A step is {_scaled(flops['model'], _FLOPS)} (executed {_scaled(flops['executed'], _FLOPS)}) for"
+        f" {document['tokens_per_step']:,} tokens: {_scaled(flops['model_per_rank'], _FLOPS)} a rank."
     )
 
 
@@ -111,17 +122,19 @@ def _communication_table(document: dict[str, Any]) -> Table:
 
 def _print_step(console: Console, document: dict[str, Any]) -> None:
     assumed = document["assumed"]
+    digits = 1 if document["step_ms"] >= 10 else 4
     parts = ", ".join(
-        f"{name.replace('_', ' ')} {milliseconds:,.1f}"
+        f"{name.replace('_', ' ')} {milliseconds:,.{digits}f}"
         for name, milliseconds in document["step_parts_ms"].items()
         if milliseconds
     )
-    console.print(f"Step about {document['step_ms']:,.1f} ms: {parts}.")
+    console.print(f"Step about {document['step_ms']:,.{digits}f} ms: {parts}.")
     if document["pipeline"]:
         pipeline = document["pipeline"]
+        textbook = "" if pipeline["textbook"] is None else f" (textbook {pipeline['textbook']:.1%})"
         console.print(
             f"Bubble {pipeline['bubble']:.1%} of the pipeline's period, mean over ranks, by replaying"
-            f" {document['plan']['schedule']} (textbook {pipeline['textbook']:.1%})."
+            f" {document['plan']['schedule']}{textbook}."
         )
     console.print(
         f"{document['tokens_per_second']:,.0f} tokens/s, MFU {document['mfu']:.1%}; assumed that a GPU computes at"

@@ -173,8 +173,10 @@ def check_device(device: str, plan: ParallelPlan) -> None:
 
 
 def _check_numbers(num_steps: int, simulate_compute_ms: float, seed: int) -> None:
-    if num_steps < 1 or not math.isfinite(simulate_compute_ms) or simulate_compute_ms < 0:
-        raise UsageError("a run has at least one step, and a layer's simulated time is finite and not negative")
+    if num_steps < 1:
+        raise UsageError(f"a run has at least one step, not {num_steps}")
+    if not math.isfinite(simulate_compute_ms) or simulate_compute_ms < 0:
+        raise UsageError(f"a layer's simulated time is finite and not negative, not {simulate_compute_ms}")
     if not 0 <= seed <= _MAX_SEED:
         raise UsageError(f"a seed is a whole number from 0 to {_MAX_SEED}, not {seed}")
 

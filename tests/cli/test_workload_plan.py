@@ -47,6 +47,19 @@ def test_report_names_every_part(capsys: pytest.CaptureFixture[str]) -> None:
         assert words in output
 
 
+def test_small_models_have_small_units(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code("gpt", "--pp", "2", "--schedule", "zero-bubble") == 0
+    output = capsys.readouterr().out
+    for words in (
+        "202.9 K parameters",
+        "A step is 155.7 MFLOP",
+        "at its fullest, MiB",
+        "by replaying zero-bubble.",
+        "Step about 0.02",
+    ):
+        assert words in " ".join(output.split())
+
+
 @pytest.mark.parametrize("kind", ["torchrun", "slurm"])
 def test_scripts_pass_the_shell(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--preset", "cluster", "--tp", "8", "--pp", "4", "--dp", "4", "--activation-checkpointing", "full")

@@ -71,7 +71,9 @@ _RECIPE_OPTIONS = (
 )
 _MODEL_OPTIONS = (
     click.option("--dtype", help="Of matmuls: float32, bfloat16 or float16.  [default: the preset's]"),
-    click.option("--preset", default="tiny", show_default=True, help="Model and batch: tiny, one-gpu, two-gpu."),
+    click.option(
+        "--preset", default="tiny", show_default=True, help="Model and batch: tiny, one-gpu, two-gpu, node, cluster."
+    ),
     click.option(
         "--layers",
         metavar="N[,N...]",

@@ -25,7 +25,7 @@ from stepscope.core.errors import UsageError
 @click.option("--emit", type=click.Choice(["torchrun", "slurm"]), help="Print a script that runs the plan instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one stepscope.workload-plan/1 document.")
 def command(name: str, as_json: bool, emit: str | None, **options: Any) -> None:
-    """Estimate workload NAME (gpt): memory, FLOPs, communication, bubble, step time and cost. Runs nothing."""
+    """Estimate workload NAME (gpt or llama): memory, FLOPs, communication, bubble, step time and cost. Runs nothing."""
     from stepscope.cli.plan_report import print_plan
     from stepscope.reference_workloads.estimate.cost import parse_amount, training_cost
     from stepscope.reference_workloads.estimate.document import plan_document

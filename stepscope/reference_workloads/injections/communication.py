@@ -60,13 +60,16 @@ class TinyBuckets(Injection):
 
 @dataclass(frozen=True, slots=True)
 class NoOverlap(Injection):
-    """Gradients are reduced when the backward pass is over, not while it runs."""
+    """Gradients are reduced while nothing computes: after the backward pass, or block by block as it waits for them."""
 
     name: ClassVar[str] = "no_overlap"
     cause: ClassVar[Cause] = Cause.COMMUNICATION
     reasons: ClassVar[tuple[Reason, ...]] = (Reason.NO_OVERLAP,)
     needs: ClassVar[tuple[Need, ...]] = (TRANSFORMER, GPUS, DATA_PARALLEL)
-    shows: ClassVar[str] = "all-reduces one after another between backward pass and optimizer, beside no kernel"
+    shows: ClassVar[str] = (
+        "under DDP all-reduces one after another after the backward pass, under fully_shard a backward pass that waits"
+        " for each block's reduce-scatter: beside no kernel"
+    )
     fix: ClassVar[Cause | None] = Cause.COMMUNICATION
 
     def control(self, job: TrainingJob) -> TrainingJob:

@@ -40,7 +40,7 @@ class SlowLoader(Injection):
 
 @dataclass(frozen=True, slots=True)
 class BurstyLoader(Injection):
-    """Workers that are nearly fast enough: each makes a whole batch, all at once, then the loop waits for the next."""
+    """Workers of which each makes a whole batch, all at once, and too slowly: the loop waits for all, then for none."""
 
     name: ClassVar[str] = "bursty_loader"
     cause: ClassVar[Cause] = Cause.DATA_LOADING

@@ -127,8 +127,8 @@ def _head(report: SuiteReport) -> str:
         f"Made by `{report.command}`, stepscope {report.version}.",
         "",
         f"- cause called right: {_percent(report.accuracy)} of {report.num_scored} labelled runs",
-        f"- what-if's step within {GOOD_PREDICTION:.0%} of the control's: {report.predictions_right} of"
-        f" {report.predictions_known}",
+        f"- what-if's step within {GOOD_PREDICTION:.0%} of the control's: "
+        + (f"{report.predictions_right} of {report.predictions_known}" if report.predictions_known else "none was due"),
     ]
     if overheads:
         lines.append(f"- profiling slows a captured step by {median(overheads):+.1%} (median of the runs)")

@@ -49,7 +49,8 @@ def test_bubble_of_even_stages(schedule: str) -> None:
     stages = {stage: StageSeconds(1.0, 2.0) for stage in range(plan.num_stages)}
     period = replay_step(plan, stages, transfer_seconds=0.0)
     if schedule == "zero-bubble":
-        assert period.bubble < period.textbook
+        assert period.textbook is None  # 1F1B's formula is not its own
+        assert period.bubble < 3 / (2 * 8 + 3)  # which interleaved 1F1B has
     else:
         assert period.bubble == pytest.approx(period.textbook)
 

@@ -22,7 +22,7 @@ def test_a_slow_loader_is_data_loading_and_leaves_its_truth(
     ]
 
 
-def test_workers_that_are_nearly_fast_enough_come_in_bursts(analysis_of: Callable[..., Analysis]) -> None:
+def test_workers_that_make_their_batches_at_once_come_in_bursts(analysis_of: Callable[..., Analysis]) -> None:
     # Two workers make a batch each in 600 ms, which two steps of some 70 ms use up.
     verdict = analysis_of("bursty_loader:milliseconds_per_item=150", simulate_ms=5, dp=2, zero=0).verdict
     assert verdict.cause == Cause.DATA_LOADING
