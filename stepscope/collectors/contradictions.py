@@ -1,0 +1,97 @@
+"""Do two sources say of one GPU what cannot both be?
+
+Profiling counters go silent: DCGM exports 0 after an Xid 31 or after weeks (NVIDIA/DCGM#303, dcgm-exporter#662), while
+the GPU works. And the utilisation that nvidia-smi shows sticks at 100 % (a latch in Blackwell's firmware) while no
+process holds the GPU. One sample proves nothing: the values are averages over different times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.readings import Collection, Finding, Labels
+
+_SAMPLES = 10
+"""In a row before it is said."""
+_BUSY = 0.5
+"""Utilisation over which some counter must move."""
+_POWER_SHARE = 0.3
+"""Of the power limit: idle GPUs with a context draw up to a fifth (140 of 700 W on recorded H100s)."""
+_STUCK = 0.95
+_ASLEEP = 0.01
+_COUNTERS = (
+    "graphics_engine_active_ratio",
+    "sm_active_ratio",
+    "tensor_active_ratio",
+    "dram_active_ratio",
+)
+_GPU_LABELS = frozenset({"gpu", "uuid"})
+
+
+@dataclass(slots=True)
+class Contradictions:
+    """Watches GPUs for what cannot be. Feed it every sample of all GPUs, whatever the source."""
+
+    _streaks: dict[tuple[str, Labels], int] = field(default_factory=dict)
+
+    def observe(self, collection: Collection, time_ns: int) -> list[Finding]:
+        """What has been contradicting itself for some samples.
+
+        Args:
+            collection: one sample of all GPUs.
+            time_ns: now, ns since the epoch.
+        """
+        findings = []
+        streaks: dict[tuple[str, Labels], int] = {}
+        for labels, values in _by_gpu(collection).items():
+            for code, message in _wrong_of(values):
+                streak = self._streaks.get((code, labels), 0) + 1
+                streaks[code, labels] = streak
+                if streak >= _SAMPLES:
+                    findings.append(Finding(code, message, labels, time_ns))
+        self._streaks = streaks
+        return findings
+
+
+def _by_gpu(collection: Collection) -> dict[Labels, dict[str, float]]:
+    """Values of whole GPUs; the processes of all kinds are added up."""
+    gpus: dict[Labels, dict[str, float]] = {}
+    processes = GPU + "processes"
+    for reading in collection.readings:
+        further = {name for name, _ in reading.labels} - _GPU_LABELS
+        if not further:
+            gpus.setdefault(reading.labels, {})[reading.metric] = reading.value
+        elif reading.metric == processes and further == {"kind"}:
+            labels = tuple(pair for pair in reading.labels if pair[0] != "kind")
+            values = gpus.setdefault(labels, {})
+            values[processes] = values.get(processes, 0.0) + reading.value
+    return gpus
+
+
+def _wrong_of(values: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Code and line of each contradiction. What is not known contradicts nothing."""
+    wrong = []
+    busy, power = values.get(GPU + "utilization_ratio"), values.get(GPU + "power_watts")
+    limit, processes = values.get(GPU + "power_limit_watts"), values.get(GPU + "processes")
+    counters = [values[GPU + name] for name in _COUNTERS if GPU + name in values]
+    if busy is None:
+        return []
+    draws = power is not None and limit is not None and power >= _POWER_SHARE * limit
+    if counters and not any(counters) and busy >= _BUSY and draws:
+        wrong.append(
+            (
+                "profiling_silent",
+                f"all profiling counters are 0 at {busy:.0%} utilisation and {power:.0f} W: they are not counting; "
+                "restart what collects them (nv-hostengine, or this agent)",
+            )
+        )
+    if busy >= _STUCK and processes == 0 and not any(value > _ASLEEP for value in counters):
+        wrong.append(
+            (
+                "busy_without_process",
+                f"{busy:.0%} utilisation, but no process holds the GPU: the driver's figure is stuck; reset the GPU",
+            )
+        )
+    return wrong

@@ -1,0 +1,107 @@
+"""How is NVML called, and what does each of its errors mean?
+
+The binding is the package nvidia-ml-py, whose module is called pynvml. (The package called pynvml is its abandoned
+fork; torch warns where that one is installed.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepscope.core.errors import UnreachableError
+from stepscope.core.readings import MissingReason
+
+Nvml = Any
+"""The module pynvml: it has no types."""
+Handle = Any
+"""A nvmlDevice_t."""
+
+UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 1, 2, 3, 4, 6
+DRIVER_NOT_LOADED, TIMEOUT, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST = 9, 10, 12, 13, 15
+RESET_REQUIRED, LIB_RM_VERSION_MISMATCH, NO_DATA, ARGUMENT_VERSION, DEPRECATED = 16, 18, 21, 25, 26
+NOT_READY, GPU_NOT_FOUND = 27, 28
+
+_REASONS: dict[int, tuple[MissingReason, str]] = {
+    UNINITIALIZED: (MissingReason.FAILED, "NVML is not initialised: the driver was reloaded"),
+    NOT_SUPPORTED: (MissingReason.NOT_SUPPORTED, ""),
+    NO_PERMISSION: (MissingReason.NO_PERMISSION, "the driver refuses it to this user; root may have it"),
+    NOT_FOUND: (MissingReason.GONE, "the driver does not know it any more"),
+    DRIVER_NOT_LOADED: (MissingReason.NOT_INSTALLED, "the NVIDIA driver is not loaded: modprobe nvidia"),
+    TIMEOUT: (MissingReason.TIMED_OUT, "the driver gave up waiting for the GPU"),
+    LIBRARY_NOT_FOUND: (MissingReason.NOT_INSTALLED, "libnvidia-ml.so.1 is not here: no NVIDIA driver is installed"),
+    FUNCTION_NOT_FOUND: (MissingReason.NOT_SUPPORTED, "the driver is too old for it"),
+    GPU_IS_LOST: (MissingReason.GONE, "the GPU is lost: it fell off the bus (Xid 79); drain the node and reboot"),
+    RESET_REQUIRED: (MissingReason.FAILED, "the GPU needs a reset: nvidia-smi --gpu-reset"),
+    LIB_RM_VERSION_MISMATCH: (
+        MissingReason.VERSION_MISMATCH,
+        "the driver's library and kernel module are of different versions: reboot, or reload the module",
+    ),
+    NO_DATA: (MissingReason.NOT_YET, ""),
+    ARGUMENT_VERSION: (MissingReason.NOT_SUPPORTED, "the driver is too old for it"),
+    DEPRECATED: (MissingReason.NOT_SUPPORTED, "the driver has it no more"),
+    NOT_READY: (MissingReason.NOT_YET, ""),
+    GPU_NOT_FOUND: (MissingReason.GONE, "the driver does not know the GPU any more"),
+}
+_ENDS_SESSION = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LIB_RM_VERSION_MISMATCH})
+_ENDS_GPU = frozenset({GPU_IS_LOST, GPU_NOT_FOUND, RESET_REQUIRED})
+
+
+class _UnusableError(UnreachableError):
+    """Whatever is asked next would fail alike.
+
+    Attributes:
+        reason, detail: as of a `Missing`.
+    """
+
+    def __init__(self, reason: MissingReason, detail: str) -> None:
+        super().__init__(detail or reason)
+        self.reason = reason
+        self.detail = detail
+
+
+class DriverUnusableError(_UnusableError):
+    """No GPU can be asked: no library, no driver, or another one than before. A new process may find it mended."""
+
+
+class GpuUnusableError(_UnusableError):
+    """This GPU answers nothing more: it is lost, or needs a reset."""
+
+
+def load() -> Nvml:
+    """The binding.
+
+    Raises:
+        DriverUnusableError: it is not installed.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        raise DriverUnusableError(
+            MissingReason.NOT_INSTALLED, 'nvidia-ml-py is not installed: pip install "stepscope[agent]"'
+        ) from None
+    return pynvml
+
+
+def reason_of_code(code: int) -> tuple[MissingReason, str]:
+    """Why there is no value where NVML answers with this code, and one line on it."""
+    return _REASONS.get(code) or (MissingReason.FAILED, f"NVML error {code}")
+
+
+def reason_of(nvml: Nvml, error: Exception) -> tuple[MissingReason, str]:
+    """Why there is no value where the binding raised this, and one line on it.
+
+    Raises:
+        DriverUnusableError, GpuUnusableError: there is no use in asking for more.
+        Exception: `error` itself, where it is none of the binding's.
+    """
+    if isinstance(error, AttributeError):  # the binding is older than the call
+        return MissingReason.NOT_SUPPORTED, "nvidia-ml-py is too old for it: pip install --upgrade nvidia-ml-py"
+    if not isinstance(error, nvml.NVMLError):
+        raise error
+    code: int = error.value
+    reason, detail = reason_of_code(code)
+    if code in _ENDS_SESSION:
+        raise DriverUnusableError(reason, detail) from error
+    if code in _ENDS_GPU:
+        raise GpuUnusableError(reason, detail) from error
+    return reason, detail

@@ -1,0 +1,166 @@
+"""Which GPUs are there, and what do they tell?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.collectors.nvml.binding import DriverUnusableError, GpuUnusableError, Nvml, load, reason_of
+from stepscope.collectors.nvml.gathering import Gathering
+from stepscope.collectors.nvml.gpu import Gpu, Part, unusable
+from stepscope.collectors.nvml.identity import identify
+from stepscope.core.readings import Collection, Labels, Missing, labels_of
+
+SELDOM_SECONDS = 10.0
+"""Between two readings of what changes slowly. Each costs the driver some ms; DCGM reads all every 30 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTarget:
+    """A GPU to read.
+
+    Attributes:
+        key: where it sits; stays its own while others come and go, as NVML's index does not.
+        labels: what its readings carry.
+    """
+
+    key: str
+    labels: Labels
+
+
+class NvmlCollector:
+    """All GPUs of this machine.
+
+    NVML is initialised once and for all: programs that did it every time hung after some hours (NVIDIA/go-nvml#152).
+    """
+
+    def __init__(
+        self,
+        *,
+        seldom_seconds: float = SELDOM_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._seldom_seconds = seldom_seconds
+        self._clock = clock
+        self._wall_clock_ns = wall_clock_ns
+        self._nvml: Nvml = None
+        self._gpus: dict[str, Gpu] = {}
+        self._labels: dict[str, Labels] = {}
+        self._seldom_due: dict[str, float] = {}
+        self._last: dict[str, dict[Part, Collection]] = {}
+
+    def targets(self) -> tuple[list[GpuTarget], Collection]:
+        """The GPUs that the driver knows now, and those that it cannot tell the names of.
+
+        Raises:
+            DriverUnusableError: no GPU can be asked.
+        """
+        nvml = self._session()
+        try:
+            count = nvml.nvmlDeviceGetCount()
+        except Exception as error:
+            raise DriverUnusableError(*reason_of(nvml, error)) from error
+        targets, missing = [], []
+        for index in range(count):
+            try:
+                identity = identify(nvml, self._ask(nvml.nvmlDeviceGetHandleByIndex, index), index)
+            except GpuUnusableError as error:
+                missing.append(Missing("", labels_of(gpu=index), error.reason, error.detail))
+                continue
+            targets.append(GpuTarget(identity.pci_bus_id, identity.labels))
+            self._labels[identity.pci_bus_id] = identity.labels
+        return targets, Collection(missing=tuple(missing))
+
+    def sweep(self, key: str) -> dict[Part, Collection]:
+        """Read what is due of one GPU.
+
+        Args:
+            key: of its target.
+
+        Raises:
+            DriverUnusableError: no GPU can be asked any more.
+        """
+        nvml = self._session()
+        time_ns = self._wall_clock_ns()
+        gpu = self._gpus.get(key)
+        try:
+            gpu = gpu or self._open(nvml, key)
+        except GpuUnusableError as error:
+            self._forget(key)
+            return {
+                Part.OFTEN: unusable(Gathering(self._labels.get(key, ()), time_ns), error),
+                Part.SELDOM: Collection(),
+            }
+        parts = {}
+        now = self._clock()
+        if now >= self._seldom_due.get(key, now):
+            parts[Part.SELDOM] = gpu.read(Part.SELDOM, time_ns)
+            self._seldom_due[key] = now + self._seldom_seconds
+        if gpu.is_usable:
+            parts[Part.OFTEN] = gpu.read(Part.OFTEN, time_ns)
+        if not gpu.is_usable:
+            self._forget(key)
+            said = Collection.joined(parts.values())
+            return {Part.OFTEN: said, Part.SELDOM: Collection()}
+        return parts
+
+    def collect(self) -> Collection:
+        """Read all GPUs once, also those that were there earlier; what is not due stays as it was read."""
+        try:
+            targets, nameless = self.targets()
+            for key in self._labels.keys() - {target.key for target in targets}:
+                self._forget(key)
+            for key in self._labels:
+                self._last.setdefault(key, {}).update(self.sweep(key))
+        except DriverUnusableError as error:
+            self.close()
+            return Collection(missing=(Missing("", (), error.reason, error.detail),))
+        indices = {dict(labels)["gpu"] for labels in self._labels.values()}
+        nameless = Collection(
+            missing=tuple(lost for lost in nameless.missing if dict(lost.labels)["gpu"] not in indices)
+        )
+        parts = [part for last in self._last.values() for part in last.values()]
+        return Collection.joined([*parts, nameless])
+
+    def close(self) -> None:
+        """Forget everything; the next call starts anew."""
+        self._gpus, self._seldom_due, self._last = {}, {}, {}
+        nvml, self._nvml = self._nvml, None
+        if nvml is not None:
+            try:
+                nvml.nvmlShutdown()
+            except nvml.NVMLError:
+                return  # a driver that went away needs no farewell
+
+    def _session(self) -> Nvml:
+        if self._nvml is None:
+            nvml = load()
+            try:
+                nvml.nvmlInit()
+            except nvml.NVMLError as error:
+                raise DriverUnusableError(*reason_of(nvml, error)) from error
+            self._nvml = nvml
+        return self._nvml
+
+    def _open(self, nvml: Nvml, key: str) -> Gpu:
+        handle = self._ask(nvml.nvmlDeviceGetHandleByPciBusId, key.encode())
+        index = self._ask(nvml.nvmlDeviceGetIndex, handle)
+        gpu = Gpu(nvml, handle, identify(nvml, handle, index))
+        self._gpus[key] = gpu
+        self._labels[key] = gpu.identity.labels
+        return gpu
+
+    def _ask(self, call: Callable[..., Any], argument: Any) -> Any:
+        """The answer, or why the GPU has none, whatever error it is."""
+        try:
+            return call(argument)
+        except Exception as error:
+            raise GpuUnusableError(*reason_of(self._nvml, error)) from error
+
+    def _forget(self, key: str) -> None:
+        """Ask for its handle anew next time; its samples are not given back: the call might hang."""
+        self._gpus.pop(key, None)
+        self._seldom_due.pop(key, None)

@@ -1,0 +1,143 @@
+"""Which values are read together, as fields? One call reads many, and each has an error code of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.collectors.nvml.binding import (
+    INVALID_ARGUMENT,
+    Handle,
+    Nvml,
+    reason_of,
+    reason_of_code,
+)
+from stepscope.collectors.nvml.gathering import Gathering
+from stepscope.core.readings import MissingReason
+
+ALL_LINKS = 2**32 - 1
+"""Scope of a field that is counted by link: the sum of all."""
+
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""Members of nvmlValue_t by nvmlValueType_t."""
+
+_KIB, _MILLI, _NANO = 1024.0, 1e-3, 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field.
+
+    Attributes:
+        name: of the metric, without the prefix of GPUs' metrics.
+        ids: its id in NVML, then those to ask where that is not supported, each with its scale to base units.
+        scope: 0, or what NVML wants beside the id.
+        tell: adds the value in its own way, where it is no single number of the metric.
+    """
+
+    name: str
+    ids: tuple[tuple[int, float], ...]
+    scope: int = 0
+    tell: Callable[[Gathering, float], None] | None = None
+
+
+# fmt: off
+OFTEN = (
+    Field("power_instant_watts", ((186, _MILLI),)),
+    Field("memory_temperature_celsius", ((82, 1.0),)),
+    # DATA counts payload in KiB, up to NVLink 4; XMIT and RCV count bytes, from NVLink 5 on
+    Field("nvlink_transmit_bytes_total", ((138, _KIB), (202, 1.0)), ALL_LINKS),
+    Field("nvlink_receive_bytes_total", ((139, _KIB), (204, 1.0)), ALL_LINKS),
+    Field("pcie_transmit_bytes_total", ((197, 1.0),)),
+    Field("pcie_receive_bytes_total", ((198, 1.0),)),
+)
+
+
+def _recovery(into: Gathering, value: float) -> None:
+    actions = ("none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain", "bus_reset",
+               "system_reboot")
+    action = actions[int(value)] if 0 <= value < len(actions) else f"action_{int(value)}"
+    into.add("recovery_action", 1, further=(("action", action),))
+
+
+SELDOM = (
+    Field("power_violation_seconds_total", ((74, _NANO),)),
+    Field("thermal_violation_seconds_total", ((75, _NANO),)),
+    Field("sync_boost_violation_seconds_total", ((76, _NANO),)),
+    Field("board_limit_violation_seconds_total", ((77, _NANO),)),
+    Field("low_utilization_violation_seconds_total", ((78, _NANO),)),
+    Field("reliability_violation_seconds_total", ((79, _NANO),)),
+    Field("nvlink_crc_flit_errors_total", ((38, 1.0),)),
+    Field("nvlink_crc_data_errors_total", ((45, 1.0),)),
+    Field("nvlink_replay_errors_total", ((52, 1.0),)),
+    Field("nvlink_recovery_errors_total", ((59, 1.0),)),
+    Field("recovery_action", ((230, 1.0),), tell=_recovery),
+)
+# fmt: on
+
+
+class FieldBatch:
+    """Fields that are read with one call; what is not supported is replaced by its other way or asked no more."""
+
+    def __init__(self, fields: tuple[Field, ...]) -> None:
+        self._wanted = [(field, 0) for field in fields]
+        self._unsupported: list[tuple[str, str]] = []
+
+    def read(self, nvml: Nvml, handle: Handle, into: Gathering) -> None:
+        """Read all fields once.
+
+        Raises:
+            DriverUnusableError, GpuUnusableError: there is no use in asking for more.
+        """
+        if self._wanted:
+            again = self._ask(nvml, handle, into, self._wanted)
+            while again:
+                again = self._ask(nvml, handle, into, again)
+        for name, detail in self._unsupported:
+            into.miss(name, MissingReason.NOT_SUPPORTED, detail)
+
+    def _ask(
+        self, nvml: Nvml, handle: Handle, into: Gathering, wanted: list[tuple[Field, int]]
+    ) -> list[tuple[Field, int]]:
+        """Read these; those that are to be asked for in another way."""
+        try:
+            values = nvml.nvmlDeviceGetFieldValues(
+                handle,
+                [(field.ids[way][0], field.scope) if field.scope else field.ids[way][0] for field, way in wanted],
+            )
+        except Exception as error:
+            reason, detail = reason_of(nvml, error)
+            for field, _ in wanted:
+                into.miss(field.name, reason, detail)
+            return []
+        again = []
+        for (field, way), value in zip(tuple(wanted), values, strict=True):
+            code = value.nvmlReturn
+            if code == 0:
+                _tell(field, way, value, into)
+                continue
+            reason, detail = reason_of_code(code)
+            if code != INVALID_ARGUMENT and reason is not MissingReason.NOT_SUPPORTED:  # an unknown id is invalid
+                into.miss(field.name, reason, detail)
+                continue
+            index = next(index for index, (other, _) in enumerate(self._wanted) if other is field)
+            if way + 1 < len(field.ids):
+                self._wanted[index] = (field, way + 1)
+                again.append((field, way + 1))
+            else:
+                del self._wanted[index]
+                self._unsupported.append((field.name, detail if reason is MissingReason.NOT_SUPPORTED else ""))
+        return again
+
+
+def _tell(field: Field, way: int, value: Any, into: Gathering) -> None:
+    kind = value.valueType
+    if kind >= len(_MEMBERS):
+        into.miss(field.name, MissingReason.UNREADABLE, f"NVML answers with a value of the unknown type {kind}")
+        return
+    number = getattr(value.value, _MEMBERS[kind])
+    if field.tell is None:
+        into.add(field.name, number, field.ids[way][1])
+    else:
+        field.tell(into, number)

@@ -1,0 +1,71 @@
+"""What was read of one GPU, checked: is each value one that can be, or a sentinel, or out of range?"""
+
+from __future__ import annotations
+
+import math
+
+from stepscope.core.gpu_metrics import BY_NAME, GPU
+from stepscope.core.metrics import Unit
+from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading
+
+_SENTINELS = frozenset({2**32 - 1, 2**64 - 1})
+"""NVML_VALUE_NOT_AVAILABLE as 32 and 64 bits."""
+_HIGHEST_CLAMPED = 2.0
+"""Ratios over 1 happen: counters of a MIG instance are scaled by the whole GPU's (1.294 in NVIDIA/DCGM#152). What is
+far over is no measurement."""
+_RATIOS = frozenset(name for name, metric in BY_NAME.items() if metric.unit is Unit.RATIO)
+_TEMPERATURES = frozenset(name for name, metric in BY_NAME.items() if metric.unit is Unit.CELSIUS)
+
+
+class Gathering:
+    """Readings of one GPU or MIG instance, as they come."""
+
+    def __init__(self, labels: Labels, time_ns: int) -> None:
+        self.labels = labels
+        self.time_ns = time_ns
+        self.readings: list[Reading] = []
+        self.missing: list[Missing] = []
+        self.findings: list[Finding] = []
+
+    def add(self, name: str, raw: float, scale: float = 1.0, further: Labels = ()) -> None:
+        """One value.
+
+        Args:
+            name: of the metric, without the prefix of GPUs' metrics.
+            raw: as NVML gives it.
+            scale: what makes it a value in base units.
+            further: labels beside the GPU's own.
+        """
+        metric = GPU + name
+        labels = self._with(further)
+        value = raw * scale if scale >= 1.0 else raw / round(1.0 / scale)  # 71.722, not 71.72200000000001
+        if raw in _SENTINELS or not math.isfinite(value):
+            self.missing.append(
+                Missing(metric, labels, MissingReason.UNREADABLE, f"NVML answers {raw}: it has no value")
+            )
+            return
+        if (value < 0.0 and metric not in _TEMPERATURES) or (metric in _RATIOS and value > 1.0):
+            if not 1.0 < value <= _HIGHEST_CLAMPED:
+                self.missing.append(
+                    Missing(metric, labels, MissingReason.UNREADABLE, f"NVML answers {raw:g}, which cannot be")
+                )
+                return
+            message = f"{metric} is {value:.3f}, over 1, and is taken for 1"
+            self.findings.append(Finding("clamped", message, labels, self.time_ns))
+            value = 1.0
+        self.readings.append(Reading(metric, value, labels, self.time_ns))
+
+    def miss(self, name: str, reason: MissingReason, detail: str = "", further: Labels = ()) -> None:
+        """One metric has no value; a name of "" is all of them."""
+        self.missing.append(Missing(GPU + name if name else "", self._with(further), reason, detail))
+
+    def note(self, code: str, message: str, further: Labels = ()) -> None:
+        """One finding."""
+        self.findings.append(Finding(code, message, self._with(further), self.time_ns))
+
+    def collection(self) -> Collection:
+        """All of it."""
+        return Collection(tuple(self.readings), tuple(self.missing), tuple(self.findings))
+
+    def _with(self, further: Labels) -> Labels:
+        return tuple(sorted((*self.labels, *further))) if further else self.labels

@@ -1,0 +1,153 @@
+"""How busy are the parts of a GPU? Hopper and newer count it for themselves (GPM), also beside a profiler.
+
+A value is the average between two samples. NVML gives percentages where DCGM gives ratios, MiB/s where DCGM gives
+bytes/s, and received before transmitted for NVLink alone (60 and 61), transmitted before received for PCIe (20, 21).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from stepscope.collectors.nvml.binding import NOT_SUPPORTED, Handle, Nvml, reason_of, reason_of_code
+from stepscope.collectors.nvml.gathering import Gathering
+from stepscope.core.readings import MissingReason
+
+_PERCENT, _MIB = 0.01, 1048576.0
+
+METRICS: tuple[tuple[int, str, float], ...] = (
+    (1, "graphics_engine_active_ratio", _PERCENT),
+    (2, "sm_active_ratio", _PERCENT),
+    (3, "sm_occupancy_ratio", _PERCENT),
+    (4, "integer_active_ratio", _PERCENT),
+    (5, "tensor_active_ratio", _PERCENT),
+    (6, "tensor_dfma_active_ratio", _PERCENT),
+    (7, "tensor_hmma_active_ratio", _PERCENT),
+    (9, "tensor_imma_active_ratio", _PERCENT),
+    (10, "dram_active_ratio", _PERCENT),
+    (11, "fp64_active_ratio", _PERCENT),
+    (12, "fp32_active_ratio", _PERCENT),
+    (13, "fp16_active_ratio", _PERCENT),
+    (20, "pcie_transmit_bytes_per_second", _MIB),
+    (21, "pcie_receive_bytes_per_second", _MIB),
+    (60, "nvlink_receive_bytes_per_second", _MIB),
+    (61, "nvlink_transmit_bytes_per_second", _MIB),
+)
+"""NVML's id, our name, scale to base units."""
+
+_SHORTEST_SECONDS = 0.1
+"""Samples closer than this are not compared: the counters are read every some ms, and the values get coarse."""
+
+_NOT_THIS_GPU = "this GPU has no GPM counters (Hopper and newer do); DCGM's profiling module may have them"
+_FIRST = "it takes two samples"
+
+
+class GpmSampler:
+    """Two samples of a GPU or of a MIG instance, and what happened between them."""
+
+    def __init__(self, nvml: Nvml, handle: Handle, gpu_instance: int | None = None) -> None:
+        """
+        Args:
+            nvml: the binding.
+            handle: of the GPU, also where a MIG instance is meant.
+            gpu_instance: of the MIG instance.
+
+        Raises:
+            DriverUnusableError, GpuUnusableError: there is no use in asking for more.
+        """
+        self._nvml = nvml
+        self._handle = handle
+        self._gpu_instance = gpu_instance
+        self._wanted = list(METRICS)
+        self._unsupported: list[str] = []
+        self._why_not = self._support()
+        self._samples: list[Any] = []
+        self._taken: list[float] = []
+        self._request: Any = None
+
+    def _support(self) -> tuple[MissingReason, str] | None:
+        try:
+            supported = self._nvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice
+        except Exception as error:
+            reason, detail = reason_of(self._nvml, error)
+            return reason, detail or _NOT_THIS_GPU
+        return None if supported else (MissingReason.NOT_SUPPORTED, _NOT_THIS_GPU)
+
+    def read(self, into: Gathering) -> None:
+        """Take a sample and tell what happened since the last one.
+
+        Raises:
+            DriverUnusableError, GpuUnusableError: there is no use in asking for more.
+        """
+        if self._why_not is not None:
+            self._miss_all(into, *self._why_not)
+            return
+        try:
+            if not self._sample():
+                self._miss_all(into, MissingReason.NOT_YET, _FIRST)
+                return
+            request = self._filled()
+            self._nvml.nvmlGpmMetricsGet(request)
+        except Exception as error:
+            reason, detail = reason_of(self._nvml, error)
+            self._miss_all(into, reason, detail)
+            return
+        self._tell(request, into)
+
+    def _sample(self) -> bool:
+        """Take a sample; whether there are two now, far enough from each other."""
+        now = time.monotonic()
+        if not self._samples:
+            self._samples = [self._nvml.nvmlGpmSampleAlloc() for _ in range(2)]
+        if len(self._taken) == 2 and now - self._taken[1] >= _SHORTEST_SECONDS:
+            self._samples.reverse()
+            self._taken.pop(0)
+        if len(self._taken) == 2:
+            self._taken.pop()  # the newest is too new to be a base: it is taken again
+        newest = self._samples[len(self._taken)]
+        if self._gpu_instance is None:
+            self._nvml.nvmlGpmSampleGet(self._handle, newest)
+        else:
+            self._nvml.nvmlGpmMigSampleGet(self._handle, self._gpu_instance, newest)
+        self._taken.append(now)
+        return len(self._taken) == 2 and self._taken[1] - self._taken[0] >= _SHORTEST_SECONDS
+
+    def _filled(self) -> Any:
+        """The request: 19 KB, made once."""
+        if self._request is None:
+            self._request = self._nvml.c_nvmlGpmMetricsGet_t()
+            self._request.version = self._nvml.NVML_GPM_METRICS_GET_VERSION
+            for slot, (number, _, _) in zip(self._request.metrics, self._wanted, strict=False):
+                slot.metricId = number
+            self._request.numMetrics = len(self._wanted)
+        self._request.sample1, self._request.sample2 = self._samples
+        return self._request
+
+    def _tell(self, request: Any, into: Gathering) -> None:
+        dropped = []
+        for slot, entry in zip(request.metrics, self._wanted, strict=False):
+            _, name, scale = entry
+            code = slot.nvmlReturn
+            if code == 0:
+                into.add(name, slot.value, scale)
+            elif code == NOT_SUPPORTED:
+                dropped.append(entry)
+            else:
+                reason, detail = reason_of_code(code)
+                into.miss(name, reason, detail)
+        if dropped:
+            self._wanted = [entry for entry in self._wanted if entry not in dropped]
+            self._unsupported += [name for _, name, _ in dropped]
+            self._request = None
+        for name in self._unsupported:
+            into.miss(name, MissingReason.NOT_SUPPORTED)
+
+    def _miss_all(self, into: Gathering, reason: MissingReason, detail: str) -> None:
+        for _, name, _ in METRICS:
+            into.miss(name, reason, detail)
+
+    def close(self) -> None:
+        """Give the samples back. Never called of a GPU that hangs: its process ends."""
+        for sample in self._samples:
+            self._nvml.nvmlGpmSampleFree(sample)
+        self._samples, self._taken = [], []

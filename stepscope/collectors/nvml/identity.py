@@ -1,0 +1,90 @@
+"""Which GPU is this?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepscope.collectors.nvml.binding import GpuUnusableError, Handle, Nvml, reason_of
+from stepscope.core.readings import Labels, labels_of
+
+_ARCHITECTURES = {
+    2: "kepler",
+    3: "maxwell",
+    4: "pascal",
+    5: "volta",
+    6: "turing",
+    7: "ampere",
+    8: "ada",
+    9: "hopper",
+    10: "blackwell",
+    13: "rubin",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuIdentity:
+    """Names of a GPU.
+
+    Attributes:
+        index: NVML's.
+        uuid: for ever its own.
+        pci_bus_id: where it sits: "00000000:0F:00.0".
+        facts: what else is told of it once, as labels: name, architecture, serial, ...
+    """
+
+    index: int
+    uuid: str
+    pci_bus_id: str
+    facts: Labels
+
+    @property
+    def labels(self) -> Labels:
+        """What every reading of it carries."""
+        return labels_of(gpu=self.index, uuid=self.uuid)
+
+
+def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
+    """Ask a GPU for its names.
+
+    Raises:
+        DriverUnusableError, GpuUnusableError: it does not answer, or has no UUID or place.
+    """
+    try:
+        uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+        pci_bus_id = _text(nvml.nvmlDeviceGetPciInfo_v3(handle).busId)
+    except nvml.NVMLError as error:
+        raise GpuUnusableError(*reason_of(nvml, error)) from error
+    facts = {"pci_bus_id": pci_bus_id}
+    for name, function in (
+        ("name", "nvmlDeviceGetName"),
+        ("architecture", "nvmlDeviceGetArchitecture"),
+        ("minor_number", "nvmlDeviceGetMinorNumber"),
+        ("serial", "nvmlDeviceGetSerial"),
+        ("vbios", "nvmlDeviceGetVbiosVersion"),
+    ):
+        facts[name] = ""  # a label that is empty is none
+        try:
+            answer = getattr(nvml, function)(handle)
+        except Exception as error:
+            reason_of(nvml, error)
+            continue
+        facts[name] = _ARCHITECTURES.get(answer, "unknown") if name == "architecture" else _text(answer)
+    facts["driver"], facts["cuda"] = system_versions(nvml)
+    return GpuIdentity(index, uuid, pci_bus_id, labels_of(**facts))
+
+
+def system_versions(nvml: Nvml) -> tuple[str, str]:
+    """Version of the driver, and the newest CUDA that it can run; empty where it does not tell."""
+    texts = []
+    for function in ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2"):
+        try:
+            texts.append(_text(getattr(nvml, function)()))
+        except Exception as error:
+            reason_of(nvml, error)
+            texts.append("")
+    driver, cuda = texts
+    return driver, f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}" if cuda else ""
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

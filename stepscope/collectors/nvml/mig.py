@@ -1,0 +1,134 @@
+"""Into which MIG instances is a GPU split, and what does each of them do?
+
+Memory and counters belong to a GPU instance; several compute instances in one share them, so that they are told once.
+The whole GPU's utilisation is not available while it is split: that of the instances is (GPM).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.collectors.nvml.binding import Handle, Nvml, reason_of
+from stepscope.collectors.nvml.gathering import Gathering
+from stepscope.collectors.nvml.gpm import GpmSampler
+from stepscope.collectors.nvml.identity import GpuIdentity
+from stepscope.collectors.nvml.often import MEMORY_NAMES, ask_memory
+from stepscope.collectors.nvml.queries import Query, QueryTable
+from stepscope.core.readings import Collection, Labels, labels_of
+
+
+@dataclass(frozen=True, slots=True)
+class _ComputeInstance:
+    handle: Any
+    uuid: str
+    gpu_instance: int
+    compute_instance: int
+    profile: str
+
+
+class _GpuInstance:
+    """One GPU instance."""
+
+    def __init__(self, nvml: Nvml, parent: Handle, identity: GpuIdentity, members: list[_ComputeInstance]) -> None:
+        first = members[0]
+        self.key = tuple(members)
+        self.handle = first.handle
+        if len(members) == 1:
+            self.labels = labels_of(
+                gpu=identity.index,
+                uuid=first.uuid,
+                gpu_instance=first.gpu_instance,
+                compute_instance=first.compute_instance,
+                mig_profile=first.profile,
+            )
+        else:
+            self.labels = labels_of(gpu=identity.index, uuid=identity.uuid, gpu_instance=first.gpu_instance)
+        self.gpm = GpmSampler(nvml, parent, first.gpu_instance)
+        self.memory = QueryTable((Query(MEMORY_NAMES, ask_memory),))
+
+
+class MigInstances:
+    """The instances of one GPU, looked up anew each time they may have changed."""
+
+    def __init__(self, nvml: Nvml, handle: Handle, identity: GpuIdentity) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        self._identity = identity
+        self._instances: list[_GpuInstance] = []
+
+    def look(self) -> None:
+        """Find the instances; those that were known keep their samples.
+
+        Raises:
+            DriverUnusableError, GpuUnusableError: there is no use in asking for more.
+        """
+        groups: dict[int, list[_ComputeInstance]] = {}
+        for member in self._members():
+            groups.setdefault(member.gpu_instance, []).append(member)
+        known = {_identity_of(instance.key): instance for instance in self._instances}
+        self._instances = []
+        for members in groups.values():
+            instance = known.pop(_identity_of(tuple(members)), None)
+            self._instances.append(instance or _GpuInstance(self._nvml, self._handle, self._identity, members))
+        for gone in known.values():
+            gone.gpm.close()
+
+    def _members(self) -> list[_ComputeInstance]:
+        members = []
+        nvml = self._nvml
+        try:
+            current, _ = nvml.nvmlDeviceGetMigMode(self._handle)
+            most = nvml.nvmlDeviceGetMaxMigDeviceCount(self._handle) if current else 0
+        except Exception as error:
+            reason_of(nvml, error)
+            return []
+        for index in range(most):
+            try:
+                handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(self._handle, index)
+                name = _text(nvml.nvmlDeviceGetName(handle))
+                members.append(
+                    _ComputeInstance(
+                        handle,
+                        _text(nvml.nvmlDeviceGetUUID(handle)),
+                        nvml.nvmlDeviceGetGpuInstanceId(handle),
+                        nvml.nvmlDeviceGetComputeInstanceId(handle),
+                        name.partition("MIG ")[2],
+                    )
+                )
+            except Exception as error:
+                reason_of(nvml, error)  # there are gaps between the instances
+        return members
+
+    def read(self, time_ns: int) -> Collection:
+        """Read all instances.
+
+        Raises:
+            DriverUnusableError, GpuUnusableError: there is no use in asking for more.
+        """
+        parts = []
+        for instance in self._instances:
+            into = Gathering(instance.labels, time_ns)
+            instance.memory.read(self._nvml, instance.handle, into)
+            instance.gpm.read(into)
+            parts.append(into.collection())
+        return Collection.joined(parts)
+
+    def close(self) -> None:
+        """Give all samples back."""
+        for instance in self._instances:
+            instance.gpm.close()
+        self._instances = []
+
+    @property
+    def labels(self) -> list[Labels]:
+        """Of each instance."""
+        return [instance.labels for instance in self._instances]
+
+
+def _identity_of(members: tuple[_ComputeInstance, ...]) -> tuple[str, ...]:
+    return tuple(member.uuid for member in members)
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

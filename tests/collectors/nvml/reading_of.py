@@ -1,0 +1,30 @@
+"""What does a collection say of one metric?"""
+
+from __future__ import annotations
+
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.readings import Collection, MissingReason
+
+
+def value_of(collection: Collection, name: str, /, **labels: object) -> float | None:
+    """The only reading of the metric that has these labels; None where there is none."""
+    found = [
+        reading.value
+        for reading in collection.readings
+        if reading.metric == GPU + name
+        and all(dict(reading.labels).get(label) == str(value) for label, value in labels.items())
+    ]
+    assert len(found) <= 1, f"{name} is told {len(found)} times"
+    return found[0] if found else None
+
+
+def missing_of(collection: Collection, name: str, /, **labels: object) -> tuple[MissingReason, str] | None:
+    """Why the metric ("" for the whole GPU) has no value; None where that is not said."""
+    found = [
+        (missing.reason, missing.detail)
+        for missing in collection.missing
+        if missing.metric == (GPU + name if name else "")
+        and all(dict(missing.labels).get(label) == str(value) for label, value in labels.items())
+    ]
+    assert len(found) <= 1, f"{name} is missed {len(found)} times"
+    return found[0] if found else None

@@ -1,0 +1,166 @@
+"""Is every value of a GPU right and in its base unit, on each kind of GPU?"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stepscope.collectors.nvml import NvmlCollector
+from stepscope.collectors.nvml.gathering import Gathering
+from stepscope.core.gpu_metrics import BY_NAME, GPU
+from stepscope.core.metrics import Unit
+from stepscope.core.readings import MissingReason, labels_of
+from tests.collectors.fake_nvml import profiles
+from tests.collectors.fake_nvml.library import FakeNvml
+from tests.collectors.nvml.reading_of import missing_of, value_of
+
+H100_VALUES = {
+    "up": 1,
+    "power_watts": 71.722,
+    "power_instant_watts": 72.478,
+    "power_limit_watts": 700.0,
+    "energy_joules_total": 1_234_567.89,
+    "sm_clock_hertz": 345e6,
+    "sm_clock_max_hertz": 1.98e9,
+    "memory_clock_hertz": 2.619e9,
+    "temperature_celsius": 34,
+    "memory_temperature_celsius": 41,
+    "temperature_margin_celsius": 53,
+    "temperature_slowdown_celsius": 89,
+    "temperature_shutdown_celsius": 92,
+    "memory_total_bytes": 81_559 * 1024**2,
+    "memory_reserved_bytes": 551 * 1024**2,
+    "memory_used_bytes": 480 * 1024**2,
+    "memory_free_bytes": (81_559 - 551 - 480) * 1024**2,
+    "utilization_ratio": 0.0,
+    "nvlink_transmit_bytes_total": 1000 * 1024,
+    "nvlink_receive_bytes_total": 2000 * 1024,
+    "pcie_transmit_bytes_total": 5000,
+    "pcie_link_generation": 5,
+    "pcie_link_width_max": 16,
+    "ecc_enabled": 1,
+    "ecc_lifetime_corrected_errors_total": 3,
+    "ecc_uncorrected_errors_total": 0,
+    "remapped_rows_corrected_total": 1,
+    "row_remap_failed": 0,
+    "thermal_violation_seconds_total": 0,
+    "mig_enabled": 0,
+}
+
+
+def test_an_h100_tells_everything_in_base_units(nvml: FakeNvml) -> None:
+    nvml.add(profiles.h100(0))
+    nvml.write()
+    collection = NvmlCollector().collect()
+    for name, value in H100_VALUES.items():
+        assert value_of(collection, name) == value, name
+    assert value_of(collection, "throttle_reason", reason="idle") == 1
+    assert value_of(collection, "throttle_reason", reason="hardware_thermal") == 0
+    assert value_of(collection, "nvlink_links", state="up") == 18
+    assert value_of(collection, "fabric_state", state="completed") == 1
+    assert value_of(collection, "fabric_health", aspect="bandwidth") == 1
+    assert value_of(collection, "row_remap_banks", availability="max") == 2559
+    assert value_of(collection, "recovery_action", action="none") == 1
+    info = value_of(
+        collection, "info", name="NVIDIA H100 80GB HBM3", architecture="hopper", minor_number=7, cuda="13.0"
+    )
+    assert info == 1
+    assert {reading.metric for reading in collection.readings} <= BY_NAME.keys()
+    assert all(dict(r.labels)["gpu"] == "0" and dict(r.labels)["uuid"] for r in collection.readings)
+
+
+def test_what_a_gpu_has_not_is_said_once_and_asked_no_more(nvml: FakeNvml) -> None:
+    nvml.add(profiles.h100(0))
+    nvml.write()
+    collector = NvmlCollector(seldom_seconds=0.0)
+    for _ in range(3):
+        collection = collector.collect()
+        assert missing_of(collection, "fan_speed_ratio") == (MissingReason.NOT_SUPPORTED, "")
+        assert value_of(collection, "fan_speed_ratio") is None
+    nvml.set(0, fan=50)
+    nvml.write()
+    assert value_of(collector.collect(), "fan_speed_ratio") is None
+    assert value_of(NvmlCollector().collect(), "fan_speed_ratio") == 0.5
+
+
+def test_an_older_driver_is_asked_in_the_old_way(nvml: FakeNvml) -> None:
+    nvml.add(profiles.a100(0))
+    nvml.write()
+    collector = NvmlCollector()
+    for _ in range(2):
+        collection = collector.collect()
+        assert value_of(collection, "throttle_reason", reason="idle") == 1
+        assert missing_of(collection, "throttle_reason") is None
+        assert missing_of(collection, "fabric_state") == (MissingReason.NOT_SUPPORTED, "")
+    assert value_of(collection, "nvlink_links", state="up") == 12
+
+
+def test_nvlink_5_counts_bytes_where_nvlink_4_counts_kib(nvml: FakeNvml) -> None:
+    nvml.add(profiles.b200(0))
+    nvml.write()
+    collector = NvmlCollector()
+    for _ in range(2):
+        collection = collector.collect()
+        assert value_of(collection, "nvlink_transmit_bytes_total") == 123456789
+        assert value_of(collection, "nvlink_receive_bytes_total") == 987654321
+        assert missing_of(collection, "nvlink_crc_flit_errors_total") == (MissingReason.NOT_SUPPORTED, "")
+
+
+@pytest.mark.parametrize(("state", "status", "told"), [(2, 0, "in_progress"), (3, 0, "completed"), (3, 999, "failed")])
+def test_a_fabric_that_is_not_there_yet_is_no_healthy_one(nvml: FakeNvml, state: int, status: int, told: str) -> None:
+    nvml.add({**profiles.h100(0), "fabric_state": state, "fabric_status": status, "fabric_health": 0b01})
+    nvml.write()
+    collection = NvmlCollector().collect()
+    for known in ("not_started", "in_progress", "completed", "failed"):
+        assert value_of(collection, "fabric_state", state=known) == (known == told)
+    assert value_of(collection, "fabric_health", aspect="bandwidth") == 0  # degraded: 1 means so
+    assert value_of(collection, "fabric_health", aspect="route") is None  # 0: not supported
+
+
+def test_one_call_that_is_refused_takes_no_other_with_it(nvml: FakeNvml) -> None:
+    nvml.add({**profiles.h100(0), "error__nvmlDeviceGetPowerUsage": 4, "field__186": "999"})
+    nvml.write()
+    collection = NvmlCollector().collect()
+    power, instant = missing_of(collection, "power_watts"), missing_of(collection, "power_instant_watts")
+    assert power is not None
+    assert instant is not None
+    assert (power[0], instant[0]) == (MissingReason.NO_PERMISSION, MissingReason.FAILED)
+    assert value_of(collection, "temperature_celsius") == 34
+    assert value_of(collection, "memory_temperature_celsius") == 41
+
+
+numbers = st.integers(0, 2**53)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@given(power=st.integers(0, 10**6), clock=st.integers(0, 5000), used=st.integers(0, 79), kib=numbers, ns=numbers)
+def test_scales_hold_for_all_values(nvml: FakeNvml, power: int, clock: int, used: int, kib: int, ns: int) -> None:
+    nvml.values["gpus"] = "0"
+    nvml.add({**profiles.h100(0), "power_mw": power, "clock__1": clock, "memory_used": used * 1024**3})
+    nvml.set(0, **{f"field__138__{2**32 - 1}": f"c {kib}", "field__74": f"c {ns}"})
+    nvml.write()
+    collector = NvmlCollector()
+    collection = collector.collect()
+    assert value_of(collection, "power_watts") == pytest.approx(power / 1e3)
+    assert value_of(collection, "sm_clock_hertz") == clock * 1e6
+    assert value_of(collection, "memory_used_bytes") == used * 1024**3
+    assert value_of(collection, "nvlink_transmit_bytes_total") == kib * 1024
+    assert value_of(collection, "power_violation_seconds_total") == pytest.approx(ns / 1e9)
+
+
+ratios = sorted(name.removeprefix(GPU) for name, metric in BY_NAME.items() if metric.unit is Unit.RATIO)
+
+
+@given(name=st.sampled_from(ratios), raw=st.floats(allow_nan=True, allow_infinity=True) | st.integers(0, 2**64))
+def test_no_ratio_is_ever_outside_of_0_to_1(name: str, raw: float) -> None:
+    into = Gathering(labels_of(gpu=0), 1)
+    into.add(name, raw, 0.01)
+    told = into.collection()
+    assert len(told.readings) + len(told.missing) == 1
+    for reading in told.readings:
+        assert 0.0 <= reading.value <= 1.0
+        assert bool(told.findings) == (raw > 100)
+    for missing in told.missing:
+        assert missing.reason is MissingReason.UNREADABLE
+        assert not 0 <= raw <= 100

@@ -1,0 +1,55 @@
+"""Is silence of counters told from idleness, and a stuck figure from work?"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.collectors.contradictions import Contradictions
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.readings import Collection, Reading, labels_of, with_labels
+
+LABELS = labels_of(gpu=0, uuid="GPU-0")
+BUSY = {"utilization_ratio": 1.0, "power_watts": 400.0, "power_limit_watts": 700.0}
+
+
+def sample(values: dict[str, float], *, processes: float | None = None) -> Collection:
+    readings = [Reading(GPU + name, value, LABELS, 1) for name, value in values.items()]
+    if processes is not None:
+        readings.append(Reading(GPU + "processes", processes, with_labels(LABELS, kind="compute"), 1))
+    return Collection(tuple(readings))
+
+
+def codes(*samples: Collection) -> list[str]:
+    watch = Contradictions()
+    return [finding.code for one in samples for finding in watch.observe(one, 5)]
+
+
+def test_bug_17_and_303_counters_of_zero_while_the_gpu_works_are_a_finding() -> None:
+    silent = sample({**BUSY, "sm_active_ratio": 0.0, "dram_active_ratio": 0.0})
+    assert codes(*[silent] * 9) == []
+    assert codes(*[silent] * 11) == ["profiling_silent"] * 2
+
+
+def test_one_good_sample_begins_anew() -> None:
+    silent = sample({**BUSY, "sm_active_ratio": 0.0})
+    assert codes(*[silent] * 9, sample({**BUSY, "sm_active_ratio": 0.3}), *[silent] * 9) == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        BUSY,  # no counters: not known is not silent
+        {**BUSY, "power_watts": 140.0, "sm_active_ratio": 0.0},  # idle, the utilisation lags behind
+        {**BUSY, "utilization_ratio": 0.0, "sm_active_ratio": 0.0},
+        {"sm_active_ratio": 0.0, "power_watts": 700.0, "power_limit_watts": 700.0},
+    ],
+)
+def test_what_is_not_known_contradicts_nothing(values: dict[str, float]) -> None:
+    assert codes(*[sample(values)] * 20) == []
+
+
+def test_bug_46_a_ghost_that_is_busy_without_a_process() -> None:
+    assert codes(*[sample({"utilization_ratio": 1.0}, processes=0)] * 10) == ["busy_without_process"]
+    assert codes(*[sample({"utilization_ratio": 1.0}, processes=1)] * 20) == []
+    assert codes(*[sample({"utilization_ratio": 1.0})] * 20) == []  # whether there are processes is not known
+    assert codes(*[sample({"utilization_ratio": 1.0, "sm_active_ratio": 0.9}, processes=0)] * 20) == []
