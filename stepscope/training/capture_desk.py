@@ -190,7 +190,8 @@ class CaptureDesk:
 
     def _can_be_placed(self, request: CaptureRequest) -> bool:
         """Only steps a few seconds ahead can be told from how long steps take now."""
-        return self._pace.median_ns is not None and self._lead_seconds(request) < _FIXED_BEFORE_SECONDS
+        is_near = request.start_unix_ns is None or self._lead_seconds(request) < _FIXED_BEFORE_SECONDS
+        return is_near and self._pace.median_ns is not None
 
     def _propose(self, request: CaptureRequest) -> CaptureRequest | None:
         """The request with the step at which it could start; None when it could not, which is then said.

@@ -195,6 +195,16 @@ def test_a_rule_of_one_rank_reaches_all_that_take_scheduled_captures_once(monkey
 
 
 @pytest.mark.usefixtures("store")
+def test_ranks_of_a_large_job_look_less_often_and_rules_start_later() -> None:
+    rank = _Rank(0, 20_000, rule=True).run_to(100)
+    assert rank.desk.tick_seconds == 10.0
+    rank.desk.ask_by_rule()
+    rank.desk.tick()
+    rank.run_to(101)
+    assert rank.last() == ("accepted", 100 + 2 + 2025, Alignment.STORE)  # twice 10 s and a quarter
+
+
+@pytest.mark.usefixtures("store")
 def test_a_rank_that_reads_the_list_takes_what_another_nodes_agent_has_asked_of_it() -> None:
     first, second, third = (rank.run_to(100) for rank in _ranks(3, rule=True))
     first.desk.ask(CaptureRequest("a", 3, ranks=(0, 1)))
