@@ -18,7 +18,7 @@ VARIABLE = "STEPSCOPE_EXPORT"
 
 
 def chosen_exporters(asked: str | Iterable[str] | None, run: str, rank: int) -> list[Exporter]:
-    """The exporters of these names; one that is not known or not installed costs one warning.
+    """The exporters of these names; one that is not known or not installed costs one warning, of rank 0.
 
     Args:
         asked: names (otel, wandb, mlflow), in one text with commas between them as well; None: see STEPSCOPE_EXPORT.
@@ -31,15 +31,16 @@ def chosen_exporters(asked: str | Iterable[str] | None, run: str, rank: int) -> 
         "mlflow": MlflowExporter,
     }
     exporters: list[Exporter] = []
+    level = logging.WARNING if rank == 0 else logging.DEBUG
     for name in dict.fromkeys(asked.replace(",", " ").split() if isinstance(asked, str) else asked):
         if name not in makers:
-            logger.warning("export knows %s, not %r", ", ".join(makers), name)
+            logger.log(level, "export knows %s, not %r", ", ".join(makers), name)
             continue
         exporter = makers[name]()
         if _is_installed(exporter.package):
             exporters.append(exporter)
         else:
-            logger.warning("nothing is exported to %s: the package %s is not installed", name, exporter.package)
+            logger.log(level, "nothing is exported to %s: the package %s is not installed", name, exporter.package)
     return exporters
 
 

@@ -133,6 +133,8 @@ def test_names_come_from_the_call_or_the_environment(
     assert [each.package for each in chosen_exporters(["wandb"], "r", 0)] == ["wandb"]
     assert chosen_exporters([], "r", 0) == []
     assert _warnings(caplog) == []
+    assert chosen_exporters("mlflow tensorboard", "r", 1) == []
+    assert _warnings(caplog) == []
     assert chosen_exporters("mlflow tensorboard", "r", 0) == []
     assert _warnings(caplog) == [
         "nothing is exported to mlflow: the package mlflow is not installed",
