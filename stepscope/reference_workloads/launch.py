@@ -16,6 +16,7 @@ from stepscope.core.run_layout import CHECKPOINT_FOLDER, RUN_FILE
 from stepscope.reference_workloads.injections.applied import control_of, injected, write_injections
 from stepscope.reference_workloads.injections.injection import Injection
 from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
+from stepscope.reference_workloads.placement import device_type_of, is_launched_rank
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset, find_preset
 from stepscope.reference_workloads.processes import run_ranks
@@ -31,9 +32,7 @@ DEFAULT_NUM_STEPS = 9
 NUM_SETTLING_STEPS = 3
 """The first steps set communicators up, fill the allocator's cache and tune kernels."""
 
-_KINETO_SILENT = "99"
 _MAX_SEED = 2**32 - 1
-_UNSET = "unset it to train on this machine, or start with torchrun"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,7 @@ def run_workload(
     model = find_preset(preset) if isinstance(preset, str) else preset
     plan.check_preset(model)
     _check_numbers(num_steps, simulate_compute_ms, seed)
-    is_rank = _is_rank(plan)
+    is_rank = is_launched_rank(plan)
     job = TrainingJob(
         plan=plan,
         preset=model,
@@ -145,7 +144,7 @@ def run_workload(
         run=_run_name(run, plan, model, is_rank=is_rank),
         num_steps=num_steps,
         seed=seed,
-        device_type=_device_type(device, plan, simulate_compute_ms, is_rank=is_rank),
+        device_type=device_type_of(device, plan, simulate_compute_ms, is_rank=is_rank),
         simulate_ms=simulate_compute_ms,
         profiled=profiled,
         schedule=schedule,
@@ -163,15 +162,6 @@ def run_workload(
     return _train(job, on_progress or _say_nothing, is_rank=is_rank)
 
 
-def check_device(device: str, plan: ParallelPlan) -> None:
-    """Whether the plan's ranks find their devices here, before anything is prepared for them.
-
-    Raises:
-        UsageError: there is no such device, or there are too few.
-    """
-    _device_type(device, plan, 0.0, is_rank=False)
-
-
 def _check_numbers(num_steps: int, simulate_compute_ms: float, seed: int) -> None:
     if num_steps < 1:
         raise UsageError(f"a run has at least one step, not {num_steps}")
@@ -179,29 +169,6 @@ def _check_numbers(num_steps: int, simulate_compute_ms: float, seed: int) -> Non
         raise UsageError(f"a layer's simulated time is finite and not negative, not {simulate_compute_ms}")
     if not 0 <= seed <= _MAX_SEED:
         raise UsageError(f"a seed is a whole number from 0 to {_MAX_SEED}, not {seed}")
-
-
-def _is_rank(plan: ParallelPlan) -> bool:
-    """Whether a launcher started this process as one rank of the job.
-
-    Raises:
-        UsageError: the launcher's variables are no rank of this plan.
-    """
-    if not {"RANK", "WORLD_SIZE"} <= set(os.environ):
-        return False
-    numbers = {}
-    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        text = os.environ.get(variable, "0")
-        if not (text.isascii() and text.isdigit()):
-            raise UsageError(f"is no rank or size: {text!r}", where=variable, what_next=_UNSET)
-        numbers[variable] = int(text)
-    plan.check_world(numbers["WORLD_SIZE"])
-    if numbers["RANK"] >= numbers["WORLD_SIZE"]:
-        raise UsageError(f"a job of {numbers['WORLD_SIZE']} has no rank {numbers['RANK']}", where="RANK")
-    missing = [variable for variable in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(variable)]
-    if missing:
-        raise UsageError(f"RANK and WORLD_SIZE are set, but not {' and '.join(missing)}", what_next=_UNSET)
-    return True
 
 
 def _run_name(run: str | None, plan: ParallelPlan, preset: Preset, *, is_rank: bool) -> str:
@@ -272,29 +239,6 @@ def _default_run(plan: ParallelPlan, preset: Preset, *, is_rank: bool) -> str:
         return f"{preset.architecture}-{preset.name}-{run_name(None, identify())}"
     layout = f"tp{plan.tp}-pp{plan.pp}-dp{plan.dp}"
     return f"{preset.architecture}-{preset.name}-{layout}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _device_type(device: str, plan: ParallelPlan, simulate_compute_ms: float, *, is_rank: bool) -> str:
-    if device not in {"auto", "cpu", "cuda"}:
-        raise UsageError(f'a device is "auto", "cpu" or "cuda", not {device!r}')
-    # From 2.13 on torch's profiler writes two lines a capture and rank into the progress on stderr.
-    os.environ.setdefault("KINETO_LOG_LEVEL", _KINETO_SILENT)
-    import torch
-
-    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
-        return "cpu"
-    if not torch.cuda.is_available():
-        raise UsageError("torch finds no CUDA device here", what_next="use --device cpu")
-    if simulate_compute_ms:
-        raise UsageError(
-            "simulated compute lets CPU ranks stand for devices; this machine has GPUs", what_next="use --device cpu"
-        )
-    if not is_rank and plan.world_size > torch.cuda.device_count():
-        raise UsageError(
-            f"the plan needs {plan.world_size} GPUs, this machine has {torch.cuda.device_count()}",
-            what_next="use --device cpu or smaller sizes",
-        )
-    return "cuda"
 
 
 def _say_nothing(_: Progress) -> None:

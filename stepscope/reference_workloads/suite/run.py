@@ -18,7 +18,8 @@ from stepscope.core.errors import StepscopeError
 from stepscope.core.run_layout import CHECKPOINT_FOLDER, FLIGHT_FOLDER, MEMORY_FOLDER, STEPS_FOLDER, TRACES_FOLDER
 from stepscope.core.what_if import Fix
 from stepscope.reference_workloads.injections.applied import injected
-from stepscope.reference_workloads.launch import check_device, run_workload
+from stepscope.reference_workloads.launch import run_workload
+from stepscope.reference_workloads.placement import check_device
 from stepscope.reference_workloads.suite.cases import Case, Run
 from stepscope.reference_workloads.suite.ending import why_failed
 from stepscope.reference_workloads.suite.fixtures import write_fixture

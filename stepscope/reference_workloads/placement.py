@@ -1,0 +1,71 @@
+"""On which devices and in which processes does a job run here?"""
+
+from __future__ import annotations
+
+import os
+
+from stepscope.core.errors import UsageError
+from stepscope.reference_workloads.plan import ParallelPlan
+
+_KINETO_SILENT = "99"
+_UNSET = "unset it to train on this machine, or start with torchrun"
+
+
+def is_launched_rank(plan: ParallelPlan) -> bool:
+    """Whether a launcher started this process as one rank of the job.
+
+    Raises:
+        UsageError: the launcher's variables are no rank of this plan.
+    """
+    if not {"RANK", "WORLD_SIZE"} <= set(os.environ):
+        return False
+    numbers = {}
+    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        text = os.environ.get(variable, "0")
+        if not (text.isascii() and text.isdigit()):
+            raise UsageError(f"is no rank or size: {text!r}", where=variable, what_next=_UNSET)
+        numbers[variable] = int(text)
+    plan.check_world(numbers["WORLD_SIZE"])
+    if numbers["RANK"] >= numbers["WORLD_SIZE"]:
+        raise UsageError(f"a job of {numbers['WORLD_SIZE']} has no rank {numbers['RANK']}", where="RANK")
+    missing = [variable for variable in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(variable)]
+    if missing:
+        raise UsageError(f"RANK and WORLD_SIZE are set, but not {' and '.join(missing)}", what_next=_UNSET)
+    return True
+
+
+def device_type_of(device: str, plan: ParallelPlan, simulate_compute_ms: float, *, is_rank: bool) -> str:
+    """Either "cpu" or "cuda", of "cpu", "cuda" or "auto".
+
+    Raises:
+        UsageError: there is no such device here, there are too few, or layers would sleep on one.
+    """
+    if device not in {"auto", "cpu", "cuda"}:
+        raise UsageError(f'a device is "auto", "cpu" or "cuda", not {device!r}')
+    # From 2.13 on torch's profiler writes two lines a capture and rank into the progress on stderr.
+    os.environ.setdefault("KINETO_LOG_LEVEL", _KINETO_SILENT)
+    import torch
+
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise UsageError("torch finds no CUDA device here", what_next="use --device cpu")
+    if simulate_compute_ms:
+        raise UsageError(
+            "simulated compute lets CPU ranks stand for devices; this machine has GPUs", what_next="use --device cpu"
+        )
+    if not is_rank and plan.world_size > torch.cuda.device_count():
+        raise UsageError(
+            f"the plan needs {plan.world_size} GPUs, this machine has {torch.cuda.device_count()}",
+            what_next="use --device cpu or smaller sizes",
+        )
+    return "cuda"
+
+
+def check_device(device: str, plan: ParallelPlan) -> None:
+    """Whether the plan's ranks find their devices here, before anything is prepared for them.
+
+    Raises:
+        UsageError: there is no such device, or there are too few.
+    """
+    device_type_of(device, plan, 0.0, is_rank=False)
