@@ -220,6 +220,7 @@ class Profile:
         self._talk = AgentTalk(context, self._schedule, takes_scheduled=captures, rule=settings.capture_when)
         weakref.finalize(self, self._talk.close, 0.0).atexit = False  # never left: at exit `Endings` does more
         self._settling = SettlingSteps([*settled_listeners_of(context), self._talk], self._writer.add)
+        context.when_stuck.extend((self._settling.hurry, self._writer.flush))
         if identity.rank == 0:
             self._manifest = ManifestKeeper(context, labels)
             self._manifest.write(None)

@@ -42,6 +42,7 @@ class RunContext:
         mesh: sizes by dimension (tp, pp, dp, ep, cp); empty when unknown.
         open_spans: names of the spans that the training loop is in, the outermost first.
         owners: the models that the training code has shown.
+        when_stuck: called beside training once a step is stuck, as the job may soon be killed: write what waits.
     """
 
     run_directory: Path
@@ -50,3 +51,4 @@ class RunContext:
     settings: Settings
     open_spans: Callable[[], list[str]] = list
     owners: MemoryOwners = field(default_factory=MemoryOwners)
+    when_stuck: list[Callable[[], None]] = field(default_factory=list)

@@ -140,6 +140,11 @@ class StuckSteps:
         open_step = OpenStep(index, began_ns, age, limit, self._patience.median_seconds, is_still, self._thread_id)
         self._state = {}  # once an episode, whatever comes of it
         assert self._stacks is not None
+        for rescue in self._context.when_stuck if is_still else ():
+            try:
+                rescue()
+            except Exception:  # what is told next matters more
+                logger.debug("writing what waits failed", exc_info=True)
         try:
             self._state = write_stuck_report(self._context, open_step, self._stacks)
             written = f"{self._state['where']}; stacks and flight recorder: {stacks_file(self._context).parent}"

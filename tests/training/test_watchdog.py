@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.training import attendant
+from stepscope.training import attendant, settling
 from stepscope.training.stillness import is_compiling
 from tests.training.processes import Training, fork
 
@@ -76,6 +76,24 @@ def test_a_step_that_waits_for_ever_is_told_once_with_where_it_waits(
     stacks = (tmp_path / "r" / "flight" / "rank0.stacks.txt").read_text()
     assert "wait_for_nothing" in stacks
     assert "step 3 open for" in stacks
+
+
+def test_steps_that_wait_for_figures_of_the_gpu_are_on_disk_before_anyone_kills_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "_is_settled", lambda _: False)  # a GPU that gets nowhere
+    monkeypatch.setattr(settling, "_LONGEST_WAIT_SECONDS", 0.1)
+    steps = tmp_path / "r" / "steps" / "rank0.jsonl"
+    on_disk: list[str] = []
+
+    def last_step(_: stepscope.Profile) -> None:
+        on_disk.append(steps.read_text())
+        time.sleep(2.5 * _LIMIT)
+        on_disk.append(steps.read_text())
+
+    _train(tmp_path, last_step)
+    before, after = ([json.loads(line)["index"] for line in text.splitlines()] for text in on_disk)
+    assert (before, after) == ([], [0, 1, 2])
 
 
 @pytest.mark.parametrize(
