@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -58,12 +59,19 @@ class ClippedNorm:
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
         from torch.compiler import is_compiling
 
+        reference = weakref.ref(self)  # a run that is never ended is forgotten
+
         def total_norm(tensors: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
             norm = original(tensors, norm_type, *args, **kwargs)
             if is_compiling():  # first, so that a compiled loop knows nothing of us
                 return norm
-            if self._wrapping is not None and norm_type == 2.0 and len(self._norms) < 2:
-                self._norms.append(norm)
+            listener = reference()
+            if listener is not None and norm_type == 2.0:
+                listener._note(norm)
             return norm
 
         return total_norm
+
+    def _note(self, norm: Any) -> None:
+        if self._wrapping is not None and len(self._norms) < 2:
+            self._norms.append(norm)

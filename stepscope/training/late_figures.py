@@ -56,24 +56,28 @@ class CudaCopies:
 
 
 class LateFigures:
-    """Numbers of one step that are on their way to the host."""
+    """Numbers of one step that are on their way to the host.
+
+    Args:
+        take_back: gets the places when nobody needs them any more; whether the device may still write is its question.
+    """
 
     def __init__(
         self,
         slots: dict[str, Any],
         events: list[Any],
-        give_back: Callable[[dict[str, Any]], None],
+        take_back: Callable[[LateFigures], None],
         then: Callable[[Numbers], Numbers] | None,
     ) -> None:
-        self._slots = slots
+        self.slots = slots
         self._events = events
-        self._give_back = give_back
+        self._take_back = take_back
         self._then = then
 
     @property
     def names(self) -> Collection[str]:
         """Names of the numbers that are on their way."""
-        return self._slots.keys()
+        return self.slots.keys()
 
     def are_there(self) -> bool:
         """Whether the GPU has passed them; True as well when it can never be told."""
@@ -82,18 +86,22 @@ class LateFigures:
                 self._events.pop()
         except RuntimeError:  # a fault on the GPU, which is training's own to report
             logger.debug("late figures are lost", exc_info=True)
-            self._slots.clear()
+            self.slots.clear()
             self._events.clear()
         return not self._events
 
     def read(self) -> Numbers:
         """The numbers by name, once they are there; empty before, and from the second time on."""
-        if self._events or not self._slots:
+        if self._events or not self.slots:
             return {}
-        numbers = {name: view.item() for name, (_, view) in self._slots.items()}
-        self._give_back(self._slots)
-        self._slots = {}
+        numbers = {name: view.item() for name, (_, view) in self.slots.items()}
+        self._take_back(self)
         return numbers if self._then is None else self._then(numbers)
+
+    def give_up(self) -> None:
+        """Nobody will read them."""
+        if self.slots:
+            self._take_back(self)
 
 
 class LateReader:
@@ -103,6 +111,7 @@ class LateReader:
         self._copies = CudaCopies() if copies is None else copies
         self._memory: Any = None
         self._free: list[int] = []
+        self._given_up: list[LateFigures] = []
         self._views: dict[tuple[int, Any], Any] = {}
 
     def takes(self, tensor: Any) -> bool:
@@ -120,6 +129,8 @@ class LateReader:
             with _normal_mode():
                 self._memory = self._copies.pinned(_NUM_SLOTS * _SLOT_BYTES)
             self._free = list(range(_NUM_SLOTS))
+        if len(tensors) > len(self._free):
+            self._reclaim()
         if len(tensors) > len(self._free):
             return None
         slots: dict[str, Any] = {}
@@ -141,8 +152,17 @@ class LateReader:
         with _normal_mode():
             return self._memory[start : start + dtype.itemsize].view(dtype)[0]
 
-    def _take_back(self, slots: dict[str, Any]) -> None:
-        self._free += [slot for slot, _ in slots.values()]
+    def _take_back(self, late: LateFigures) -> None:
+        if late.are_there():
+            self._free += [slot for slot, _ in late.slots.values()]
+            late.slots = {}
+        else:  # the device will still write there
+            self._given_up.append(late)
+
+    def _reclaim(self) -> None:
+        given_up, self._given_up = self._given_up, []
+        for late in given_up:
+            self._take_back(late)
 
 
 def _normal_mode() -> Any:

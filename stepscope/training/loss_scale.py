@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ class LossScale:
     def __init__(self, late_reader: LateReader) -> None:
         self._late_reader = late_reader
         self._figures: dict[str, int | float] = {}
-        self._late: LateFigures | None = None
+        self._late: list[LateFigures] = []
         self._is_on = True
         torch: Any = sys.modules["torch"]
         self._wrapping = Wrapping(torch.amp.GradScaler, _CALLED_BY_UPDATE, self._watched)
@@ -37,9 +38,9 @@ class LossScale:
 
     def step_ended(self, record: StepRecord) -> None:
         """Add what the update of this step said; figures that the training loop gave stay."""
-        if self._late is not None:
-            record.late.append(self._late)
-            self._late = None
+        if self._late:
+            record.late += reversed(self._late)  # of two by one name the first stays
+            self._late = []
         if self._figures:
             record.figures = self._figures | record.figures
             self._figures = {}
@@ -50,9 +51,12 @@ class LossScale:
         self._wrapping.leave()
 
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        reference = weakref.ref(self)  # a run that is never ended is forgotten
+
         def check(scaler: Any, name: str) -> Any:
-            if name == "update":
-                self._updating(scaler)
+            listener = reference() if name == "update" else None
+            if listener is not None:
+                listener._updating(scaler)
             return original(scaler, name)
 
         return check
@@ -70,7 +74,8 @@ class LossScale:
             ]
             tensors = {"loss_scale": scale} | {f"found {i}": tensor for i, tensor in enumerate(found)}
             if any(self._late_reader.takes(tensor) for tensor in tensors.values()):
-                self._late = self._late_reader.take(tensors, _named)
+                late = self._late_reader.take(tensors, _named)
+                self._late += [] if late is None else [late]
             else:
                 self._figures = _named({name: tensor.item() for name, tensor in tensors.items()})
         except Exception as error:  # training must never be hurt

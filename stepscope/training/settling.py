@@ -74,6 +74,7 @@ class SettlingSteps:
         for late in record.late:
             for name, value in late.read().items():
                 record.figures.setdefault(name, value)
+            late.give_up()  # where it has not come
         record.late.clear()
         self._listeners.step_settled(record)
         self._write(record)

@@ -65,6 +65,23 @@ def test_without_a_free_place_nothing_waits() -> None:
     assert [late is not None for late in taken] == [True] * 512 + [False] * 88
 
 
+def test_places_of_numbers_that_nobody_waits_for_are_used_again_once_the_device_is_through() -> None:
+    device = FakeDevice()
+    reader = LateReader(device)
+    taken = [reader.take({"loss": device.hold(torch.tensor(1.0))}) for _ in range(1024)]
+    for late in taken:
+        assert late is not None
+        late.give_up()
+        late.give_up()
+    assert reader.take({"loss": torch.tensor(1.0)}) is None  # the device will still write to all
+    device.run()
+    again = [reader.take({"loss": device.hold(torch.tensor(float(number)))}) for number in range(1024)]
+    device.run()
+    numbers = [late.read()["loss"] for late in again if late is not None and late.are_there()]
+    assert numbers == list(range(1024))
+    assert reader.take({"loss": torch.tensor(1.0)}) is not None
+
+
 def test_a_fault_of_the_gpu_leaves_the_numbers_out() -> None:
     device = FakeDevice()
     late = LateReader(device).take({"loss": device.hold(torch.tensor(1.0))})

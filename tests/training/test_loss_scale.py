@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import stepscope
 from stepscope.training.late_figures import LateReader
 from stepscope.training.loss_scale import LossScale
+from stepscope.training.settling import SettlingSteps
 from stepscope.training.telemetry import StepRecord
 from tests.training.fake_device import FakeDevice
 
@@ -75,6 +78,38 @@ def test_on_a_gpu_it_is_read_late() -> None:
         loss_scale.close()
 
 
+def test_of_two_scalers_the_last_counts_and_none_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice()
+    monkeypatch.setattr(device, "holds", lambda _: True)
+    reader = LateReader(device)
+    loss_scale, scaler = LossScale(reader), _scaler()
+    other = torch.amp.GradScaler("cpu", init_scale=8.0)
+    try:
+        for index in range(600):
+            scaler.scale(torch.ones(()))
+            other.scale(torch.ones(()))
+            scaler.update(1024.0)
+            other.update(8.0)
+            record = _ended(loss_scale)
+            device.run()
+            steps = SettlingSteps([], lambda _: None)
+            steps.add(record)
+            assert record.figures == {"loss_scale": 8.0}, index
+    finally:
+        loss_scale.close()
+
+
+def test_a_run_that_is_never_ended_is_forgotten() -> None:
+    method = torch.amp.GradScaler._check_scale_growth_tracker
+    loss_scale = LossScale(LateReader())
+    reference = weakref.ref(loss_scale)
+    del loss_scale
+    gc.collect()
+    assert reference() is None
+    _step(_scaler())
+    torch.amp.GradScaler._check_scale_growth_tracker = method
+
+
 def test_a_scaler_that_is_off_or_set_by_hand_has_no_overflow() -> None:
     loss_scale = LossScale(LateReader())
     try:
@@ -104,11 +139,13 @@ def test_a_scaler_of_another_make_is_left_alone_with_one_warning(caplog: pytest.
     loss_scale, scaler = LossScale(LateReader()), _scaler()
     try:
         scaler.scale(torch.ones(()))
-        scaler._per_optimizer_states = {1: "else"}
-        for _ in range(2):
-            scaler.update(2.0)
+        num_warnings = []
+        for _ in range(3):
             scaler._per_optimizer_states = {1: "else"}
+            scaler.update(2.0)
+            num_warnings.append(len(caplog.records))
         assert _ended(loss_scale).figures == {}
     finally:
         loss_scale.close()
-    assert [record.getMessage()[:40] for record in caplog.records] == ["stepscope goes on without the loss scale"]
+    assert caplog.records[0].getMessage().startswith("stepscope goes on without the loss scale: ")
+    assert num_warnings[0] == num_warnings[2]
