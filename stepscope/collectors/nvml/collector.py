@@ -52,27 +52,31 @@ class NvmlCollector:
         self._seldom_due: dict[str, float] = {}
         self._last: dict[str, dict[Part, Collection]] = {}
 
-    def targets(self) -> tuple[list[GpuTarget], Collection]:
-        """The GPUs that the driver knows now, and those that it cannot tell the names of.
+    def count(self) -> int:
+        """How many GPUs the driver knows now.
 
         Raises:
             DriverUnusableError: no GPU can be asked.
         """
         nvml = self._session()
         try:
-            count = nvml.nvmlDeviceGetCount()
+            return int(nvml.nvmlDeviceGetCount())
         except Exception as error:
             raise DriverUnusableError(*reason_of(nvml, error)) from error
-        targets, missing = [], []
-        for index in range(count):
-            try:
-                identity = identify(nvml, self._ask(nvml.nvmlDeviceGetHandleByIndex, index), index)
-            except GpuUnusableError as error:
-                missing.append(Missing("", labels_of(gpu=index), error.reason, error.detail))
-                continue
-            targets.append(GpuTarget(identity.pci_bus_id, identity.labels))
-            self._labels[identity.pci_bus_id] = identity.labels
-        return targets, Collection(missing=tuple(missing))
+
+    def target(self, index: int) -> GpuTarget | Missing:
+        """The GPU of this index, or why it does not tell which it is.
+
+        Raises:
+            DriverUnusableError: no GPU can be asked.
+        """
+        nvml = self._session()
+        try:
+            identity = identify(nvml, self._ask(nvml.nvmlDeviceGetHandleByIndex, index), index)
+        except GpuUnusableError as error:
+            return Missing("", labels_of(gpu=index), error.reason, error.detail)
+        self._labels[identity.pci_bus_id] = identity.labels
+        return GpuTarget(identity.pci_bus_id, identity.labels)
 
     def sweep(self, key: str) -> dict[Part, Collection]:
         """Read what is due of one GPU.
@@ -107,11 +111,15 @@ class NvmlCollector:
             return {Part.OFTEN: said, Part.SELDOM: Collection()}
         return parts
 
+    def is_usable(self, key: str) -> bool:
+        """Whether a GPU that was swept answered to the end."""
+        return key in self._gpus
+
     def collect(self) -> Collection:
         """Read all GPUs once, also those that were there earlier; what is not due stays as it was read."""
         try:
-            targets, nameless = self.targets()
-            for key in self._labels.keys() - {target.key for target in targets}:
+            found = [self.target(index) for index in range(self.count())]
+            for key in self._labels.keys() - {target.key for target in found if isinstance(target, GpuTarget)}:
                 self._forget(key)
             for key in self._labels:
                 self._last.setdefault(key, {}).update(self.sweep(key))
@@ -119,11 +127,9 @@ class NvmlCollector:
             self.close()
             return Collection(missing=(Missing("", (), error.reason, error.detail),))
         indices = {dict(labels)["gpu"] for labels in self._labels.values()}
-        nameless = Collection(
-            missing=tuple(lost for lost in nameless.missing if dict(lost.labels)["gpu"] not in indices)
-        )
+        nameless = [lost for lost in found if isinstance(lost, Missing) and dict(lost.labels)["gpu"] not in indices]
         parts = [part for last in self._last.values() for part in last.values()]
-        return Collection.joined([*parts, nameless])
+        return Collection.joined([*parts, Collection(missing=tuple(nameless))])
 
     def close(self) -> None:
         """Forget everything; the next call starts anew."""

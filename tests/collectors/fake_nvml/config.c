@@ -9,7 +9,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { NUM_SLOTS = 1 << 15 };
 
@@ -90,13 +89,19 @@ const char *device_text(nvmlDevice_t device, const char *format, ...) {
     return config_text(key);
 }
 
+/* Never return while the file says so: a hanging driver may come to itself. */
+static void rest(void) {
+    nanosleep(&(struct timespec){0, 20 * 1000000}, NULL);
+    fake_read_config();
+}
+
 static int concerns(const char *value, const char *function) {
     return value && (!strcmp(value, "any") || !strcmp(value, function));
 }
 
 nvmlReturn_t fake_gate(const char *function, nvmlDevice_t device) {
     if (!fake_read_config()) return NVML_ERROR_UNINITIALIZED;
-    while (concerns(config_text("hang"), function)) sleep(3600);
+    while (concerns(config_text("hang"), function)) rest();
     unsigned long long error = config_count("error", 0);
     if (error) return (nvmlReturn_t)error;
     if (config_count("generation", 1) != loaded_generation) return NVML_ERROR_LIB_RM_VERSION_MISMATCH;
@@ -104,7 +109,7 @@ nvmlReturn_t fake_gate(const char *function, nvmlDevice_t device) {
     if (!device) return NVML_SUCCESS;
     char key[128];
     snprintf(key, sizeof key, "gpu.%d.hang", device->gpu);
-    while (concerns(config_text(key), function)) sleep(3600);
+    while (concerns(config_text(key), function)) rest();
     snprintf(key, sizeof key, "gpu.%d.crash", device->gpu);
     if (concerns(config_text(key), function)) raise(SIGSEGV);
     snprintf(key, sizeof key, "gpu.%d.slow_ms", device->gpu);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepscope.collectors.nvml import GpuTarget, NvmlCollector
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import Collection, MissingReason
 
@@ -28,3 +29,10 @@ def missing_of(collection: Collection, name: str, /, **labels: object) -> tuple[
     ]
     assert len(found) <= 1, f"{name} is missed {len(found)} times"
     return found[0] if found else None
+
+
+def key_of(collector: NvmlCollector, index: int = 0) -> str:
+    """Of the GPU of this index."""
+    target = collector.target(index)
+    assert isinstance(target, GpuTarget)
+    return target.key

@@ -14,7 +14,7 @@ from stepscope.core.gpu_metrics import BY_NAME
 from stepscope.core.readings import MissingReason
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
-from tests.collectors.nvml.reading_of import missing_of, value_of
+from tests.collectors.nvml.reading_of import key_of, missing_of, value_of
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, function: str) -> list[int]:
@@ -63,7 +63,7 @@ def test_gpud_604_a_lost_gpu_is_called_lost_not_a_failed_call(nvml: FakeNvml) ->
     nvml.add(profiles.h100(0))
     nvml.write()
     collector = NvmlCollector()
-    key = collector.targets()[0][0].key
+    key = key_of(collector)
     collector.sweep(key)
     nvml.set(0, error__nvmlDeviceGetRemappedRows=15, error__nvmlDeviceGetPowerUsage=15)
     nvml.write()
@@ -185,7 +185,7 @@ def test_nvsentinel_155_the_xid_of_a_gpu_that_is_lost_is_told_with_the_loss(nvml
     collector.collect()
     nvml.set(0, xids=1, xid__0=79, error__nvmlDeviceGetPowerUsage=15)
     nvml.write()
-    collection = collector.sweep(collector.targets()[0][0].key)[Part.OFTEN]
+    collection = collector.sweep(key_of(collector))[Part.OFTEN]
     assert [dict(finding.labels)["xid"] for finding in collection.findings] == ["79"]
     assert missing_of(collection, "") is not None
 

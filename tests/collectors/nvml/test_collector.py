@@ -12,7 +12,7 @@ from stepscope.collectors.nvml.gpu import Part
 from stepscope.core.readings import MissingReason
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
-from tests.collectors.nvml.reading_of import missing_of, value_of
+from tests.collectors.nvml.reading_of import key_of, missing_of, value_of
 
 
 class Clock:
@@ -30,7 +30,7 @@ def test_what_changes_slowly_is_asked_seldom(nvml: FakeNvml) -> None:
     nvml.write()
     clock = Clock()
     collector = NvmlCollector(seldom_seconds=10, clock=clock)
-    key = collector.targets()[0][0].key
+    key = key_of(collector)
     assert set(collector.sweep(key)) == {Part.OFTEN, Part.SELDOM}
     clock.seconds = 9
     assert set(collector.sweep(key)) == {Part.OFTEN}
@@ -56,7 +56,7 @@ def test_a_gpu_that_comes_back_is_read_again(nvml: FakeNvml) -> None:
         nvml.add(profiles.h100(index))
     nvml.write()
     collector = NvmlCollector()
-    keys = [target.key for target in collector.targets()[0]]
+    keys = [key_of(collector, index) for index in range(2)]
     collector.sweep(keys[1])
     nvml.set(1, lost=1)
     nvml.write()
@@ -119,7 +119,7 @@ def test_mig_instances_are_told_beside_the_whole_gpu(nvml: FakeNvml) -> None:
     assert value_of(collection, "memory_used_bytes", **first, uuid="MIG-00000000-0000-4000-8000-000000000000")
     whole = [r for r in collection.readings if r.metric.endswith("memory_used_bytes") and len(r.labels) == 2]
     assert len(whole) == 1
-    parts = collector.sweep(collector.targets()[0][0].key)
+    parts = collector.sweep(key_of(collector))
     assert missing_of(parts[Part.OFTEN], "sm_active_ratio", gpu_instance=9) is not None  # not yet
 
 

@@ -1,0 +1,96 @@
+"""What does a process do that reads GPUs for the agent? It answers requests, one a line, until its input ends.
+
+    {"do": "look", "skip": [3]}      which GPUs are there, but for these indices
+        {"count": 8}, then for each {"index": 0, "target": {"key": ..., "labels": [...]}}
+        or {"index": 0, "missing": [reason, detail]}
+    {"do": "sweep", "keys": [...]}   read these GPUs
+        for each {"key": ..., "parts": {part: collection}, "usable": true, "seconds": 0.01}
+    each ends with {"end": true}; {"unusable": [reason, detail]} in its place: no GPU can be asked, the process ends
+
+Answers are sent as they come: where they stop is where the driver hangs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from stepscope.agent.isolation.wire import encode
+from stepscope.collectors.nvml import GpuTarget, NvmlCollector
+from stepscope.collectors.nvml.binding import DriverUnusableError
+
+_PR_SET_PDEATHSIG = 1
+
+
+def answers(collector: NvmlCollector, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What is answered to a request.
+
+    Raises:
+        DriverUnusableError: no GPU can be asked.
+    """
+    if request["do"] == "look":
+        count = collector.count()
+        yield {"count": count}
+        for index in range(count):
+            if index in request["skip"] or index not in request.get("only", range(count)):
+                continue
+            found = collector.target(index)
+            if isinstance(found, GpuTarget):
+                yield {"index": index, "target": {"key": found.key, "labels": found.labels}}
+            else:
+                yield {"index": index, "missing": [found.reason, found.detail]}
+    else:
+        for key in request["keys"]:
+            begin = time.monotonic()
+            parts = collector.sweep(key)
+            yield {
+                "key": key,
+                "parts": {part: encode(collection) for part, collection in parts.items()},
+                "usable": collector.is_usable(key),
+                "seconds": time.monotonic() - begin,
+            }
+    yield {"end": True}
+
+
+def serve(collector: NvmlCollector, requests: int, replies: int) -> int:
+    """Answer until the input ends; the process's exit code.
+
+    Args:
+        collector: what reads.
+        requests: file descriptor to read from.
+        replies: file descriptor to write to.
+    """
+    with open(requests, "rb", buffering=0) as lines:
+        for line in iter(lines.readline, b""):
+            try:
+                for answer in answers(collector, json.loads(line)):
+                    os.write(replies, json.dumps(answer, separators=(",", ":")).encode() + b"\n")
+            except DriverUnusableError as error:
+                os.write(replies, json.dumps({"unusable": [error.reason, error.detail]}).encode() + b"\n")
+                return 1
+            except BrokenPipeError:
+                break  # nobody listens any more
+    collector.close()
+    return 0
+
+
+def main() -> int:
+    """Run as a process: requests on standard input, replies on standard output."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # hanging, it would not see its input end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent is interrupted, and ends this
+    replies = os.dup(1)
+    os.dup2(2, 1)  # what the driver's library prints is no reply
+    gc.collect()
+    gc.freeze()
+    return serve(NvmlCollector(seldom_seconds=float(sys.argv[1])), 0, replies)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""What is known of one GPU, and what is told of it now?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stepscope.agent.isolation.snapshot import TargetState
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.readings import Collection, Labels, Missing, MissingReason, Reading, with_labels
+
+_UP = GPU + "up"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One GPU at one moment.
+
+    Attributes:
+        state: how it answers.
+        parts: its newest readings, by what is read together.
+    """
+
+    state: TargetState
+    parts: tuple[Collection, ...]
+
+    def collection(self, now_ns: int, stale_ns: int) -> Collection:
+        """What is told of it.
+
+        Args:
+            now_ns: the time, ns since the epoch.
+            stale_ns: age from which a reading is told no more.
+        """
+        state, reason, detail = self.state, self.state.reason, self.state.detail
+        fresh = [part for part in self.parts if now_ns - _time_of(part) < stale_ns]
+        if reason is None and self.parts and not fresh:
+            reason, detail = MissingReason.TIMED_OUT, ""
+        if reason is None and not self.parts:
+            return Collection(missing=(Missing("", state.labels, MissingReason.NOT_YET, "it has not answered yet"),))
+        whole = Collection.joined(fresh)
+        if reason is None:
+            return whole
+        up = Reading(_UP, 0.0, with_labels(state.labels, reason=reason), now_ns)
+        if state.answered_ns is not None:
+            detail = f"{detail}; it answered last {(now_ns - state.answered_ns) / 1e9:.0f} s ago".removeprefix("; ")
+        return Collection(
+            (*(reading for reading in whole.readings if reading.metric != _UP), up),
+            (*whole.missing, Missing("", state.labels, reason, detail)),
+            whole.findings,
+        )
+
+
+@dataclass(slots=True)
+class Target:
+    """One GPU while it is watched.
+
+    Attributes:
+        labels: which it is.
+        parts: newest readings.
+        reason, detail: why it does not answer; None while it does.
+        answered_ns, seconds: when it answered last, and how long that took.
+        slow_rounds: answers in a row that took too long.
+        times_apart: how often it was given a process of its own.
+    """
+
+    labels: Labels
+    parts: dict[str, Collection] = field(default_factory=dict)
+    reason: MissingReason | None = None
+    detail: str = ""
+    answered_ns: int | None = None
+    seconds: float | None = None
+    slow_rounds: int = 0
+    times_apart: int = 0
+
+    @property
+    def index(self) -> int:
+        """NVML's."""
+        return int(dict(self.labels)["gpu"])
+
+    def fails(self, reason: MissingReason, detail: str) -> None:
+        """It does not answer. What it said stays where it may still be so: a GPU that is gone has no power draw."""
+        self.reason, self.detail = reason, detail
+        if reason is not MissingReason.TIMED_OUT:
+            self.parts = {}
+
+    def at(self, *, is_apart: bool) -> Known:
+        """As it is now."""
+        state = TargetState(self.labels, self.reason, self.detail, self.answered_ns, self.seconds, is_apart)
+        return Known(state, tuple(self.parts.values()))
+
+
+def _time_of(part: Collection) -> int:
+    return max((reading.time_ns for reading in part.readings), default=0)

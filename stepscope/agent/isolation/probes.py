@@ -1,0 +1,112 @@
+"""Who keeps the GPUs being read, and what do they say now? A thread does; asking it never waits."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from stepscope.agent.isolation.known import Known
+from stepscope.agent.isolation.process import Probe, ProbeProcess
+from stepscope.agent.isolation.snapshot import ProbeCounts, Snapshot
+from stepscope.agent.isolation.timing import Timing
+from stepscope.agent.isolation.watch import Watch
+from stepscope.core.readings import Collection, Finding, Missing, MissingReason, Reading
+
+_LONGEST_WAIT = 5.0
+"""Seconds between two looks at processes that are to end, when nothing else is due."""
+
+
+class GpuProbes:
+    """All GPUs of this machine, read in processes of their own. A context manager; `close` ends the processes."""
+
+    def __init__(self, timing: Timing | None = None, *, environment: Mapping[str, str] | None = None) -> None:
+        """
+        Args:
+            timing: how often, and how long is waited.
+            environment: of the processes; the agent's own where none is given.
+        """
+        self._timing = timing or Timing()
+        self._environment = environment
+        self._watch = Watch(self._start_process, self._timing)
+        self._known: tuple[Known, ...] = ()
+        self._refusal: tuple[MissingReason, str] | None = self._watch.refusal
+        self._xids: tuple[Reading, ...] = ()
+        self._counts = ProbeCounts()
+        self._thread: threading.Thread | None = None
+        self._wake_read, self._wake_write = -1, -1
+
+    def __enter__(self) -> GpuProbes:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._wake_read, self._wake_write = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="stepscope-gpu-probes", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the processes; those that hang are killed after the grace time, and left behind if even that fails."""
+        if self._thread is None:
+            return
+        os.close(self._wake_write)
+        self._thread.join()
+        os.close(self._wake_read)
+        self._thread = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread still reads: what a watchdog wants to know."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def snapshot(self) -> Snapshot:
+        """What is known now; waits for nothing."""
+        now_ns = time.time_ns()
+        known, refusal = self._known, self._refusal
+        stale_ns = int(self._timing.stale * 1e9)
+        parts = [one.collection(now_ns, stale_ns) for one in known]
+        parts.append(Collection(self._xids))
+        if refusal is not None:
+            parts.append(Collection(missing=(Missing("", (), *refusal),)))
+        return Snapshot(Collection.joined(parts), tuple(one.state for one in known), self._counts)
+
+    def take_findings(self) -> list[Finding]:
+        """XIDs that came since the last time; each is given once."""
+        return self._watch.xids.take()
+
+    def _start_process(self) -> Probe:
+        return ProbeProcess(self._timing.seldom, self._environment)
+
+    def _run(self) -> None:
+        while True:
+            now = time.monotonic()
+            due = self._watch.step(now, time.time_ns())
+            self._publish()
+            if self._wait(min(max(0.0, due - time.monotonic()), _LONGEST_WAIT)):
+                break
+        end = time.monotonic() + self._timing.grace + 1.0
+        while not self._watch.close(time.monotonic()) and time.monotonic() < end:
+            time.sleep(0.01)
+        self._publish()
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait for an answer; whether it is time to end."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_read, selectors.EVENT_READ)
+            for probe in self._watch.probes():
+                selector.register(probe, selectors.EVENT_READ)
+            return any(key.fd == self._wake_read for key, _ in selector.select(seconds))
+
+    def _publish(self) -> None:
+        """Everything that `snapshot` needs, replaced as a whole: no reader sees half of a step, none waits."""
+        self._known = self._watch.known()
+        self._refusal = self._watch.refusal
+        self._xids = tuple(self._watch.xids.readings())
+        self._counts = replace(self._watch.counts)
