@@ -64,8 +64,9 @@ class OutOfMemoryEvidence:
 
     def step_ended(self, record: StepRecord) -> None:
         """Remember what it says of memory."""
-        memory = {name: value for name, value in record.figures.items() if "memory" in name or name.startswith("num_")}
-        if memory:
+        figures = record.figures
+        if "memory_allocated_bytes" in figures:  # a few times a second, or given by the training code
+            memory = {name: value for name, value in figures.items() if "memory" in name or name.startswith("num_")}
             self._recent.append({"step": record.index} | memory)
 
     def close(self) -> None:

@@ -157,6 +157,23 @@ class TestSignals:
         assert [line["index"] for line in _lines(tmp_path / "r")] == [0, 1]
         assert _ended(tmp_path / "r") == "signal"
 
+    def test_a_handler_of_the_users_that_leaves_keeps_its_exit_status(self, tmp_path: Path) -> None:
+        def train(tell: Tell) -> None:
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+            with stepscope.profile("r", tmp_path, once(wait=0, warmup=0, active=10_000)) as prof:
+                prof.step()
+                tell("trains")
+                while True:
+                    torch.ones(8, 8) @ torch.ones(8, 8)
+
+        training = fork(train)
+        training.wait_for("trains")
+        os.kill(training.process_id, signal.SIGTERM)
+        assert training.end() == 143
+        assert [line["index"] for line in _lines(tmp_path / "r")] == [0]
+        assert _ended(tmp_path / "r") == "signal"
+        assert (tmp_path / "r" / "traces" / "step0" / "rank0.json.gz").exists()
+
     def test_an_ignored_signal_stays_ignored_and_another_listener_keeps_its_descriptor(self, tmp_path: Path) -> None:
         def train(_: Tell) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
