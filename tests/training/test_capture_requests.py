@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -37,12 +36,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 @contextmanager
 def _training(folder: Path, agent: Path, world_size: int, *options: str) -> Iterator[list[subprocess.Popen[str]]]:
     """The ranks, ended and found well at the end of the block."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     environment = os.environ | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
         "WORLD_SIZE": str(world_size),
         "STEPSCOPE_AGENT_SOCKET": str(agent),
         "PYTHONPATH": str(_ROOT),
