@@ -22,6 +22,7 @@ VERBS: dict[str, str] = {
     "dashboard": "Open the web app over runs and their verdicts.",
     "demo": "Train, profile and analyse on this machine, and print the verdict.",
     "report": "Write one HTML file of a run that needs no network.",
+    "run": "Run a training command, unchanged, and measure its steps.",
     "steps": "Say how long every step of a run took, captured or not.",
     "trace": "Look into trace files.",
     "whatif": "Replay a job's traces with one cause removed at a time.",
@@ -30,7 +31,7 @@ VERBS: dict[str, str] = {
 """Verb (module of the same name with a click command `command`) -> one line for --help."""
 
 
-_TRAINS = frozenset({"demo", "workload"})
+_TRAINS = frozenset({"demo", "run", "workload"})
 """Verbs that start training processes, whose threads are not ours to limit."""
 
 

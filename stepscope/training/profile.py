@@ -10,7 +10,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -77,10 +77,12 @@ class Profile:
 
     Attributes:
         run_directory: where this run's files are; None while nothing is written, and once measuring has stopped.
+        gives_way: a profile that begins while this one measures takes its place, instead of stepping aside.
     """
 
     def __init__(self, settings: Settings, *, enabled: bool) -> None:
         self.run_directory: Path | None = None
+        self.gives_way = False
         self._settings = settings
         self._on = enabled
         self._pid = os.getpid()
@@ -106,7 +108,7 @@ class Profile:
         self._owners = MemoryOwners()
         self._open_spans = OpenSpans(lambda: self._on, self._give_up)
         self._spans = SpanRecorder(
-            self._open_spans.open, self._open_spans.close, self._count_data_wait, self._count_phase
+            self._open_spans.open, self._open_spans.close, self.count_data_wait, self.count_phase
         )
 
     def __enter__(self) -> Profile:
@@ -200,8 +202,10 @@ class Profile:
     @_harmless
     def _begin(self) -> None:
         global _measuring
-        other = None if _measuring is None else _measuring()
-        if other is not None and other._on and other._pid == self._pid:
+        other = _profile_at_work()
+        if other is not None and other.gives_way:
+            other._end(None)
+        elif other is not None:
             raise RuntimeError("another stepscope.profile measures this process and goes on; this one steps aside")
         settings = self._settings
         self._open_spans.begin()
@@ -318,12 +322,14 @@ class Profile:
         self._open_spans.close(annotation)
 
     @_harmless
-    def _count_data_wait(self, duration_ns: int) -> None:
+    def count_data_wait(self, duration_ns: int) -> None:
+        """Count a wait for data that no `prof.data` saw to the current step."""
         if self._step is not None:
             self._step.data_wait_ns += duration_ns
 
     @_harmless
-    def _count_phase(self, name: str, duration_ns: int) -> None:
+    def count_phase(self, name: str, duration_ns: int) -> None:
+        """Count time that no `prof.phase` saw to the current step."""
         if self._step is not None:
             self._step.phases[name] = self._step.phases.get(name, 0) + duration_ns
 
@@ -408,8 +414,22 @@ def profile(
         memory=memory,
         export=export,
     )
-    disabled = os.environ.get("STEPSCOPE_DISABLE", "").lower() not in {"", "0", "false", "no"}
-    return Profile(settings, enabled=enabled and not disabled)
+    return Profile(settings, enabled=enabled and not is_disabled(os.environ))
+
+
+def is_disabled(environment: Mapping[str, str]) -> bool:
+    """Whether STEPSCOPE_DISABLE turns measuring off."""
+    return environment.get("STEPSCOPE_DISABLE", "").lower() not in {"", "0", "false", "no"}
+
+
+def is_measured() -> bool:
+    """Whether a profile measures this process."""
+    return _profile_at_work() is not None
+
+
+def _profile_at_work() -> Profile | None:
+    profile = None if _measuring is None else _measuring()
+    return profile if profile is not None and profile._on and profile._pid == os.getpid() else None
 
 
 def _new_capture(context: RunContext, first_step: int) -> Capture:

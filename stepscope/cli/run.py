@@ -1,0 +1,81 @@
+"""stepscope run: start a training command as it is, and let each of its processes measure its steps."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from stepscope.core.errors import UsageError
+
+_COMMAND = "stepscope.command"
+
+
+class _Wrapper(click.Command):
+    """Leaves everything behind `--` to the command that is run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        place = args.index("--") if "--" in args else len(args)
+        ctx.meta[_COMMAND] = args[place + 1 :]
+        if not ctx.meta[_COMMAND] and not {"-h", "--help"} & set(args):
+            raise click.UsageError("the command stands behind --, as in: stepscope run -- torchrun train.py", ctx)
+        return super().parse_args(ctx, args[:place])
+
+
+@click.command("run", cls=_Wrapper, options_metavar="[OPTIONS] -- COMMAND...")
+@click.option(
+    "--out",
+    default="runs",
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of all runs, reachable by all ranks.",
+)
+@click.option("--run", metavar="NAME", help="The run's name; by default from the scheduler, torchrun or the time.")
+@click.option("--first", type=click.IntRange(min=0), help="First captured step, from 0. [default: 4, or --every]")
+@click.option("--active", type=click.IntRange(min=1), default=3, show_default=True, help="Steps in one capture.")
+@click.option("--warmup", type=click.IntRange(min=0), default=1, show_default=True, help="Steps to prepare it in.")
+@click.option("--every", type=click.IntRange(min=1), help="Capture again after so many steps; by default once.")
+@click.option("--ranks", default="auto", show_default=True, help="Which ranks write traces: auto, all, or 0,1,2.")
+@click.option("--with-stack", is_flag=True, help="Record Python stacks; costs far more than the rest.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    out: Path,
+    run: str | None,
+    first: int | None,
+    active: int,
+    warmup: int,
+    every: int | None,
+    ranks: str,
+    with_stack: bool,
+) -> None:
+    """Run a training command, unchanged, and measure its steps.
+
+    Every process of it that trains with torch writes into one run directory, as with stepscope.profile. The command
+    takes the place of this process: signals and exit code are its own. STEPSCOPE_DISABLE=1 turns measuring off.
+    """
+    from stepscope.training.run_naming import check_run_name
+    from stepscope.training.schedule import DEFAULT_SCHEDULE, Schedule
+    from stepscope.zero_code.launch import become, environment_for
+    from stepscope.zero_code.order import Order
+
+    if run is not None:
+        try:
+            check_run_name(run)
+        except ValueError as error:
+            raise UsageError(str(error), where="--run") from None
+    if first is None:
+        first = every or DEFAULT_SCHEDULE.first
+    schedule = Schedule(first=first, warmup=min(warmup, first), active=active, period=every)
+    order = Order(str(out.absolute()), run, _ranks(ranks), schedule, with_stack)
+    become(ctx.meta[_COMMAND], environment_for(order, os.environ))
+
+
+def _ranks(text: str) -> str | list[int]:
+    if text in {"auto", "all"}:
+        return text
+    try:
+        return [int(rank) for rank in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{text!r} is neither auto nor all nor rank numbers", where="--ranks") from None

@@ -1,0 +1,1 @@
+"""How is a training measured whose code nobody touches? What `stepscope run` brings into the processes it starts."""

@@ -1,0 +1,237 @@
+"""When does a process that nobody prepared begin to measure itself, and when does a step end?
+
+It begins at the first optimizer update, as rank and world are known by then, on the thread that makes it. Everything
+here is called from wrappers around torch's own methods, so nothing here may raise.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import sys
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from stepscope.zero_code.cycle import Cycle
+from stepscope.zero_code.waits import Waits
+
+if TYPE_CHECKING:
+    from stepscope.training.profile import Profile
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
+
+
+class AutomaticRun:
+    """Measures this process through `stepscope.profile`, of which there is one a process.
+
+    Attributes:
+        waits: who waited for batches since the last update.
+        hides_updates: updates made now train nothing.
+        has_unseen_update: an update was made where no step can end: inside a compiled function, of which no Python is
+            left, or on one of autograd's threads. The next batch asked for or gradient cleared ends the step. A
+            compiled function may set this attribute and do nothing else: so much is free of recompilation.
+    """
+
+    def __init__(self) -> None:
+        self.waits = Waits()
+        self.hides_updates = False
+        self.has_unseen_update = False
+        self._counts_unseen = False
+        self._is_step_due = False
+        self._profile: Profile | None = None
+        self._is_off = False
+        self._thread: int | None = None
+        self._depth = 0
+        self._is_asking = False
+        self._is_saving = False
+        self._cycle = Cycle()
+        self._num_steps = 0
+        self._has_optimizer = False
+
+    def optimizer_made(self) -> None:
+        """An optimizer of a new class is there, so this process may be about to train."""
+        if not self._has_optimizer:
+            self._has_optimizer = True
+            _at_exit(self._end)
+            os.register_at_fork(after_in_child=self._in_child)
+
+    def update_begins(self, optimizer: Any) -> bool:
+        """Whether the update that begins is to be told of."""
+        if self._is_off or self.hides_updates:
+            return False
+        if not self._is_on_training_thread():
+            self.has_unseen_update |= _is_autograds()
+            return False
+        if self._profile is None and not self._begin():
+            return False
+        if self._is_step_due and self._depth == 0 and self._cycle.counts(optimizer):
+            self.end_due_step()
+        self._depth += 1
+        return True
+
+    def update_ended(self, optimizer: Any, *, is_last: bool = True) -> None:
+        """The update is made; what wraps another optimizer counts, and not the one inside it.
+
+        Args:
+            is_last: else something follows that belongs to the step, and calls `end_due_step`.
+        """
+        self._depth -= 1
+        if self._depth == 0 and not self._counts_unseen and self._cycle.ends_with(optimizer):
+            self._is_step_due = True
+            if is_last:
+                self.end_due_step()
+
+    def update_failed(self) -> None:
+        """The update ended by an exception."""
+        self._depth -= 1
+
+    def end_due_step(self) -> None:
+        """End the step whose update was made, if it is not ended yet."""
+        if self._is_step_due and not self._is_off and threading.get_ident() == self._thread:
+            self._is_step_due = False
+            self._end_step()
+
+    def end_unseen_step(self) -> None:
+        """End the step of an update that was not seen, unless others are seen and counted."""
+        if not self.has_unseen_update or self._is_off or not self._is_on_training_thread():
+            return
+        self.has_unseen_update = False
+        if self._profile is None:
+            self._counts_unseen = True
+            self._begin()
+        if self._counts_unseen and not self._is_off:
+            self._end_step()
+
+    def batch_asked(self) -> bool:
+        """Whether the wait for a batch that begins is to be told of; of a loader inside another the outer one's is."""
+        if (self._profile is None and not self.has_unseen_update) or self._is_asking or self._is_off:
+            return False
+        if not self._is_on_training_thread():
+            return False
+        self.end_unseen_step()
+        self.end_due_step()
+        self._is_asking = self._profile is not None
+        return self._is_asking
+
+    def batch_came(self) -> None:
+        """The wait is over, in whatever way."""
+        self._is_asking = False
+
+    def saving(self) -> AbstractContextManager[None]:
+        """Around what writes a checkpoint."""
+        if self._profile is None or self._is_off or self._is_saving or threading.get_ident() != self._thread:
+            return nullcontext()
+        return _Saving(self, self._profile)
+
+    def _is_on_training_thread(self) -> bool:
+        """The first to update, or to ask for a batch after an update that was not seen, is the training thread."""
+        if self._thread is None and not _is_autograds():
+            self._thread = threading.get_ident()
+        return threading.get_ident() == self._thread
+
+    def _begin(self) -> bool:
+        try:
+            self._profile = _begun_profile()
+        except Exception as error:  # training must never be hurt
+            logger.warning("stepscope does not measure this process: %s: %s", type(error).__name__, error)
+        self._is_off = self._profile is None
+        return not self._is_off
+
+    def _end_step(self) -> None:
+        assert self._profile is not None
+        data_wait_ns, evaluation_ns = self.waits.update()
+        if data_wait_ns:
+            self._profile.count_data_wait(data_wait_ns)
+        if evaluation_ns:
+            self._profile.count_phase(EVALUATION, evaluation_ns)
+        self._profile.step()
+        self._num_steps += 1
+
+    def _in_child(self) -> None:
+        """In a process forked from this one: what was begun is the parent's, and so is its loop."""
+        self._is_off = self._is_off or self._profile is not None
+
+    def _end(self) -> None:
+        """The process ends."""
+        if self._is_off:
+            return
+        self._is_off = True
+        if self._profile is not None:
+            self._profile.__exit__(getattr(sys, "last_type", None), None, None)
+            _say_where(self._profile, self._num_steps)
+        elif _is_first_rank():
+            _say("an optimizer was made, but no update of it was seen, so nothing was measured")
+
+
+class _Saving:
+    """The phase `checkpoint`, in which no other begins."""
+
+    def __init__(self, run: AutomaticRun, profile: Profile) -> None:
+        self._run = run
+        self._phase = profile.phase(CHECKPOINT)
+
+    def __enter__(self) -> None:
+        self._run._is_saving = True
+        self._phase.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._phase.__exit__(*error)
+        self._run._is_saving = False
+
+
+def _begun_profile() -> Profile | None:
+    """None where this process was not asked to measure itself, or a profile of the user's own does it."""
+    from stepscope.training.profile import is_measured, profile
+    from stepscope.zero_code.order import take_order
+
+    order = take_order(os.environ)
+    if order is None or is_measured():
+        return None
+    prof = profile(order.run, order.out, order.schedule, order.ranks, with_stack=order.with_stack)
+    prof.gives_way = True
+    return prof.__enter__()
+
+
+def _at_exit(end: Any) -> None:
+    """Also in a process that multiprocessing forked, which leaves Python without its last rites."""
+    atexit.register(end)
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, end, exitpriority=0)
+
+
+def _is_autograds() -> bool:
+    """Whether Python did not begin the current thread, as is so for the threads on which autograd goes backward."""
+    return isinstance(threading.current_thread(), _foreign_thread())
+
+
+@functools.cache
+def _foreign_thread() -> Any:
+    return getattr(threading, "_DummyThread", ())
+
+
+def _is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _say_where(profile: Profile, num_steps: int) -> None:
+    """Rank 0 tells where the run is; no other rank says anything."""
+    directory = profile.run_directory
+    if directory is not None and _is_first_rank():
+        steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
+        _say(f"{steps} measured; next: stepscope analyze {directory}")
+
+
+def _say(what: str) -> None:
+    try:
+        sys.stderr.write(f"stepscope: {what}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):  # closed, or not there
+        return

@@ -1,0 +1,42 @@
+"""Whose update ends a step?"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.zero_code.cycle import MOST_UPDATES_WITHOUT, Cycle
+
+
+class _Optimizer:
+    """Nothing but an identity."""
+
+
+@pytest.mark.parametrize("updates_of_the_first", [1, 5])
+def test_of_several_optimizers_the_first_counts(updates_of_the_first: int) -> None:
+    cycle, first, second = Cycle(), _Optimizer(), _Optimizer()
+    for _ in range(30):
+        assert [cycle.ends_with(first) for _ in range(updates_of_the_first)] == [True] * updates_of_the_first
+        assert not cycle.ends_with(second)
+
+
+def test_hundreds_that_update_once_a_turn_count_once() -> None:
+    cycle, optimizers = Cycle(), [_Optimizer() for _ in range(300)]
+    for _ in range(3):
+        assert [cycle.ends_with(optimizer) for optimizer in optimizers] == [True] + [False] * 299
+
+
+def test_the_next_takes_over_when_the_first_is_gone() -> None:
+    cycle, first, second = Cycle(), _Optimizer(), _Optimizer()
+    assert cycle.ends_with(first)
+    assert cycle.counts(first)
+    del first
+    assert cycle.ends_with(second)
+    assert cycle.counts(second)
+
+
+def test_the_next_takes_over_when_the_first_is_idle() -> None:
+    cycle, first, second = Cycle(), _Optimizer(), _Optimizer()
+    assert cycle.ends_with(first)
+    updates = [cycle.ends_with(second) for _ in range(MOST_UPDATES_WITHOUT + 2)]
+    assert updates == [False] * (MOST_UPDATES_WITHOUT - 1) + [True] * 3
+    assert not cycle.ends_with(first)

@@ -1,0 +1,98 @@
+"""What does `stepscope run` hand to the command, and what does it refuse?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope.training.schedule import Schedule
+from stepscope.zero_code import watch
+from stepscope.zero_code.launch import environment_for
+from stepscope.zero_code.order import VARIABLE, Order, take_order
+from stepscope.zero_code.startup.sitecustomize import WATCHED
+
+_ORDER = Order("/runs", None, [0, 3], Schedule(first=9, period=20), with_stack=True)
+
+
+def _refused(*arguments: str) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-m", "stepscope", "run", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == 2
+    (line,) = ran.stderr.splitlines()
+    return line
+
+
+def test_an_order_arrives_as_it_was_given_and_only_once() -> None:
+    environment = environment_for(_ORDER, {})
+    assert take_order(environment) == _ORDER
+    assert take_order(environment) is None
+
+
+def test_the_path_keeps_what_was_on_it_and_nothing_twice() -> None:
+    once = environment_for(_ORDER, {"PYTHONPATH": os.pathsep.join(["/mine", "", "/yours"])})
+    folder, *others = once["PYTHONPATH"].split(os.pathsep)
+    assert (Path(folder) / "sitecustomize.py").is_file()
+    assert others == ["/mine", "/yours"]
+    assert environment_for(_ORDER, once)["PYTHONPATH"] == once["PYTHONPATH"]
+
+
+def test_disabled_hands_the_environment_on_unchanged() -> None:
+    given = {"STEPSCOPE_DISABLE": "1", "PYTHONPATH": "/mine"}
+    assert environment_for(_ORDER, given) == given
+    assert VARIABLE in environment_for(_ORDER, given | {"STEPSCOPE_DISABLE": "0"})
+
+
+def test_what_is_watched_is_what_is_looked_into() -> None:
+    assert set(watch._LOOKS_INTO) == WATCHED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "stepscope run -- torchrun train.py"),
+        (("python", "train.py"), "stepscope run -- torchrun train.py"),
+        (("python", "--", "train.py"), "python"),
+        (("--", "no-such-command-here"), "no-such-command-here: no such command"),
+        (("--", "./train.py"), "stepscope run -- python ./train.py"),
+        (("--", "/"), "cannot be run"),
+        (("--run", "a/b", "--", "true"), "--run"),
+        (("--ranks", "first", "--", "true"), "--ranks"),
+        (("--every", "2", "--", "true"), "do not fit"),
+    ],
+)
+def test_what_cannot_be_run_is_said_in_one_line(arguments: tuple[str, ...], words: str) -> None:
+    assert words in _refused(*arguments)
+
+
+def test_options_of_the_command_are_its_own() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "stepscope", "run", "--", "echo", "--debug", "--help", "--", "-x"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (0, "--debug --help -- -x\n")
+
+
+def test_a_python_without_stepscope_finds_the_one_that_started_it() -> None:
+    path = str(Path(watch.__file__).parent / "startup" / "sitecustomize.py")
+    code = f"""
+import importlib.util, sys, types
+spec = importlib.util.spec_from_file_location("startup", {path!r})
+startup = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(startup)
+before = list(sys.path)
+startup._stepscope_looks_into(types.ModuleType("torch.serialization"))
+assert sys.path == before
+print(sys.modules["stepscope.zero_code.watch"].__file__)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ran.stdout.strip() == watch.__file__
