@@ -193,7 +193,7 @@ def _estimate_kernels(sides: Sides, pattern: re.Pattern[str]) -> Estimate | None
 def _estimate_transfers(sides: Sides, kind: str) -> Estimate | None:
     def total(run: RunRecord) -> float:
         rows = [c.transfer_ms or 0.0 for c in run.analysis.collectives if c.kind == kind]
-        return sum(rows) / max(run.analysis.job.num_steps, 1)
+        return sum(rows) / run.num_steps
 
     return _estimate_times([[total(run) for run in side] for side in sides], COLLECTIVE_SPREAD)
 

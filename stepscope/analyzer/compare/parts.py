@@ -214,7 +214,7 @@ def _collective(
     members = key[0].count(",") + 1
     transfers, waits, bandwidths, calls = [], [], [], []
     for side, by_run in zip(sides, tables, strict=True):
-        rows = [(by_key.get(key), run.analysis.job.num_steps) for run, by_key in zip(side, by_run, strict=True)]
+        rows = [(by_key.get(key), run.num_steps) for run, by_key in zip(side, by_run, strict=True)]
         transfers.append([RunFigure((c.transfer_ms or 0.0) / steps if c else 0.0) for c, steps in rows])
         waits.append([RunFigure((c.wait_ms or 0.0) / steps / members if c else 0.0) for c, steps in rows])
         bandwidths.append([RunFigure(c.busbw_gbs) for c, _ in rows if c and c.busbw_gbs is not None])

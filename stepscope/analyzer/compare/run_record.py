@@ -47,6 +47,11 @@ class RunRecord:
         return float(np.median(captured_steps(self.analysis)))
 
     @property
+    def num_steps(self) -> int:
+        """Captured steps of the job: what totals of collectives are divided by. A damaged analysis may tell none."""
+        return max(self.analysis.job.num_steps, 1)
+
+    @property
     def num_rank_steps(self) -> int:
         """Captured steps of all ranks together: what totals of kernels are divided by."""
         return sum(len(rank.steps) for rank in self.analysis.ranks)

@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.analyzer.compare.comparison import compare
 from stepscope.analyzer.compare.run_record import RunRecord, cause_figure
-from stepscope.core.analysis import KernelTime, RootCause
+from stepscope.core.analysis import Collective, KernelTime, RootCause
 from stepscope.core.causes import Cause
 from stepscope.core.comparison import Change, Comparison
 from stepscope.core.headings import Heading
@@ -210,3 +210,10 @@ def test_memory_figures_are_compared_where_both_tell_them() -> None:
     )
     (row,) = between(a, b).memory
     assert (row.name, row.a, row.b) == ("memory_peak", 5.0, 7.0)
+
+
+def test_an_analysis_that_tells_collectives_but_no_steps_can_be_compared() -> None:
+    collective = Collective("0,1", None, "all_reduce", 1024, 6, 1.0, 1.0, None, 3.0, 3.0, 0.0, 0.0, None)
+    run = make_run(100.0, collectives=[collective])
+    damaged = replace(run, analysis=replace(run.analysis, job=replace(run.analysis.job, num_steps=0)))
+    assert between(damaged, run).collectives[0].transfer_ms.a == 3.0
