@@ -11,6 +11,7 @@ from stepscope.core.metrics import Dcgm, Metric, MetricKind, Unit
 
 GPU = "stepscope_gpu_"
 _MHZ, _PERCENT, _MIB, _MILLI, _NANO = 1e6, 0.01, 1048576.0, 1e-3, 1e-9
+_WORKLOAD = ("namespace", "pod", "container", "pod_uid", "job", "vgpu")
 _GAUGE, _COUNTER = MetricKind.GAUGE, MetricKind.COUNTER
 
 
@@ -160,6 +161,10 @@ GPU_METRICS: tuple[Metric, ...] = (
            _dcgm("DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", "DEV_NVLINK_REPLAY_ERROR_TOTAL")),
     _count("nvlink_recovery_errors_total", U.NONE, "Recoveries of an NVLink.",
            _dcgm("DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "DEV_NVLINK_RECOVERY_ERROR_TOTAL")),
+    _count("nvlink_link_errors_total", U.NONE, "Errors of one NVLink; those of all are in the metrics above.", None,
+           "link", "kind"),
+    _gauge("p2p_status", U.NONE, "Can it reach the peer over NVLink? 0: yes, else why not; label status.", None,
+           "peer", "status"),
     _gauge("fabric_state", U.NONE, "1: the state of the NVLink fabric's registration.", None, "state"),
     _gauge("fabric_health", U.NONE, "1: this of the fabric is healthy. 0: it is not.", None, "aspect"),
     # memory errors
@@ -191,11 +196,21 @@ GPU_METRICS: tuple[Metric, ...] = (
     _gauge("xid_last_timestamp_seconds", U.SECONDS, "When this XID came last.", None, "xid"),
     _gauge("xid_last", U.NONE, "The last XID, for ever, as DCGM shows it; count by xid_errors_total.",
            _dcgm("DEV_XID_ERRORS", "DEV_XID_ERROR")),
+    _gauge("xid_recent", U.NONE, "XIDs of this number in the last while, as DCGM counts them.", None,
+           "xid", "window_seconds"),
+    _gauge("throttle_recent", U.NONE, "Samples with this throttle reason in the last while, as DCGM counts them.", None,
+           "reason", "window_seconds"),
+    _gauge("dcgm_health_status", U.NONE, "DCGM's own judgement. 0: pass. 10: warning. 20: failure.", None,
+           "watch", "error"),
     _gauge("recovery_action", U.NONE, "1: what the driver asks for to recover the GPU.", None, "action"),
     # who uses it
     _gauge("processes", U.NONE, "Processes that hold the GPU.", None, "kind"),
     _gauge("process_memory_bytes", U.BYTES, "Memory that a process holds.", None, "pid", "kind"),
     _gauge("process_sm_utilization_ratio", U.RATIO, "Share of time in which a process's kernels ran.", None, "pid"),
+    _gauge("workload_info", U.NONE, "1; its labels say which pod or job has the GPU.", None, *_WORKLOAD),
+    _gauge("workload_utilization_ratio", U.RATIO, "A pod's share of the utilization, on GPUs that pods share.", None,
+           *_WORKLOAD),
+    _gauge("workload_memory_bytes", U.BYTES, "Memory that a pod holds, on GPUs that pods share.", None, *_WORKLOAD),
 )
 # fmt: on
 

@@ -1,0 +1,6 @@
+"""What does a dcgm-exporter's page tell, whichever version wrote it?"""
+
+from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
+from stepscope.collectors.dcgm_exporter.fetching import Endpoint, endpoint_of
+
+__all__ = ["DcgmExporterCollector", "Endpoint", "endpoint_of"]

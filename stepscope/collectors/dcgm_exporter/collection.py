@@ -1,0 +1,156 @@
+"""What is said of a page's values: readings, what is missing and why, and what is odd."""
+
+from __future__ import annotations
+
+from stepscope.collectors.dcgm_exporter.entities import FACTS, Entity, Kind
+from stepscope.collectors.dcgm_exporter.page import Page
+from stepscope.collectors.dcgm_exporter.reading import Key, PageValues
+from stepscope.collectors.dcgm_exporter.silence import PROFILING, silent_counters
+from stepscope.collectors.dcgm_exporter.values import STALE_SECONDS, judged
+from stepscope.core.fabric_metrics import FABRIC_METRICS
+from stepscope.core.gpu_metrics import BY_NAME, GPU
+from stepscope.core.host_metrics import CPU_METRICS_OF_DCGM
+from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, with_labels
+
+_METRICS = BY_NAME | {metric.name: metric for metric in (*FABRIC_METRICS, *CPU_METRICS_OF_DCGM)}
+_ASKED_FOR = tuple(
+    GPU + name
+    for name in (
+        *("utilization_ratio", "power_watts", "memory_used_bytes", "graphics_engine_active_ratio", "sm_active_ratio"),
+        *("tensor_active_ratio", "dram_active_ratio", "xid_last"),
+    )
+)
+"""What a judgement of a GPU needs: told as missing where a page has none of it."""
+_DEAD_UNDER_MIG = tuple(
+    GPU + name
+    for name in (
+        *("utilization_ratio", "memory_bandwidth_busy_ratio"),
+        *("encoder_utilization_ratio", "decoder_utilization_ratio"),
+    )
+)
+_SHARED = {
+    GPU + "utilization_ratio": GPU + "workload_utilization_ratio",
+    GPU + "memory_used_bytes": GPU + "workload_memory_bytes",
+}
+"""What dcgm-exporter tells of each pod of a shared GPU (`--kubernetes-virtual-gpus`)."""
+
+
+class _Gathering:
+    def __init__(self, time_ns: int) -> None:
+        self.time_ns = time_ns
+        self.readings: list[Reading] = []
+        self.missing: list[Missing] = []
+        self.findings: list[Finding] = []
+        self.values: dict[tuple[Entity, str], float] = {}
+
+    def add(self, name: str, value: float, labels: Labels, time_ns: int | None = None) -> None:
+        self.readings.append(Reading(name, value, labels, self.time_ns if time_ns is None else time_ns))
+
+    def miss(self, name: str, labels: Labels, reason: MissingReason, detail: str) -> None:
+        self.missing.append(Missing(name, labels, reason, detail))
+
+
+def collection_of(page: Page, content: PageValues, time_ns: int) -> Collection:
+    """The page as all collectors return what they saw.
+
+    Args:
+        page: for its bad lines.
+        content: what its samples say.
+        time_ns: when it was fetched, ns since the epoch; the time of readings whose lines have none.
+    """
+    into = _Gathering(time_ns)
+    silent = {gpu: silent_counters(_values_of(content, gpu)) for gpu in content.gpus if gpu not in content.split}
+    for (entity, metric, further), merged in content.merged.items():
+        labels = with_labels(entity.labels, **dict(further))
+        if metric in _DEAD_UNDER_MIG and entity in content.split:
+            detail = "MIG is on: graphics_engine_active_ratio of its instances tells"
+            into.miss(metric, labels, MissingReason.NOT_SUPPORTED, detail)
+            continue
+        if metric in PROFILING and silent.get(entity):
+            into.miss(metric, labels, MissingReason.UNREADABLE, silent[entity])
+            continue
+        _say(into, (entity, metric, further), merged.value, merged.time_ns)
+        if metric in _SHARED and entity.kind is Kind.GPU:
+            shares = merged.shares
+            copies = len(shares) > 1 and {value for _, value in shares} == {merged.value}  # each has the whole's value
+            for workload, value in () if copies else shares:
+                into.add(_SHARED[metric], value, tuple(sorted((*labels, *workload.labels))), merged.time_ns)
+    for gpu in content.gpus:
+        _say_who(into, content, gpu)
+        _derive_total(into, gpu)
+        _say_what_is_not_there(into, content, gpu)
+    for entity, workloads in content.workloads.items():
+        for workload in workloads:
+            into.add(GPU + "workload_info", 1.0, tuple(sorted((*_of(entity).labels, *workload.labels))))
+    for gpu, why in silent.items():
+        if why:
+            into.findings.append(Finding("profiling_silent", why, gpu.labels, time_ns))
+    if page.bad_lines:
+        first = page.bad_lines[0]
+        message = f"{len(page.bad_lines)} of the page's lines cannot be read, first line {first.number}: {first.text!r}"
+        into.findings.append(Finding("unreadable_lines", message, (), time_ns))
+    return Collection(tuple(into.readings), tuple(into.missing), tuple(into.findings))
+
+
+def _of(entity: Entity) -> Entity:
+    return entity if entity.kind is Kind.GPU else entity.whole
+
+
+def _values_of(content: PageValues, gpu: Entity) -> dict[str, float]:
+    return {
+        metric: merged.value
+        for (entity, metric, further), merged in content.merged.items()
+        if entity == gpu and not further and not isinstance(merged.value, tuple)
+    }
+
+
+def _say(into: _Gathering, key: Key, told: float | tuple[MissingReason, str], time_ns: int | None) -> None:
+    entity, name, further = key
+    labels = with_labels(entity.labels, **dict(further))
+    note = ""
+    seconds = (into.time_ns - time_ns) / 1e9 if time_ns is not None else 0.0
+    if seconds > STALE_SECONDS:
+        told = (MissingReason.UNREADABLE, f"its line is {seconds:.0f} s old")
+    if not isinstance(told, tuple):
+        told, note = judged(_METRICS[name], told)
+    if isinstance(told, tuple):
+        into.miss(name, labels, *told)
+        return
+    into.add(name, told, labels, time_ns)
+    if not further:
+        into.values[entity, name] = told
+    if note:
+        into.findings.append(Finding("clamped", note, labels, into.time_ns))
+
+
+def _say_who(into: _Gathering, content: PageValues, gpu: Entity) -> None:
+    facts = dict.fromkeys((*FACTS.values(), "architecture", "minor_number"), "") | content.facts[gpu]
+    into.add(GPU + "info", 1.0, with_labels(gpu.labels, **facts))
+    into.add(GPU + "up", 1.0, gpu.labels)
+    if gpu in content.split and (gpu, GPU + "mig_enabled") not in into.values:
+        into.add(GPU + "mig_enabled", 1.0, gpu.labels)
+
+
+def _derive_total(into: _Gathering, gpu: Entity) -> None:
+    """The default page is without the total; it is the sum of its three parts, all of which must be known."""
+    total, parts = GPU + "memory_total_bytes", [GPU + f"memory_{kind}_bytes" for kind in ("used", "free", "reserved")]
+    if (gpu, total) in into.values or any((gpu, part) not in into.values for part in parts):
+        return
+    into.missing = [missing for missing in into.missing if (missing.metric, missing.labels) != (total, gpu.labels)]
+    into.add(total, sum(into.values[gpu, part] for part in parts), gpu.labels)
+
+
+def _say_what_is_not_there(into: _Gathering, content: PageValues, gpu: Entity) -> None:
+    told = {metric for entity, metric, _ in content.merged if entity == gpu}
+    of_others = {metric for entity, metric, _ in content.merged if entity.kind is Kind.GPU}
+    split = gpu in content.split
+    for name in _ASKED_FOR:
+        if name in told or (split and name != GPU + "power_watts" and name != GPU + "xid_last"):
+            continue
+        dcgm = _METRICS[name].dcgm
+        field = dcgm.name if dcgm else name
+        if name in of_others:
+            detail = "the page has it of other GPUs, not of this one: DCGM does not read it here"
+        else:
+            detail = f"the page is without {field}: add it to the exporter's list of fields"
+        into.miss(name, gpu.labels, MissingReason.NOT_SUPPORTED, detail)

@@ -1,0 +1,77 @@
+"""What does a dcgm-exporter tell of the GPUs of its machine?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from stepscope.collectors.dcgm_exporter.collection import collection_of
+from stepscope.collectors.dcgm_exporter.fetching import Endpoint, FetchError, fetch
+from stepscope.collectors.dcgm_exporter.page import parse_page
+from stepscope.collectors.dcgm_exporter.reading import read_page
+from stepscope.collectors.dcgm_exporter.watching import PageWatch
+from stepscope.core.readings import Collection, Finding, Missing, MissingReason
+
+TIMEOUT_SECONDS = 5.0
+"""The exporter answers from memory; where DCGM hangs, it does not answer at all."""
+
+
+class DcgmExporterCollector:
+    """One exporter's page.
+
+    Attributes:
+        unknown_fields: fields of the last page that are no metrics of ours.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        expected_gpus: int | None = None,
+        fetcher: Callable[[Endpoint, float], str] | None = None,
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """
+        Args:
+            endpoint: where the page is.
+            timeout_seconds: for one page.
+            expected_gpus: how many the machine has, where that is known; another number is a finding.
+            fetcher: gets the page in that many seconds, or raises `FetchError`.
+            wall_clock_ns: now, ns since the epoch.
+        """
+        self.unknown_fields: frozenset[str] = frozenset()
+        self._endpoint = endpoint
+        self._timeout_seconds = timeout_seconds
+        self._expected_gpus = expected_gpus
+        self._fetcher = fetcher or (lambda where, seconds: fetch(where, timeout_seconds=seconds))
+        self._wall_clock_ns = wall_clock_ns
+        self._watch = PageWatch()
+
+    def collect(self) -> Collection:
+        """Fetch the page and read it. What is not known is missing, with its reason; nothing is raised.
+
+        A page without samples is "not yet": dcgm-exporter serves it while it loads its configuration anew. It says
+        nothing of the GPUs.
+        """
+        try:
+            text = self._fetcher(self._endpoint, self._timeout_seconds)
+        except FetchError as error:
+            return self._none(error.reason, error.detail)
+        time_ns = self._wall_clock_ns()
+        page = parse_page(text)
+        if not page.samples and not page.bad_lines:
+            return self._none(MissingReason.NOT_YET, "an empty page: the exporter is starting or loading its settings")
+        if not any(sample.name.lower().startswith("dcgm_") for sample in page.samples):
+            return self._none(MissingReason.UNREADABLE, "what is there is no page of dcgm-exporter")
+        content = read_page(page)
+        self.unknown_fields = frozenset(content.unknown_fields)
+        collection = self._watch.observe(collection_of(page, content, time_ns), content, time_ns)
+        expected, found = self._expected_gpus, len(content.gpus)
+        if expected is None or expected == found:
+            return collection
+        message = f"{found} GPUs on the page of {self._endpoint}, expected {expected}"
+        return Collection.joined((collection, Collection(findings=(Finding("gpu_count", message, (), time_ns),))))
+
+    def _none(self, reason: MissingReason, detail: str) -> Collection:
+        return Collection(missing=(Missing("", (), reason, f"{self._endpoint}: {detail}"),))

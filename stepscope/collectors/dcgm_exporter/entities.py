@@ -1,0 +1,209 @@
+"""Whose is a sample, and who works there? The labels of all versions of dcgm-exporter.
+
+Names changed (`Hostname` and `hostname`, `UUID`, `uuid` and `gpu_uuid`, `pod` and `pod_name`), so that they are
+compared without case and underscores. Prometheus puts `exported_` before the exporter's labels where its own have the
+same name. `device` is "nvidia" and DCGM's id, no minor number; `Hostname` is "localhost" where the host engine is
+remote (NVIDIA/dcgm-exporter#572): neither is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from stepscope.collectors.dcgm_exporter.blanks import text_of
+from stepscope.core.readings import Labels, labels_of
+
+_OLD_MIG_UUID = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
+
+
+class Kind(Enum):
+    """What a sample is of."""
+
+    GPU = auto()  # whole, or an instance of it
+    GPU_LINK = auto()
+    SWITCH = auto()
+    SWITCH_LINK = auto()
+    CPU = auto()
+    NOBODY = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """What a sample is of. Texts are empty where they do not apply.
+
+    Attributes:
+        kind: what it is.
+        gpu: DCGM's id, in the order of NVML's index but neither CUDA's nor the minor number.
+        uuid: of the whole GPU.
+        gpu_instance, mig_profile, mig_uuid: of the MIG instance.
+        link, switch: of an NVLink, an NVSwitch.
+        cpu, core: of a CPU.
+    """
+
+    kind: Kind
+    gpu: str = ""
+    uuid: str = ""
+    gpu_instance: str = ""
+    mig_profile: str = ""
+    mig_uuid: str = ""
+    link: str = ""
+    switch: str = ""
+    cpu: str = ""
+    core: str = ""
+
+    @property
+    def labels(self) -> Labels:
+        """What its readings carry."""
+        values = {
+            "gpu": self.gpu,
+            "uuid": self.mig_uuid or self.uuid,
+            "gpu_instance": self.gpu_instance,
+            "mig_profile": self.mig_profile,
+            "link": self.link,
+            "switch": self.switch,
+            "cpu": self.cpu,
+            "core": self.core,
+        }
+        return labels_of(**{name: value for name, value in values.items() if value})
+
+    @property
+    def is_instance(self) -> bool:
+        """Whether it is a MIG instance."""
+        return bool(self.gpu_instance or self.mig_uuid)
+
+    @property
+    def whole(self) -> Entity:
+        """The GPU that it is, or is a part of."""
+        return Entity(Kind.GPU, gpu=self.gpu, uuid=self.uuid)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Who has the GPU, as far as the page tells. Texts are empty where it does not.
+
+    Attributes:
+        namespace, pod, container, pod_uid: of Kubernetes.
+        job: of Slurm or another, from the files of hpc_job.
+        vgpu: which of the shares of a time-sliced GPU.
+    """
+
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    pod_uid: str = ""
+    job: str = ""
+    vgpu: str = ""
+
+    @property
+    def labels(self) -> Labels:
+        """Those that are known."""
+        names = ("namespace", "pod", "container", "pod_uid", "job", "vgpu")
+        return tuple(sorted((name, getattr(self, name)) for name in names if getattr(self, name)))
+
+
+NO_WORKLOAD = Workload()
+
+
+def plain_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """The labels with names in lower case and without underscores, and without DCGM's words for none."""
+    plain: dict[str, str] = {}
+    for name, value in labels.items():
+        plain.setdefault(name.lower().replace("_", ""), text_of(value))
+    return plain
+
+
+class LabelReader:
+    """Reads the labels of one page; all that it is given went through `plain_labels`."""
+
+    def __init__(self, all_labels: Iterable[Mapping[str, str]]) -> None:
+        """
+        Args:
+            all_labels: of all samples of the page. Where any was renamed by Prometheus, the plain names are those of
+                the exporter's own pod, on each line: that of an idle GPU has no others.
+        """
+        self._is_exported = False
+        self._uuid_by_gpu: dict[str, str] = {}
+        self._gpu_by_uuid: dict[str, str] = {}
+        for known in all_labels:
+            self._is_exported |= any(name.startswith("exported") for name in known)
+            entity = self._entity(known)
+            if entity.gpu and entity.uuid:
+                self._uuid_by_gpu.setdefault(entity.gpu, entity.uuid)
+                self._gpu_by_uuid.setdefault(entity.uuid, entity.gpu)
+
+    def entity(self, labels: Mapping[str, str]) -> Entity:
+        """What a sample is of; lines that leave the UUID or the id out get it from those that do not."""
+        entity = self._entity(labels)
+        if entity.kind not in (Kind.GPU, Kind.GPU_LINK):
+            return entity
+        return replace(
+            entity,
+            uuid=entity.uuid or self._uuid_by_gpu.get(entity.gpu, ""),
+            gpu=entity.gpu or self._gpu_by_uuid.get(entity.uuid, ""),
+        )
+
+    def workload(self, labels: Mapping[str, str]) -> Workload:
+        """Who has it."""
+
+        def first(*names: str) -> str:
+            if self._is_exported:
+                names = tuple(f"exported{name}" for name in names)
+            return next((labels[name] for name in names if labels.get(name)), "")
+
+        return Workload(
+            namespace=first("namespace", "podnamespace"),
+            pod=first("pod", "podname"),
+            container=first("container", "containername"),
+            pod_uid=labels.get("poduid", ""),
+            job=labels.get("hpcjob", ""),
+            vgpu=labels.get("vgpu", ""),
+        )
+
+    @staticmethod
+    def _entity(known: Mapping[str, str]) -> Entity:
+        switch, link = known.get("nvswitch", ""), known.get("nvlink", "")
+        gpu, uuid = known.get("gpu", ""), known.get("uuid", "") or known.get("gpuuuid", "")
+        if link and (gpu or uuid):
+            return Entity(Kind.GPU_LINK, gpu=gpu, uuid=uuid, link=link)
+        if switch:
+            return Entity(Kind.SWITCH_LINK if link else Kind.SWITCH, switch=switch, link=link)
+        if not gpu and not uuid:
+            if "cpu" in known or "cpucore" in known:
+                return Entity(Kind.CPU, cpu=known.get("cpu", ""), core=known.get("cpucore", ""))
+            return Entity(Kind.NOBODY)
+        instance, mig_uuid = known.get("gpuiid", ""), known.get("dramigdeviceuuid", "")
+        if uuid.startswith("MIG-"):
+            mig_uuid, uuid = uuid, ""
+            parts = _OLD_MIG_UUID.fullmatch(mig_uuid)
+            if parts:
+                uuid, instance = parts[1], instance or parts[2]
+        profile = known.get("gpuiprofile", "") or known.get("dramigprofile", "") if instance or mig_uuid else ""
+        return Entity(Kind.GPU, gpu=gpu, uuid=uuid, gpu_instance=instance, mig_profile=profile, mig_uuid=mig_uuid)
+
+
+FACTS = {
+    "modelname": "name",
+    "model": "name",
+    "pcibusid": "pci_bus_id",
+    "dcgmfidriverversion": "driver",
+    "dcgmficudadriverversion": "cuda",
+    "dcgmfidevserial": "serial",
+    "dcgmfidevvbiosversion": "vbios",
+}
+"""Labels that tell what a GPU is, and ours of the info metric."""
+
+
+def facts_of(labels: Mapping[str, str]) -> dict[str, str]:
+    """What a line's plain labels tell of its GPU, by the names of the info metric's labels."""
+    facts = {}
+    for name, value in labels.items():
+        fact = FACTS.get(name)
+        if fact and value:
+            facts[fact] = value
+    version = facts.get("cuda", "")
+    if version.isascii() and version.isdigit():  # 13000, as the driver has it
+        facts["cuda"] = f"{int(version) // 1000}.{int(version) % 1000 // 10}"
+    return facts

@@ -1,0 +1,223 @@
+"""How does a page come here over HTTP or HTTPS, within a deadline and a size?"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import io
+import socket
+import ssl
+import time
+import zlib
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from stepscope.core.errors import UsageError
+from stepscope.core.readings import MissingReason
+
+DEFAULT_PORT = 9400
+"""dcgm-exporter's."""
+LARGEST_PAGE = 32 << 20
+"""Bytes. 16 GPUs in 7 instances each with 100 fields come to 4 MiB."""
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a page is.
+
+    Attributes:
+        host, port, path: of the URL; the path with its query.
+        is_https: whether the connection is encrypted.
+        user, password: for basic authentication; empty without.
+        ca_file: certificates to trust instead of the system's; empty without.
+    """
+
+    host: str
+    port: int
+    path: str
+    is_https: bool = False
+    user: str = ""
+    password: str = ""
+    ca_file: str = ""
+
+    def __str__(self) -> str:
+        """The URL without the password."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.is_https else 'http'}://{host}:{self.port}{self.path}"
+
+
+def endpoint_of(text: str, *, ca_file: str = "") -> Endpoint:
+    """The endpoint that a setting names.
+
+    Args:
+        text: `host`, `host:port`, or an http or https URL, with `user:password@` where the exporter asks for them. The
+            port is 9400 unless told, of https URLs 443; the path is /metrics.
+        ca_file: certificates to trust.
+
+    Raises:
+        UsageError: it names none.
+    """
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise UsageError(f"not an address ({error})", where=_shown(text), what_next="say host:port or a URL") from None
+    if parts.scheme not in ("http", "https") or not host or any(c.isspace() or not c.isprintable() for c in text):
+        raise UsageError("not an address", where=_shown(text), what_next="say host:port or a URL with http or https")
+    is_https = parts.scheme == "https"
+    path = parts.path if parts.path not in ("", "/") else "/metrics"
+    return Endpoint(
+        host=host,
+        port=port if port is not None else 443 if is_https else DEFAULT_PORT,
+        path=f"{path}?{parts.query}" if parts.query else path,
+        is_https=is_https,
+        user=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        ca_file=ca_file,
+    )
+
+
+def _shown(text: str) -> str:
+    """The text without what may be a password."""
+    return text.rpartition("@")[2]
+
+
+class FetchError(Exception):
+    """No page came.
+
+    Attributes:
+        reason: why.
+        detail: one line for people, without the URL.
+    """
+
+    def __init__(self, reason: MissingReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+def fetch(endpoint: Endpoint, *, timeout_seconds: float, largest: int = LARGEST_PAGE) -> str:
+    """The page's text.
+
+    Args:
+        endpoint: where.
+        timeout_seconds: for all of it; a server that sends a byte now and then does not get longer.
+        largest: most bytes of the page, unpacked.
+
+    Raises:
+        FetchError: it did not come, or not in time, or is too large, or is another thing than a page.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    try:
+        connection = _connection(endpoint, timeout_seconds)
+        try:
+            connection.connect()
+            with connection.sock as channel:
+                connection.sock = _Hurried(channel, deadline)
+                return _ask(connection, endpoint, largest)
+        finally:
+            connection.close()
+    except TimeoutError:
+        raise FetchError(MissingReason.TIMED_OUT, f"no page within {timeout_seconds:g} s") from None
+    except ssl.SSLCertVerificationError as error:
+        detail = f"its certificate is not trusted ({error.verify_message}); name the CA's file"
+        raise FetchError(MissingReason.UNREACHABLE, detail) from None
+    except ConnectionRefusedError:
+        raise FetchError(MissingReason.UNREACHABLE, "refuses connections: is dcgm-exporter running there?") from None
+    except socket.gaierror as error:
+        raise FetchError(MissingReason.UNREACHABLE, f"no such host ({error.strerror})") from None
+    except (OSError, http.client.HTTPException) as error:
+        words = str(error) or type(error).__name__
+        raise FetchError(MissingReason.UNREACHABLE, f"the connection broke ({words})") from None
+
+
+def _connection(endpoint: Endpoint, timeout_seconds: float) -> http.client.HTTPConnection:
+    if not endpoint.is_https:
+        return http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=timeout_seconds)
+    try:
+        context = ssl.create_default_context(cafile=endpoint.ca_file or None)
+    except OSError as error:
+        detail = f"{endpoint.ca_file}: cannot be read as certificates ({error.strerror or error})"
+        raise FetchError(MissingReason.FAILED, detail) from None
+    return http.client.HTTPSConnection(endpoint.host, endpoint.port, timeout=timeout_seconds, context=context)
+
+
+def _ask(connection: http.client.HTTPConnection, endpoint: Endpoint, largest: int) -> str:
+    headers = {"Accept": "text/plain", "Accept-Encoding": "identity", "Connection": "close"}
+    if endpoint.user or endpoint.password:
+        secret = base64.b64encode(f"{endpoint.user}:{endpoint.password}".encode()).decode()
+        headers["Authorization"] = f"Basic {secret}"
+    connection.request("GET", endpoint.path, headers=headers)
+    response = connection.getresponse()
+    if response.status in (401, 403):
+        words = f"answers {response.status}: give user and password" if response.status == 401 else "answers 403"
+        raise FetchError(MissingReason.NO_PERMISSION, words)
+    if response.status != 200:
+        hint = ": is that the path?" if response.status == 404 else ""
+        raise FetchError(MissingReason.UNREACHABLE, f"answers {response.status} {response.reason}{hint}")
+    body = bytearray()
+    while chunk := response.read1(_CHUNK):
+        body += chunk
+        if len(body) > largest:
+            raise FetchError(MissingReason.UNREADABLE, f"the page is larger than {largest >> 20} MiB")
+    if response.length:  # what the header promised and the connection did not bring
+        raise FetchError(MissingReason.UNREACHABLE, f"the page was cut, {response.length} bytes are missing")
+    if response.headers.get("Content-Encoding", "") == "gzip":
+        body = _unpacked(bytes(body), largest)
+    return body.decode("utf-8", errors="replace")
+
+
+class _Hurried:
+    """A socket whose deadline holds for all calls together; a socket's timeout holds for each of them."""
+
+    def __init__(self, channel: socket.socket, deadline: float) -> None:
+        self._channel = channel
+        self._deadline = deadline
+
+    def _hurry(self) -> socket.socket:
+        left = self._deadline - time.monotonic()
+        if left <= 0.0:
+            raise TimeoutError
+        self._channel.settimeout(left)
+        return self._channel
+
+    def sendall(self, data: bytes) -> None:
+        self._hurry().sendall(data)
+
+    def recv_into(self, buffer: memoryview) -> int:
+        return self._hurry().recv_into(buffer)
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Incoming(self))
+
+    def close(self) -> None:
+        """http.client closes before it reads the answer; its owner does, afterwards."""
+
+
+class _Incoming(io.RawIOBase):
+    """What comes through a socket, as http.client reads it."""
+
+    def __init__(self, channel: _Hurried) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._channel.recv_into(memoryview(buffer))
+
+
+def _unpacked(body: bytes, largest: int) -> bytearray:
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        data = unpacker.decompress(body, largest + 1)
+    except zlib.error as error:
+        raise FetchError(MissingReason.UNREADABLE, f"the page cannot be unpacked ({error})") from None
+    if len(data) > largest:
+        raise FetchError(MissingReason.UNREADABLE, f"the page is larger than {largest >> 20} MiB")
+    if not unpacker.eof:
+        raise FetchError(MissingReason.UNREACHABLE, "the page was cut while packed")
+    return bytearray(data)

@@ -1,0 +1,147 @@
+"""Which metric is a field of the page, and what must its value be multiplied with?
+
+Three spellings: DCGM's own, those of DCGM 4.6 (both in `core.gpu_metrics`), and those of dcgm-exporter 1.x
+(etc/1.x-compatibility-metrics.csv). The 1.x violation counters are left out: their unit changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stepscope.collectors.dcgm_exporter.entities import Kind
+from stepscope.core.fabric_metrics import FABRIC_METRICS
+from stepscope.core.gpu_metrics import BY_DCGM_NAME, GPU
+from stepscope.core.host_metrics import CPU_METRICS_OF_DCGM
+from stepscope.core.metrics import Metric
+from stepscope.core.readings import Labels, labels_of
+
+_FIRST_VERSION = {
+    "dcgm_sm_clock": "sm_clock_hertz",
+    "dcgm_memory_clock": "memory_clock_hertz",
+    "dcgm_memory_temp": "memory_temperature_celsius",
+    "dcgm_gpu_temp": "temperature_celsius",
+    "dcgm_power_usage": "power_watts",
+    "dcgm_total_energy_consumption": "energy_joules_total",
+    "dcgm_pcie_replay_counter": "pcie_replays_total",
+    "dcgm_gpu_utilization": "utilization_ratio",
+    "dcgm_mem_copy_utilization": "memory_bandwidth_busy_ratio",
+    "dcgm_enc_utilization": "encoder_utilization_ratio",
+    "dcgm_dec_utilization": "decoder_utilization_ratio",
+    "dcgm_xid_errors": "xid_last",
+    "dcgm_fb_free": "memory_free_bytes",
+    "dcgm_fb_used": "memory_used_bytes",
+    "dcgm_ecc_sbe_volatile_total": "ecc_corrected_errors_total",
+    "dcgm_ecc_dbe_volatile_total": "ecc_uncorrected_errors_total",
+    "dcgm_ecc_sbe_aggregate_total": "ecc_lifetime_corrected_errors_total",
+    "dcgm_ecc_dbe_aggregate_total": "ecc_lifetime_uncorrected_errors_total",
+    "dcgm_retired_pages_sbe": "retired_pages_corrected_total",
+    "dcgm_retired_pages_dbe": "retired_pages_uncorrected_total",
+    "dcgm_retired_pages_pending": "retired_pages_pending",
+    "dcgm_nvlink_flit_crc_error_count_total": "nvlink_crc_flit_errors_total",
+    "dcgm_nvlink_data_crc_error_count_total": "nvlink_crc_data_errors_total",
+    "dcgm_nvlink_replay_error_count_total": "nvlink_replay_errors_total",
+    "dcgm_nvlink_recovery_error_count_total": "nvlink_recovery_errors_total",
+    "dcgm_nvlink_bandwidth_total": "nvlink_data_bytes_per_second",
+}
+_LINK_ERROR = re.compile(
+    r"DCGM_FI_DEV_NVLINK_(CRC_FLIT|CRC_DATA|REPLAY|RECOVERY)_ERROR_"
+    r"(?:COUNT_L(\d+)|L(\d+)_TOTAL|(PER_LINK_TOTAL|COUNT_TOTAL|TOTAL))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a field is.
+
+    Attributes:
+        metric: name of our metric.
+        scale: our value = its value x scale.
+        further: labels that the field's name tells.
+    """
+
+    metric: str
+    scale: float
+    further: Labels = ()
+
+
+def _known() -> dict[str, Meaning]:
+    rows: list[Metric] = [*BY_DCGM_NAME.values(), *FABRIC_METRICS, *CPU_METRICS_OF_DCGM]
+    known = {}
+    for metric in rows:
+        if metric.dcgm:
+            for name in (metric.dcgm.name, metric.dcgm.new_name):
+                known[name] = Meaning(metric.name, metric.dcgm.scale)
+    by_metric = {meaning.metric: meaning for meaning in known.values()}
+    known |= {name: by_metric[GPU + metric] for name, metric in _FIRST_VERSION.items()}
+    first_profiling = {name.lower(): meaning for name, meaning in known.items() if name.startswith("DCGM_FI_PROF_")}
+    return known | first_profiling
+
+
+_KNOWN = _known()
+LINK_ERRORS = "nvlink_link_errors_total"
+
+
+THROTTLE_FIELDS = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
+THROTTLE_BITS = (
+    (0x1, "idle"),
+    (0x2, "application_clocks"),
+    (0x4, "software_power_cap"),
+    (0x8, "hardware_slowdown"),
+    (0x10, "sync_boost"),
+    (0x20, "software_thermal"),
+    (0x40, "hardware_thermal"),
+    (0x80, "hardware_power_brake"),
+    (0x100, "display_clocks"),
+)
+"""Bits of nvmlClocksEventReasons, in the words of the metric throttle_reason."""
+_CLOCK_EVENTS = {
+    "gpu_idle": "idle",
+    "clocks_setting": "application_clocks",
+    "power_cap": "software_power_cap",
+    "hw_slowdown": "hardware_slowdown",
+    "sw_thermal": "software_thermal",
+    "hw_thermal": "hardware_thermal",
+    "hw_power_brake": "hardware_power_brake",
+}
+"""dcgm-exporter's words where they are others."""
+
+
+def meaning_of(field: str, kind: Kind, labels: Mapping[str, str]) -> Meaning | None:
+    """The metric of a sample's field, or None where it is none of ours.
+
+    Args:
+        field: as the page calls it.
+        kind: what the sample is of. DCGM has one name for an NVLink's errors and for those of all links of a GPU.
+        labels: of the sample, plain.
+    """
+    if kind is Kind.NOBODY:
+        return None
+    if field.startswith("DCGM_EXP_"):
+        return _exporters_own(field, labels)
+    if kind in (Kind.GPU, Kind.GPU_LINK):
+        match = _LINK_ERROR.fullmatch(field)
+        if match and (kind is Kind.GPU_LINK or not match[4]):
+            further = {"kind": match[1].lower(), "link": match[2] or match[3]}
+            return Meaning(GPU + LINK_ERRORS, 1.0, labels_of(**{k: v for k, v in further.items() if v}))
+    meaning = _KNOWN.get(field)
+    return meaning if meaning and (kind is Kind.GPU) == meaning.metric.startswith(GPU) else None
+
+
+def _exporters_own(field: str, labels: Mapping[str, str]) -> Meaning | None:
+    """Series that dcgm-exporter makes itself, told apart by their labels."""
+    milliseconds = labels.get("windowsizeinms", "")
+    window = {"window_seconds": f"{int(milliseconds) / 1000:g}"} if milliseconds.isdecimal() else {}
+    if field == "DCGM_EXP_XID_ERRORS_COUNT" and labels.get("xid"):  # without an XID it is a 0 for all of them
+        return Meaning(GPU + "xid_recent", 1.0, labels_of(xid=labels["xid"], **window))
+    if field == "DCGM_EXP_CLOCK_EVENTS_COUNT" and labels.get("clockevent"):
+        event = labels["clockevent"]
+        return Meaning(GPU + "throttle_recent", 1.0, labels_of(reason=_CLOCK_EVENTS.get(event, event), **window))
+    if field == "DCGM_EXP_GPU_HEALTH_STATUS" and labels.get("healthwatch"):
+        further = labels_of(watch=labels["healthwatch"].lower(), error=labels.get("healtherrorcode", ""))
+        return Meaning(GPU + "dcgm_health_status", 1.0, further)
+    if field == "DCGM_EXP_P2P_STATUS" and labels.get("peergpu"):
+        further = labels_of(peer=labels["peergpu"], status=labels.get("linkstatus", ""))
+        return Meaning(GPU + "p2p_status", 1.0, further)
+    return None

@@ -1,0 +1,134 @@
+"""What does a page say of each GPU? One value a metric and GPU, whatever the exporter's version repeats."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from stepscope.collectors.dcgm_exporter.blanks import value_of
+from stepscope.collectors.dcgm_exporter.entities import (
+    NO_WORKLOAD,
+    Entity,
+    Kind,
+    LabelReader,
+    Workload,
+    facts_of,
+    plain_labels,
+)
+from stepscope.collectors.dcgm_exporter.fields import THROTTLE_BITS, THROTTLE_FIELDS, Meaning, meaning_of
+from stepscope.collectors.dcgm_exporter.merging import Merged, Told, merge
+from stepscope.collectors.dcgm_exporter.page import Page, Sample
+from stepscope.collectors.dcgm_exporter.silence import PROFILING
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.readings import Labels
+
+_OF_INSTANCE = frozenset(
+    {GPU + f"memory_{kind}_bytes" for kind in ("total", "used", "free", "reserved")}
+    | {name for name in PROFILING if name.endswith("_ratio")}
+)
+"""What a MIG instance has of its own. All else on its lines (power, temperature, clocks, XIDs) is the whole GPU's."""
+
+Key = tuple[Entity, str, Labels]
+"""What a value is of, its metric, and further labels."""
+
+
+@dataclass(slots=True)
+class PageValues:
+    """All that a page tells, merged.
+
+    Attributes:
+        merged: one value for each key.
+        gpus: whole GPUs on the page, in its order.
+        split: those of them with MIG instances on the page.
+        facts: of each GPU, by label of the info metric.
+        workloads: of each GPU and instance.
+        xid_texts: of each GPU, what the page says its last XID means.
+        unknown_fields: fields that are no metric of ours.
+    """
+
+    merged: dict[Key, Merged] = field(default_factory=dict)
+    gpus: list[Entity] = field(default_factory=list)
+    split: set[Entity] = field(default_factory=set)
+    facts: dict[Entity, dict[str, str]] = field(default_factory=dict)
+    workloads: dict[Entity, list[Workload]] = field(default_factory=lambda: defaultdict(list))
+    xid_texts: dict[Entity, str] = field(default_factory=dict)
+    unknown_fields: set[str] = field(default_factory=set)
+
+
+def read_page(page: Page) -> PageValues:
+    """Merge a page's samples. Raises nothing, whatever the page."""
+    content = PageValues()
+    distinct = {id(sample.labels): sample.labels for sample in page.samples}  # lines with the same labels share them
+    plain_by_id = {labels_id: plain_labels(labels) for labels_id, labels in distinct.items()}
+    reader = LabelReader(plain_by_id.values())
+    known: dict[Entity, Entity] = {}
+    whose = {}
+    for labels_id, plain in plain_by_id.items():
+        entity, workload = _unified(reader.entity(plain), known), reader.workload(plain)
+        whose[labels_id] = plain, entity, workload
+        if entity.kind in (Kind.GPU, Kind.GPU_LINK):
+            _note_gpu(content, entity, plain, workload)
+    told: dict[Key, list[Told]] = defaultdict(list)
+    for sample in page.samples:
+        plain, entity, workload = whose[id(sample.labels)]
+        is_known = False
+        for meaning, one in _told(sample, entity, plain, workload):
+            is_known = True
+            of = entity if entity.kind not in (Kind.GPU, Kind.GPU_LINK) else entity.whole
+            further = meaning.further
+            if entity.is_instance and meaning.metric in _OF_INSTANCE:
+                of = entity
+            elif entity.is_instance:
+                one = replace(one, is_direct=False)
+            if entity.kind is Kind.GPU_LINK and not any(name == "link" for name, _ in further):
+                further = tuple(sorted((*further, ("link", entity.link))))
+            told[of, meaning.metric, further].append(one)
+        if not is_known:
+            content.unknown_fields.add(sample.name)
+    content.merged = {key: merge(ones) for key, ones in told.items()}
+    return content
+
+
+def _unified(entity: Entity, known: dict[Entity, Entity]) -> Entity:
+    """The same instance, also where only some lines tell its UUID or profile."""
+    if not entity.is_instance:
+        return entity
+    key = replace(entity, mig_profile="", mig_uuid="" if entity.gpu_instance else entity.mig_uuid)
+    return known.setdefault(key, entity)
+
+
+def _note_gpu(content: PageValues, entity: Entity, labels: Mapping[str, str], workload: Workload) -> None:
+    whole = entity.whole
+    if whole not in content.facts:
+        content.gpus.append(whole)
+        content.facts[whole] = {}
+    for name, value in facts_of(labels).items():
+        content.facts[whole].setdefault(name, value)
+    if entity.is_instance:
+        content.split.add(whole)
+    if workload != NO_WORKLOAD and workload not in content.workloads[entity]:
+        content.workloads[entity].append(workload)
+    if labels.get("errmsg"):
+        content.xid_texts[whole] = labels["errmsg"]
+
+
+def _told(
+    sample: Sample, entity: Entity, labels: Mapping[str, str], workload: Workload
+) -> Iterator[tuple[Meaning, Told]]:
+    """What one line tells, in base units."""
+    value = value_of(sample.text)
+    if sample.name in THROTTLE_FIELDS and entity.kind is Kind.GPU:
+        for bit, reason in THROTTLE_BITS:
+            one = value if isinstance(value, tuple) else float(bool(int(value) & bit))
+            meaning = Meaning(GPU + "throttle_reason", 1.0, (("reason", reason),))
+            yield meaning, Told(one, workload, time_ns=sample.time_ns)
+        return
+    found = meaning_of(sample.name, entity.kind, labels)
+    if found is not None:
+        one = value if isinstance(value, tuple) else _scaled(value, found.scale)
+        yield found, Told(one, workload, time_ns=sample.time_ns)
+
+
+def _scaled(value: float, scale: float) -> float:
+    return value * scale if scale >= 1.0 else value / round(1.0 / scale)  # 0.57, not 0.5700000000000001

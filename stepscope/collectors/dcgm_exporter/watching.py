@@ -1,0 +1,136 @@
+"""What does a page tell only beside the pages before it? GPUs that went, XIDs that came, values that stand still.
+
+After a restart of the host engine the exporter goes on serving what it had, healthy as ever
+(NVIDIA/gpu-monitoring-tools#188). Energy is what cannot stand still while a GPU draws power.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stepscope.collectors.dcgm_exporter.reading import PageValues
+from stepscope.collectors.dcgm_exporter.values import STALE_SECONDS
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, with_labels
+
+_ENERGY, _POWER = GPU + "energy_joules_total", GPU + "power_watts"
+_LAST, _RECENT = GPU + "xid_last", GPU + "xid_recent"
+_FACTS = frozenset({GPU + "info", GPU + "workload_info"})
+_STANDING = _FACTS | {GPU + "up", GPU + "mig_enabled"}
+"""Said of every GPU on the page, whatever its values."""
+
+
+@dataclass(slots=True)
+class PageWatch:
+    """Remembers of each GPU what the last pages said; as many as there were GPUs."""
+
+    stale_seconds: float = STALE_SECONDS
+    _seen: dict[str, Labels] = field(default_factory=dict)
+    _metrics: dict[Labels, frozenset[str]] = field(default_factory=dict)
+    _xids: dict[tuple[str, Labels], float] = field(default_factory=dict)
+    _energy: dict[Labels, tuple[float, int]] = field(default_factory=dict)
+
+    def observe(self, collection: Collection, content: PageValues, time_ns: int) -> Collection:
+        """The page's collection with what the pages before it add and take away.
+
+        Args:
+            collection, content: of this page.
+            time_ns: now, ns since the epoch.
+        """
+        stale = self._stale(collection, time_ns)
+        collection = _without(collection, stale, time_ns)
+        findings = self._new_xids(collection, content, time_ns)
+        gone, missing = self._gone(collection, content, time_ns)
+        return Collection.joined((collection, Collection(tuple(gone), tuple(missing), tuple(findings))))
+
+    def _stale(self, collection: Collection, time_ns: int) -> dict[Labels, str]:
+        """GPUs whose energy stands still although they draw power, and what to say of them."""
+        values = {(r.labels, r.metric): r.value for r in collection.readings if r.metric in (_ENERGY, _POWER)}
+        stale = {}
+        for (labels, metric), value in values.items():
+            if metric != _ENERGY:
+                continue
+            before, since = self._energy.get(labels, (None, time_ns))
+            self._energy[labels] = (value, since if value == before else time_ns)
+            seconds = (time_ns - self._energy[labels][1]) / 1e9
+            if seconds >= self.stale_seconds and values.get((labels, _POWER), 0.0) > 0.0:
+                stale[labels] = (
+                    f"its energy stands still for {seconds:.0f} s: the page shows old values; restart dcgm-exporter"
+                )
+        return stale
+
+    def _new_xids(self, collection: Collection, content: PageValues, time_ns: int) -> list[Finding]:
+        """XIDs that came since the last page. The last XID stays on the page for ever and hides the same one again;
+        the exporter's counts of the last minutes, where they are, do not."""
+        findings = []
+        counted = {_whole(r.labels) for r in collection.readings if r.metric == _RECENT}
+        now = {(r.metric, r.labels): r.value for r in collection.readings if r.metric in (_LAST, _RECENT)}
+        for (metric, labels), value in now.items():
+            whole = _whole(labels)
+            xid = dict(labels).get("xid", f"{value:.0f}")
+            before = self._xids.get((metric, labels), 0.0)
+            is_first = whole not in self._metrics
+            came = value > before if metric == _RECENT else value not in (0.0, before) and whole not in counted
+            if not came:
+                continue
+            text = next((text for gpu, text in content.xid_texts.items() if gpu.labels == whole), "")
+            words = f"XID {xid}" + (f" ({text})" if text and metric == _LAST else "")
+            if is_first and metric == _LAST:
+                message = f"{words} stood on the first page: it came before, when is not known"
+                findings.append(Finding("xid_earlier", message, with_labels(whole, xid=xid), time_ns))
+            else:
+                findings.append(Finding("xid", words, with_labels(whole, xid=xid), time_ns))
+        gpus = {gpu.labels for gpu in content.gpus}
+        kept = {key: value for key, value in self._xids.items() if _whole(key[1]) not in gpus}
+        self._xids = kept | now
+        return findings
+
+    def _gone(self, collection: Collection, content: PageValues, time_ns: int) -> tuple[list[Reading], list[Missing]]:
+        """GPUs and metrics that were there (NVIDIA/go-dcgm#38: one GPU's vanish until a restart)."""
+        metrics: dict[Labels, set[str]] = {gpu.labels: set() for gpu in content.gpus}
+        for reading in collection.readings:
+            if reading.metric not in _STANDING and reading.labels in metrics:
+                metrics[reading.labels].add(reading.metric)
+        told = {(missing.metric, missing.labels) for missing in collection.missing}
+        missing = []
+        for labels, names in metrics.items():
+            of_others = set().union(*(others for other, others in metrics.items() if other != labels))
+            lost = (self._metrics.get(labels, frozenset()) - names) & of_others
+            missing += [
+                Missing(name, labels, MissingReason.GONE, "earlier pages had it, and this one has it of other GPUs")
+                for name in sorted(lost)
+                if (name, labels) not in told
+            ]
+            self._metrics[labels] = frozenset(names | lost)
+        here = {_name(gpu.labels) for gpu in content.gpus}
+        self._seen |= {_name(gpu.labels): gpu.labels for gpu in content.gpus}
+        gone = [labels for name, labels in self._seen.items() if name not in here]
+        detail = "earlier pages had this GPU, this one has not; see the kernel log for an XID"
+        missing += [Missing("", labels, MissingReason.GONE, detail) for labels in gone]
+        up = [Reading(GPU + "up", 0.0, with_labels(labels, reason=MissingReason.GONE), time_ns) for labels in gone]
+        return up, missing
+
+
+def _name(labels: Labels) -> str:
+    """What a GPU is known by: its id may become another's."""
+    known = dict(labels)
+    return known.get("uuid") or known.get("gpu", "")
+
+
+def _whole(labels: Labels) -> Labels:
+    return tuple(pair for pair in labels if pair[0] in ("gpu", "uuid"))
+
+
+def _without(collection: Collection, stale: dict[Labels, str], time_ns: int) -> Collection:
+    """The collection without the readings of these GPUs."""
+    if not stale:
+        return collection
+    names = {value for labels in stale for _, value in labels}
+    kept = [
+        reading
+        for reading in collection.readings
+        if reading.metric in _FACTS or not ({dict(reading.labels).get(name) for name in ("gpu", "uuid")} & names)
+    ]
+    missing = [Missing("", labels, MissingReason.UNREADABLE, why) for labels, why in stale.items()]
+    findings = [Finding("stale", why, labels, time_ns) for labels, why in stale.items()]
+    return Collection(tuple(kept), (*collection.missing, *missing), (*collection.findings, *findings))

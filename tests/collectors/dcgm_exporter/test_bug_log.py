@@ -1,0 +1,302 @@
+"""Real reports about pages of dcgm-exporter, by their row in the log, and what is right instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.readings import MissingReason
+from tests.collectors.dcgm_exporter.pages import (
+    UUIDS,
+    Line,
+    Pages,
+    busy,
+    codes,
+    collect,
+    missing,
+    readings,
+    render,
+    values,
+)
+
+
+@pytest.mark.parametrize("text", ["9223372036854775794", "9223372036854776000", "9.223372036854776e+18"])
+def test_bug_14_a_blank_of_dcgm_is_no_utilisation(text: str) -> None:
+    page = collect(render(busy(DEV_GPU_UTIL=text)))
+    assert values(page, "utilization_ratio") == []
+    assert len(missing(page, "utilization_ratio")) == 1
+    assert values(page, "power_watts") == [512.371]
+
+
+def test_bug_13_and_14_each_word_for_none_has_its_reason() -> None:
+    page = collect(
+        render(
+            busy(
+                DEV_GPU_TEMP=9223372036854775794,
+                DEV_SM_CLOCK=9223372036854775795,
+                DEV_MEM_CLOCK=2147483634,
+                DEV_POWER_USAGE="140737488355329.000000",
+                DEV_FB_USED="[N/A]",
+            )
+        )
+    )
+    reasons = {one.metric.removeprefix(GPU): one.reason for one in page.missing}
+    assert reasons["temperature_celsius"] is MissingReason.NOT_SUPPORTED
+    assert reasons["sm_clock_hertz"] is MissingReason.NO_PERMISSION
+    assert reasons["memory_clock_hertz"] is MissingReason.NOT_SUPPORTED
+    assert reasons["power_watts"] is MissingReason.UNREADABLE
+    assert reasons["memory_used_bytes"] is MissingReason.UNREADABLE
+
+
+def mig_page(*, with_whole: bool) -> str:
+    lines = busy(DEV_GPU_UTIL=0) if with_whole else []
+    for profile, instance, tensor, used in (("3g.40gb", "1", "0.30", 30000), ("1g.10gb", "7", "0.10", 5000)):
+        lines += [
+            Line("DCGM_FI_DEV_POWER_USAGE", "512.371000", instance=(profile, instance)),
+            Line("DCGM_FI_DEV_GPU_UTIL", 0, instance=(profile, instance)),
+            Line("DCGM_FI_DEV_FB_USED", used, instance=(profile, instance)),
+            Line("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "0.900000", instance=(profile, instance)),
+            Line("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", tensor, instance=(profile, instance)),
+        ]
+    return render(lines)
+
+
+@pytest.mark.parametrize("with_whole", [False, True])
+def test_bug_15_under_mig_utilisation_is_not_zero_but_not_available(with_whole: bool) -> None:
+    page = collect(mig_page(with_whole=with_whole))
+    assert values(page, "utilization_ratio") == []
+    (absent,) = missing(page, "utilization_ratio")
+    assert absent.reason is MissingReason.NOT_SUPPORTED
+    assert "graphics_engine_active_ratio" in absent.detail
+    assert values(page, "graphics_engine_active_ratio", gpu_instance="7") == [0.9]
+
+
+@pytest.mark.parametrize("with_whole", [False, True])
+def test_under_mig_what_the_instances_share_is_told_once(with_whole: bool) -> None:
+    page = collect(mig_page(with_whole=with_whole))
+    assert values(page, "power_watts") == [512.371]
+    assert dict(readings(page, "power_watts")[0].labels) == {"gpu": "0", "uuid": UUIDS[0]}
+    tensor = {dict(r.labels).get("gpu_instance", "whole"): r.value for r in readings(page, "tensor_active_ratio")}
+    assert tensor == {"1": 0.30, "7": 0.10} | ({"whole": 0.412345} if with_whole else {})
+    assert values(page, "memory_used_bytes", mig_profile="1g.10gb") == [5000 * 1024**2]
+    assert values(page, "mig_enabled") == [1.0]
+
+
+def test_bug_16_a_share_over_one_is_clamped_and_told() -> None:
+    page = collect(render(busy(PROF_SM_ACTIVE="1.294000", PROF_DRAM_ACTIVE="7.100000")))
+    assert values(page, "sm_active_ratio") == [1.0]
+    assert codes(page) == ["clamped"]
+    assert missing(page, "dram_active_ratio")[0].reason is MissingReason.UNREADABLE
+
+
+SILENT = {"PROF_GR_ENGINE_ACTIVE": "0.000000", "PROF_PIPE_TENSOR_ACTIVE": "0.000000", "PROF_DRAM_ACTIVE": "0.000000"}
+
+
+@pytest.mark.parametrize(
+    "further", [{}, {"DEV_ENFORCED_POWER_LIMIT": 700}, {"DEV_POWER_USAGE": None}, {"DEV_GPU_UTIL": None}]
+)
+def test_bug_17_counters_of_zero_while_the_gpu_works_are_unknown_and_a_finding(further: dict[str, object]) -> None:
+    page = collect(render(busy(**SILENT, **further)))
+    assert codes(page) == ["profiling_silent"]
+    assert values(page, "tensor_active_ratio") == []
+    assert values(page, "pcie_transmit_bytes_per_second") == []  # they stop together
+    assert missing(page, "tensor_active_ratio")[0].reason is MissingReason.UNREADABLE
+    assert "restart nv-hostengine" in missing(page, "graphics_engine_active_ratio")[0].detail
+
+
+@pytest.mark.parametrize(
+    "values_of_page",
+    [
+        {**SILENT, "DEV_GPU_UTIL": 0, "DEV_POWER_USAGE": "71.000000"},  # idle
+        {**SILENT, "DEV_GPU_UTIL": 100, "DEV_POWER_USAGE": "120.0", "DEV_ENFORCED_POWER_LIMIT": 700},  # ghost: row 46
+        {"PROF_GR_ENGINE_ACTIVE": None, "PROF_PIPE_TENSOR_ACTIVE": "0.0", "PROF_DRAM_ACTIVE": "0.0",
+         "DEV_POWER_USAGE": "120.0"},  # a kernel that waits for others
+    ],
+)  # fmt: skip
+def test_zeros_that_may_be_true_stay(values_of_page: dict[str, object]) -> None:
+    page = collect(render(busy(**values_of_page)))
+    assert codes(page) == []
+    assert values(page, "tensor_active_ratio") == [0.0]
+
+
+def test_bug_18_what_a_page_lacks_is_said_of_each_gpu_not_taken_for_zero() -> None:
+    page = collect(render([*busy(0), *busy(1, PROF_PIPE_TENSOR_ACTIVE=None, PROF_DRAM_ACTIVE=None)]))
+    (of_all,) = missing(page, "sm_active_ratio", gpu="0")
+    assert "without DCGM_FI_PROF_SM_ACTIVE" in of_all.detail
+    (of_one,) = missing(page, "tensor_active_ratio")
+    assert of_one.labels == (("gpu", "1"), ("uuid", UUIDS[1]))
+    assert "of other GPUs" in of_one.detail
+    assert values(page, "tensor_active_ratio") == [0.412345]
+
+
+def xids(*numbers: int, count: str = "") -> list[str]:
+    pages = []
+    for number in numbers:
+        lines = busy(DEV_XID_ERRORS=None)
+        lines.append(Line("DCGM_FI_DEV_XID_ERRORS", number, labels={"err_code": str(number), "err_msg": "GPU lost"}))
+        if count:
+            labels = {"window_size_in_ms": "300000", "xid": str(number)}
+            lines.append(Line("DCGM_EXP_XID_ERRORS_COUNT", count, labels=labels))
+        pages.append(render(lines))
+    return pages
+
+
+def test_bug_20_an_xid_is_told_once_although_it_stays_on_the_page() -> None:
+    pages = Pages(*xids(0, 79, 79, 79))
+    found = [pages.collect() for _ in range(4)]
+    assert [codes(page) for page in found] == [[], ["xid"], [], []]
+    (finding,) = found[1].findings
+    assert finding.message == "XID 79 (GPU lost)"
+    assert finding.labels == (("gpu", "0"), ("uuid", UUIDS[0]), ("xid", "79"))
+    assert values(found[3], "xid_last") == [79.0]
+
+
+def test_bug_20_an_xid_from_before_is_told_as_such() -> None:
+    assert codes(collect(xids(31)[0])) == ["xid_earlier"]
+
+
+def test_bug_20_the_same_xid_again_is_seen_where_the_exporter_counts() -> None:
+    (page_of_one,), (page_of_two,) = xids(94, count="1"), xids(94, count="2")
+    pages = Pages(page_of_one, page_of_one, page_of_two)
+    assert [codes(pages.collect()) for _ in range(3)] == [["xid"], [], ["xid"]]
+    assert values(collect(page_of_two), "xid_recent", xid="94", window_seconds="300") == [2.0]
+
+
+def test_bug_25_jobs_and_pods_are_one_info_metric_not_labels_of_every_series() -> None:
+    pod = {"container": "train", "namespace": "ml", "pod": "llm-0", "hpc_job": "4711"}
+    page = collect(render([Line("DCGM_FI_DEV_GPU_UTIL", 97, labels=pod), Line("DCGM_FI_DEV_FB_USED", 5, labels=pod)]))
+    (info,) = readings(page, "workload_info")
+    assert {"namespace": "ml", "pod": "llm-0", "container": "train", "job": "4711"}.items() <= dict(info.labels).items()
+    assert readings(page, "utilization_ratio")[0].labels == (("gpu", "0"), ("uuid", UUIDS[0]))
+
+
+def test_bug_25_a_gpu_with_several_jobs_is_counted_once() -> None:
+    lines = [Line("DCGM_FI_DEV_POWER_USAGE", "512.0", labels={"hpc_job": job}) for job in ("1", "2", "3")]
+    page = collect(render(lines))
+    assert values(page, "power_watts") == [512.0]
+    assert {dict(r.labels)["job"] for r in readings(page, "workload_info")} == {"1", "2", "3"}
+
+
+def test_bug_26_an_idle_gpu_has_no_workload_whether_labels_are_empty_or_absent() -> None:
+    empty = {"container": "", "namespace": "", "pod": "", "hpc_job": ""}
+    assert readings(collect(render([Line("DCGM_FI_DEV_GPU_UTIL", 0, labels=empty)])), "workload_info") == []
+
+
+def test_bug_28_what_prometheus_renamed_is_the_workload_and_the_plain_names_are_the_exporters() -> None:
+    own = {"pod": "dcgm-exporter-x7", "namespace": "gpu-operator", "container": "exporter"}
+    renamed = own | {"exported_pod": "llm-0", "exported_namespace": "ml", "exported_container": "train"}
+    page = collect(
+        render([Line("DCGM_FI_DEV_GPU_UTIL", 97, labels=renamed), Line("DCGM_FI_DEV_GPU_UTIL", 0, 1, labels=own)])
+    )
+    (info,) = readings(page, "workload_info")
+    assert {"pod": "llm-0", "namespace": "ml", "container": "train", "gpu": "0"}.items() <= dict(info.labels).items()
+
+
+def test_bug_28_old_names_of_the_pod() -> None:
+    old = {"container_name": "train", "pod_namespace": "ml", "pod_name": "llm-0"}
+    (info,) = readings(collect(render([Line("DCGM_FI_DEV_GPU_UTIL", 9, labels=old)], uuid="uuid")), "workload_info")
+    assert {"pod": "llm-0", "namespace": "ml", "container": "train"}.items() <= dict(info.labels).items()
+
+
+def test_bug_29_copies_for_the_pods_of_a_shared_gpu_are_one_value_and_no_shares() -> None:
+    lines = [Line("DCGM_FI_DEV_GPU_UTIL", 80, labels={"pod": f"p{n}", "vgpu": str(n)}) for n in range(3)]
+    page = collect(render(lines))
+    assert values(page, "utilization_ratio") == [0.8]
+    assert values(page, "workload_utilization_ratio") == []
+    assert len(readings(page, "workload_info")) == 3
+
+
+def test_bug_29_shares_of_pods_are_told_beside_the_whole() -> None:
+    pods = [Line("DCGM_FI_DEV_GPU_UTIL", value, labels={"pod": pod}) for pod, value in (("a", 50), ("b", 30))]
+    page = collect(render([Line("DCGM_FI_DEV_GPU_UTIL", 80), *pods]))
+    assert values(page, "utilization_ratio") == [0.8]
+    assert {dict(r.labels)["pod"]: r.value for r in readings(page, "workload_utilization_ratio")} == {
+        "a": 0.5,
+        "b": 0.3,
+    }
+
+
+def test_two_values_for_one_thing_are_none() -> None:
+    pods = [Line("DCGM_FI_DEV_GPU_TEMP", value, labels={"pod": pod}) for pod, value in (("a", 50), ("b", 30))]
+    page = collect(render(pods))
+    assert values(page, "temperature_celsius") == []
+    assert "2 values" in missing(page, "temperature_celsius")[0].detail
+
+
+def test_bug_30_values_that_stand_still_are_dropped() -> None:
+    pages = Pages(render(busy()))
+    found = [pages.collect() for _ in range(5)]
+    assert [codes(page) for page in found] == [[], [], [], [], ["stale"]]
+    assert values(found[3], "power_watts") == [512.371]
+    assert values(found[4], "power_watts") == values(found[4], "up") == []
+    assert missing(found[4], "")[0].reason is MissingReason.UNREADABLE
+
+
+def test_bug_30_values_that_move_are_fresh_again() -> None:
+    pages = Pages(*[render(busy())] * 5, render(busy(DEV_TOTAL_ENERGY_CONSUMPTION=912345678901)))
+    found = [pages.collect() for _ in range(6)]
+    assert values(found[5], "power_watts") == [512.371]
+    assert codes(found[5]) == []
+
+
+def test_bug_30_a_line_with_an_old_time_of_its_own_is_dropped() -> None:
+    now_ms = 1_700_000_000_000
+    page = collect(render([Line("DCGM_FI_DEV_GPU_TEMP", f"50 {now_ms - 96_000}")]))
+    assert missing(page, "temperature_celsius")[0].detail == "its line is 96 s old"
+    fresh = collect(render([Line("DCGM_FI_DEV_GPU_TEMP", f"50 {now_ms - 20_000}")]))
+    (reading,) = readings(fresh, "temperature_celsius")
+    assert reading.time_ns == (now_ms - 20_000) * 1_000_000
+
+
+def test_bug_31_a_gpu_that_vanishes_is_gone_and_a_metric_that_vanishes_too() -> None:
+    both = render([*busy(0), *busy(1)])
+    pages = Pages(both, render([*busy(0), *busy(1, DEV_FB_USED=None)]), render(busy(0)), both)
+    found = [pages.collect() for _ in range(4)]
+    assert [one.reason for one in missing(found[1], "memory_used_bytes", gpu="1")] == [MissingReason.NOT_SUPPORTED]
+    assert [one.reason for one in missing(found[2], "", gpu="1")] == [MissingReason.GONE]
+    assert values(found[2], "up", gpu="1", reason="gone") == [0.0]
+    assert values(found[3], "up") == [1.0, 1.0]
+
+
+def test_bug_31_a_metric_of_one_gpu_that_vanishes_is_gone() -> None:
+    pages = Pages(render([*busy(0), *busy(1)]), render([*busy(0), *busy(1, DEV_SM_CLOCK=None)]))
+    pages.collect()
+    (absent,) = missing(pages.collect(), "sm_clock_hertz")
+    assert (absent.reason, dict(absent.labels)["gpu"]) == (MissingReason.GONE, "1")
+
+
+def test_bug_31_the_number_of_gpus_is_held_against_what_is_expected() -> None:
+    assert codes(Pages(render(busy()), expected_gpus=2).collect()) == ["gpu_count"]
+    assert codes(Pages(render(busy()), expected_gpus=1).collect()) == []
+
+
+def test_bug_32_the_exporters_host_name_is_not_used() -> None:
+    page = collect(render(busy()).replace('Hostname="node7"', 'Hostname="localhost"'))
+    assert all("localhost" not in dict(reading.labels).values() for reading in page.readings)
+
+
+@pytest.mark.parametrize("hostname", ["Hostname", "hostname", "HOSTNAME", ""])
+@pytest.mark.parametrize("uuid", ["UUID", "uuid", "gpu_uuid"])
+def test_bug_33_labels_in_any_spelling(hostname: str, uuid: str) -> None:
+    usual = collect(render(busy()))
+    other = collect(render(busy(), hostname=hostname, uuid=uuid))
+    assert other == usual
+
+
+def test_bug_38_the_device_is_no_minor_number() -> None:
+    (info,) = readings(collect(render(busy())), "info")
+    facts = dict(info.labels)
+    assert facts["minor_number"] == ""
+    assert facts["pci_bus_id"] == "00000000:01:00.0"
+    assert facts["driver"] == "580.159.03"
+    assert facts["name"] == "NVIDIA H100 80GB HBM3"
+
+
+def test_bug_35_and_36_the_total_is_used_and_free_and_reserved_and_never_guessed() -> None:
+    assert values(collect(render(busy())), "memory_total_bytes") == [(20000 + 60918 + 641) * 1024**2]
+    assert values(collect(render(busy(DEV_FB_RESERVED=None, DEV_BAR1_TOTAL=131072))), "memory_total_bytes") == []
+    assert values(collect(render(busy(DEV_FB_TOTAL=81559))), "memory_total_bytes") == [81559 * 1024**2]
+
+
+def test_bug_48_traffic_of_the_memory_is_not_its_fill_level() -> None:
+    assert values(collect(render(busy(DEV_MEM_COPY_UTIL=41))), "memory_bandwidth_busy_ratio") == [0.41]
