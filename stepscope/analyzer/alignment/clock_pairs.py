@@ -97,18 +97,27 @@ def _fit(samples: npt.NDArray[np.float64]) -> PairOffset:
     if len(time) < ENOUGH_FOR_DRIFT or length <= 0:
         return steady
     for _ in range(2):  # once more without what the first line leaves far off
-        slope, start = np.polyfit(time[kept], ahead[kept], 1)
+        slope, start = _line(time[kept], ahead[kept])
         rest = ahead - (start + slope * time)
         kept = _kept(rest)
     after = _deviation(rest[kept])
-    moved = abs(float(slope)) * length
+    moved = abs(slope) * length
     if (
         moved < DRIFT_SHOWS_FROM * max(after, _FINEST_NS)
         or after > DRIFT_HELPS_FROM * spread
         or abs(slope) > MOST_DRIFT
     ):
         return steady
-    return PairOffset(float(start), float(slope), after, int(kept.sum()))
+    return PairOffset(start, slope, after, int(kept.sum()))
+
+
+def _line(time: npt.NDArray[np.float64], ahead: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Slope and value at 0 of the least squares' line; around the middle, as times may be large and close together."""
+    middle = float(time.mean())
+    centred = time - middle
+    squares = float(centred @ centred)
+    slope = float(centred @ ahead) / squares if squares else 0.0
+    return slope, float(ahead.mean()) - slope * middle
 
 
 def _kept(rest: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:

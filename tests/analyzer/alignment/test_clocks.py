@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyzer.alignment.call import Call, PeerCall
+from stepscope.analyzer.alignment.clock_pairs import _line
 from stepscope.analyzer.alignment.clocks import Clocks, estimate_clocks
 from stepscope.analyzer.alignment.matching import match_calls
 
@@ -227,3 +228,12 @@ def test_wide_bounds_and_traffic_one_way_tie_nothing_together() -> None:
 def test_times_on_the_jobs_clock_keep_their_order() -> None:
     clocks = Clocks({0: 7}, 1.0, {0: 0}, drift={0: 9e-4}, about_ns=1000)
     assert (np.diff(clocks.to_job(0, np.arange(0, 5000))) >= 0).all()
+
+
+@pytest.mark.parametrize("about_ns", [0, 10**18, 2**62])
+def test_a_line_is_found_far_from_the_origin_and_of_ends_close_together(about_ns: int) -> None:
+    time = about_ns + 1e9 * np.arange(20.0)
+    slope, start = _line(time, 500.0 + 2e-6 * (time - about_ns))
+    assert slope == pytest.approx(2e-6, rel=1e-3)
+    assert start + slope * time[0] == pytest.approx(500, abs=2)
+    assert _line(time[:1].repeat(9), np.arange(9.0)) == (0.0, 4.0)
