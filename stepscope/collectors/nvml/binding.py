@@ -6,6 +6,7 @@ fork; torch warns where that one is installed.)
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from stepscope.core.errors import UnreachableError
@@ -42,6 +43,7 @@ _REASONS: dict[int, tuple[MissingReason, str]] = {
     NOT_READY: (MissingReason.NOT_YET, ""),
     GPU_NOT_FOUND: (MissingReason.GONE, "the driver does not know the GPU any more"),
 }
+_LIBRARY = "libnvidia-ml.so.1"
 _ENDS_SESSION = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LIB_RM_VERSION_MISMATCH})
 _ENDS_GPU = frozenset({GPU_IS_LOST, GPU_NOT_FOUND, RESET_REQUIRED})
 
@@ -80,6 +82,16 @@ def load() -> Nvml:
             MissingReason.NOT_INSTALLED, 'nvidia-ml-py is not installed: pip install "stepscope[agent]"'
         ) from None
     return pynvml
+
+
+def why_no_library() -> tuple[MissingReason, str]:
+    """Why the driver's library cannot be loaded: the binding does not tell a broken one from none."""
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        if "No such file" not in str(error):
+            return MissingReason.FAILED, f"the driver's library cannot be loaded: {error}"
+    return _REASONS[LIBRARY_NOT_FOUND]
 
 
 def reason_of_code(code: int) -> tuple[MissingReason, str]:

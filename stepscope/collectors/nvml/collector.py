@@ -7,7 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.collectors.nvml.binding import DriverUnusableError, GpuUnusableError, Nvml, load, reason_of
+from stepscope.collectors.nvml.binding import (
+    LIBRARY_NOT_FOUND,
+    DriverUnusableError,
+    GpuUnusableError,
+    Nvml,
+    load,
+    reason_of,
+    why_no_library,
+)
 from stepscope.collectors.nvml.gathering import Gathering
 from stepscope.collectors.nvml.gpu import Gpu, Part, unusable
 from stepscope.collectors.nvml.identity import identify
@@ -147,6 +155,8 @@ class NvmlCollector:
             try:
                 nvml.nvmlInit()
             except nvml.NVMLError as error:
+                if error.value == LIBRARY_NOT_FOUND:
+                    raise DriverUnusableError(*why_no_library()) from error
                 raise DriverUnusableError(*reason_of(nvml, error)) from error
             self._nvml = nvml
         return self._nvml

@@ -61,6 +61,15 @@ def _recovery(into: Gathering, value: float) -> None:
     into.add("recovery_action", 1, further=(("action", action),))
 
 
+def _error_ratio(name: str) -> Callable[[Gathering, float], None]:
+    def tell(into: Gathering, value: float) -> None:
+        mantissa, exponent = int(value) >> 8 & 0xF, int(value) & 0xFF
+        no_error = (mantissa, exponent) == (15, 255)  # the smallest that can be written
+        into.add(name, 0.0 if no_error else mantissa * 10.0**-exponent)
+
+    return tell
+
+
 SELDOM = (
     Field("power_violation_seconds_total", ((74, _NANO),)),
     Field("thermal_violation_seconds_total", ((75, _NANO),)),
@@ -72,6 +81,13 @@ SELDOM = (
     Field("nvlink_crc_data_errors_total", ((45, 1.0),)),
     Field("nvlink_replay_errors_total", ((52, 1.0),)),
     Field("nvlink_recovery_errors_total", ((59, 1.0),)),
+    Field("nvlink_effective_bit_error_ratio", ((220, 1.0),), ALL_LINKS,
+          _error_ratio("nvlink_effective_bit_error_ratio")),
+    Field("nvlink_symbol_error_ratio", ((222, 1.0),), ALL_LINKS, _error_ratio("nvlink_symbol_error_ratio")),
+    Field("nvlink_receive_errors_total", ((208, 1.0),), ALL_LINKS),
+    Field("nvlink_integrity_errors_total", ((211, 1.0),), ALL_LINKS),
+    Field("nvlink_recoveries_total", ((215, 1.0),), ALL_LINKS),
+    Field("nvlink_recoveries_failed_total", ((214, 1.0),), ALL_LINKS),
     Field("recovery_action", ((230, 1.0),), tell=_recovery),
 )
 # fmt: on

@@ -103,6 +103,12 @@ def b200(index: int) -> dict[str, object]:
         "architecture": 10,
         f"field__202__{_ALL_LINKS}": "c 123456789",
         f"field__204__{_ALL_LINKS}": "c 987654321",
+        f"field__220__{_ALL_LINKS}": f"c {15 << 8 | 255}",  # no error
+        f"field__222__{_ALL_LINKS}": f"c {3 << 8 | 12}",
+        f"field__208__{_ALL_LINKS}": "c 0",
+        f"field__211__{_ALL_LINKS}": "c 0",
+        f"field__214__{_ALL_LINKS}": "c 0",
+        f"field__215__{_ALL_LINKS}": "c 2",
     }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +107,15 @@ def test_no_driver_at_all_is_one_line() -> None:
     assert run.returncode == 0, run.stderr
     assert "libnvidia-ml.so.1 is not here: no NVIDIA driver is installed" in run.stdout
     assert "NOT_INSTALLED" in run.stdout
+
+
+def test_a_driver_library_that_is_broken_is_not_called_absent(tmp_path: Path) -> None:
+    (tmp_path / "libnvidia-ml.so.1").write_text("no library")
+    code = "from stepscope.collectors.nvml import NvmlCollector; print(NvmlCollector().collect().missing)"
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "the driver's library cannot be loaded: " in run.stdout
+    assert "FAILED" in run.stdout
 
 
 def test_mig_instances_are_told_beside_the_whole_gpu(nvml: FakeNvml) -> None:

@@ -105,6 +105,9 @@ def test_nvlink_5_counts_bytes_where_nvlink_4_counts_kib(nvml: FakeNvml) -> None
         assert value_of(collection, "nvlink_transmit_bytes_total") == 123456789
         assert value_of(collection, "nvlink_receive_bytes_total") == 987654321
         assert missing_of(collection, "nvlink_crc_flit_errors_total") == (MissingReason.NOT_SUPPORTED, "")
+    assert value_of(collection, "nvlink_effective_bit_error_ratio") == 0.0  # 15e-255 stands for none
+    assert value_of(collection, "nvlink_symbol_error_ratio") == pytest.approx(3e-12)
+    assert value_of(collection, "nvlink_recoveries_total") == 2
 
 
 @pytest.mark.parametrize(("state", "status", "told"), [(2, 0, "in_progress"), (3, 0, "completed"), (3, 999, "failed")])

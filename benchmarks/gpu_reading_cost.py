@@ -1,0 +1,144 @@
+"""What does it cost to read 8 GPUs once a second, and to ask what is known? On the fake driver of the tests.
+
+    python -m benchmarks.gpu_reading_cost [--gpus 8] [--interval 1] [--seconds 60] [--out FILE.json]
+
+CPU of the reading processes and of the process that asks them, as shares of one core; memory as the kernel counts it,
+resident (RSS) and proportional (PSS: pages of shared libraries counted once among those who share them). Then again
+while one GPU hangs. A real driver's own time comes on top: 1 to 4 ms a GPU and round on recorded H100s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+from tests.collectors.fake_nvml import profiles
+from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
+
+_SETTLE_SECONDS = 15.0
+_MIB = 1024**2
+
+_PROGRAM = """
+import json, sys, time
+from stepscope.agent.isolation import GpuProbes, Timing
+interval, seconds = float(sys.argv[1]), float(sys.argv[2])
+with GpuProbes(Timing(interval=interval, first_retry=1, last_retry=30)) as probes:
+    for line in sys.stdin:
+        took, end = [], time.monotonic() + seconds
+        while time.monotonic() < end:
+            begin = time.perf_counter()
+            told = probes.snapshot()
+            took.append(time.perf_counter() - begin)
+            time.sleep(float(line))
+        print(json.dumps({"took": took, "readings": len(told.collection.readings),
+                          "reasons": [target.reason for target in told.targets]}), flush=True)
+"""
+
+
+def _family(pid: int) -> list[int]:
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return [pid, *children]
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _memory(pid: int) -> tuple[int, int]:
+    """RSS and PSS, bytes."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    return tuple(int(lines[name].split()[0]) * 1024 for name in ("Rss", "Pss"))  # type: ignore[return-value]
+
+
+def _measured(agent: subprocess.Popen[str], pause: float) -> dict[str, Any]:
+    """Cost of the agent and its processes over a time in which it is asked every `pause` seconds."""
+    assert agent.stdin is not None
+    assert agent.stdout is not None
+    family = _family(agent.pid)
+    before = {pid: _cpu_seconds(pid) for pid in family}
+    begin = time.monotonic()
+    agent.stdin.write(f"{pause}\n")
+    agent.stdin.flush()
+    told = json.loads(agent.stdout.readline())
+    elapsed = time.monotonic() - begin
+    after = {pid: _cpu_seconds(pid) for pid in _family(agent.pid)}
+    shares = {pid: (cpu - before.get(pid, 0.0)) / elapsed for pid, cpu in after.items()}
+    memory = {pid: _memory(pid) for pid in after}
+    return {
+        "seconds": elapsed,
+        "readings": told["readings"],
+        "reasons": told["reasons"],
+        "processes": len(after),
+        "asking_cpu_share": shares[agent.pid],
+        "reading_cpu_share": sum(share for pid, share in shares.items() if pid != agent.pid),
+        "rss_mib": sum(rss for rss, _ in memory.values()) / _MIB,
+        "pss_mib": sum(pss for _, pss in memory.values()) / _MIB,
+        "snapshot_ms": _percentiles(told["took"]),
+    }
+
+
+def _percentiles(took: list[float]) -> dict[str, float]:
+    if len(took) < 2:
+        return {"p50": 1e3 * took[0], "p99": 1e3 * took[0]}
+    cuts = quantiles(took, n=100, method="inclusive")
+    return {"p50": 1e3 * cuts[49], "p99": 1e3 * cuts[98]}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--interval", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    results: dict[str, Any] = {"gpus": options.gpus, "interval": options.interval}
+    with tempfile.TemporaryDirectory() as folder:
+        machine = FakeNvml(build_fake_nvml(Path(folder) / "library"), Path(folder) / "nvml.conf")
+        for index in range(options.gpus):
+            machine.add(profiles.h100(index))
+        machine.write()
+        agent = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(options.interval), str(options.seconds)],
+            env=machine.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with agent:
+            time.sleep(_SETTLE_SECONDS)
+            results["asked every 15 s"] = _measured(agent, 15.0)
+            results["asked every 20 ms"] = _measured(agent, 0.02)
+            machine.set(options.gpus - 1, hang="any")
+            machine.write()
+            time.sleep(_SETTLE_SECONDS)
+            results["one GPU hangs, asked every 20 ms"] = _measured(agent, 0.02)
+            assert agent.stdin is not None
+            agent.stdin.close()
+    for name, result in results.items():
+        if not isinstance(result, dict):
+            continue
+        snapshot = result["snapshot_ms"]
+        print(
+            f"{name}: {result['readings']} readings, {result['processes']} processes; CPU of one core: reading "
+            f"{result['reading_cpu_share']:.2%}, asking {result['asking_cpu_share']:.2%}; memory "
+            f"{result['rss_mib']:.1f} MiB RSS, {result['pss_mib']:.1f} MiB PSS; "
+            f"a snapshot p50 {snapshot['p50']:.2f} ms, p99 {snapshot['p99']:.2f} ms"
+        )
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()
