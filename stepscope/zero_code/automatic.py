@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from contextlib import AbstractContextManager, nullcontext
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from stepscope.zero_code.cycle import Cycle
@@ -64,7 +65,7 @@ class AutomaticRun:
         """Whether the update that begins is to be told of."""
         if self._is_off or self.hides_updates:
             return False
-        if not self._is_on_training_thread():
+        if get_ident() != self._thread and not self._is_on_training_thread():
             self.has_unseen_update |= _is_autograds()
             return False
         if self._profile is None and not self._begin():
@@ -82,9 +83,9 @@ class AutomaticRun:
         """
         self._depth -= 1
         if self._depth == 0 and not self._counts_unseen and self._cycle.ends_with(optimizer):
-            self._is_step_due = True
+            self._is_step_due = not is_last
             if is_last:
-                self.end_due_step()
+                self._end_step()
 
     def update_failed(self) -> None:
         """The update ended by an exception."""
@@ -92,7 +93,7 @@ class AutomaticRun:
 
     def end_due_step(self) -> None:
         """End the step whose update was made, if it is not ended yet."""
-        if self._is_step_due and not self._is_off and threading.get_ident() == self._thread:
+        if self._is_step_due and not self._is_off and get_ident() == self._thread:
             self._is_step_due = False
             self._end_step()
 
@@ -109,12 +110,14 @@ class AutomaticRun:
 
     def batch_asked(self) -> bool:
         """Whether the wait for a batch that begins is to be told of; of a loader inside another the outer one's is."""
-        if (self._profile is None and not self.has_unseen_update) or self._is_asking or self._is_off:
+        if self._is_off or self._is_asking or (self._profile is None and not self.has_unseen_update):
             return False
-        if not self._is_on_training_thread():
+        if get_ident() != self._thread and not self._is_on_training_thread():
             return False
-        self.end_unseen_step()
-        self.end_due_step()
+        if self.has_unseen_update:
+            self.end_unseen_step()
+        if self._is_step_due:
+            self.end_due_step()
         self._is_asking = self._profile is not None
         return self._is_asking
 
@@ -124,15 +127,15 @@ class AutomaticRun:
 
     def saving(self) -> AbstractContextManager[None]:
         """Around what writes a checkpoint."""
-        if self._profile is None or self._is_off or self._is_saving or threading.get_ident() != self._thread:
+        if self._profile is None or self._is_off or self._is_saving or get_ident() != self._thread:
             return nullcontext()
         return _Saving(self, self._profile)
 
     def _is_on_training_thread(self) -> bool:
         """The first to update, or to ask for a batch after an update that was not seen, is the training thread."""
         if self._thread is None and not _is_autograds():
-            self._thread = threading.get_ident()
-        return threading.get_ident() == self._thread
+            self._thread = get_ident()
+        return get_ident() == self._thread
 
     def _begin(self) -> bool:
         try:

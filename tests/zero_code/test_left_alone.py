@@ -1,0 +1,96 @@
+"""Does `stepscope run` leave alone what is not to be measured, and what others have arranged?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.zero_code.conftest import LOOP, RunScript
+
+pytest.importorskip("torch")
+
+_EVALUATES = """
+import sys, torch
+from torch.utils.data import DataLoader
+with torch.no_grad():
+    for batch in DataLoader(torch.ones(8, 4), batch_size=2):
+        torch.nn.Linear(4, 4)(batch)
+torch.save({}, "empty.pt")
+print(sorted(name for name in sys.modules if name.startswith("stepscope.")))
+"""
+
+
+def test_a_script_that_never_trains_leaves_nothing_and_says_nothing(run_script: RunScript) -> None:
+    ran = run_script(_EVALUATES)
+    assert (ran.code, ran.stderr, ran.runs) == (0, "", [])
+    assert "stepscope.training" not in ran.stdout
+
+
+def test_an_optimizer_that_nobody_saw_updating_is_told_of(run_script: RunScript) -> None:
+    ran = run_script("import torch\ntorch.optim.SGD([torch.ones(1)])\n")
+    assert (ran.code, ran.runs) == (0, [])
+    assert ran.stderr.startswith("stepscope: an optimizer was made")
+
+
+@pytest.mark.parametrize("flag", ["-I", "-S"])
+def test_an_isolated_python_is_not_measured(run_script: RunScript, flag: str) -> None:
+    ran = run_script("import sys\nprint('sitecustomize' in sys.modules)\n", before=(sys.executable, flag))
+    assert (ran.code, ran.stdout, ran.stderr) == (0, "False\n", "")
+
+
+def test_another_sitecustomize_still_runs_and_ours_leaves_no_trace(run_script: RunScript, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("MINE = 1\nimport sys\nsys.mine = 'here'\n")
+    script = "import sitecustomize, sys\nprint(sitecustomize.MINE, sys.mine, any('zero_code' in p for p in sys.path))\n"
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    ran = run_script(script, environment={"PYTHONPATH": path})
+    assert (ran.code, ran.stdout, ran.stderr) == (0, "1 here False\n", "")
+
+
+def test_a_sitecustomize_that_fails_says_so_as_it_would_alone(run_script: RunScript, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import a_module_that_is_nowhere\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    ran = run_script("print('runs')\n", environment={"PYTHONPATH": path})
+    assert (ran.code, ran.stdout) == (0, "runs\n")
+    assert "a_module_that_is_nowhere" in ran.stderr
+
+
+def test_what_a_training_starts_is_not_measured_with_it(run_script: RunScript) -> None:
+    script = f"""
+{LOOP}
+import subprocess, sys
+train(3)
+if len(sys.argv) == 1:
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+    subprocess.run([sys.executable, "-c", "print('compiler')"], check=True)
+train(3)
+"""
+    ran = run_script(script)
+    assert ran.code == 0, ran.stderr
+    assert len(ran.steps()) == 6
+    assert ran.stderr.count("steps measured") == 1
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_the_user_s_own_profile_wins(run_script: RunScript, before: int) -> None:
+    script = f"""
+{LOOP}
+import stepscope
+train({before})
+with stepscope.profile("mine", "manual") as prof:
+    train(5, lambda step: prof.step())
+train(4)
+"""
+    ran = run_script(script, "--run", "automatic")
+    assert ran.code == 0, ran.stderr
+    mine = (ran.folder / "manual" / "mine" / "steps" / "rank0.jsonl").read_text().splitlines()
+    assert len(mine) == 5
+    assert [path.name for path in ran.runs] == (["automatic"] if before else [])
+    assert not before or len(ran.steps()) == before
+
+
+def test_switched_off_nothing_is_measured(run_script: RunScript) -> None:
+    ran = run_script(f"{LOOP}\ntrain(3)\n", environment={"STEPSCOPE_DISABLE": "1"})
+    assert (ran.code, ran.stderr, ran.runs) == (0, "", [])
