@@ -8,10 +8,10 @@ import pytest
 
 from stepscope.core.fabric_metrics import FABRIC_METRICS
 from stepscope.core.gpu_metrics import GPU_METRICS
-from stepscope.core.host_metrics import CPU_METRICS_OF_DCGM
+from stepscope.core.host_metrics import HOST_METRICS
 from stepscope.core.metrics import Metric, MetricKind, Unit
 
-ROWS = (*FABRIC_METRICS, *CPU_METRICS_OF_DCGM)
+ROWS = (*FABRIC_METRICS, *HOST_METRICS)
 
 
 @pytest.mark.parametrize("metric", ROWS, ids=lambda metric: metric.name)

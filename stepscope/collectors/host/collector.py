@@ -1,0 +1,71 @@
+"""How is the machine beside its GPUs, and how are the processes that use them?"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from stepscope.collectors.host.affinity import read_affinity, read_gpu_node
+from stepscope.collectors.host.cgroups import read_cgroups
+from stepscope.collectors.host.cpu import read_cpu
+from stepscope.collectors.host.disks import read_disks
+from stepscope.collectors.host.files import Files
+from stepscope.collectors.host.gathering import Gathering
+from stepscope.collectors.host.gpu_users import GpuUsers
+from stepscope.collectors.host.infiniband import read_infiniband
+from stepscope.collectors.host.memory import read_memory, read_numa_memory
+from stepscope.collectors.host.networks import read_networks
+from stepscope.collectors.host.pressure import read_pressure
+from stepscope.collectors.host.processes import read_process
+from stepscope.core.readings import Collection
+
+
+class HostCollector:
+    """Files of /proc and /sys. None of them can hang as a driver can, and all are read anew each time."""
+
+    def __init__(
+        self,
+        *,
+        root: Path = Path("/"),
+        gpu_users: Callable[[], GpuUsers] = GpuUsers,
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+        ticks_per_second: float | None = None,
+        page_bytes: int | None = None,
+    ) -> None:
+        """
+        Args:
+            root: where /proc and /sys are; in a container, where the machine's are mounted.
+            gpu_users: the GPUs and their processes now, with process ids of the root's PID namespace.
+            wall_clock_ns: now, ns since the epoch.
+            ticks_per_second: USER_HZ; the system's own unless told.
+            page_bytes: of one page of memory; the system's own unless told.
+        """
+        self._files = Files(root)
+        self._gpu_users = gpu_users
+        self._wall_clock_ns = wall_clock_ns
+        self._ticks_per_second = ticks_per_second or float(os.sysconf("SC_CLK_TCK"))
+        self._page_bytes = page_bytes or os.sysconf("SC_PAGE_SIZE")
+
+    def collect(self) -> Collection:
+        """Read everything once. What is not there, or not for us, is missing with its reason; nothing is raised."""
+        files, into = self._files, Gathering(self._wall_clock_ns())
+        read_cpu(files, into, ticks_per_second=self._ticks_per_second)
+        read_memory(files, into, page_bytes=self._page_bytes)
+        read_numa_memory(files, into)
+        read_pressure(files, into)
+        read_disks(files, into)
+        read_networks(files, into)
+        read_infiniband(files, into)
+        users = self._gpu_users()
+        for place in users.places:
+            read_gpu_node(files, into, place)
+        cgroups = read_cgroups(files, into, [pid for pid, _ in users.processes])
+        for pid, places in users.processes:
+            status = read_process(
+                files, into, pid, ticks_per_second=self._ticks_per_second, cgroup=cgroups.get(pid, "")
+            )
+            if status is not None:
+                read_affinity(files, into, pid, status, list(places))
+        return into.collection()
