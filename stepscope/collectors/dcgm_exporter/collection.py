@@ -59,15 +59,16 @@ def collection_of(page: Page, content: PageValues, time_ns: int) -> Collection:
         time_ns: when it was fetched, ns since the epoch; the time of readings whose lines have none.
     """
     into = _Gathering(time_ns)
-    silent = {gpu: silent_counters(_values_of(content, gpu)) for gpu in content.gpus if gpu not in content.split}
+    silent = {gpu: silent_counters(_values_of(content, gpu)) for gpu in content.gpus}
     for (entity, metric, further), merged in content.merged.items():
         labels = with_labels(entity.labels, **dict(further))
         if metric in _DEAD_UNDER_MIG and entity in content.split:
             detail = "MIG is on: graphics_engine_active_ratio of its instances tells"
             into.miss(metric, labels, MissingReason.NOT_SUPPORTED, detail)
             continue
-        if metric in PROFILING and silent.get(entity):
-            into.miss(metric, labels, MissingReason.UNREADABLE, silent[entity])
+        contradiction = silent.get(_of(entity)) if metric in PROFILING else None
+        if contradiction:
+            into.miss(metric, labels, MissingReason.UNREADABLE, contradiction[1])
             continue
         _say(into, (entity, metric, further), merged.value, merged.time_ns)
         if metric in _SHARED and entity.kind is Kind.GPU:
@@ -81,10 +82,10 @@ def collection_of(page: Page, content: PageValues, time_ns: int) -> Collection:
         _say_what_is_not_there(into, content, gpu)
     for entity, workloads in content.workloads.items():
         for workload in workloads:
-            into.add(GPU + "workload_info", 1.0, tuple(sorted((*_of(entity).labels, *workload.labels))))
-    for gpu, why in silent.items():
-        if why:
-            into.findings.append(Finding("profiling_silent", why, gpu.labels, time_ns))
+            into.add(GPU + "workload_info", 1.0, tuple(sorted((*entity.labels, *workload.labels))))
+    for gpu, contradiction in silent.items():
+        if contradiction:
+            into.findings.append(Finding(*contradiction, gpu.labels, time_ns))
     if page.bad_lines:
         first = page.bad_lines[0]
         message = f"{len(page.bad_lines)} of the page's lines cannot be read, first line {first.number}: {first.text!r}"
@@ -93,15 +94,18 @@ def collection_of(page: Page, content: PageValues, time_ns: int) -> Collection:
 
 
 def _of(entity: Entity) -> Entity:
-    return entity if entity.kind is Kind.GPU else entity.whole
+    return entity.whole if entity.is_instance else entity
 
 
 def _values_of(content: PageValues, gpu: Entity) -> dict[str, float]:
-    return {
-        metric: merged.value
-        for (entity, metric, further), merged in content.merged.items()
-        if entity == gpu and not further and not isinstance(merged.value, tuple)
-    }
+    """Values of a GPU, the highest where its MIG instances tell one too; its utilisation under MIG is none."""
+    values: dict[str, float] = {}
+    for (entity, metric, further), merged in content.merged.items():
+        if _of(entity) != gpu or further or isinstance(merged.value, tuple):
+            continue
+        if metric not in _DEAD_UNDER_MIG or gpu not in content.split:
+            values[metric] = max(merged.value, values.get(metric, merged.value))
+    return values
 
 
 def _say(into: _Gathering, key: Key, told: float | tuple[MissingReason, str], time_ns: int | None) -> None:

@@ -107,8 +107,9 @@ def _note_gpu(content: PageValues, entity: Entity, labels: Mapping[str, str], wo
         content.facts[whole].setdefault(name, value)
     if entity.is_instance:
         content.split.add(whole)
-    if workload != NO_WORKLOAD and workload not in content.workloads[entity]:
-        content.workloads[entity].append(workload)
+    user_of = entity if entity.is_instance else whole  # a link is its GPU's
+    if workload != NO_WORKLOAD and workload not in content.workloads[user_of]:
+        content.workloads[user_of].append(workload)
     if labels.get("errmsg"):
         content.xid_texts[whole] = labels["errmsg"]
 

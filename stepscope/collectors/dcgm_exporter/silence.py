@@ -34,28 +34,27 @@ _POWER_WATTS = 200.0
 most) are not judged by power there."""
 
 
-def silent_counters(values: Mapping[str, float]) -> str:
-    """Why the zeros of the profiling counters are none, in one line; empty where they may be true.
+def silent_counters(values: Mapping[str, float]) -> tuple[str, str] | None:
+    """Why the zeros of the profiling counters are none: code and line of a finding. None where they may be true.
 
     Args:
-        values: of one GPU without MIG, by metric. What is missing contradicts nothing.
+        values: of one GPU, by metric; with MIG the highest of its instances. What is missing contradicts nothing.
     """
     counters = {name: values[name] for name in (*_ENGINE, *_PIPES) if name in values}
     if not counters or any(counters.values()):
-        return ""
+        return None
     busy, power = values.get(GPU + "utilization_ratio"), values.get(GPU + "power_watts")
     limit = values.get(GPU + "power_limit_watts")
-    threshold = _POWER_SHARE * limit if limit else _POWER_WATTS
-    draws = power is not None and power >= threshold
+    draws = power is not None and power >= (_POWER_SHARE * limit if limit else _POWER_WATTS)
+    rests = power is not None and limit is not None and not draws
     has_engine = any(name in counters for name in _ENGINE)  # a kernel that spins moves neither tensor cores nor memory
-    if busy is None:
-        contradicts = draws and has_engine
-    elif power is None:
-        contradicts = busy >= _BUSY and has_engine
-    else:
-        contradicts = busy >= _BUSY and (draws or (has_engine and not limit))
-    if not contradicts:
-        return ""
+    works = busy is None or busy >= _BUSY
     facts = [f"{busy:.0%} utilisation"] if busy is not None else []
     facts += [f"{power:.0f} W"] if power is not None else []
-    return f"all profiling counters are 0 at {' and '.join(facts)}: they are not counting; restart nv-hostengine"
+    zeros = f"all profiling counters are 0 at {' and '.join(facts)}"
+    if draws and works and (has_engine or busy is not None):
+        return "profiling_silent", f"{zeros}: they are not counting; restart nv-hostengine"
+    if busy is not None and works and has_engine and not rests:
+        what_next = "either they are not counting (restart nv-hostengine) or the utilisation is stuck (reset the GPU)"
+        return "profiling_or_utilization_wrong", f"{zeros}: {what_next}"
+    return None

@@ -23,7 +23,7 @@ from stepscope.core.readings import Collection
 
 
 class HostCollector:
-    """Files of /proc and /sys. None of them can hang as a driver can, and all are read anew each time."""
+    """Files of /proc and /sys that answer at once, read anew each time."""
 
     def __init__(
         self,
@@ -57,7 +57,6 @@ class HostCollector:
         read_pressure(files, into)
         read_disks(files, into)
         read_networks(files, into)
-        read_infiniband(files, into)
         users = self._gpu_users()
         for place in users.places:
             read_gpu_node(files, into, place)
@@ -68,4 +67,27 @@ class HostCollector:
             )
             if status is not None:
                 read_affinity(files, into, pid, status, list(places))
+        return into.collection()
+
+
+class InfinibandCollector:
+    """InfiniBand and RoCE ports.
+
+    Their counters come from the adapter: one that died lets a reader wait until its driver gives up, a minute or so.
+    Hence a collector of its own, to be read in a thread of its own.
+    """
+
+    def __init__(self, *, root: Path = Path("/"), wall_clock_ns: Callable[[], int] = time.time_ns) -> None:
+        """
+        Args:
+            root: where /sys is.
+            wall_clock_ns: now, ns since the epoch.
+        """
+        self._files = Files(root)
+        self._wall_clock_ns = wall_clock_ns
+
+    def collect(self) -> Collection:
+        """Read all ports once; nothing is raised."""
+        into = Gathering(self._wall_clock_ns())
+        read_infiniband(self._files, into)
         return into.collection()

@@ -93,11 +93,20 @@ SILENT = {"PROF_GR_ENGINE_ACTIVE": "0.000000", "PROF_PIPE_TENSOR_ACTIVE": "0.000
 
 
 @pytest.mark.parametrize(
-    "further", [{}, {"DEV_ENFORCED_POWER_LIMIT": 700}, {"DEV_POWER_USAGE": None}, {"DEV_GPU_UTIL": None}]
+    ("code", "further"),
+    [
+        ("profiling_silent", {}),
+        ("profiling_silent", {"DEV_ENFORCED_POWER_LIMIT": 700}),
+        ("profiling_silent", {"DEV_GPU_UTIL": None}),
+        ("profiling_or_utilization_wrong", {"DEV_POWER_USAGE": None}),
+        ("profiling_or_utilization_wrong", {"DEV_POWER_USAGE": "68.0"}),  # a busy T4, or an H100 that is a ghost
+    ],
 )
-def test_bug_17_counters_of_zero_while_the_gpu_works_are_unknown_and_a_finding(further: dict[str, object]) -> None:
+def test_bug_17_counters_of_zero_while_the_gpu_works_are_unknown_and_a_finding(
+    code: str, further: dict[str, object]
+) -> None:
     page = collect(render(busy(**SILENT, **further)))
-    assert codes(page) == ["profiling_silent"]
+    assert codes(page) == [code]
     assert values(page, "tensor_active_ratio") == []
     assert values(page, "pcie_transmit_bytes_per_second") == []  # they stop together
     assert missing(page, "tensor_active_ratio")[0].reason is MissingReason.UNREADABLE
@@ -111,12 +120,23 @@ def test_bug_17_counters_of_zero_while_the_gpu_works_are_unknown_and_a_finding(f
         {**SILENT, "DEV_GPU_UTIL": 100, "DEV_POWER_USAGE": "120.0", "DEV_ENFORCED_POWER_LIMIT": 700},  # ghost: row 46
         {"PROF_GR_ENGINE_ACTIVE": None, "PROF_PIPE_TENSOR_ACTIVE": "0.0", "PROF_DRAM_ACTIVE": "0.0",
          "DEV_POWER_USAGE": "120.0"},  # a kernel that waits for others
+        {**SILENT, "DEV_GPU_UTIL": None, "DEV_POWER_USAGE": None},  # nothing to hold them against
     ],
 )  # fmt: skip
 def test_zeros_that_may_be_true_stay(values_of_page: dict[str, object]) -> None:
     page = collect(render(busy(**values_of_page)))
     assert codes(page) == []
     assert values(page, "tensor_active_ratio") == [0.0]
+
+
+def test_bug_17_under_mig_the_power_of_the_gpu_contradicts_the_zeros_of_all_instances() -> None:
+    text = mig_page(with_whole=False)
+    assert codes(collect(text)) == []
+    silent = text.replace("} 0.900000", "} 0.000000").replace("} 0.30", "} 0.00").replace("} 0.10", "} 0.00")
+    page = collect(silent)
+    assert codes(page) == ["profiling_silent"]
+    assert values(page, "graphics_engine_active_ratio") == []
+    assert len(missing(page, "graphics_engine_active_ratio")) == 2
 
 
 def test_bug_18_what_a_page_lacks_is_said_of_each_gpu_not_taken_for_zero() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from stepscope.collectors.host import GpuPlace, GpuUsers, HostCollector
+from stepscope.collectors.host import GpuPlace, GpuUsers, HostCollector, InfinibandCollector
 from stepscope.core.readings import Collection, Missing
 
 NOW = 1_700_000_000_000_000_000
@@ -22,14 +22,16 @@ def make(root: Path, files: Mapping[str, str]) -> Path:
 
 
 def collect(root: Path, *users: tuple[int, tuple[GpuPlace, ...]], places: tuple[GpuPlace, ...] = ()) -> Collection:
-    """What the collector sees there."""
-    return HostCollector(
+    """What the collectors see there."""
+    host = HostCollector(
         root=root,
         gpu_users=lambda: GpuUsers(places, users),
         wall_clock_ns=lambda: NOW,
         ticks_per_second=100.0,
         page_bytes=4096,
-    ).collect()
+    )
+    ports = InfinibandCollector(root=root, wall_clock_ns=lambda: NOW)
+    return Collection.joined((host.collect(), ports.collect()))
 
 
 def value(collection: Collection, name: str, **labels: str) -> float:
