@@ -198,7 +198,6 @@ class Watch:
         if not answer["usable"]:
             lost = next((one for part in parts.values() for one in part.missing if not one.metric), None)
             target.fails(lost.reason if lost else MissingReason.FAILED, lost.detail if lost else "")
-            target.parts = {}
             self._set_apart(key, now)
             return
         target.parts |= parts

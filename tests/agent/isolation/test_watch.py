@@ -3,152 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 
 from stepscope.agent.isolation import Timing
-from stepscope.agent.isolation.process import Probe
-from stepscope.agent.isolation.watch import Watch
-from stepscope.agent.isolation.wire import encode
 from stepscope.core.errors import UsageError
 from stepscope.core.gpu_metrics import GPU
-from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of
-
-TIMING = Timing(
-    interval=1, deadline=5, start_deadline=30, look=60, first_retry=1, last_retry=64, healthy=600, slow=0.5, stale=60
-)
-
-
-class Machine:
-    """GPUs, the processes that were started to read them, and the time."""
-
-    def __init__(self, num_gpus: int, timing: Timing = TIMING) -> None:
-        self.now = 0.0
-        self.num_gpus = num_gpus
-        self.hanging: set[int] = set()
-        self.crashing: set[int] = set()
-        self.lost: set[int] = set()
-        self.slow: set[int] = set()
-        self.unkillable: set[int] = set()
-        self.xids: list[int] = []
-        self.refusal: tuple[str, str] | None = None
-        self.driver_hangs = False
-        self.started: list[FakeProbe] = []
-        self.swept: list[tuple[float, int, int]] = []  # when, by which process, which GPU
-        self.watch = Watch(self.start, timing)
-
-    def start(self) -> Probe:
-        self.started.append(FakeProbe(self, len(self.started)))
-        return self.started[-1]
-
-    def run(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self.now < end:
-            self.watch.step(self.now, self.time_ns)
-            self.watch.step(self.now, self.time_ns)  # answers to what was just asked
-            self.now += 0.25
-
-    @property
-    def time_ns(self) -> int:
-        return int(self.now * 1e9)
-
-    def reasons(self) -> dict[int, MissingReason | None]:
-        return {target.index: target.reason for target in self.watch.targets.values()}
-
-    def refused(self) -> MissingReason | None:
-        return self.watch.refusal[0] if self.watch.refusal else None
-
-    def sweeps_of(self, gpu: int, since: float) -> int:
-        return sum(1 for when, _, index in self.swept if index == gpu and when >= since)
-
-
-class FakeProbe:
-    """A process: it answers at once, up to the GPU that hangs."""
-
-    def __init__(self, machine: Machine, number: int) -> None:
-        self.machine = machine
-        self.number = number
-        self.answers: list[dict[str, Any]] = []
-        self.stuck_on: int | None = None
-        self.has_ended = self.is_killed = self.is_finished = False
-        self.keys: list[str] = []
-
-    def fileno(self) -> int:
-        raise AssertionError("nobody waits here")
-
-    def send(self, request: dict[str, Any]) -> bool:
-        assert self.stuck_on is None, "two requests at once"
-        machine = self.machine
-        if machine.driver_hangs:
-            self.stuck_on = -1
-            return True
-        if machine.refusal:
-            self.answers.append({"unusable": list(machine.refusal)})
-            self.has_ended = True
-            return True
-        if request["do"] == "look":
-            self.answers.append({"count": machine.num_gpus})
-            wanted = [
-                index
-                for index in range(machine.num_gpus)
-                if index not in request["skip"] and index in request.get("only", range(machine.num_gpus))
-            ]
-        else:
-            self.keys = request["keys"]
-            wanted = [int(key.removeprefix("pci")) for key in request["keys"]]
-        for index in wanted:
-            others = [probe for probe in machine.started if probe is not self and probe.stuck_on == index]
-            assert all(probe.is_killed and index not in machine.unkillable for probe in others), "two calls at once"
-            if index in machine.hanging:
-                self.stuck_on = index
-                return True
-            if index in machine.crashing:
-                self.has_ended = True
-                return True
-            if request["do"] == "look":
-                self.answers.append({"index": index, "target": {"key": f"pci{index}", "labels": labels(index)}})
-            else:
-                machine.swept.append((machine.now, self.number, index))
-                self.answers.append(self.read(index))
-        self.answers.append({"end": True})
-        return True
-
-    def read(self, index: int) -> dict[str, Any]:
-        machine = self.machine
-        is_lost = index in machine.lost or index >= machine.num_gpus
-        time_ns = machine.time_ns
-        if is_lost:
-            part = Collection(missing=(Missing("", labels(index), MissingReason.GONE, "lost"),))
-        else:
-            xids = tuple(Finding("xid", "", (*labels(index), ("xid", str(xid))), time_ns) for xid in machine.xids)
-            machine.xids = []
-            part = Collection((Reading(GPU + "power_watts", 1.0, labels(index), time_ns),), (), xids)
-        return {
-            "key": f"pci{index}",
-            "parts": {"often": encode(part)},
-            "usable": not is_lost,
-            "seconds": 0.9 if index in machine.slow else 0.01,
-        }
-
-    def receive(self) -> tuple[list[dict[str, Any]], bool]:
-        answers, self.answers = self.answers, []
-        return answers, self.has_ended
-
-    def kill(self) -> None:
-        self.is_killed = True
-
-    def is_gone(self) -> bool:
-        if self.stuck_on is not None and self.stuck_on in self.machine.unkillable:
-            return False
-        return self.has_ended or self.is_killed or (self.is_finished and self.stuck_on is None)
-
-    def finish(self) -> None:
-        self.is_finished = True
-
-
-def labels(index: int) -> Labels:
-    return labels_of(gpu=index, uuid=f"GPU-{index}")
+from stepscope.core.readings import MissingReason
+from tests.agent.isolation.fake_machine import TIMING, Machine, labels
 
 
 def test_one_process_reads_all_gpus_once_a_second() -> None:
@@ -301,6 +163,36 @@ def test_bug_go_dcgm_38_a_gpu_that_is_counted_no_more_is_missed_and_found_again(
     assert machine.reasons()[2] is None
 
 
+def test_a_gpu_that_is_counted_no_more_is_missed_also_where_an_old_process_still_reads_it() -> None:
+    machine = Machine(3)
+    machine.run(5)
+    machine.uncounted = {1}
+    machine.run(130)
+    assert machine.reasons() == {0: None, 1: MissingReason.GONE, 2: None}
+    assert machine.sweeps_of(2, 70) >= 58
+
+
+def test_many_gpus_that_take_their_time_are_not_taken_for_one_that_hangs() -> None:
+    machine = Machine(8)
+    machine.run(5)
+    machine.seconds_an_answer = 3.0  # 24 s a round, 5 s a GPU are allowed
+    machine.run(100)
+    assert machine.watch.counts.timed_out == 0
+    assert machine.sweeps_of(7, 5) >= 3
+
+
+def test_failures_long_ago_do_not_make_the_next_one_last_longer() -> None:
+    machine = Machine(2)
+    machine.run(5)
+    for _ in range(5):
+        machine.refusal = ("version_mismatch", "")
+        machine.run(1.5)
+        machine.refusal = None
+        begin = machine.now
+        machine.run(100)
+        assert min(when for when, _, _ in machine.swept if when >= begin) <= begin + 2.5
+
+
 def test_a_gpu_that_hangs_from_the_start_is_known_by_its_index_and_hides_no_other() -> None:
     machine = Machine(4)
     machine.hanging = {1}
@@ -361,6 +253,16 @@ def test_samples_of_a_hanging_gpu_keep_their_time_until_they_are_stale() -> None
     assert "it answered last" in told.missing[0].detail
     later = known.collection(machine.time_ns + stale_ns, stale_ns)
     assert [reading.metric for reading in later.readings] == [GPU + "up"]
+
+
+def test_what_nobody_has_read_for_long_is_told_no_more_whatever_the_cause() -> None:
+    machine = Machine(1)
+    machine.run(5)
+    (known,) = machine.watch.known()
+    stale_ns = int(TIMING.stale * 1e9)
+    told = known.collection(machine.time_ns + stale_ns, stale_ns)
+    assert [(reading.metric, reading.value) for reading in told.readings] == [(GPU + "up", 0.0)]
+    assert told.missing[0].reason is MissingReason.TIMED_OUT
 
 
 def test_closing_ends_all_processes_and_kills_those_that_hang_after_the_grace() -> None:
