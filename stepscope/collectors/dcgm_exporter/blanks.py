@@ -39,7 +39,7 @@ def value_of(text: str) -> float | tuple[MissingReason, str]:
     elif text in _WORDS:
         return _WORDS[text]
     try:
-        value = float(text)
+        value = float(text.replace("_", "?"))  # Python takes 1_000 for a number
     except ValueError:
         return MissingReason.UNREADABLE, f"the page says {text[:40]!r}"
     if not math.isfinite(value):

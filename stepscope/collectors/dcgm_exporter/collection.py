@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepscope.collectors.dcgm_exporter.entities import FACTS, Entity, Kind
 from stepscope.collectors.dcgm_exporter.page import Page
 from stepscope.collectors.dcgm_exporter.reading import Key, PageValues
-from stepscope.collectors.dcgm_exporter.silence import PROFILING, silent_counters
+from stepscope.collectors.dcgm_exporter.silence import contradiction_of
 from stepscope.collectors.dcgm_exporter.values import STALE_SECONDS, judged
 from stepscope.core.fabric_metrics import FABRIC_METRICS
 from stepscope.core.gpu_metrics import BY_NAME, GPU
@@ -59,16 +59,16 @@ def collection_of(page: Page, content: PageValues, time_ns: int) -> Collection:
         time_ns: when it was fetched, ns since the epoch; the time of readings whose lines have none.
     """
     into = _Gathering(time_ns)
-    silent = {gpu: silent_counters(_values_of(content, gpu)) for gpu in content.gpus}
+    contradictions = {gpu: contradiction_of(_values_of(content, gpu)) for gpu in content.gpus}
     for (entity, metric, further), merged in content.merged.items():
         labels = with_labels(entity.labels, **dict(further))
         if metric in _DEAD_UNDER_MIG and entity in content.split:
             detail = "MIG is on: graphics_engine_active_ratio of its instances tells"
             into.miss(metric, labels, MissingReason.NOT_SUPPORTED, detail)
             continue
-        contradiction = silent.get(_of(entity)) if metric in PROFILING else None
-        if contradiction:
-            into.miss(metric, labels, MissingReason.UNREADABLE, contradiction[1])
+        contradiction = contradictions.get(_of(entity))
+        if contradiction and metric in contradiction.doubted:
+            into.miss(metric, labels, MissingReason.UNREADABLE, contradiction.message)
             continue
         _say(into, (entity, metric, further), merged.value, merged.time_ns)
         if metric in _SHARED and entity.kind is Kind.GPU:
@@ -83,9 +83,9 @@ def collection_of(page: Page, content: PageValues, time_ns: int) -> Collection:
     for entity, workloads in content.workloads.items():
         for workload in workloads:
             into.add(GPU + "workload_info", 1.0, tuple(sorted((*entity.labels, *workload.labels))))
-    for gpu, contradiction in silent.items():
+    for gpu, contradiction in contradictions.items():
         if contradiction:
-            into.findings.append(Finding(*contradiction, gpu.labels, time_ns))
+            into.findings.append(Finding(contradiction.code, contradiction.message, gpu.labels, time_ns))
     if page.bad_lines:
         first = page.bad_lines[0]
         message = f"{len(page.bad_lines)} of the page's lines cannot be read, first line {first.number}: {first.text!r}"

@@ -19,6 +19,9 @@ from stepscope.core.readings import Labels, labels_of
 _OLD_MIG_UUID = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
 
 
+_EXPORTED = frozenset({"exportedpod", "exportednamespace", "exportedcontainer"})
+
+
 class Kind(Enum):
     """What a sample is of."""
 
@@ -128,7 +131,7 @@ class LabelReader:
         self._uuid_by_gpu: dict[str, str] = {}
         self._gpu_by_uuid: dict[str, str] = {}
         for known in all_labels:
-            self._is_exported |= any(name.startswith("exported") for name in known)
+            self._is_exported |= not _EXPORTED.isdisjoint(known)
             entity = self._entity(known)
             if entity.gpu and entity.uuid:
                 self._uuid_by_gpu.setdefault(entity.gpu, entity.uuid)

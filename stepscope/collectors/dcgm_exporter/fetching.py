@@ -128,6 +128,8 @@ def fetch(endpoint: Endpoint, *, timeout_seconds: float, largest: int = LARGEST_
         raise FetchError(MissingReason.UNREACHABLE, "refuses connections: is dcgm-exporter running there?") from None
     except socket.gaierror as error:
         raise FetchError(MissingReason.UNREACHABLE, f"no such host ({error.strerror})") from None
+    except UnicodeError:  # a name that DNS cannot have, a path that HTTP cannot
+        raise FetchError(MissingReason.UNREACHABLE, "no such host or path: names are of ASCII, 63 at most") from None
     except (OSError, http.client.HTTPException) as error:
         words = str(error) or type(error).__name__
         raise FetchError(MissingReason.UNREACHABLE, f"the connection broke ({words})") from None

@@ -40,7 +40,7 @@ class PageValues:
     Attributes:
         merged: one value for each key.
         gpus: whole GPUs on the page, in its order.
-        split: those of them with MIG instances on the page.
+        split: those of them with MIG on: it says so, or has instances on the page.
         facts: of each GPU, by label of the info metric.
         workloads: of each GPU and instance.
         xid_texts: of each GPU, what the page says its last XID means.
@@ -87,6 +87,10 @@ def read_page(page: Page) -> PageValues:
         if not is_known:
             content.unknown_fields.add(sample.name)
     content.merged = {key: merge(ones) for key, ones in told.items()}
+    for gpu in content.gpus:
+        mode = content.merged.get((gpu, GPU + "mig_enabled", ()))
+        if mode is not None and mode.value == 1.0:
+            content.split.add(gpu)
     return content
 
 

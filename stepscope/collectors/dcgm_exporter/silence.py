@@ -1,7 +1,9 @@
-"""Do the profiling counters count, or are they 0 because they stopped?
+"""Do the profiling counters count, or are they 0 because they stopped? And is a utilisation one, or is it stuck?
 
 DCGM exports 0 for all of them after an XID 31, or after weeks, with no word about it (NVIDIA/DCGM#303,
-NVIDIA/dcgm-exporter#662). A GPU whose engine was never active was not busy, so that one of the two is wrong.
+NVIDIA/dcgm-exporter#662). A GPU whose engine was never active was not busy, so that one of the two is wrong: power tells
+which. A utilisation of 100 % that sticks to a GPU at rest is known of Blackwell's firmware.
+
 The values of a page are of one moment, and its zeros must not be read for idleness even once; `contradictions` watches
 what several sources say over time.
 """
@@ -9,6 +11,7 @@ what several sources say over time.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from stepscope.core.gpu_metrics import GPU
 
@@ -25,6 +28,7 @@ PROFILING = frozenset(
     )
 )
 """What stops together."""
+_BUSY_METRIC = GPU + "utilization_ratio"
 _BUSY = 0.5
 """Utilisation over which some engine must have been active."""
 _POWER_SHARE = 0.3
@@ -34,8 +38,22 @@ _POWER_WATTS = 200.0
 most) are not judged by power there."""
 
 
-def silent_counters(values: Mapping[str, float]) -> tuple[str, str] | None:
-    """Why the zeros of the profiling counters are none: code and line of a finding. None where they may be true.
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Two values that cannot both be.
+
+    Attributes:
+        code, message: of the finding.
+        doubted: metrics that are not known therefore.
+    """
+
+    code: str
+    message: str
+    doubted: frozenset[str]
+
+
+def contradiction_of(values: Mapping[str, float]) -> Contradiction | None:
+    """What cannot be of the zeros of the profiling counters. None where they may be true.
 
     Args:
         values: of one GPU, by metric; with MIG the highest of its instances. What is missing contradicts nothing.
@@ -43,7 +61,7 @@ def silent_counters(values: Mapping[str, float]) -> tuple[str, str] | None:
     counters = {name: values[name] for name in (*_ENGINE, *_PIPES) if name in values}
     if not counters or any(counters.values()):
         return None
-    busy, power = values.get(GPU + "utilization_ratio"), values.get(GPU + "power_watts")
+    busy, power = values.get(_BUSY_METRIC), values.get(GPU + "power_watts")
     limit = values.get(GPU + "power_limit_watts")
     draws = power is not None and power >= (_POWER_SHARE * limit if limit else _POWER_WATTS)
     rests = power is not None and limit is not None and not draws
@@ -53,8 +71,12 @@ def silent_counters(values: Mapping[str, float]) -> tuple[str, str] | None:
     facts += [f"{power:.0f} W"] if power is not None else []
     zeros = f"all profiling counters are 0 at {' and '.join(facts)}"
     if draws and works and (has_engine or busy is not None):
-        return "profiling_silent", f"{zeros}: they are not counting; restart nv-hostengine"
-    if busy is not None and works and has_engine and not rests:
-        what_next = "either they are not counting (restart nv-hostengine) or the utilisation is stuck (reset the GPU)"
-        return "profiling_or_utilization_wrong", f"{zeros}: {what_next}"
-    return None
+        message = f"{zeros}: they are not counting; restart nv-hostengine"
+        return Contradiction("profiling_silent", message, PROFILING)
+    if busy is None or not works or not has_engine:
+        return None
+    if rests:
+        message = f"{zeros} of {limit:.0f} W: the GPU rests, the utilisation is stuck; reset the GPU"
+        return Contradiction("utilization_stuck", message, frozenset({_BUSY_METRIC}))
+    what_next = "either they are not counting (restart nv-hostengine) or the utilisation is stuck (reset the GPU)"
+    return Contradiction("profiling_or_utilization_wrong", f"{zeros}: {what_next}", PROFILING | {_BUSY_METRIC})

@@ -71,6 +71,13 @@ def test_bug_15_under_mig_utilisation_is_not_zero_but_not_available(with_whole: 
     assert values(page, "graphics_engine_active_ratio", gpu_instance="7") == [0.9]
 
 
+def test_bug_15_a_gpu_that_says_mig_is_on_without_its_instances_on_the_page() -> None:
+    page = collect(render(busy(DEV_MIG_MODE=1, DEV_GPU_UTIL=0)))
+    assert values(page, "utilization_ratio") == []
+    assert values(page, "mig_enabled") == [1.0]
+    assert values(collect(render(busy(DEV_MIG_MODE=0))), "utilization_ratio") == [0.97]
+
+
 @pytest.mark.parametrize("with_whole", [False, True])
 def test_under_mig_what_the_instances_share_is_told_once(with_whole: bool) -> None:
     page = collect(mig_page(with_whole=with_whole))
@@ -117,7 +124,6 @@ def test_bug_17_counters_of_zero_while_the_gpu_works_are_unknown_and_a_finding(
     "values_of_page",
     [
         {**SILENT, "DEV_GPU_UTIL": 0, "DEV_POWER_USAGE": "71.000000"},  # idle
-        {**SILENT, "DEV_GPU_UTIL": 100, "DEV_POWER_USAGE": "120.0", "DEV_ENFORCED_POWER_LIMIT": 700},  # ghost: row 46
         {"PROF_GR_ENGINE_ACTIVE": None, "PROF_PIPE_TENSOR_ACTIVE": "0.0", "PROF_DRAM_ACTIVE": "0.0",
          "DEV_POWER_USAGE": "120.0"},  # a kernel that waits for others
         {**SILENT, "DEV_GPU_UTIL": None, "DEV_POWER_USAGE": None},  # nothing to hold them against
@@ -137,6 +143,15 @@ def test_bug_17_under_mig_the_power_of_the_gpu_contradicts_the_zeros_of_all_inst
     assert codes(page) == ["profiling_silent"]
     assert values(page, "graphics_engine_active_ratio") == []
     assert len(missing(page, "graphics_engine_active_ratio")) == 2
+
+
+def test_bug_46_a_utilisation_that_sticks_to_a_gpu_at_rest_is_unknown_and_a_finding() -> None:
+    ghost = SILENT | {"DEV_GPU_UTIL": 100, "DEV_POWER_USAGE": "120.0", "DEV_ENFORCED_POWER_LIMIT": 700}
+    page = collect(render(busy(**ghost)))
+    assert codes(page) == ["utilization_stuck"]
+    assert values(page, "utilization_ratio") == []
+    assert missing(page, "utilization_ratio")[0].reason is MissingReason.UNREADABLE
+    assert values(page, "graphics_engine_active_ratio") == [0.0]
 
 
 def test_bug_18_what_a_page_lacks_is_said_of_each_gpu_not_taken_for_zero() -> None:
@@ -210,6 +225,12 @@ def test_bug_28_what_prometheus_renamed_is_the_workload_and_the_plain_names_are_
     )
     (info,) = readings(page, "workload_info")
     assert {"pod": "llm-0", "namespace": "ml", "container": "train", "gpu": "0"}.items() <= dict(info.labels).items()
+
+
+def test_bug_28_a_pods_own_label_is_not_one_that_prometheus_renamed() -> None:
+    labels = {"pod": "llm-0", "exported_by": "x"}
+    (info,) = readings(collect(render([Line("DCGM_FI_DEV_GPU_UTIL", 9, labels=labels)])), "workload_info")
+    assert dict(info.labels)["pod"] == "llm-0"
 
 
 def test_bug_28_old_names_of_the_pod() -> None:

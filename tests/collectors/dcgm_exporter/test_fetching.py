@@ -170,6 +170,15 @@ def test_nobody_there() -> None:
     assert "is dcgm-exporter running there?" in caught.value.detail
 
 
+@pytest.mark.parametrize("text", ["node..7", "x" * 64])
+def test_names_that_cannot_be_are_reasons_too(text: str) -> None:
+    with pytest.raises(FetchError) as caught:
+        fetch(endpoint_of(text), timeout_seconds=5)
+    assert caught.value.reason is MissingReason.UNREACHABLE
+    with server(page(b"A 1\n")) as port, pytest.raises(FetchError, match="path"):
+        fetch(endpoint_of(f"127.0.0.1:{port}/größe"), timeout_seconds=5)
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -64,6 +64,7 @@ def test_whole_numbers_are_what_they_are_but_for_the_blanks(number: int) -> None
         ("140737488355330.000000", MissingReason.NOT_SUPPORTED),
         ("140737488355331.0", MissingReason.NO_PERMISSION),
         ("NaN", MissingReason.UNREADABLE),
+        ("1_000", MissingReason.UNREADABLE),
         ("+Inf", MissingReason.UNREADABLE),
         ("<<<NOT_SUPPORTED>>>", MissingReason.NOT_SUPPORTED),
         ("ERROR - FAILED TO CONVERT TO STRING", MissingReason.UNREADABLE),
