@@ -11,9 +11,9 @@ import random
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from stepscope.training.anomalies import gradient_explosion, loss_spike
-from stepscope.training.memory_growth import MemoryGrowth
-from stepscope.training.step_time_change import StepTimeChange
+from stepscope.training.anomalies.detectors import gradient_explosion, loss_spike
+from stepscope.training.anomalies.memory_growth import MemoryGrowth
+from stepscope.training.anomalies.step_time_change import StepTimeChange
 
 GIB = float(2**30)
 SAMPLES_A_RUN = 20_000

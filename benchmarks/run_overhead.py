@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measuring import measure
-from stepscope.training.schedule import DEFAULT_SCHEDULE
+from stepscope.training.captures.schedule import DEFAULT_SCHEDULE
 from stepscope.zero_code.launch import environment_for
 from stepscope.zero_code.order import Order
 

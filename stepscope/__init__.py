@@ -6,9 +6,9 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_EXPORTS = {"profile": "stepscope.training", "every": "stepscope.training"}
+_EXPORTS = dict.fromkeys(("every", "profile", "profiled"), "stepscope.training")
 
-__all__ = ["__version__", "every", "profile"]
+__all__ = ["__version__", "every", "profile", "profiled"]
 
 
 def __getattr__(name: str) -> Any:

@@ -55,8 +55,8 @@ def command(
     Every process of it that trains with torch writes into one run directory, as with stepscope.profile. The command
     takes the place of this process: signals and exit code are its own. STEPSCOPE_DISABLE=1 turns measuring off.
     """
-    from stepscope.training.run_naming import check_run_name
-    from stepscope.training.schedule import DEFAULT_SCHEDULE, Schedule
+    from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, Schedule
+    from stepscope.training.run.run_naming import check_run_name
     from stepscope.zero_code.launch import become, environment_for
     from stepscope.zero_code.order import Order
 

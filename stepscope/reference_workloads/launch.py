@@ -22,9 +22,9 @@ from stepscope.reference_workloads.presets import Preset, find_preset
 from stepscope.reference_workloads.processes import run_ranks
 from stepscope.reference_workloads.recipe import Recipe
 from stepscope.training import Schedule
-from stepscope.training.identity import identify
-from stepscope.training.run_naming import check_run_name, run_name
-from stepscope.training.schedule import DEFAULT_SCHEDULE, State
+from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, State
+from stepscope.training.run.identity import identify
+from stepscope.training.run.run_naming import check_run_name, run_name
 
 DEFAULT_NUM_STEPS = 9
 """Three to settle, one to warm the profiler up, three captured, and two after."""

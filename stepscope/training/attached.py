@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 import os
 
-from stepscope.training.anomaly_watch import AnomalyWatch
-from stepscope.training.clipped_norm import ClippedNorm
+from stepscope.training.anomalies.anomaly_watch import AnomalyWatch
 from stepscope.training.exporters.chosen import chosen_exporters
 from stepscope.training.exporters.export import StepExport
-from stepscope.training.gc_pauses import GcPauses
-from stepscope.training.late_figures import LateReader
-from stepscope.training.listeners import SettledListener, StepListener
-from stepscope.training.loss_scale import LossScale
-from stepscope.training.memory_figures import MemoryFigures
-from stepscope.training.memory_plan import memory_plan
-from stepscope.training.memory_snapshots import MemorySnapshots
-from stepscope.training.out_of_memory import OutOfMemoryEvidence
-from stepscope.training.patience import given_seconds
+from stepscope.training.memory.memory_plan import memory_plan
+from stepscope.training.memory.memory_snapshots import MemorySnapshots
+from stepscope.training.memory.out_of_memory import OutOfMemoryEvidence
 from stepscope.training.settings import RunContext
-from stepscope.training.watchdog import StuckSteps
+from stepscope.training.steps.clipped_norm import ClippedNorm
+from stepscope.training.steps.gc_pauses import GcPauses
+from stepscope.training.steps.late_figures import LateReader
+from stepscope.training.steps.listeners import SettledListener, StepListener
+from stepscope.training.steps.loss_scale import LossScale
+from stepscope.training.steps.memory_figures import MemoryFigures
+from stepscope.training.trouble.patience import given_seconds
+from stepscope.training.trouble.watchdog import StuckSteps
 
 
 def listeners_of(context: RunContext, late_reader: LateReader) -> list[StepListener]:

@@ -18,30 +18,30 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepscope.core.analysis import Analysis
 from stepscope.core.run_layout import steps_path, trace_path
-from stepscope.training.agent_talk import AgentTalk
+from stepscope.training.agent_link.talk import AgentTalk
 from stepscope.training.attached import listeners_of, settled_listeners_of
-from stepscope.training.attendant import Attendant, Tended
-from stepscope.training.capture import Capture
-from stepscope.training.captures import Captures
-from stepscope.training.endings import Endings
-from stepscope.training.figures import FigureReader
-from stepscope.training.gradient_norm import LocalGradientNorm
-from stepscope.training.identity import captures_here, identify
-from stepscope.training.late_figures import LateReader
-from stepscope.training.listeners import Listeners
-from stepscope.training.manifest import MEASURING_STOPPED, ManifestKeeper, ending
-from stepscope.training.memory_owners import MemoryOwners
-from stepscope.training.mesh import mesh_sizes
-from stepscope.training.open_spans import STEP_PREFIX, OpenSpans
-from stepscope.training.run_directory import remove_leftovers
-from stepscope.training.run_naming import run_name
-from stepscope.training.schedule import DEFAULT_SCHEDULE, Schedule, State
+from stepscope.training.captures.capture import Capture
+from stepscope.training.captures.capturing import Captures
+from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, Schedule, State
+from stepscope.training.captures.slow_steps import SlowStep
+from stepscope.training.memory.memory_owners import MemoryOwners
+from stepscope.training.run.identity import captures_here, identify
+from stepscope.training.run.manifest import MEASURING_STOPPED, ManifestKeeper, ending
+from stepscope.training.run.mesh import mesh_sizes
+from stepscope.training.run.run_directory import remove_leftovers
+from stepscope.training.run.run_naming import run_name
 from stepscope.training.settings import RunContext, Settings
-from stepscope.training.settling import SettlingSteps
-from stepscope.training.slow_steps import SlowStep
-from stepscope.training.spans import PhaseSpan, SpanRecorder, wrap_data
+from stepscope.training.steps.figures import FigureReader
+from stepscope.training.steps.gradient_norm import LocalGradientNorm
+from stepscope.training.steps.late_figures import LateReader
+from stepscope.training.steps.listeners import Listeners
+from stepscope.training.steps.open_spans import STEP_PREFIX, OpenSpans
+from stepscope.training.steps.settling import SettlingSteps
+from stepscope.training.steps.spans import PhaseSpan, SpanRecorder, wrap_data
+from stepscope.training.steps.telemetry import StepRecord, StepTimes, StepWriter
 from stepscope.training.summary import analyse_run, summary_text
-from stepscope.training.telemetry import StepRecord, StepTimes, StepWriter
+from stepscope.training.trouble.attendant import Attendant, Tended
+from stepscope.training.trouble.endings import Endings
 
 logger = logging.getLogger(__name__)
 

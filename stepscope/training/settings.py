@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepscope.training.identity import Identity
-from stepscope.training.memory_owners import MemoryOwners
-from stepscope.training.schedule import Schedule
-from stepscope.training.slow_steps import SlowStep
+from stepscope.training.captures.schedule import Schedule
+from stepscope.training.captures.slow_steps import SlowStep
+from stepscope.training.memory.memory_owners import MemoryOwners
+from stepscope.training.run.identity import Identity
 
 
 @dataclass(frozen=True, slots=True)

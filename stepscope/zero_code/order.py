@@ -6,7 +6,7 @@ import json
 from collections.abc import MutableMapping
 from dataclasses import asdict, dataclass
 
-from stepscope.training.schedule import Schedule
+from stepscope.training.captures.schedule import Schedule
 
 VARIABLE = "STEPSCOPE_ZERO_CODE"
 """Without it nothing is measured: the process that measures takes it out of its own environment, so that what it

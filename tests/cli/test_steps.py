@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.cli import main
 from stepscope.core.run_layout import RunManifest
-from stepscope.training.run_directory import write_manifest
+from stepscope.training.run.run_directory import write_manifest
 
 
 def _run(tmp_path: Path) -> Path:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import stepscope.store.step_lines as subject
 from stepscope.core.steps import Step
-from stepscope.training.anomalies import Anomaly
-from stepscope.training.telemetry import StepRecord
+from stepscope.training.anomalies.detectors import Anomaly
+from stepscope.training.steps.telemetry import StepRecord
 
 
 def _write(run: Path, name: str, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.training import device_memory
+from stepscope.training.memory import device_memory
 
 _BLOCK_BYTES = 512
 
@@ -29,7 +29,7 @@ class FakeDeviceMemory:
         monkeypatch.setattr(device_memory, "attach_observer", self._attach)
         monkeypatch.setattr(device_memory, "begin_history", lambda: self._set_history(True))
         monkeypatch.setattr(device_memory, "end_history", lambda: self._set_history(False))
-        monkeypatch.setattr("stepscope.training.out_of_memory._is_observing", False)
+        monkeypatch.setattr("stepscope.training.memory.out_of_memory._is_observing", False)
         return self
 
     def hold(self, tensors: Iterable[Any]) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.training import once, trace_export
+from stepscope.training import once
+from stepscope.training.captures import trace_export
 from stepscope.training.profile import Profile
 
 torch = pytest.importorskip("torch")
@@ -319,7 +320,7 @@ def test_what_a_killed_export_left_is_removed_by_the_next_start(tmp_path: Path) 
 
 
 def test_an_export_in_progress_does_not_look_like_a_trace(tmp_path: Path) -> None:
-    from stepscope.training.run_directory import partial_path
+    from stepscope.training.run.run_directory import partial_path
 
     name = partial_path(tmp_path / "rank0.json.gz", ".plain").name
     assert name.startswith(".")

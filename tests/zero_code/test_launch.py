@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.training.schedule import Schedule
+from stepscope.training.captures.schedule import Schedule
 from stepscope.zero_code import watch
 from stepscope.zero_code.launch import environment_for
 from stepscope.zero_code.order import VARIABLE, Order, take_order

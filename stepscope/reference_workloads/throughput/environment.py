@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import stepscope
-from stepscope.training.identity import environment_of_interest, num_usable_cpus, versions
+from stepscope.training.run.identity import environment_of_interest, num_usable_cpus, versions
 
 _GPU_QUERY = ("driver_version", "clocks.max.sm", "clocks.max.memory", "power.limit", "power.max_limit")
 _TIMEOUT_SECONDS = 20

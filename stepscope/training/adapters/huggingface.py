@@ -11,7 +11,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from stepscope.training.profile import Profile, profile
-from stepscope.training.spans import PhaseSpan
+from stepscope.training.steps.spans import PhaseSpan
 
 
 class StepscopeCallback(TrainerCallback):

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from stepscope.training.exporters.metrics import Exporter
-from stepscope.training.telemetry import StepRecord
+from stepscope.training.steps.telemetry import StepRecord
 
 logger = logging.getLogger(__name__)
 

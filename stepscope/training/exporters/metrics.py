@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from stepscope.training.telemetry import StepRecord
+from stepscope.training.steps.telemetry import StepRecord
 
 
 class Exporter(Protocol):

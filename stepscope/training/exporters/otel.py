@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepscope.training.exporters.metrics import numbers_of
-from stepscope.training.telemetry import StepRecord
+from stepscope.training.steps.telemetry import StepRecord
 
 
 class OpenTelemetryExporter:

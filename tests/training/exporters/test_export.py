@@ -12,7 +12,7 @@ import pytest
 from stepscope.training.exporters import export
 from stepscope.training.exporters.chosen import chosen_exporters
 from stepscope.training.exporters.export import StepExport
-from stepscope.training.telemetry import StepRecord
+from stepscope.training.steps.telemetry import StepRecord
 
 _SECOND = 1_000_000_000
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from stepscope.training.anomalies import Anomaly
+from stepscope.training.anomalies.detectors import Anomaly
 from stepscope.training.exporters.export import StepExport
 from stepscope.training.exporters.metrics import Exporter, numbers_of
 from stepscope.training.exporters.mlflow import MlflowExporter
 from stepscope.training.exporters.otel import OpenTelemetryExporter
 from stepscope.training.exporters.wandb import WandbExporter
-from stepscope.training.telemetry import StepRecord
+from stepscope.training.steps.telemetry import StepRecord
 
 
 def _record(index: int, **figures: float) -> StepRecord:

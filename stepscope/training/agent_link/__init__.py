@@ -1,0 +1,1 @@
+"""How does this process talk to the agent on its node?"""

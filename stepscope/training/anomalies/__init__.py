@@ -1,0 +1,1 @@
+"""Which steps are out of line? Pure arithmetic on what the steps tell."""

@@ -1,0 +1,80 @@
+"""Who looks at the figures of every step for signs that training goes wrong, and says so in one line?"""
+
+from __future__ import annotations
+
+import logging
+
+from stepscope.training.anomalies.detectors import (
+    Anomaly,
+    Detector,
+    NotFinite,
+    ScaleCollapse,
+    gradient_explosion,
+    loss_spike,
+)
+from stepscope.training.anomalies.memory_growth import MemoryGrowth
+from stepscope.training.anomalies.step_time_change import StepTimeChange
+from stepscope.training.steps.telemetry import StepRecord
+
+logger = logging.getLogger(__name__)
+
+_LOSS, _GRADIENTS, _SCALE = "loss", ("grad_norm", "local_grad_norm"), "loss_scale"
+_OF_ONE_RANK = frozenset({"local_grad_norm", "memory_allocated_bytes", "host_memory_bytes"})
+"""Figures that other ranks do not share: every rank says what happens to its own, the rest is said once, by rank 0."""
+
+_MIB = 1 << 20
+
+
+class AnomalyWatch:
+    """Adds anomalies to settled steps, and logs one line for each."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        spikes: dict[str, list[Detector]] = {_LOSS: [NotFinite("loss_not_finite", _LOSS), loss_spike()]}
+        spikes |= {figure: [gradient_explosion(figure)] for figure in _GRADIENTS}
+        self._scaled = spikes | {_SCALE: [ScaleCollapse()]}  # infinite gradients are how the scale's limit is found
+        infinite = {figure: NotFinite("gradient_not_finite", figure) for figure in _GRADIENTS}
+        self._unscaled = spikes | {figure: [infinite[figure], *spikes[figure]] for figure in _GRADIENTS}
+        self._memory = [
+            # A job's own memory is the same at the end of every step but for its batch's shape.
+            ("memory_allocated_bytes", MemoryGrowth("memory_allocated_bytes", least_bytes=16 * _MIB, least_ratio=0.01)),
+            # A process grows by its loaders' queues, logs and caches.
+            ("host_memory_bytes", MemoryGrowth("host_memory_bytes", least_bytes=64 * _MIB, least_ratio=0.05)),
+        ]
+        self._step_times = StepTimeChange()
+        self._was_quiet = False
+
+    def step_settled(self, record: StepRecord) -> None:
+        """Look at the step."""
+        figures = record.figures
+        detectors = self._scaled if _SCALE in figures else self._unscaled
+        found: list[Anomaly | None] = []
+        for name, value in figures.items():
+            for detector in detectors.get(name, ()):
+                if (anomaly := detector.see(value)) is not None:
+                    found.append(anomaly)
+        for name, growth in self._memory:
+            if name in figures:
+                found.append(growth.see(record.index, figures[name]))
+        is_quiet = record.state == "wait" and not record.export_ns
+        if is_quiet and self._was_quiet:  # the profiler's own time is no change
+            found.append(self._step_times.see(record.duration_ns / 1e6))
+        self._was_quiet = is_quiet
+        for anomaly in found:
+            if anomaly is not None:
+                record.anomalies.append(anomaly)
+                if self._rank == 0 or anomaly.figure in _OF_ONE_RANK:
+                    logger.warning("rank %d, step %d: %s", self._rank, record.index, said(anomaly))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def said(anomaly: Anomaly) -> str:
+    """An anomaly in words."""
+    name, value, usual, limit = anomaly.figure, anomaly.value, anomaly.usual, anomaly.limit
+    if value is None:
+        return f"{name} is not finite ({anomaly.kind})"
+    if anomaly.kind == "memory_growth":
+        return f"{name} grows by {value / _MIB:.3g} MiB per step ({anomaly.kind})"
+    return f"{name} is {value:.4g}, usually {usual:.4g}, limit {limit:.4g} ({anomaly.kind})"

@@ -1,0 +1,218 @@
+"""Does a figure of this step mean that training goes wrong? Arithmetic on numbers, one event an episode.
+
+| kind | event |
+| --- | --- |
+| `loss_spike` | loss above its median of 128 steps by 20 sigma and 20 % at once, or by 6 sigma and 5 % for 3 steps |
+| `loss_not_finite` | loss is NaN or infinite |
+| `gradient_explosion` | the same of a gradient norm's logarithm: 10 times the usual at once, 3 times for 3 steps |
+| `gradient_not_finite` | a gradient norm is NaN or infinite, where no loss scale makes that part of the game |
+| `loss_scale_collapse` | loss scale below 1, or 256 times lower than within 1000 steps, once it has been found |
+
+sigma is that of the median absolute deviation. An episode ends with 16 steps in order. What else there is to notice:
+`memory_growth`, `step_time_change`.
+
+How often noise makes an event: benchmarks/anomaly_noise.py, and docs/profile.md for the figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from stepscope.training.anomalies.robust import RollingBaseline
+
+NUM_REMEMBERED = 128
+NUM_NEEDED = 32
+SIGMAS = (20.0, 6.0)
+"""Above the median: at once, and for NUM_LASTING steps."""
+
+NUM_LASTING = 3
+NUM_IN_ORDER = 16
+"""Steps in order that end an episode."""
+
+LOSS_RATIO = (0.2, 0.05)
+"""A rise by less of the loss' own size is no spike, however quiet the loss was."""
+
+EXPLOSION = (math.log(10.0), math.log(3.0))
+
+SMALLEST_SCALE = 1.0
+"""torch.amp.GradScaler's documentation: below 1, something is likely wrong."""
+
+COLLAPSE_RATIO = 256.0
+COLLAPSE_STEPS = 1000
+NUM_TO_FIND_SCALE = 100
+"""Steps without a fall after which the search that begins every run is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """One event.
+
+    Attributes:
+        kind: a kind of the table above.
+        figure: the step's figure that tells.
+        value: what it is; None when it is no number. For memory_growth, bytes per step.
+        usual: what it was before; None where nothing was known.
+        limit: what it would have had to stay within; None where any value would have been too much.
+    """
+
+    kind: str
+    figure: str
+    value: float | None
+    usual: float | None
+    limit: float | None
+
+
+class Detector(Protocol):
+    """Looks at one figure, step after step."""
+
+    def see(self, value: float) -> Anomaly | None:
+        """The event that the next value makes known."""
+
+
+class Episodes:
+    """Of several steps out of order, the first counts."""
+
+    def __init__(self) -> None:
+        self._num_in_order = NUM_IN_ORDER
+
+    @property
+    def is_open(self) -> bool:
+        """Whether steps in order still have to be told."""
+        return self._num_in_order < NUM_IN_ORDER
+
+    def begins(self, is_out_of_order: bool) -> bool:
+        """Whether this step begins an episode."""
+        if not is_out_of_order:
+            self._num_in_order += 1
+            return False
+        began, self._num_in_order = self._num_in_order >= NUM_IN_ORDER, 0
+        return began
+
+
+class NotFinite:
+    """NaN or infinity."""
+
+    def __init__(self, kind: str, figure: str) -> None:
+        self._kind = kind
+        self._figure = figure
+        self._episodes = Episodes()
+
+    def see(self, value: float) -> Anomaly | None:
+        if self._episodes.begins(not math.isfinite(value)):
+            return Anomaly(self._kind, self._figure, None, None, None)
+        return None
+
+
+class Spike:
+    """Far above what is usual: very far at once, or far for several steps. Values that are not finite are passed over.
+
+    Args:
+        in_logarithms: whether ratios count instead of differences; what is not positive is passed over then.
+        least_rise: least rise that counts at once, and least that counts when it lasts.
+        least_ratio: the same as shares of the usual size.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        figure: str,
+        *,
+        in_logarithms: bool = False,
+        least_rise: tuple[float, float] = (0.0, 0.0),
+        least_ratio: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        self._kind = kind
+        self.figure = figure
+        self._in_logarithms = in_logarithms
+        self._least_rise = least_rise
+        self._least_ratio = least_ratio
+        self._baseline = RollingBaseline(NUM_REMEMBERED, NUM_NEEDED)
+        self._episodes = Episodes()
+        self._num_far = 0
+        self._at_once = self._lasting = math.inf
+
+    def see(self, value: float) -> Anomaly | None:
+        level = value
+        if self._in_logarithms and 0 < value < math.inf:
+            level = math.log(value)
+        elif self._in_logarithms or not math.isfinite(value):
+            return None
+        if level <= self._lasting:
+            self._num_far = 0
+            if self._episodes.is_open:
+                self._episodes.begins(False)
+            if self._baseline.add(level):
+                self._set_limits()
+            return None
+        return self._far(value, level)
+
+    def _far(self, value: float, level: float) -> Anomaly | None:
+        self._num_far += 1
+        is_event = (level > self._at_once or self._num_far >= NUM_LASTING) and self._episodes.begins(True)
+        usual, limit = self._baseline.usual, self._at_once if level > self._at_once else self._lasting
+        if self._num_far >= NUM_REMEMBERED:  # this is what is usual now
+            self._baseline.clear()
+            self._set_limits()
+            self._num_far = 0
+        return Anomaly(self._kind, self.figure, value, *self._back(usual, limit)) if is_event else None
+
+    def _set_limits(self) -> None:
+        baseline = self._baseline
+        self._at_once, self._lasting = (
+            baseline.usual + max(sigmas * baseline.sigma, least_rise, least_ratio * abs(baseline.usual))
+            if baseline.is_known
+            else math.inf
+            for sigmas, least_rise, least_ratio in zip(SIGMAS, self._least_rise, self._least_ratio, strict=True)
+        )
+
+    def _back(self, *levels: float) -> list[float]:
+        return [math.exp(level) for level in levels] if self._in_logarithms else list(levels)
+
+
+class ScaleCollapse:
+    """A loss scale that falls and falls: gradients stay infinite, and small ones vanish."""
+
+    def __init__(self, figure: str = "loss_scale") -> None:
+        self._figure = figure
+        self._recent: deque[tuple[int, float]] = deque()  # falling: the highest of the last steps is the first
+        self._num_seen = 0
+        self._num_without_fall = 0
+        self._last = 0.0
+        self._is_found = False
+        self._episodes = Episodes()
+
+    def see(self, value: float) -> Anomaly | None:
+        if not math.isfinite(value):
+            return None
+        self._num_without_fall = 0 if value < self._last else self._num_without_fall + 1
+        self._last = value
+        if not self._is_found and self._num_without_fall >= NUM_TO_FIND_SCALE:
+            self._is_found = True
+            self._recent.clear()
+        self._remember(value)
+        highest = self._recent[0][1]
+        limit = max(highest / COLLAPSE_RATIO, SMALLEST_SCALE) if self._is_found else SMALLEST_SCALE
+        if self._episodes.begins(value < limit):
+            return Anomaly("loss_scale_collapse", self._figure, value, highest, limit)
+        return None
+
+    def _remember(self, value: float) -> None:
+        while self._recent and self._recent[-1][1] <= value:
+            self._recent.pop()
+        self._recent.append((self._num_seen, value))
+        while self._recent[0][0] <= self._num_seen - COLLAPSE_STEPS:
+            self._recent.popleft()
+        self._num_seen += 1
+
+
+def loss_spike(figure: str = "loss") -> Spike:
+    """The rule for the loss."""
+    return Spike("loss_spike", figure, least_ratio=LOSS_RATIO)
+
+
+def gradient_explosion(figure: str) -> Spike:
+    """The rule for a gradient norm."""
+    return Spike("gradient_explosion", figure, in_logarithms=True, least_rise=EXPLOSION)

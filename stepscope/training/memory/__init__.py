@@ -1,0 +1,1 @@
+"""What held the memory, when it ran out and when asked?"""

@@ -1,0 +1,190 @@
+"""What held the GPU's memory when it ran out? Written at that moment, before anything is unwound, or not at all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import threading
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from stepscope.core.run_layout import oom_report_path, oom_snapshot_path
+from stepscope.training.memory import device_memory
+from stepscope.training.memory.memory_owners import MemoryOwners, by_category
+from stepscope.training.memory.memory_plan import MemoryPlan
+from stepscope.training.run.run_directory import appearing_whole
+from stepscope.training.settings import RunContext
+from stepscope.training.steps.telemetry import StepRecord
+from stepscope.training.trouble.stillness import frames_of
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = "stepscope.oom/1"
+
+_NUM_REMEMBERED_STEPS = 100
+_LEAST_PAUSE = 20.0
+"""Training that catches the error and tries again is not held up by more than a twentieth of its time."""
+
+_MOST_FRAMES = 64
+_HERE = str(Path(__file__).parent) + os.sep
+
+
+class OutOfMemoryEvidence:
+    """Writes memory/rank{r}-oom.pickle, torch's snapshot, and rank{r}-oom.json, the state of the step."""
+
+    def __init__(self, context: RunContext, plan: MemoryPlan, owners: MemoryOwners) -> None:
+        self._context = context
+        self._owners = owners
+        self._wants_history = plan.history
+        self._has_history = False
+        self._is_attached = False
+        self._thread_id = threading.get_ident()
+        self._step: tuple[int, int] | None = None
+        self._recent: deque[dict[str, Any]] = deque(maxlen=_NUM_REMEMBERED_STEPS)
+        self._not_before = 0.0
+        self._is_unwritten = False
+
+    def step_began(self, index: int) -> None:
+        """Remember it; and begin to watch once the training code has begun to use CUDA."""
+        self._step = (index, time.time_ns())
+        if not self._is_attached and device_memory.is_in_use():
+            self._is_attached = True
+            _watch(self)
+            self._has_history = self._wants_history and device_memory.begin_history()
+
+    def step_ended(self, record: StepRecord) -> None:
+        """Remember what it says of memory."""
+        figures = record.figures
+        if "memory_allocated_bytes" in figures:  # a few times a second, or given by the training code
+            memory = {name: value for name, value in figures.items() if "memory" in name or name.startswith("num_")}
+            self._recent.append({"step": record.index} | memory)
+
+    def close(self) -> None:
+        """Nothing runs out any more that concerns this run."""
+        _watch(None)
+        if self._has_history:
+            device_memory.end_history()
+
+    def ran_out(self, device: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:
+        """torch is about to raise; on the thread that asked for memory. Never raises itself."""
+        if time.monotonic() < self._not_before:
+            self._is_unwritten = True
+            return
+        self._write(
+            {
+                "taken": "at the allocation",
+                "device": device,
+                "requested_bytes": requested_bytes,
+                "device_total_bytes": total_bytes,
+                "device_free_bytes": free_bytes,
+                "stack": _stack(frames_of(threading.get_ident())),
+            }
+        )
+
+    def left_by(self, error: BaseException) -> None:
+        """The error has left the with block: write what is left to see, where it was not seen as it happened."""
+        if _is_out_of_memory(error) and device_memory.is_in_use() and (self._is_unwritten or not self._not_before):
+            at = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+            moment = {"taken": "after unwinding", "device": None, "message": str(error)[:2000]}
+            self._write(moment | {"stack": _stack(reversed(at))})
+
+    def _write(self, moment: dict[str, Any]) -> None:
+        begun = time.monotonic()
+        self._is_unwritten = False
+        try:
+            snapshot_path = self._context.run_directory / oom_snapshot_path(self._context.identity.rank)
+            report_path = self._context.run_directory / oom_report_path(self._context.identity.rank)
+            report = self._report(moment)
+            try:
+                snapshot = device_memory.snapshot()
+                report["categories"] = by_category(snapshot, self._owners.storages())
+                _write_pickle(snapshot_path, snapshot)
+                report["snapshot"] = snapshot_path.name
+            except Exception:  # the figures alone are worth having
+                logger.debug("no snapshot of the memory that ran out", exc_info=True)
+            with appearing_whole(report_path) as temporary:
+                temporary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            logger.warning("the GPU's memory ran out in step %s: %s", report["step"], report_path)
+        except Exception as error:  # training must never be hurt
+            logger.warning("the GPU's memory ran out, which could not be written: %s", error)
+        self._not_before = time.monotonic() + _LEAST_PAUSE * (time.monotonic() - begun)
+
+    def _report(self, moment: dict[str, Any]) -> dict[str, Any]:
+        step, began_ns = self._step or (None, None)
+        unwound = moment["taken"] == "after unwinding"
+        main = moment["stack"] if unwound else _stack(frames_of(self._thread_id))
+        report = {
+            "schema": SCHEMA,
+            "rank": self._context.identity.rank,
+            "host": self._context.identity.host,
+            "time_ns": time.time_ns(),
+            "step": step,
+            "step_began_ns": began_ns,
+            "open_spans": self._context.open_spans(),
+            "training_phase": training_phase(main),
+            "has_history": self._has_history,
+            "recent_steps": list(self._recent),
+            "main_stack": main,
+            "snapshot": None,
+            "categories": None,
+        } | moment
+        with suppress(Exception):
+            report |= device_memory.totals(0 if moment["device"] is None else moment["device"])
+        return report
+
+
+def training_phase(stack: list[dict[str, Any]]) -> str:
+    """forward | backward | optimizer | unknown: from the training thread's frames, the innermost first."""
+    for frame in stack:
+        filename = frame["filename"]
+        if "/torch/optim/" in filename:
+            return "optimizer"
+        if frame["name"] == "backward" and "/torch/" in filename:
+            return "backward"
+    return "forward" if any("/torch/nn/" in frame["filename"] for frame in stack) else "unknown"
+
+
+def _stack(frames: Iterable[FrameType]) -> list[dict[str, Any]]:
+    """As torch's snapshots have it, the innermost first; without our own."""
+    theirs = (each for each in frames if not each.f_code.co_filename.startswith(_HERE))
+    return [
+        {"name": each.f_code.co_name, "filename": each.f_code.co_filename, "line": each.f_lineno or 0}
+        for each in islice(theirs, _MOST_FRAMES)
+    ]
+
+
+def _write_pickle(path: Path, snapshot: dict[str, Any]) -> None:
+    with appearing_whole(path) as temporary, temporary.open("wb") as file:
+        pickle.dump(snapshot, file, protocol=4)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+
+
+_watching: weakref.ref[OutOfMemoryEvidence] | None = None
+_is_observing = False
+
+
+def _watch(evidence: OutOfMemoryEvidence | None) -> None:
+    """torch's observer cannot be taken away, so there is one for all runs of the process, told whom to tell."""
+    global _watching, _is_observing
+    _watching = None if evidence is None else weakref.ref(evidence)
+    if evidence is not None and not _is_observing:
+        _is_observing = device_memory.attach_observer(_observe)
+
+
+def _observe(device: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:
+    evidence = None if _watching is None else _watching()
+    if evidence is not None:
+        evidence.ran_out(device, requested_bytes, total_bytes, free_bytes)

@@ -1,0 +1,67 @@
+"""What does run.json say, and when does it change? Rank 0 writes it at the start, at each capture and at the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+from stepscope.core.run_layout import Attempt, RunManifest
+from stepscope.training.run.identity import environment_of_interest, num_usable_cpus, versions
+from stepscope.training.run.mesh import mesh_sizes
+from stepscope.training.run.run_directory import read_attempts, write_manifest
+from stepscope.training.settings import RunContext
+
+MEASURING_STOPPED = "measuring stopped"
+"""The attempt's ending when profile() gave up; training went on, and how it ended is not known."""
+
+
+class ManifestKeeper:
+    """Keeps run.json true while the run goes on.
+
+    Raises:
+        OSError: from `write` and `end`, when the run directory cannot be written.
+    """
+
+    def __init__(self, context: RunContext, labels: dict[str, str]) -> None:
+        self._context = context
+        self._writing = threading.RLock()  # a signal has the end written on another thread
+        run_directory, identity = context.run_directory, context.identity
+        this_attempt = Attempt(start_ns=time.time_ns(), end_ns=None, ended=None, world_size=identity.world_size)
+        self._manifest = RunManifest(
+            run=run_directory.name,
+            host=identity.host,
+            world_size=identity.world_size,
+            mesh=context.mesh,
+            num_cpus=num_usable_cpus(),
+            versions=versions(),
+            environment=environment_of_interest(),
+            attempts=[*read_attempts(run_directory), this_attempt],
+            simulated_compute=context.settings.simulated_compute,
+            labels=labels,
+        )
+
+    def write(self, unprofiled_step_ms: float | None) -> None:
+        """Write the file; an unknown step time leaves the one known before."""
+        with self._writing:
+            if unprofiled_step_ms is not None:
+                self._manifest = replace(self._manifest, unprofiled_step_ms=unprofiled_step_ms)
+            if not self._manifest.mesh:  # the script may have made its groups since
+                world_size = self._context.identity.world_size
+                self._manifest = replace(self._manifest, mesh=mesh_sizes(self._context.settings.mesh, world_size))
+            write_manifest(self._context.run_directory, self._manifest)
+
+    def end(self, ended: str, unprofiled_step_ms: float | None) -> None:
+        """Write how the attempt ended: a word of `ending`, or MEASURING_STOPPED."""
+        with self._writing:
+            *earlier, attempt = self._manifest.attempts
+            attempt = replace(attempt, end_ns=time.time_ns(), ended=ended)
+            self._manifest = replace(self._manifest, attempts=[*earlier, attempt])
+            self.write(unprofiled_step_ms)
+
+
+def ending(kind: type[BaseException] | None) -> str:
+    """The word for an attempt whose training loop was left by this kind of exception, or by none."""
+    if kind is None or issubclass(kind, SystemExit):
+        return "finished"
+    return "signal" if issubclass(kind, KeyboardInterrupt) else "exception"

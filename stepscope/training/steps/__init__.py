@@ -1,0 +1,1 @@
+"""What is told of every step, and how is it read without making training wait?"""

@@ -1,0 +1,180 @@
+"""What is written of every step? One JSON object a line in steps/rank{r}.jsonl."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import statistics
+import threading
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from stepscope.training.anomalies.detectors import Anomaly
+from stepscope.training.run.whole_lines import WholeLines
+from stepscope.training.steps.device_clock import DeviceClock
+from stepscope.training.steps.late_figures import LateFigures
+
+_MAX_REMEMBERED_STEPS = 10_000
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes a new one at each call
+_quoted = functools.lru_cache(maxsize=1000)(_encode)
+_RESERVED = frozenset(
+    (
+        "index",
+        "start_ns",
+        "end_ns",
+        "data_wait_ns",
+        "phases",
+        "captured",
+        "state",
+        "export_ns",
+        "anomalies",
+        "non_finite",
+    )
+)
+"""Names of a line that no figure can take."""
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One step of this rank. Times are ns, start and end since the epoch.
+
+    Attributes:
+        data_wait_ns: time the training loop waited for `prof.data`.
+        phases: time by name of `prof.phase`.
+        captured: whether the profiler recorded the step.
+        state: wait | warmup | active.
+        export_ns: time spent after the step to write the trace; never part of a step.
+        figures: what the caller gave to `prof.step` (tokens, loss, ...). NaN and infinities, which JSON does not know,
+            are written as null and named in "non_finite".
+        anomalies: what the figures of this and earlier steps say goes wrong; only in the line where there is one.
+        late: figures on their way from the GPU; once there they join `figures`, where what is there already stays.
+    """
+
+    index: int
+    start_ns: int
+    end_ns: int = 0
+    data_wait_ns: int = 0
+    phases: dict[str, int] = field(default_factory=dict)
+    captured: bool = False
+    state: str = "wait"
+    export_ns: int = 0
+    figures: dict[str, int | float] = field(default_factory=dict)
+    late: list[LateFigures] = field(default_factory=list)
+    anomalies: list[Anomaly] = field(default_factory=list)
+
+    @property
+    def duration_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+    def as_line(self) -> bytes:
+        """The record as one line of JSON."""
+        parts = [
+            f'{{"index":{self.index},"start_ns":{self.start_ns},"end_ns":{self.end_ns},"data_wait_ns":{self.data_wait_ns}',
+            f'"phases":{_encode(self.phases) if self.phases else "{}"}',
+            f'"captured":{"true" if self.captured else "false"},"state":{_quoted(self.state)}',
+        ]
+        if self.export_ns:
+            parts.append(f'"export_ns":{self.export_ns}')
+        if self.anomalies:
+            parts.append(f'"anomalies":{_encode([asdict(anomaly) for anomaly in self.anomalies])}')
+        non_finite = []
+        for name, value in self.figures.items():
+            if name in _RESERVED:
+                continue
+            if isinstance(value, float) and not math.isfinite(value):
+                non_finite.append(name)
+                parts.append(f"{_quoted(name)}:null")
+            elif type(value) is float or type(value) is int:
+                parts.append(f"{_quoted(name)}:{value!r}")
+            else:  # True, and kinds of float that show themselves otherwise
+                parts.append(f"{_quoted(name)}:{_encode(value)}")
+        if non_finite:
+            parts.append(f'"non_finite":{_encode(non_finite)}')
+        return (",".join(parts) + "}\n").encode()
+
+
+class StepWriter:
+    """Appends step records to a file, whole lines only, about once a second and never on the training thread.
+
+    Raises:
+        OSError: from every method but `tend`, when the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = WholeLines(path)
+        self._pending: list[bytes] = []
+        self._adding, self._writing = threading.Lock(), threading.Lock()
+        self._is_closed = False
+        self._error: OSError | None = None
+
+    def add(self, record: StepRecord) -> None:
+        """Keep a finished step until it is written, which a slow disk may delay."""
+        line = record.as_line()
+        with self._adding:
+            self._pending.append(line)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def tend(self) -> None:
+        """Once a second, on another thread: write what is kept. `add` raises what that fails with."""
+        try:
+            self.flush()
+        except OSError as error:
+            self._error = error
+
+    def flush(self) -> None:
+        """Write what is kept."""
+        with self._writing:
+            with self._adding:
+                pending, self._pending = self._pending, []
+            lines = b"".join(pending)
+            if lines and not self._is_closed:
+                self._file.write(lines)
+
+    def close(self) -> None:
+        """Write what is kept and close the file."""
+        try:
+            self.flush()
+        finally:
+            self._is_closed = True
+            self._file.close()
+
+
+class StepTimes:
+    """Remembers how long steps took, to tell the step time without the profiler.
+
+    Times are the GPU's where there is one, else the host's.
+    """
+
+    def __init__(self, clock: DeviceClock | None = None) -> None:
+        self._clock = DeviceClock() if clock is None else clock
+        self._before: dict[int, int] = {}
+        self._after: dict[int, int] = {}
+        self._seen_capture = False
+        self._previous_state = "wait"
+
+    def add(self, record: StepRecord) -> None:
+        """Count a finished step."""
+        is_settled = record.index > 0 and record.state == "wait" and self._previous_state == "wait"
+        self._previous_state = record.state
+        self._seen_capture |= record.state == "active"
+        kept = self._after if self._seen_capture else self._before
+        if self._seen_capture and self._before:
+            return
+        self._clock.mark(record.index)
+        if is_settled and len(kept) < _MAX_REMEMBERED_STEPS:
+            kept[record.index] = record.duration_ns
+
+    def unprofiled_step_ms(self) -> float | None:
+        """Median of the steps before the first capture without the very first one, in ms.
+
+        When there are none: of the steps after it, without the one that still waits for other ranks' export.
+        """
+        on_device = self._clock.durations_ns()
+        for kept in (self._before, self._after):
+            durations = [on_device[step] for step in kept if step in on_device] or list(kept.values())
+            if durations:
+                return statistics.median(durations) / 1e6
+        return None

@@ -1,0 +1,140 @@
+"""What is known of a step that does not end? Told in flight/, whole and within seconds, before anyone kills the job."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from stepscope.core.run_layout import flight_path, stacks_path, stuck_path
+from stepscope.training.run.run_directory import appearing_whole
+from stepscope.training.settings import RunContext
+from stepscope.training.steps.open_spans import DATA_SPAN, PHASE_PREFIX
+from stepscope.training.trouble import collectives_open
+from stepscope.training.trouble.stillness import frames_of
+
+SCHEMA = "stepscope.stuck/1"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStep:
+    """The step that does not end.
+
+    Attributes:
+        began_ns: since the epoch.
+        limit_seconds: the age at which it was looked into.
+        median_seconds: what steps took before; None before the first ones were over.
+        is_still: False when this rank moves, and is looked into because another does not.
+    """
+
+    index: int
+    began_ns: int
+    age_seconds: float
+    limit_seconds: float
+    median_seconds: float | None
+    is_still: bool
+    thread_id: int
+
+
+def write_stuck_report(context: RunContext, step: OpenStep, stacks: FileIO) -> dict[str, Any]:
+    """Write stacks, state and flight recorder, in the order of what is surest to come off; returns the state.
+
+    Raises:
+        OSError: nothing can be written.
+    """
+    heading = f"step {step.index} open for {step.age_seconds:.0f} s at {time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n"
+    stacks.write(heading.encode())
+    faulthandler.dump_traceback(stacks, all_threads=True)
+    stacks.write(b"\n")
+    state = _state(context, step, None)
+    write_state(context, state)
+    collective = collectives_open.unfinished_collective()
+    if collective is not None:
+        state = _state(context, step, collective)
+        write_state(context, state)
+    record = collectives_open.flight_record()
+    if record is not None:
+        with appearing_whole(context.run_directory / flight_path(context.identity.rank)) as temporary:
+            temporary.write_bytes(record)
+    return state
+
+
+def write_state(context: RunContext, state: dict[str, Any]) -> None:
+    """Write flight/rank{r}.stuck.json.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with appearing_whole(context.run_directory / stuck_path(context.identity.rank)) as temporary:
+        temporary.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+
+
+def stacks_file(context: RunContext) -> Path:
+    """Where stacks of this rank go as text."""
+    return context.run_directory / stacks_path(context.identity.rank)
+
+
+def _state(context: RunContext, step: OpenStep, collective: dict[str, Any] | None) -> dict[str, Any]:
+    spans = context.open_spans()
+    frames = list(frames_of(step.thread_id))
+    return {
+        "schema": SCHEMA,
+        "rank": context.identity.rank,
+        "host": context.identity.host,
+        "step": step.index,
+        "began_ns": step.began_ns,
+        "seen_ns": time.time_ns(),
+        "ended_ns": None,
+        "age_seconds": round(step.age_seconds, 3),
+        "limit_seconds": round(step.limit_seconds, 3),
+        "median_seconds": None if step.median_seconds is None else round(step.median_seconds, 6),
+        "is_still": step.is_still,
+        "open_spans": spans,
+        "where": _where(spans, frames, collective),
+        "collective": collective,
+        "threads": _threads(),
+    }
+
+
+def _where(spans: list[str], frames: list[FrameType], collective: dict[str, Any] | None) -> str:
+    """The innermost thing that has a name: a collective, the wait for data, a phase, a function of the user's."""
+    in_collective = [frame for frame in frames if frame.f_code.co_filename.endswith("/distributed_c10d.py")]
+    if in_collective:
+        return _named(in_collective)
+    for span in reversed(spans):
+        if span == DATA_SPAN:
+            return "the wait for data"
+        if span.startswith(PHASE_PREFIX):
+            return f"phase {span.removeprefix(PHASE_PREFIX)}"
+    if collective is not None:  # the host waits for the device, which waits in it
+        return str(collective["name"]).partition(":")[2]
+    for frame in frames:
+        if "/torch/" not in frame.f_code.co_filename and "/stepscope/" not in frame.f_code.co_filename:
+            return f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
+    return "unknown code"
+
+
+def _named(frames: list[FrameType]) -> str:
+    names = [frame.f_code.co_name for frame in frames]
+    return next((name for name in names if not name.startswith("_") and name != "wrapper"), names[0])
+
+
+def _threads() -> list[dict[str, Any]]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return [
+        {
+            "name": names.get(thread_id, str(thread_id)),
+            "frames": [
+                {"name": frame.f_code.co_name, "filename": frame.f_code.co_filename, "line": frame.f_lineno or 0}
+                for frame in frames_of(thread_id)
+            ],
+        }
+        for thread_id in sys._current_frames()
+    ]

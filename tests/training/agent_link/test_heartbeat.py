@@ -1,0 +1,95 @@
+"""Does the agent hear who this process is and how it goes, and only what the protocol can carry?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.core.agent_messages import Hello, Step
+from stepscope.core.agent_protocol import decode
+from stepscope.training.agent_link.gpu_uuid import gpu_uuid
+from stepscope.training.agent_link.heartbeat import Heartbeat
+from stepscope.training.run.identity import Identity
+from stepscope.training.settings import RunContext
+from stepscope.training.steps.telemetry import StepRecord
+
+torch = pytest.importorskip("torch")
+
+_IDENTITY = Identity(rank=3, local_rank=1, world_size=8, host="node")
+_UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
+
+
+@pytest.fixture
+def heartbeat(monkeypatch: pytest.MonkeyPatch) -> Heartbeat:
+    context: Any = type("Context", (), {"run_directory": Path("/runs/r"), "identity": _IDENTITY, "mesh": {"dp": 8}})
+    monkeypatch.setattr("stepscope.training.agent_link.heartbeat.time.time_ns", lambda: 5_000_000_000)
+    assert RunContext.__annotations__.keys() >= {"run_directory", "identity", "mesh"}
+    return Heartbeat(context, lambda: "wait")
+
+
+def test_hello_says_who_this_is(heartbeat: Heartbeat) -> None:
+    expected = Hello("r", "/runs/r", 3, 1, 8, os.getpid(), "node", 5_000_000_000, {"dp": 8})
+    assert decode(heartbeat.hello()) == expected
+    heartbeat.gpu_uuid = _UUID
+    assert isinstance(hello := decode(heartbeat.hello()), Hello)
+    assert hello.gpu_uuid == _UUID
+
+
+def test_a_step_has_its_age_its_times_and_the_figures_that_are_there(heartbeat: Heartbeat) -> None:
+    assert decode(heartbeat.line()) == Step(age_ms=0.0)
+    record = StepRecord(7, 4_000_000_000, 4_030_000_000, data_wait_ns=2_000_000, phases={"forward": 10_000_000})
+    heartbeat.newest = record
+    assert decode(heartbeat.line()) == Step(970.0, "wait", 7, 30.0, 2.0, {"forward": 10.0})
+    record.figures = {"loss": 1.5, "bad": float("nan"), "huge": 10**400, "tokens": 4096, "up\n": 1, "is_x": True}
+    heartbeat.newest_settled = record
+    assert isinstance(step := decode(heartbeat.line()), Step)
+    assert step.figures == {"loss": 1.5, "tokens": 4096, "is_x": True}
+
+
+def test_many_figures_and_phases_are_cut_to_what_a_line_may_have(heartbeat: Heartbeat) -> None:
+    record = StepRecord(1, 0, 1, phases={f"p{i}": 1 for i in range(999)})
+    record.figures = {f"f{i}": i for i in range(999)}
+    heartbeat.newest = heartbeat.newest_settled = record
+    assert isinstance(step := decode(heartbeat.line()), Step)
+    assert (len(step.phases_ms), len(step.figures)) == (32, 32)
+
+
+def test_clocks_that_went_back_are_no_negative_times(heartbeat: Heartbeat) -> None:
+    heartbeat.newest = StepRecord(1, 9_000_000_000, 8_000_000_000)
+    assert isinstance(step := decode(heartbeat.line()), Step)
+    assert (step.age_ms, step.ms) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuid"),
+    [
+        ("", None),
+        ("0,1", None),
+        (_UUID, _UUID),
+        (f"GPU-aaaaaaaaa-1,{_UUID}", _UUID),
+        ("MIG-0123456789", "MIG-0123456789"),
+        ("GPU-aaaaaaaaa-1,GPU-aaaaaaaaa-2,1", None),
+    ],
+)
+def test_without_cuda_started_only_the_environment_can_tell(
+    monkeypatch: pytest.MonkeyPatch, visible: str, uuid: str | None
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert gpu_uuid(_IDENTITY) == uuid
+
+
+def test_once_cuda_runs_the_current_device_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    properties = type("Properties", (), {"uuid": _UUID.removeprefix("GPU-")})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    assert gpu_uuid(_IDENTITY) == _UUID
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: object())
+    assert gpu_uuid(_IDENTITY) is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-000000000,MIG-111111111,MIG-222222222")
+    assert gpu_uuid(_IDENTITY) == "MIG-222222222"

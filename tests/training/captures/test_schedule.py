@@ -1,0 +1,79 @@
+"""Does the schedule capture exactly the steps it promises?"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.core.errors import UsageError
+from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, Schedule, State, every, once
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    warmup, active = draw(st.integers(0, 4)), draw(st.integers(1, 5))
+    return Schedule(
+        first=warmup + draw(st.integers(0, 20)),
+        warmup=warmup,
+        active=active,
+        period=draw(st.none() | st.integers(warmup + active, 30)),
+        repeat=draw(st.none() | st.integers(1, 4)),
+    )
+
+
+def test_default_captures_steps_four_to_six_after_one_warm_up() -> None:
+    states = [DEFAULT_SCHEDULE.state(step) for step in range(9)]
+    assert states == [State.WAIT] * 3 + [State.WARMUP] + [State.ACTIVE] * 3 + [State.WAIT] * 2
+
+
+def test_every_repeats_from_its_first_step() -> None:
+    schedule = every(100, warmup=2, active=3, first=10, repeat=2)
+    active = [step for step in range(400) if schedule.state(step) is State.ACTIVE]
+    assert active == [10, 11, 12, 110, 111, 112]
+    assert [step for step in range(400) if schedule.state(step) is State.WARMUP] == [8, 9, 108, 109]
+
+
+def test_once_waits_warms_up_and_captures() -> None:
+    assert once(wait=0, warmup=0, active=2) == Schedule(first=0, warmup=0, active=2)
+
+
+@given(schedules(), st.integers(0, 200))
+def test_active_exactly_where_a_capture_is(schedule: Schedule, step: int) -> None:
+    assert (schedule.state(step) is State.ACTIVE) == (schedule.capture_at(step) is not None)
+
+
+@given(schedules())
+def test_each_capture_has_its_length_and_its_warm_up(schedule: Schedule) -> None:
+    horizon = 200
+    starts = {start for step in range(horizon) if (start := schedule.capture_at(step)) is not None}
+    for start in starts:
+        captured = [step for step in range(horizon + 10) if schedule.capture_at(step) == start]
+        assert captured == list(range(start, start + schedule.active))
+        before = range(start - schedule.warmup, start)
+        assert all(schedule.state(step) is State.WARMUP for step in before)
+        assert all(schedule.next_capture(step) == start for step in before)
+    num_warmups = sum(schedule.state(step) is State.WARMUP for step in range(horizon))
+    assert num_warmups <= (len(starts) + 1) * schedule.warmup
+
+
+@given(schedules())
+def test_no_more_captures_than_asked_for(schedule: Schedule) -> None:
+    starts = {schedule.capture_at(step) for step in range(300)} - {None}
+    assert len(starts) <= (schedule.repeat or 1 if schedule.period is None or schedule.repeat else 300)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: every(3, warmup=1, active=3), "do not fit into every 3 steps"),
+        (lambda: every(0), "period must be"),
+        (lambda: once(active=0), "active must be"),
+        (lambda: Schedule(first=1, warmup=2), "2 warm-up steps come before it"),
+        (lambda: every(10, repeat=0), "repeat must be"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused_with_the_reason(make: object, message: str) -> None:
+    assert callable(make)
+    with pytest.raises(UsageError, match=message):
+        make()

@@ -1,0 +1,41 @@
+"""Does a process know its rank and mesh without asking the others?"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.training.run import identity as subject
+from stepscope.training.run.identity import Identity
+
+pytestmark = pytest.mark.usefixtures("no_job")
+
+
+def _rank(rank: int, world_size: int) -> Identity:
+    return Identity(rank=rank, local_rank=0, world_size=world_size, host="h")
+
+
+def test_rank_comes_from_the_environment_when_torch_is_not_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (subject.identify().rank, subject.identify().world_size) == (0, 1)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("LOCAL_RANK", "not a number")
+    found = subject.identify()
+    assert (found.rank, found.world_size, found.local_rank) == (3, 8, 0)
+
+
+def test_which_ranks_write_traces() -> None:
+    assert subject.captures_here("auto", _rank(63, 1000))
+    assert not subject.captures_here("auto", _rank(64, 1000))
+    assert subject.captures_here("all", _rank(999, 1000))
+    assert not subject.captures_here([0, 5], _rank(4, 8))
+    with pytest.raises(ValueError, match="ranks is"):
+        subject.captures_here("some", _rank(0, 1))
+
+
+def test_secrets_stay_out_of_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("TORCH_HUB_TOKEN", "s3cret")
+    monkeypatch.setenv("HOME_SWEET", "x")
+    found = subject.environment_of_interest()
+    assert found["NCCL_DEBUG"] == "INFO"
+    assert not {"TORCH_HUB_TOKEN", "HOME_SWEET"} & set(found)

@@ -1,0 +1,151 @@
+"""Is the scale of torch's own scalers found, with the steps that they skipped, and their class left as it was?"""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope
+from stepscope.training.steps.late_figures import LateReader
+from stepscope.training.steps.loss_scale import LossScale
+from stepscope.training.steps.settling import SettlingSteps
+from stepscope.training.steps.telemetry import StepRecord
+from tests.training.fake_device import FakeDevice
+
+torch = pytest.importorskip("torch")
+
+
+def _scaler(**options: Any) -> Any:
+    return torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2, **options)
+
+
+def _step(scaler: Any, factor: float = 1.0, num_optimizers: int = 1) -> None:
+    parameters = [torch.ones(2, requires_grad=True) for _ in range(num_optimizers)]
+    optimizers = [torch.optim.SGD([parameter]) for parameter in parameters]
+    scaler.scale(sum(parameter.sum() for parameter in parameters) * factor).backward()
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+
+
+def _ended(loss_scale: LossScale, **figures: float) -> StepRecord:
+    record = StepRecord(0, 0, figures=dict(figures))
+    loss_scale.step_ended(record)
+    return record
+
+
+def test_the_scale_is_the_one_of_the_steps_loss(tmp_path: Path) -> None:
+    scaler = _scaler()
+    method = torch.amp.GradScaler._check_scale_growth_tracker
+    with stepscope.profile("r", tmp_path, stepscope.every(100)) as prof:
+        for factor in (1.0, float("inf"), 1.0, 1.0, 1.0):
+            _step(scaler, factor)
+            prof.step()
+        prof.step()
+        _step(scaler)
+        prof.step(loss_scale=3.0, overflow=True)
+    lines = [json.loads(line) for line in (tmp_path / "r" / "steps" / "rank0.jsonl").read_text().splitlines()]
+    assert [line.get("loss_scale") for line in lines] == [1024, 1024, 512, 512, 1024, None, 3]
+    assert [line.get("overflow") for line in lines] == [0, 1, 0, 0, 0, None, True]
+    assert torch.amp.GradScaler._check_scale_growth_tracker is method
+
+
+def test_on_a_gpu_it_is_read_late() -> None:
+    device, scaler = FakeDevice(), _scaler()
+    loss_scale = LossScale(LateReader(device))
+    try:
+        _step(scaler)
+        assert loss_scale._figures == {"loss_scale": 1024.0, "overflow": 0}
+        device.hold(scaler._scale)
+        _step(scaler, float("inf"), num_optimizers=2)
+        record = _ended(loss_scale)
+        (late,) = record.late
+        assert not late.are_there()
+        _step(scaler)  # the device has not come to the copy yet, and the host goes on
+        device.run()
+        assert late.are_there()
+        assert late.read() == {"loss_scale": 1024.0, "overflow": 1}
+        (next_late,) = _ended(loss_scale).late
+        assert next_late.are_there()
+        assert next_late.read() == {"loss_scale": 512.0, "overflow": 0}
+        assert _ended(loss_scale).late == []
+    finally:
+        loss_scale.close()
+
+
+def test_of_two_scalers_the_last_counts_and_none_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice()
+    monkeypatch.setattr(device, "holds", lambda _: True)
+    reader = LateReader(device)
+    loss_scale, scaler = LossScale(reader), _scaler()
+    other = torch.amp.GradScaler("cpu", init_scale=8.0)
+    try:
+        for index in range(600):
+            scaler.scale(torch.ones(()))
+            other.scale(torch.ones(()))
+            scaler.update(1024.0)
+            other.update(8.0)
+            record = _ended(loss_scale)
+            device.run()
+            steps = SettlingSteps([], lambda _: None)
+            steps.add(record)
+            assert record.figures == {"loss_scale": 8.0}, index
+    finally:
+        loss_scale.close()
+
+
+def test_a_run_that_is_never_ended_is_forgotten() -> None:
+    method = torch.amp.GradScaler._check_scale_growth_tracker
+    loss_scale = LossScale(LateReader())
+    reference = weakref.ref(loss_scale)
+    del loss_scale
+    gc.collect()
+    assert reference() is None
+    _step(_scaler())
+    torch.amp.GradScaler._check_scale_growth_tracker = method
+
+
+def test_a_scaler_that_is_off_or_set_by_hand_has_no_overflow() -> None:
+    loss_scale = LossScale(LateReader())
+    try:
+        _step(_scaler(enabled=False))
+        assert _ended(loss_scale).figures == {}
+        scaler = _scaler()
+        scaler.scale(torch.ones(()))
+        scaler.update(2.0)
+        assert _ended(loss_scale).figures == {"loss_scale": 1024.0}
+    finally:
+        loss_scale.close()
+
+
+@pytest.mark.usefixtures("one_rank_group")
+def test_the_scaler_of_fsdp_is_found_as_well() -> None:
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    loss_scale = LossScale(LateReader())
+    try:
+        _step(ShardedGradScaler("cpu", init_scale=256.0))
+        assert _ended(loss_scale).figures == {"loss_scale": 256.0, "overflow": 0}
+    finally:
+        loss_scale.close()
+
+
+def test_a_scaler_of_another_make_is_left_alone_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    loss_scale, scaler = LossScale(LateReader()), _scaler()
+    try:
+        scaler.scale(torch.ones(()))
+        num_warnings = []
+        for _ in range(3):
+            scaler._per_optimizer_states = {1: "else"}
+            scaler.update(2.0)
+            num_warnings.append(len(caplog.records))
+        assert _ended(loss_scale).figures == {}
+    finally:
+        loss_scale.close()
+    assert caplog.records[0].getMessage().startswith("stepscope goes on without the loss scale: ")
+    assert num_warnings[0] == num_warnings[2]

@@ -1,0 +1,79 @@
+"""Does a wrapped loader behave as the loader does?"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from stepscope.training.steps.spans import DataSpans, SpanRecorder, wrap_data
+
+_waits: list[int] = []
+_RECORDER = SpanRecorder(lambda _: None, lambda _: None, _waits.append, lambda *_: None)
+
+
+def _wrapped(loader: Any) -> Any:
+    return wrap_data(loader, _RECORDER)
+
+
+def _batches() -> Iterator[int]:
+    yield from (1, 2, 3)
+
+
+def test_an_iterator_stays_an_iterator() -> None:
+    wrapped = _wrapped(_batches())
+    assert iter(wrapped) is wrapped
+    assert next(wrapped) == 1
+    assert list(wrapped) == [2, 3]
+    with pytest.raises(StopIteration):
+        next(wrapped)
+    wrapped.close()
+
+
+def test_every_wait_is_counted() -> None:
+    _waits.clear()
+    assert list(_wrapped([1, 2])) == [1, 2]
+    assert len(_waits) == 3
+
+
+def test_a_list_has_its_length_and_items() -> None:
+    wrapped = _wrapped([4, 5, 6])
+    assert (len(wrapped), wrapped[0], wrapped[-2:], 5 in wrapped, list(reversed(wrapped))) == (
+        3,
+        4,
+        [5, 6],
+        True,
+        [6, 5, 4],
+    )
+    assert not hasattr(wrapped, "__next__")
+    with pytest.raises(IndexError):
+        wrapped[3]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_is_a_wrapped_copy(copied: Any) -> None:
+    original = [[1], [2]]
+    wrapped = copied(_wrapped(original))
+    assert list(wrapped) == original
+    original.append([3])
+    assert len(wrapped) == 2
+
+
+def test_another_process_gets_the_loader_itself() -> None:
+    assert pickle.loads(pickle.dumps(_wrapped([1, 2]))) == [1, 2]
+
+
+def test_underscored_names_are_not_looked_for_in_the_loader() -> None:
+    class Loader(list[int]):
+        _private = 1
+        public = 2
+
+    wrapped = _wrapped(Loader())
+    assert wrapped.public == 2
+    with pytest.raises(AttributeError, match="_private"):
+        _ = wrapped._private
+    with pytest.raises(AttributeError, match="_loader"):
+        _ = DataSpans.__new__(DataSpans)._loader  # as copy and pickle look before __init__ has run
