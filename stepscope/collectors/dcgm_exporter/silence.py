@@ -1,8 +1,8 @@
 """Do the profiling counters count, or are they 0 because they stopped? And is a utilisation one, or is it stuck?
 
 DCGM exports 0 for all of them after an XID 31, or after weeks, with no word about it (NVIDIA/DCGM#303,
-NVIDIA/dcgm-exporter#662). A GPU whose engine was never active was not busy, so that one of the two is wrong: power tells
-which. A utilisation of 100 % that sticks to a GPU at rest is known of Blackwell's firmware.
+NVIDIA/dcgm-exporter#662). A GPU whose engine was never active was not busy, so that one of the two is wrong: power
+tells which. A utilisation of 100 % that sticks to a GPU at rest is known of Blackwell's firmware.
 
 The values of a page are of one moment, and its zeros must not be read for idleness even once; `contradictions` watches
 what several sources say over time.
