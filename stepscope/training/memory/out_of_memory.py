@@ -36,7 +36,7 @@ _LEAST_PAUSE = 20.0
 """Training that catches the error and tries again is not held up by more than a twentieth of its time."""
 
 _MOST_FRAMES = 64
-_HERE = str(Path(__file__).parent) + os.sep
+_HERE = str(Path(__file__).parents[1]) + os.sep  # the whole of stepscope.training
 
 
 class OutOfMemoryEvidence:
