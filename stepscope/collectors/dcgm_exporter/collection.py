@@ -21,6 +21,8 @@ _ASKED_FOR = tuple(
     )
 )
 """What a judgement of a GPU needs: told as missing where a page has none of it."""
+_WHOLE_UNDER_MIG = frozenset({GPU + "power_watts", GPU + "xid_last"})
+_TOTAL = GPU + "memory_total_bytes"
 _DEAD_UNDER_MIG = tuple(
     GPU + name
     for name in (
@@ -59,7 +61,8 @@ def collection_of(page: Page, content: PageValues, time_ns: int) -> Collection:
         time_ns: when it was fetched, ns since the epoch; the time of readings whose lines have none.
     """
     into = _Gathering(time_ns)
-    contradictions = {gpu: contradiction_of(_values_of(content, gpu)) for gpu in content.gpus}
+    values = _values_by_gpu(content)
+    contradictions = {gpu: contradiction_of(values[gpu]) for gpu in content.gpus}
     for (entity, metric, further), merged in content.merged.items():
         labels = with_labels(entity.labels, **dict(further))
         if metric in _DEAD_UNDER_MIG and entity in content.split:
@@ -76,10 +79,14 @@ def collection_of(page: Page, content: PageValues, time_ns: int) -> Collection:
             copies = len(shares) > 1 and {value for _, value in shares} == {merged.value}  # each has the whole's value
             for workload, value in () if copies else shares:
                 into.add(_SHARED[metric], value, tuple(sorted((*labels, *workload.labels))), merged.time_ns)
+    told: dict[Entity, set[str]] = {gpu: set() for gpu in content.gpus}
+    for entity, metric, _ in content.merged:
+        told.get(entity, set()).add(metric)
+    told_of_any = set().union(*told.values())
     for gpu in content.gpus:
         _say_who(into, content, gpu)
-        _derive_total(into, gpu)
-        _say_what_is_not_there(into, content, gpu)
+        _derive_total(into, gpu, is_told=_TOTAL in told[gpu])
+        _say_what_is_not_there(into, gpu, told[gpu], told_of_any, is_split=gpu in content.split)
     for entity, workloads in content.workloads.items():
         for workload in workloads:
             into.add(GPU + "workload_info", 1.0, tuple(sorted((*entity.labels, *workload.labels))))
@@ -97,15 +104,17 @@ def _of(entity: Entity) -> Entity:
     return entity.whole if entity.is_instance else entity
 
 
-def _values_of(content: PageValues, gpu: Entity) -> dict[str, float]:
-    """Values of a GPU, the highest where its MIG instances tell one too; its utilisation under MIG is none."""
-    values: dict[str, float] = {}
+def _values_by_gpu(content: PageValues) -> dict[Entity, dict[str, float]]:
+    """Values of GPUs, the highest where MIG instances tell one too; a GPU's utilisation under MIG is none."""
+    by_gpu: dict[Entity, dict[str, float]] = {gpu: {} for gpu in content.gpus}
     for (entity, metric, further), merged in content.merged.items():
-        if _of(entity) != gpu or further or isinstance(merged.value, tuple):
+        gpu = _of(entity)
+        if gpu not in by_gpu or further or isinstance(merged.value, tuple):
             continue
         if metric not in _DEAD_UNDER_MIG or gpu not in content.split:
+            values = by_gpu[gpu]
             values[metric] = max(merged.value, values.get(metric, merged.value))
-    return values
+    return by_gpu
 
 
 def _say(into: _Gathering, key: Key, told: float | tuple[MissingReason, str], time_ns: int | None) -> None:
@@ -135,25 +144,25 @@ def _say_who(into: _Gathering, content: PageValues, gpu: Entity) -> None:
         into.add(GPU + "mig_enabled", 1.0, gpu.labels)
 
 
-def _derive_total(into: _Gathering, gpu: Entity) -> None:
+def _derive_total(into: _Gathering, gpu: Entity, *, is_told: bool) -> None:
     """The default page is without the total; it is the sum of its three parts, all of which must be known."""
-    total, parts = GPU + "memory_total_bytes", [GPU + f"memory_{kind}_bytes" for kind in ("used", "free", "reserved")]
-    if (gpu, total) in into.values or any((gpu, part) not in into.values for part in parts):
+    parts = [GPU + f"memory_{kind}_bytes" for kind in ("used", "free", "reserved")]
+    if (gpu, _TOTAL) in into.values or any((gpu, part) not in into.values for part in parts):
         return
-    into.missing = [missing for missing in into.missing if (missing.metric, missing.labels) != (total, gpu.labels)]
-    into.add(total, sum(into.values[gpu, part] for part in parts), gpu.labels)
+    if is_told:  # as a blank
+        into.missing = [one for one in into.missing if (one.metric, one.labels) != (_TOTAL, gpu.labels)]
+    into.add(_TOTAL, sum(into.values[gpu, part] for part in parts), gpu.labels)
 
 
-def _say_what_is_not_there(into: _Gathering, content: PageValues, gpu: Entity) -> None:
-    told = {metric for entity, metric, _ in content.merged if entity == gpu}
-    of_others = {metric for entity, metric, _ in content.merged if entity.kind is Kind.GPU}
-    split = gpu in content.split
+def _say_what_is_not_there(
+    into: _Gathering, gpu: Entity, told: set[str], told_of_any: set[str], *, is_split: bool
+) -> None:
     for name in _ASKED_FOR:
-        if name in told or (split and name != GPU + "power_watts" and name != GPU + "xid_last"):
+        if name in told or (is_split and name not in _WHOLE_UNDER_MIG):
             continue
         dcgm = _METRICS[name].dcgm
         field = dcgm.name if dcgm else name
-        if name in of_others:
+        if name in told_of_any:
             detail = "the page has it of other GPUs, not of this one: DCGM does not read it here"
         else:
             detail = f"the page is without {field}: add it to the exporter's list of fields"

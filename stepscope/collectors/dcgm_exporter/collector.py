@@ -9,6 +9,7 @@ from stepscope.collectors.dcgm_exporter.collection import collection_of
 from stepscope.collectors.dcgm_exporter.fetching import Endpoint, FetchError, fetch
 from stepscope.collectors.dcgm_exporter.page import parse_page
 from stepscope.collectors.dcgm_exporter.reading import read_page
+from stepscope.collectors.dcgm_exporter.values import STALE_SECONDS
 from stepscope.collectors.dcgm_exporter.watching import PageWatch
 from stepscope.core.readings import Collection, Finding, Missing, MissingReason
 
@@ -29,6 +30,7 @@ class DcgmExporterCollector:
         *,
         timeout_seconds: float = TIMEOUT_SECONDS,
         expected_gpus: int | None = None,
+        stale_seconds: float = STALE_SECONDS,
         fetcher: Callable[[Endpoint, float], str] | None = None,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -37,6 +39,8 @@ class DcgmExporterCollector:
             endpoint: where the page is.
             timeout_seconds: for one page.
             expected_gpus: how many the machine has, where that is known; another number is a finding.
+            stale_seconds: how long a GPU's energy may stand still; more where the exporter collects less often than
+                every 30 s (`--collect-interval`): three of its intervals.
             fetcher: gets the page in that many seconds, or raises `FetchError`.
             wall_clock_ns: now, ns since the epoch.
         """
@@ -46,7 +50,7 @@ class DcgmExporterCollector:
         self._expected_gpus = expected_gpus
         self._fetcher = fetcher or (lambda where, seconds: fetch(where, timeout_seconds=seconds))
         self._wall_clock_ns = wall_clock_ns
-        self._watch = PageWatch()
+        self._watch = PageWatch(stale_seconds)
 
     def collect(self) -> Collection:
         """Fetch the page and read it. What is not known is missing, with its reason; nothing is raised.

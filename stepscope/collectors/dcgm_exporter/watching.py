@@ -13,6 +13,8 @@ from stepscope.collectors.dcgm_exporter.values import STALE_SECONDS
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, with_labels
 
+_FORGET_NS = 86_400 * 1_000_000_000
+_MOST_GPUS = 1024
 _ENERGY, _POWER = GPU + "energy_joules_total", GPU + "power_watts"
 _LAST, _RECENT = GPU + "xid_last", GPU + "xid_recent"
 _FACTS = frozenset({GPU + "info", GPU + "workload_info"})
@@ -22,10 +24,10 @@ _STANDING = _FACTS | {GPU + "up", GPU + "mig_enabled"}
 
 @dataclass(slots=True)
 class PageWatch:
-    """Remembers of each GPU what the last pages said; as many as there were GPUs."""
+    """Remembers of each GPU what the last pages said, for a day after it went, and of the last 1,024 at most."""
 
     stale_seconds: float = STALE_SECONDS
-    _seen: dict[str, Labels] = field(default_factory=dict)
+    _seen: dict[str, tuple[Labels, int]] = field(default_factory=dict)
     _metrics: dict[Labels, frozenset[str]] = field(default_factory=dict)
     _xids: dict[tuple[str, Labels], float] = field(default_factory=dict)
     _energy: dict[Labels, tuple[float, int]] = field(default_factory=dict)
@@ -37,6 +39,7 @@ class PageWatch:
             collection, content: of this page.
             time_ns: now, ns since the epoch.
         """
+        self._forget(time_ns)
         stale = self._stale(collection, time_ns)
         collection = _without(collection, stale, time_ns)
         findings = self._new_xids(collection, content, time_ns)
@@ -93,22 +96,30 @@ class PageWatch:
                 metrics[reading.labels].add(reading.metric)
         told = {(missing.metric, missing.labels) for missing in collection.missing}
         missing = []
+        of_any = set().union(*metrics.values())
         for labels, names in metrics.items():
-            of_others = set().union(*(others for other, others in metrics.items() if other != labels))
-            lost = (self._metrics.get(labels, frozenset()) - names) & of_others
+            lost = (self._metrics.get(labels, frozenset()) - names) & of_any
             missing += [
                 Missing(name, labels, MissingReason.GONE, "earlier pages had it, and this one has it of other GPUs")
                 for name in sorted(lost)
                 if (name, labels) not in told
             ]
             self._metrics[labels] = frozenset(names | lost)
-        here = {_name(gpu.labels) for gpu in content.gpus}
-        self._seen |= {_name(gpu.labels): gpu.labels for gpu in content.gpus}
-        gone = [labels for name, labels in self._seen.items() if name not in here]
+        here = {_name(gpu.labels): gpu.labels for gpu in content.gpus}
+        self._seen |= {name: (labels, time_ns) for name, labels in here.items()}
+        gone = [labels for name, (labels, _) in self._seen.items() if name not in here]
         detail = "earlier pages had this GPU, this one has not; see the kernel log for an XID"
         missing += [Missing("", labels, MissingReason.GONE, detail) for labels in gone]
         up = [Reading(GPU + "up", 0.0, with_labels(labels, reason=MissingReason.GONE), time_ns) for labels in gone]
         return up, missing
+
+    def _forget(self, time_ns: int) -> None:
+        recent = sorted(self._seen.items(), key=lambda item: item[1][1])[-_MOST_GPUS:]
+        self._seen = {name: (labels, at) for name, (labels, at) in recent if time_ns - at < _FORGET_NS}
+        kept = {labels for labels, _ in self._seen.values()}
+        self._metrics = {labels: names for labels, names in self._metrics.items() if labels in kept}
+        self._energy = {labels: energy for labels, energy in self._energy.items() if labels in kept}
+        self._xids = {key: value for key, value in self._xids.items() if _whole(key[1]) in kept}
 
 
 def _name(labels: Labels) -> str:

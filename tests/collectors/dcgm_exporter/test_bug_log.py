@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stepscope.collectors.dcgm_exporter import watching
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import MissingReason
 from tests.collectors.dcgm_exporter.pages import (
@@ -297,6 +298,20 @@ def test_bug_31_a_gpu_that_vanishes_is_gone_and_a_metric_that_vanishes_too() -> 
     assert [one.reason for one in missing(found[2], "", gpu="1")] == [MissingReason.GONE]
     assert values(found[2], "up", gpu="1", reason="gone") == [0.0]
     assert values(found[3], "up") == [1.0, 1.0]
+
+
+def test_bug_22_a_gpu_that_is_gone_is_forgotten_after_a_day() -> None:
+    pages = Pages(render([*busy(0), *busy(1)]), render(busy(0)), seconds=43_300)
+    found = [pages.collect() for _ in range(3)]
+    assert [len(missing(page, "", gpu="1")) for page in found] == [0, 1, 0]
+
+
+def test_bug_22_pages_with_ever_other_gpus_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_MOST_GPUS", 8)
+    text = render(busy())
+    pages = Pages(*(text.replace(UUIDS[0], f"GPU-{number}") for number in range(40)), seconds=1)
+    gone = [len(missing(pages.collect(), "")) for _ in range(40)]
+    assert gone == [*range(9), *[8] * 31]
 
 
 def test_bug_31_a_metric_of_one_gpu_that_vanishes_is_gone() -> None:
