@@ -1,22 +1,37 @@
 """Which XID errors came? Each is told once to who takes them, and counted for ever.
 
-A gauge of the last one, as DCGM has it, sticks at its value and hides a repeat.
+NVML and the kernel log tell mostly the same; each misses some. Of one XID of one GPU the larger count is right: what
+both told is not counted twice. A gauge of the last one, as DCGM has it, sticks at its value and hides a repeat.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import threading
+from collections import Counter, deque
 from collections.abc import Iterable
-from contextlib import suppress
+from dataclasses import dataclass, field
 
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import Finding, Labels, Reading, with_labels
 
 _MOST_WAITING = 4096
+_GPU_LABELS = ("gpu", "uuid", "pci_bus_id")
+
+
+@dataclass(slots=True)
+class _Kind:
+    """One XID of one GPU: how often each source told it, and when it came last."""
+
+    told: Counter[str] = field(default_factory=Counter)
+    last_ns: int = 0
+
+    @property
+    def count(self) -> int:
+        return max(self.told.values(), default=0)
 
 
 class XidLog:
-    """XIDs since the agent started.
+    """XIDs since the agent started. May be used by several threads.
 
     Attributes:
         num_dropped: those that nobody took before there were too many; they are counted all the same.
@@ -24,41 +39,52 @@ class XidLog:
 
     def __init__(self) -> None:
         self.num_dropped = 0
+        self._lock = threading.Lock()
         self._waiting: deque[Finding] = deque()
-        self._counts: dict[tuple[Labels, str], tuple[int, int]] = {}
+        self._kinds: dict[tuple[Labels, str], _Kind] = {}
         self._last: dict[Labels, tuple[int, str]] = {}
 
-    def add(self, findings: Iterable[Finding]) -> None:
-        """Take note of those that are XIDs."""
-        for finding in findings:
-            if finding.code != "xid":
-                continue
-            self._waiting.append(finding)
-            xid = dict(finding.labels)["xid"]
-            gpu = tuple(pair for pair in finding.labels if pair[0] in ("gpu", "uuid"))
-            count, last_ns = self._counts.get((gpu, xid), (0, 0))
-            self._counts[gpu, xid] = (count + 1, max(last_ns, finding.time_ns))
-            self._last[gpu] = max(self._last.get(gpu, (0, "")), (finding.time_ns, xid))
+    def add(self, findings: Iterable[Finding], source: str) -> None:
+        """Take note of those that are XIDs.
 
-        with suppress(IndexError):  # they are being taken
-            while len(self._waiting) > _MOST_WAITING:
-                self._waiting.popleft()
-                self.num_dropped += 1
+        Args:
+            findings: with the labels of their GPU, the same whatever the source.
+            source: who told them.
+        """
+        with self._lock:
+            for finding in findings:
+                if finding.code == "xid":
+                    self._add(finding, source)
+
+    def _add(self, finding: Finding, source: str) -> None:
+        xid = dict(finding.labels)["xid"]
+        gpu = tuple(pair for pair in finding.labels if pair[0] in _GPU_LABELS)
+        kind = self._kinds.setdefault((gpu, xid), _Kind())
+        before = kind.count
+        kind.told[source] += 1
+        if kind.count == before:
+            return  # another source told it already
+        kind.last_ns = max(kind.last_ns, finding.time_ns)
+        self._last[gpu] = max(self._last.get(gpu, (0, "")), (finding.time_ns, xid))
+        self._waiting.append(finding)
+        if len(self._waiting) > _MOST_WAITING:
+            self._waiting.popleft()
+            self.num_dropped += 1
 
     def take(self) -> list[Finding]:
-        """Those that came since the last time; may be called by another thread."""
-        taken = []
-        with suppress(IndexError):  # the log itself drops the oldest of too many
-            while True:
-                taken.append(self._waiting.popleft())
+        """Those that came since the last time."""
+        with self._lock:
+            taken = list(self._waiting)
+            self._waiting.clear()
         return taken
 
     def readings(self) -> list[Reading]:
         """Counts and times; nothing of a GPU that had none."""
         told = []
-        for (gpu, xid), (count, last_ns) in self._counts.items():
-            labels = with_labels(gpu, xid=xid)
-            told.append(Reading(GPU + "xid_errors_total", float(count), labels, last_ns))
-            told.append(Reading(GPU + "xid_last_timestamp_seconds", last_ns / 1e9, labels, last_ns))
-        told += [Reading(GPU + "xid_last", float(xid), gpu, time_ns) for gpu, (time_ns, xid) in self._last.items()]
+        with self._lock:
+            for (gpu, xid), kind in self._kinds.items():
+                labels = with_labels(gpu, xid=xid)
+                told.append(Reading(GPU + "xid_errors_total", float(kind.count), labels, kind.last_ns))
+                told.append(Reading(GPU + "xid_last_timestamp_seconds", kind.last_ns / 1e9, labels, kind.last_ns))
+            told += [Reading(GPU + "xid_last", float(xid), gpu, time_ns) for gpu, (time_ns, xid) in self._last.items()]
         return told

@@ -16,10 +16,12 @@ class Known:
     """One GPU at one moment.
 
     Attributes:
+        key: where it sits, as NVML writes it.
         state: how it answers.
         parts: its newest readings, by what is read together.
     """
 
+    key: str
     state: TargetState
     parts: tuple[Collection, ...]
 
@@ -82,10 +84,10 @@ class Target:
         if reason is not MissingReason.TIMED_OUT:
             self.parts = {}
 
-    def at(self, *, is_apart: bool) -> Known:
+    def at(self, key: str, *, is_apart: bool) -> Known:
         """As it is now."""
         state = TargetState(self.labels, self.reason, self.detail, self.answered_ns, self.seconds, is_apart)
-        return Known(state, tuple(self.parts.values()))
+        return Known(key, state, tuple(self.parts.values()))
 
 
 def _time_of(part: Collection) -> int:

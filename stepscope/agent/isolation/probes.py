@@ -6,7 +6,7 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from stepscope.agent.isolation.known import Known
@@ -14,7 +14,7 @@ from stepscope.agent.isolation.process import Probe, ProbeProcess
 from stepscope.agent.isolation.snapshot import ProbeCounts, Snapshot
 from stepscope.agent.isolation.timing import Timing
 from stepscope.agent.isolation.watch import Watch
-from stepscope.core.readings import Collection, Finding, Missing, MissingReason, Reading
+from stepscope.core.readings import Collection, Finding, Missing, MissingReason, labels_of, with_labels
 
 _LONGEST_WAIT = 5.0
 """Seconds between two looks at processes that are to end, when nothing else is due."""
@@ -34,7 +34,6 @@ class GpuProbes:
         self._watch = Watch(self._start_process, self._timing)
         self._known: tuple[Known, ...] = ()
         self._refusal: tuple[MissingReason, str] | None = self._watch.refusal
-        self._xids: tuple[Reading, ...] = ()
         self._counts = ProbeCounts()
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = -1, -1
@@ -72,7 +71,7 @@ class GpuProbes:
         known, refusal = self._known, self._refusal
         stale_ns = int(self._timing.stale * 1e9)
         parts = [one.collection(now_ns, stale_ns) for one in known]
-        parts.append(Collection(self._xids))
+        parts.append(Collection(tuple(self._watch.xids.readings())))
         if refusal is not None:
             parts.append(Collection(missing=(Missing("", (), *refusal),)))
         return Snapshot(Collection.joined(parts), tuple(one.state for one in known), self._counts)
@@ -80,6 +79,17 @@ class GpuProbes:
     def take_findings(self) -> list[Finding]:
         """XIDs that came since the last time; each is given once."""
         return self._watch.xids.take()
+
+    def note_kernel_log(self, findings: Iterable[Finding]) -> None:
+        """XIDs that the kernel logged (`collectors.kernel_log`): counted for their GPU, once with those from NVML."""
+        labels = {one.key: one.state.labels for one in self._known}
+        named = []
+        for finding in findings:
+            further = dict(finding.labels)
+            bus_id = further.pop("pci_bus_id", "")
+            gpu = labels.get(bus_id) or labels_of(pci_bus_id=bus_id)
+            named.append(replace(finding, labels=with_labels(gpu, **further)))
+        self._watch.xids.add(named, "kernel_log")
 
     def _start_process(self) -> Probe:
         return ProbeProcess(self._timing.seldom, self._environment)
@@ -108,5 +118,4 @@ class GpuProbes:
         """Everything that `snapshot` needs, replaced as a whole: no reader sees half of a step, none waits."""
         self._known = self._watch.known()
         self._refusal = self._watch.refusal
-        self._xids = tuple(self._watch.xids.readings())
         self._counts = replace(self._watch.counts)

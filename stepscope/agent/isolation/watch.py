@@ -48,7 +48,7 @@ class Watch:
     def known(self) -> tuple[Known, ...]:
         """All GPUs as they are now, by index."""
         ordered = sorted(self.targets.items(), key=lambda entry: (entry[1].index, entry[0]))
-        return tuple(target.at(is_apart=key in self._apart) for key, target in ordered)
+        return tuple(target.at(key, is_apart=key in self._apart) for key, target in ordered)
 
     def step(self, now: float, now_ns: int) -> float:
         """Do all that is due; when to come again if nothing is answered before.
@@ -193,7 +193,7 @@ class Watch:
             lane.pending.remove(key)
         target = self.targets[key]
         for part in parts.values():
-            self.xids.add(part.findings)
+            self.xids.add(part.findings, "nvml")
         self.counts.findings_dropped = self.xids.num_dropped
         if not answer["usable"]:
             lost = next((one for part in parts.values() for one in part.missing if not one.metric), None)

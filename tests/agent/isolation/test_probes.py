@@ -16,7 +16,7 @@ import pytest
 
 from stepscope.agent.isolation import GpuProbes, Snapshot, Timing
 from stepscope.core.gpu_metrics import GPU
-from stepscope.core.readings import MissingReason
+from stepscope.core.readings import Finding, MissingReason, labels_of
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 
@@ -49,7 +49,7 @@ def value(snapshot: Snapshot, name: str, gpu: int) -> float | None:
     found = [
         reading.value
         for reading in snapshot.collection.readings
-        if reading.metric == GPU + name and dict(reading.labels)["gpu"] == str(gpu)
+        if reading.metric == GPU + name and dict(reading.labels).get("gpu") == str(gpu)
     ]
     return found[0] if found else None
 
@@ -201,6 +201,21 @@ def test_xids_reach_the_agent_once_and_are_counted(machine: FakeNvml) -> None:
         assert value(counted, "xid_last", 1) == 94
         assert [dict(finding.labels)["xid"] for finding in probes.take_findings()] == ["94", "94"]
         assert probes.take_findings() == []
+
+
+def test_bug_dcgm_162_an_xid_of_the_kernel_log_counts_for_its_gpu_once(machine: FakeNvml) -> None:
+    with_gpus(machine, 2)
+    with GpuProbes(QUICK, environment=machine.environment()) as probes:
+        until(probes, all_well(2))
+        logged = [
+            Finding("xid", "XID 62", labels_of(pci_bus_id="00000000:1F:00.0", xid=62, pid=7), 5),
+            Finding("xid", "XID 79", labels_of(pci_bus_id="00000000:EE:00.0", xid=79), 5),  # unknown to NVML
+        ]
+        probes.note_kernel_log(logged)
+        machine.set(1, xids=2, xid__0=62, xid__1=62)  # one of them the kernel's
+        machine.write()
+        until(probes, lambda s: (value(s, "xid_errors_total", 1) or 0) >= 2)
+        assert [dict(finding.labels).get("gpu") for finding in probes.take_findings()] == ["1", None, "1"]
 
 
 def test_mig_instances_come_through(machine: FakeNvml) -> None:
