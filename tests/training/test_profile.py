@@ -303,6 +303,7 @@ def test_a_recording_ended_behind_our_back_is_given_up_without_a_crash(
         assert _train(prof) == list(range(5))
     assert len(_warnings(caplog)) == 1
     assert "another torch profiler ended this capture" in _warnings(caplog)[0]
+    assert [line["index"] for line in _lines(tmp_path / "r")] == list(range(6))
 
 
 def test_what_a_killed_export_left_is_removed_by_the_next_start(tmp_path: Path) -> None:
@@ -331,6 +332,27 @@ def test_another_running_profiler_costs_one_warning(tmp_path: Path, caplog: pyte
     with torch.profiler.profile(), stepscope.profile("r", tmp_path, once(wait=1)) as prof:
         assert _train(prof, 6) == list(range(6))
     assert len(_warnings(caplog)) == 1
+
+
+def test_a_capture_that_another_profiler_prevents_is_skipped_and_all_else_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    with stepscope.profile("r", tmp_path, stepscope.every(5, warmup=1, active=1)) as prof:
+        for step in range(24):
+            if step == 2:
+                theirs.__enter__()
+            elif step == 12:
+                theirs.__exit__(None, None, None)
+            torch.ones(8, 8) @ torch.ones(8, 8)
+            prof.step()
+    (warning,) = _warnings(caplog)  # two captures are skipped
+    assert "skipped" in warning
+    assert "another torch profiler is recording" in warning
+    assert [line["index"] for line in _lines(tmp_path / "r")] == list(range(24))
+    captured = [line["index"] for line in _lines(tmp_path / "r") if line["captured"]]
+    assert len(captured) == len(list((tmp_path / "r" / "traces").iterdir())) >= 2
+    assert min(captured) >= 12
 
 
 def test_another_profiler_keeps_its_recording(tmp_path: Path) -> None:

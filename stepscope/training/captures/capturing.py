@@ -34,8 +34,7 @@ class Captures:
         latest: first step of the latest capture of all ranks that has whole steps; None without one.
 
     Raises:
-        OSError, RuntimeError: from every method, when a scheduled capture cannot be taken or written. A requested one
-            is answered so.
+        OSError: from every method, when a scheduled capture cannot be written. A requested one is answered so.
     """
 
     def __init__(
@@ -54,6 +53,8 @@ class Captures:
         self._before_stepping_aside = before_stepping_aside
         self._pace = pace
         self._window: Window | None = None
+        self._skipped: Window | None = None
+        self._has_said_skipped = False
         self._capture: Capture | None = None
         self._costs: CaptureWatch | None = None
         self._forecast = SizeForecast()
@@ -82,11 +83,13 @@ class Captures:
             if self._costs is not None and ended is not None:
                 self._count(window, self._costs, ended, index)
             if ended is None or window.is_cancelled or (index >= window.stop and self._costs is None):
-                self._drop(window)
+                self._drop()
             elif index >= window.stop:
                 self._leave(ended)
         coming = self._plan.window_for(index)
-        if coming is None or (coming is self._window and (index < coming.start or self._costs is not None)):
+        if coming is None or coming is self._skipped:
+            return
+        if coming is self._window and (index < coming.start or self._costs is not None):
             return
         try:
             if index < coming.start:
@@ -132,7 +135,7 @@ class Captures:
         if deadline_ns is not None and time.time_ns() > deadline_ns:
             self._plan.answer(window, AnswerState.CANCELLED, "its deadline passed before it began")
             self._plan.cut(window, index)
-            self._drop(window)
+            self._drop()
             return
         self._writer.finish()
         if self._window is not window or self._capture is None:
@@ -155,24 +158,31 @@ class Captures:
             window.stopped_by = stop
             self._plan.cut(window, index)
 
-    def _drop(self, window: Window) -> None:
+    def _drop(self) -> None:
         """Leave a capture of which nothing is wanted."""
         capture, self._window, self._capture, self._costs = self._capture, None, None, None
         try:
             if capture is not None:
                 capture.discard()
         except RuntimeError:
-            if not window.is_requested:
-                raise
             logger.debug("a cancelled capture had been ended by another profiler", exc_info=True)
 
     def _fail(self, window: Window, index: int, error: Exception) -> None:
         self._plan.answer(window, AnswerState.FAILED, str(error))
-        if not window.is_requested:
+        if window.is_requested:
+            logger.warning("the capture of step %d that was asked for is left: %s", window.start, error)
+            self._plan.cut(window, index)
+        elif isinstance(error, RuntimeError):  # another profiler's, which may be gone at the next capture
+            self._skip(window, error)
+        else:
             raise error
-        logger.warning("the capture of step %d that was asked for is left: %s", window.start, error)
-        self._plan.cut(window, index)
-        self._drop(window)
+        self._drop()
+
+    def _skip(self, window: Window, error: RuntimeError) -> None:
+        self._skipped = window
+        level = logging.DEBUG if self._has_said_skipped else logging.WARNING
+        self._has_said_skipped = True
+        logger.log(level, "the capture of step %d is skipped, later ones are tried: %s", window.start, error)
 
     def _leave(self, last_step: StepRecord) -> None:
         window, capture, costs = self._window, self._capture, self._costs
