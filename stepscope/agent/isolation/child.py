@@ -18,6 +18,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -60,7 +61,7 @@ def answers(collector: NvmlCollector, request: dict[str, Any]) -> Iterator[dict[
 
 
 def serve(collector: NvmlCollector, requests: int, replies: int) -> int:
-    """Answer until the input ends; the process's exit code.
+    """Answer until the input ends or nobody listens; the process's exit code.
 
     Args:
         collector: what reads.
@@ -76,20 +77,43 @@ def serve(collector: NvmlCollector, requests: int, replies: int) -> int:
                 os.write(replies, json.dumps({"unusable": [error.reason, error.detail]}).encode() + b"\n")
                 return 1
             except BrokenPipeError:
-                break  # nobody listens any more
-    collector.close()
+                break
     return 0
+
+
+def end_when_told(grace_seconds: float) -> None:
+    """Let SIGTERM, and the death of the agent, end this process between two calls; in a call that hangs, after a while.
+
+    A process that is killed in a call of the driver can freeze a GPU (NVIDIA/dcgm-exporter#84).
+    """
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)  # written to at once, also while a call hangs
+
+    def wait() -> None:
+        os.read(told, 1)
+        time.sleep(grace_seconds)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="end-when-told", daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent is interrupted too, and ends this
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def main() -> int:
     """Run as a process: requests on standard input, replies on standard output."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # hanging, it would not see its input end
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent is interrupted, and ends this
+    seldom_seconds, grace_seconds = (float(argument) for argument in sys.argv[1:])
+    end_when_told(grace_seconds)
     replies = os.dup(1)
     os.dup2(2, 1)  # what the driver's library prints is no reply
+    collector = NvmlCollector(seldom_seconds=seldom_seconds)
     gc.collect()
     gc.freeze()
-    return serve(NvmlCollector(seldom_seconds=float(sys.argv[1])), 0, replies)
+    try:
+        return serve(collector, 0, replies)
+    finally:
+        collector.close()
 
 
 if __name__ == "__main__":

@@ -46,15 +46,18 @@ _LONGEST = 16 * 1024**2
 class ProbeProcess:
     """The real one."""
 
-    def __init__(self, seldom_seconds: float, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, seldom_seconds: float, grace_seconds: float, environment: Mapping[str, str] | None = None
+    ) -> None:
         """Start it.
 
         Args:
             seldom_seconds: between two readings of what changes slowly.
+            grace_seconds: what it may take to end when it is told to.
             environment: the agent's own where none is given.
         """
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "stepscope.agent.isolation.child", str(seldom_seconds)],
+            [sys.executable, "-m", "stepscope.agent.isolation.child", str(seldom_seconds), str(grace_seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -72,6 +75,11 @@ class ProbeProcess:
     def pid(self) -> int:
         """Of the process."""
         return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """With which it ended; negative: by that signal; None: it has not."""
+        return self._process.poll()
 
     def fileno(self) -> int:
         """See `Probe`."""

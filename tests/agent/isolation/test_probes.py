@@ -258,7 +258,7 @@ def test_processes_that_end_again_and_again_leave_no_file_open(tmp_path: Path) -
         assert len(children_of(os.getpid())) <= 3
 
 
-def test_bug_dcgm_exporter_34_processes_end_by_themselves_when_the_agent_is_told_to_end(machine: FakeNvml) -> None:
+def test_bug_dcgm_exporter_84_processes_end_by_themselves_when_the_agent_is_told_to_end(machine: FakeNvml) -> None:
     """And also where the agent is killed, even from a call that hangs."""
     with_gpus(machine, 1)
     program = (

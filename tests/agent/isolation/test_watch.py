@@ -48,7 +48,7 @@ def test_it_is_tried_again_less_and_less_often_and_read_when_it_is_well() -> Non
     assert machine.reasons() == {0: None, 1: None}
 
 
-def test_a_process_that_cannot_be_killed_is_left_behind_counted_and_not_joined_by_another() -> None:
+def test_bug_omen_space_201_a_process_that_cannot_be_killed_is_left_behind_counted_and_not_joined_by_another() -> None:
     """The fake asserts that no second call is made on a GPU while one is out."""
     machine = Machine(3)
     machine.run(5)
@@ -238,7 +238,7 @@ def test_nonsense_from_a_process_is_a_crash_of_it() -> None:
     assert machine.reasons() == {0: None}
 
 
-def test_samples_of_a_hanging_gpu_keep_their_time_until_they_are_stale() -> None:
+def test_bug_gpu_monitoring_tools_188_samples_of_a_hanging_gpu_keep_their_time_until_they_are_stale() -> None:
     machine = Machine(1)
     machine.run(5)
     machine.hanging = {0}
