@@ -38,6 +38,7 @@ from stepscope.training.steps.listeners import Listeners
 from stepscope.training.steps.open_spans import STEP_PREFIX, OpenSpans
 from stepscope.training.steps.settling import SettlingSteps
 from stepscope.training.steps.spans import PhaseSpan, SpanRecorder, wrap_data
+from stepscope.training.steps.step_mark import StepMark
 from stepscope.training.steps.telemetry import StepRecord, StepTimes, StepWriter
 from stepscope.training.summary import analyse_run, summary_text
 from stepscope.training.trouble.attendant import Attendant, Tended
@@ -102,6 +103,7 @@ class Profile:
         self._listeners = Listeners()
         self._annotation: Any = None
         self._step: StepRecord | None = None
+        self._mark = StepMark(is_quiet=not enabled)
         self._late_reader = LateReader()
         self._figures = FigureReader(self._late_reader)
         self._gradients = LocalGradientNorm(self._late_reader, self._is_undisturbed)
@@ -122,14 +124,18 @@ class Profile:
             self._left_by(error)
         self._end(kind)
 
-    @_harmless
-    def step(self, /, **figures: object) -> None:
-        """End the current step and begin the next; call it once after each optimizer step.
+    def step(self, /, **figures: object) -> StepMark:
+        """End the current step and begin the next; call it once after each optimizer step, not around its work.
 
         Args:
             figures: numbers to keep with the step (tokens, loss, grad_norm, ...). Tensors of no dimension on a GPU are
                 copied behind its work and read once it has passed, so that nothing waits.
         """
+        self._end_step(figures)
+        return self._mark
+
+    @_harmless
+    def _end_step(self, figures: dict[str, object]) -> None:
         if self._step is None:
             raise RuntimeError("profile() measures inside its with block: `with stepscope.profile(...) as prof:`")
         record = self._step

@@ -213,6 +213,20 @@ def test_a_training_that_ends_inside_the_first_captured_step_says_so(
     assert not (tmp_path / "r" / "traces").exists()
 
 
+def test_a_with_block_around_a_step_is_one_line_and_steps_run_from_call_to_call(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with stepscope.profile("r", tmp_path, stepscope.every(100)) as prof:
+        for tokens in range(3):
+            with prof.step(tokens=tokens):
+                pass
+        with pytest.raises(KeyError), prof.step():
+            raise KeyError("mine")
+    assert [line.get("tokens") for line in _lines(tmp_path / "r")] == [0, 1, 2, None]
+    (said,) = [message for message in _warnings(caplog) if "with prof.step" in message]
+    assert "call prof.step() once after each optimizer step" in said
+
+
 def test_figures_that_cannot_be_read_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with stepscope.profile("r", tmp_path, once(wait=0)) as prof:
         for _ in range(6):
