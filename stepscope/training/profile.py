@@ -252,6 +252,7 @@ class Profile:
             note=Profile._note_signal,
             end=Profile._close_as,
             is_busy=lambda self: self._depth > 0,
+            step=lambda self: -1 if self._step is None else self._step.index,
         )
         self._endings.start()
         _measuring = weakref.ref(self)

@@ -1,7 +1,8 @@
 """How does a run end well when its process is told to end, or ends without leaving the with block?
 
 A process that SIGTERM would kill writes what it has and is then killed by SIGTERM, so that its exit status stays what
-it was. Where anyone else handles the signal, before us or after us, they decide what it means.
+it was. Where anyone else handles the signal, before us or after us, they decide what it means; one who calls our
+handler, and finds that it returns, may have expected to die in it, so that training that goes on all the same ends.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ _ENDS_WITHIN_SECONDS = 8.0
 
 _NOTED_WITHIN_SECONDS = 1.0
 
+_PASSED_ON_SECONDS = 30.0
+_PASSED_ON_STEPS = 10
+"""After a signal that another handler has passed on to ours: who heeds it leaves the loop, or writes a checkpoint, in
+which no step ends. A loop that goes on for so many steps and so long has heeded nothing."""
+
 OFF = frozenset({"0", "off", "false", "no"})
 """Values of STEPSCOPE_SIGNALS with which no handler is installed."""
 
@@ -50,6 +56,7 @@ class Endings(Generic[OwnerT]):
             also that the run ended by it.
         end: called on the main thread with the attempt's ending: keep what can be kept within seconds.
         is_busy: whether a signal has interrupted one of the owner's own methods.
+        step: the number of the step that runs.
     """
 
     def __init__(
@@ -60,16 +67,18 @@ class Endings(Generic[OwnerT]):
         note: Callable[[OwnerT, bool], None],
         end: Callable[[OwnerT, str], None],
         is_busy: Callable[[OwnerT], bool],
+        step: Callable[[OwnerT], int],
     ) -> None:
         self._owner = weakref.ref(owner, self._abandoned)
         self._attendant = attendant
-        self._note, self._end, self._is_busy = note, end, is_busy
+        self._note, self._end, self._is_busy, self._step = note, end, is_busy, step
         self._handler: Callable[[int, FrameType | None], None] = self._handle
         self._previous: dict[int, Any] = {}
         self._is_over = False
         self._has_main_come = False
         self._num_noted = 0
         self._waiting_signal = 0
+        self._heeded_until: tuple[float, int] | None = None
 
     def start(self) -> None:
         """Watch. Signals are left alone where handling them would change what they do."""
@@ -90,6 +99,8 @@ class Endings(Generic[OwnerT]):
         if self._is_over:
             return
         self._is_over = True
+        if self._heeded_until is not None:
+            self._waiting_signal = 0
         atexit.unregister(self._at_exit)
         self._restore()
 
@@ -98,7 +109,7 @@ class Endings(Generic[OwnerT]):
         if not self._waiting_signal:
             return
         owner = self._owner()
-        if owner is not None and self._is_busy(owner):
+        if owner is not None and (self._is_busy(owner) or self._may_be_heeded(owner)):
             return
         number, self._waiting_signal = self._waiting_signal, 0
         try:
@@ -117,6 +128,10 @@ class Endings(Generic[OwnerT]):
                 _wait(lambda: self._num_noted > 0, _NOTED_WITHIN_SECONDS)
             if callable(previous):
                 previous(number, frame)
+            elif is_absent:
+                _die_by(number)
+            else:
+                self._passed_on(number)
         elif is_absent:
             _die_by(number)
         elif not self._has_main_come:
@@ -124,6 +139,19 @@ class Endings(Generic[OwnerT]):
             _wait(lambda: self._num_noted > 0, _NOTED_WITHIN_SECONDS)
             self._waiting_signal = number
             self.proceed()
+
+    def _passed_on(self, number: int) -> None:
+        """By another handler, where without us the signal would have ended the process or gone unheeded."""
+        owner = self._owner()
+        if owner is not None and self._heeded_until is None:
+            self._heeded_until = time.monotonic() + _PASSED_ON_SECONDS, self._step(owner) + _PASSED_ON_STEPS
+            self._waiting_signal = number
+
+    def _may_be_heeded(self, owner: OwnerT) -> bool:
+        if self._heeded_until is None:
+            return False
+        seconds, step = self._heeded_until
+        return time.monotonic() < seconds or self._step(owner) < step
 
     def _noticed(self, number: int) -> None:
         """Runs on the attendant's thread as soon as the signal is there."""

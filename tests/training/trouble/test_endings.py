@@ -20,6 +20,7 @@ import pytest
 
 import stepscope
 from stepscope.training import once
+from stepscope.training.trouble import endings
 from tests.training.processes import fork
 
 torch = pytest.importorskip("torch")
@@ -155,6 +156,65 @@ class TestSignals:
         os.kill(training.process_id, signal.SIGTERM)
         assert training.end() == 0
         assert [line["index"] for line in _lines(tmp_path / "r")] == [0, 1]
+        assert _ended(tmp_path / "r") == "signal"
+
+    @pytest.mark.parametrize("is_left", [True, False])
+    def test_a_handler_that_leaves_dying_to_the_one_it_found_ends_the_process(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_left: bool
+    ) -> None:
+        monkeypatch.setattr(endings, "_PASSED_ON_SECONDS", 0.3)
+
+        def train(tell: Tell) -> None:
+            def theirs(number: int, frame: FrameType | None) -> None:
+                if callable(found):
+                    found(number, frame)
+                else:
+                    os._exit(70)
+
+            with stepscope.profile("r", tmp_path) as prof:
+                found = signal.signal(signal.SIGTERM, theirs)
+                while not is_left:
+                    prof.step()
+                    tell("trains")
+                    time.sleep(0.01)
+            tell("trains")
+            time.sleep(30)
+
+        training = fork(train)
+        training.wait_for("trains")
+        begun = time.monotonic()
+        os.kill(training.process_id, signal.SIGTERM)
+        assert training.end() == -signal.SIGTERM
+        assert time.monotonic() - begun < 10
+        assert _ended(tmp_path / "r") == ("finished" if is_left else "signal")
+
+    def test_a_handler_that_passes_the_signal_on_and_leaves_the_loop_has_all_the_time_it_needs(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(endings, "_PASSED_ON_SECONDS", 0.1)
+
+        def train(tell: Tell) -> None:
+            came: list[int] = []
+
+            def theirs(number: int, frame: FrameType | None) -> None:
+                came.append(number)
+                if callable(found):
+                    found(number, frame)
+
+            with stepscope.profile("r", tmp_path) as prof:
+                found = signal.signal(signal.SIGTERM, theirs)
+                while not came:
+                    tell("trains")
+                    time.sleep(0.01)
+                    prof.step()
+                with prof.phase("checkpoint"):
+                    time.sleep(0.5)
+            time.sleep(0.3)
+
+        training = fork(train)
+        training.wait_for("trains")
+        os.kill(training.process_id, signal.SIGTERM)
+        assert training.end() == 0
         assert _ended(tmp_path / "r") == "signal"
 
     def test_a_handler_of_the_users_that_leaves_keeps_its_exit_status(self, tmp_path: Path) -> None:
