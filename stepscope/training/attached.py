@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 import os
+from collections.abc import Iterable
+from typing import TypeVar
 
 from stepscope.training.anomalies.anomaly_watch import AnomalyWatch
 from stepscope.training.exporters.chosen import chosen_exporters
@@ -21,26 +25,51 @@ from stepscope.training.steps.memory_figures import MemoryFigures
 from stepscope.training.trouble.patience import given_seconds
 from stepscope.training.trouble.watchdog import StuckSteps
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 
 def listeners_of(context: RunContext, late_reader: LateReader) -> list[StepListener]:
-    """Those that the settings and the surroundings of the run call for, in the order in which they are told."""
-    listeners: list[StepListener] = [GcPauses(), MemoryFigures(), LossScale(late_reader), ClippedNorm(late_reader)]
+    """Those that the settings and the surroundings of the run call for, in the order in which they are told.
+
+    Raises:
+        ValueError: a setting is none of its values.
+    """
+    makers: list[functools.partial[StepListener]] = [
+        functools.partial(GcPauses),
+        functools.partial(MemoryFigures),
+        functools.partial(LossScale, late_reader),
+        functools.partial(ClippedNorm, late_reader),
+    ]
     stuck_seconds = given_seconds(os.environ.get("STEPSCOPE_STUCK_AFTER") or context.settings.stuck_after)
     if stuck_seconds != math.inf:
-        listeners.append(StuckSteps(context, stuck_seconds))
+        makers.append(functools.partial(StuckSteps, context, stuck_seconds))
     plan = memory_plan(os.environ.get("STEPSCOPE_MEMORY") or context.settings.memory)
     if plan.every is not None:
-        listeners.append(MemorySnapshots(context, plan.every, context.owners))
+        makers.append(functools.partial(MemorySnapshots, context, plan.every, context.owners))
     if plan.when_out:
-        listeners.append(OutOfMemoryEvidence(context, plan, context.owners))
-    return listeners
+        makers.append(functools.partial(OutOfMemoryEvidence, context, plan, context.owners))
+    return _made(makers)
 
 
 def settled_listeners_of(context: RunContext) -> list[SettledListener]:
     """Those that look at a step once all its figures are there, in the order in which they are told."""
-    listeners: list[SettledListener] = [AnomalyWatch(context.identity.rank)]
     rank = context.identity.rank
+    makers: list[functools.partial[SettledListener]] = [functools.partial(AnomalyWatch, rank)]
     exporters = chosen_exporters(context.settings.export, context.run_directory.name, rank)
     if exporters:
-        listeners.append(StepExport(exporters, says_what_is_missing=rank == 0))
-    return listeners
+        makers.append(functools.partial(StepExport, exporters, says_what_is_missing=rank == 0))
+    return _made(makers)
+
+
+def _made(makers: Iterable[functools.partial[T]]) -> list[T]:
+    """One that cannot be made, as where torch lacks what it looks at, costs one line and none of the others."""
+    made: list[T] = []
+    for make in makers:
+        try:
+            made.append(make())
+        except Exception as error:  # training must never be hurt
+            name = getattr(make.func, "__name__", make.func)
+            logger.warning("stepscope measures without its %s: %s: %s", name, type(error).__name__, error)
+    return made

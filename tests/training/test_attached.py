@@ -1,0 +1,38 @@
+"""Does one listener that cannot be made leave the others, and training, alone?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import stepscope
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "missing"),
+    [
+        ("torch.amp.GradScaler", "_check_scale_growth_tracker", "LossScale"),
+        ("torch.compiler", "is_compiling", "ClippedNorm"),
+    ],
+)
+def test_what_torch_lacks_costs_one_figure(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    owner: str,
+    name: str,
+    missing: str,
+) -> None:
+    monkeypatch.delattr(f"{owner}.{name}")
+    with stepscope.profile("r", tmp_path, stepscope.every(100)) as prof:
+        for _ in range(3):
+            prof.step(loss=1.0)
+    lines = [json.loads(line) for line in (tmp_path / "r" / "steps" / "rank0.jsonl").read_text().splitlines()]
+    assert [(line["index"], line["loss"]) for line in lines] == [(0, 1.0), (1, 1.0), (2, 1.0)]
+    assert "host_memory_bytes" in lines[0]
+    (said,) = [record.getMessage() for record in caplog.records if "without its" in record.getMessage()]
+    assert said.startswith(f"stepscope measures without its {missing}: ")
