@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from stepscope.training.anomalies.anomaly_watch import AnomalyWatch
@@ -36,40 +35,45 @@ def listeners_of(context: RunContext, late_reader: LateReader) -> list[StepListe
     Raises:
         ValueError: a setting is none of its values.
     """
-    makers: list[functools.partial[StepListener]] = [
-        functools.partial(GcPauses),
-        functools.partial(MemoryFigures),
-        functools.partial(LossScale, late_reader),
-        functools.partial(ClippedNorm, late_reader),
-    ]
-    stuck_seconds = given_seconds(os.environ.get("STEPSCOPE_STUCK_AFTER") or context.settings.stuck_after)
+    settings = context.settings
+    makers: dict[str, Callable[[], StepListener]] = {
+        "garbage collector's pauses": GcPauses,
+        "memory figures": MemoryFigures,
+        "loss scale": lambda: LossScale(late_reader),
+        "norm of clipped gradients": lambda: ClippedNorm(late_reader),
+    }
+    stuck_seconds = given_seconds(_chosen(settings.stuck_after, "STEPSCOPE_STUCK_AFTER", "auto"))
     if stuck_seconds != math.inf:
-        makers.append(functools.partial(StuckSteps, context, stuck_seconds))
-    plan = memory_plan(os.environ.get("STEPSCOPE_MEMORY") or context.settings.memory)
-    if plan.every is not None:
-        makers.append(functools.partial(MemorySnapshots, context, plan.every, context.owners))
+        makers["watch for stuck steps"] = lambda: StuckSteps(context, stuck_seconds)
+    plan = memory_plan(_chosen(settings.memory, "STEPSCOPE_MEMORY", "oom"))
+    if (every := plan.every) is not None:
+        makers["memory snapshots"] = lambda: MemorySnapshots(context, every, context.owners)
     if plan.when_out:
-        makers.append(functools.partial(OutOfMemoryEvidence, context, plan, context.owners))
+        makers["watch for memory that runs out"] = lambda: OutOfMemoryEvidence(context, plan, context.owners)
     return _made(makers)
 
 
 def settled_listeners_of(context: RunContext) -> list[SettledListener]:
     """Those that look at a step once all its figures are there, in the order in which they are told."""
     rank = context.identity.rank
-    makers: list[functools.partial[SettledListener]] = [functools.partial(AnomalyWatch, rank)]
+    makers: dict[str, Callable[[], SettledListener]] = {"anomalies": lambda: AnomalyWatch(rank)}
     exporters = chosen_exporters(context.settings.export, context.run_directory.name, rank)
     if exporters:
-        makers.append(functools.partial(StepExport, exporters, says_what_is_missing=rank == 0))
+        makers["export"] = lambda: StepExport(exporters, says_what_is_missing=rank == 0)
     return _made(makers)
 
 
-def _made(makers: Iterable[functools.partial[T]]) -> list[T]:
+def _chosen(given: T | None, variable: str, default: T | str) -> T | str:
+    """What the call says comes before the environment."""
+    return given if given is not None else os.environ.get(variable) or default
+
+
+def _made(makers: Mapping[str, Callable[[], T]]) -> list[T]:
     """One that cannot be made, as where torch lacks what it looks at, costs one line and none of the others."""
     made: list[T] = []
-    for make in makers:
+    for name, make in makers.items():
         try:
             made.append(make())
         except Exception as error:  # training must never be hurt
-            name = getattr(make.func, "__name__", make.func)
             logger.warning("stepscope measures without its %s: %s: %s", name, type(error).__name__, error)
     return made

@@ -374,8 +374,8 @@ def profile(
     capture_when: SlowStep | None = None,
     labels: dict[str, str] | None = None,
     simulated_compute: bool = False,
-    stuck_after: float | str = "auto",
-    memory: str | int = "oom",
+    stuck_after: float | str | None = None,
+    memory: str | int | None = None,
     export: str | Iterable[str] | None = None,
 ) -> Profile:
     """Measure a training loop: `with stepscope.profile(...) as prof:` and `prof.step()` after each optimizer step.
@@ -399,9 +399,11 @@ def profile(
         labels: free words to find the run by.
         simulated_compute: the run's layers sleep instead of computing; said in every report.
         stuck_after: seconds after which a step that does not move on is looked into; "auto" goes by the steps before it
-            and by the patience of torch's process groups, "off" never looks.
+            and by the patience of torch's process groups, "off" never looks; by default from STEPSCOPE_STUCK_AFTER,
+            else "auto".
         memory: when to write a snapshot of the GPU's memory: "oom" when it runs out, a number of steps also at each so
-            many, "off" never. "oom+history" or "500+history" have torch remember the allocations before, 2 us each.
+            many, "off" never. "oom+history" or "500+history" have torch remember the allocations before, 2 us each; by
+            default from STEPSCOPE_MEMORY, else "oom".
         export: libraries that step metrics are handed to (otel, wandb, mlflow), into what the training code has opened
             with them; by default from STEPSCOPE_EXPORT.
     """

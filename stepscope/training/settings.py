@@ -29,8 +29,8 @@ class Settings:
     capture_when: SlowStep | None
     labels: dict[str, str] | None
     simulated_compute: bool
-    stuck_after: float | str
-    memory: str | int
+    stuck_after: float | str | None
+    memory: str | int | None
     export: str | Iterable[str] | None
 
 

@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 @pytest.mark.parametrize(
     ("owner", "name", "missing"),
     [
-        ("torch.amp.GradScaler", "_check_scale_growth_tracker", "LossScale"),
-        ("torch.compiler", "is_compiling", "ClippedNorm"),
+        ("torch.amp.GradScaler", "_check_scale_growth_tracker", "loss scale"),
+        ("torch.compiler", "is_compiling", "norm of clipped gradients"),
     ],
 )
 def test_what_torch_lacks_costs_one_figure(

@@ -205,11 +205,22 @@ def test_snapshots_at_every_so_many_steps_say_whose_each_block_is(tmp_path: Path
 
 def test_off_watches_nothing(tmp_path: Path, memory: FakeDeviceMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPSCOPE_MEMORY", "off")
-    with stepscope.profile("r", tmp_path, memory=1) as prof:
+    with stepscope.profile("r", tmp_path) as prof:
         prof.step()
         prof.step()
     assert memory.observers == []
     assert not (tmp_path / "r" / "memory").exists()
+
+
+def test_what_the_call_says_comes_before_the_environment(
+    tmp_path: Path, memory: FakeDeviceMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_MEMORY", "off")
+    with stepscope.profile("r", tmp_path, memory=1) as prof:
+        prof.step()
+        prof.step()
+    assert _files(tmp_path) == ["memory/step1/rank0.json", "memory/step1/rank0.pickle"]
+    assert memory.observers == []
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def _state(run: Path, rank: int = 0) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def _train(out: Path, last_step: Callable[[stepscope.Profile], object], limit: float = _LIMIT) -> None:
+def _train(out: Path, last_step: Callable[[stepscope.Profile], object], limit: float | None = _LIMIT) -> None:
     with stepscope.profile("r", out, stuck_after=limit) as prof:
         for _ in range(3):
             prof.step()
@@ -196,8 +196,14 @@ def test_a_thread_that_keeps_pythons_lock_has_its_stacks_written_all_the_same(tm
 
 def test_off_looks_at_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPSCOPE_STUCK_AFTER", "off")
-    _train(tmp_path, lambda _: time.sleep(2 * _LIMIT))
+    _train(tmp_path, lambda _: time.sleep(2 * _LIMIT), limit=None)
     assert not (tmp_path / "r" / "flight").exists()
+
+
+def test_the_calls_limit_comes_before_the_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSCOPE_STUCK_AFTER", "off")
+    _train(tmp_path, lambda _: time.sleep(3 * _LIMIT))
+    assert (tmp_path / "r" / "flight").exists()
 
 
 def test_a_directory_that_goes_away_costs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
