@@ -340,6 +340,11 @@ class Profile:
         if self._step is not None:
             self._step.phases[name] = self._step.phases.get(name, 0) + duration_ns
 
+    @_harmless
+    def stop_for(self, error: Exception) -> None:
+        """Stop measuring, as what measures through this profile has failed."""
+        raise error
+
     def _give_up(self, error: Exception) -> None:
         """Say once why, stop what runs, and be a no-op from now on."""
         if not self._on:

@@ -1,7 +1,7 @@
 """When does a process that nobody prepared begin to measure itself, and when does a step end?
 
 It begins at the first optimizer update, as rank and world are known by then, on the thread that makes it. Everything
-here is called from wrappers around torch's own methods, so nothing here may raise.
+here is called from wrappers around torch's own methods, so what fails here is said once and ends the measuring.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import logging
 import os
 import sys
 import threading
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from stepscope.zero_code.cycle import Cycle
 from stepscope.zero_code.waits import Waits
@@ -26,12 +28,34 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
 
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Method = Callable[Concatenate["AutomaticRun", P], T]
+
+
+def _harmless(otherwise: T) -> Callable[[Method[P, T]], Method[P, T]]:
+    """An error in the method ends the measuring, and training gets this answer instead."""
+
+    def guard(method: Method[P, T]) -> Method[P, T]:
+        @functools.wraps(method)
+        def guarded(self: AutomaticRun, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:  # training must never be hurt
+                self._give_up(error)
+                return otherwise
+
+        return guarded
+
+    return guard
+
 
 class AutomaticRun:
     """Measures this process through `stepscope.profile`, of which there is one a process.
 
     Attributes:
-        waits: who waited for batches since the last update.
         hides_updates: updates made now train nothing.
         has_unseen_update: an update was made where no step can end: inside a compiled function, of which no Python is
             left, or on one of autograd's threads. The next batch asked for or gradient cleared ends the step. A
@@ -39,7 +63,6 @@ class AutomaticRun:
     """
 
     def __init__(self) -> None:
-        self.waits = Waits()
         self.hides_updates = False
         self.has_unseen_update = False
         self._counts_unseen = False
@@ -50,10 +73,12 @@ class AutomaticRun:
         self._depth = 0
         self._is_asking = False
         self._is_saving = False
+        self._waits = Waits()
         self._cycle = Cycle()
         self._num_steps = 0
         self._has_optimizer = False
 
+    @_harmless(None)
     def optimizer_made(self) -> None:
         """An optimizer of a new class is there, so this process may be about to train."""
         if not self._has_optimizer:
@@ -61,6 +86,7 @@ class AutomaticRun:
             _at_exit(self._end)
             os.register_at_fork(after_in_child=self._in_child)
 
+    @_harmless(False)
     def update_begins(self, optimizer: Any) -> bool:
         """Whether the update that begins is to be told of."""
         if self._is_off or self.hides_updates:
@@ -75,6 +101,7 @@ class AutomaticRun:
         self._depth += 1
         return True
 
+    @_harmless(None)
     def update_ended(self, optimizer: Any, *, is_last: bool = True) -> None:
         """The update is made; what wraps another optimizer counts, and not the one inside it.
 
@@ -82,6 +109,8 @@ class AutomaticRun:
             is_last: else something follows that belongs to the step, and calls `end_due_step`.
         """
         self._depth -= 1
+        if self._is_off:
+            return
         if self._depth == 0 and not self._counts_unseen and self._cycle.ends_with(optimizer):
             self._is_step_due = not is_last
             if is_last:
@@ -91,12 +120,14 @@ class AutomaticRun:
         """The update ended by an exception."""
         self._depth -= 1
 
+    @_harmless(None)
     def end_due_step(self) -> None:
         """End the step whose update was made, if it is not ended yet."""
         if self._is_step_due and not self._is_off and get_ident() == self._thread:
             self._is_step_due = False
             self._end_step()
 
+    @_harmless(None)
     def end_unseen_step(self) -> None:
         """End the step of an update that was not seen, unless others are seen and counted."""
         if not self.has_unseen_update or self._is_off or not self._is_on_training_thread():
@@ -108,6 +139,7 @@ class AutomaticRun:
         if self._counts_unseen and not self._is_off:
             self._end_step()
 
+    @_harmless(False)
     def batch_asked(self) -> bool:
         """Whether the wait for a batch that begins is to be told of; of a loader inside another the outer one's is."""
         if self._is_off or self._is_asking or (self._profile is None and not self.has_unseen_update):
@@ -121,15 +153,44 @@ class AutomaticRun:
         self._is_asking = self._profile is not None
         return self._is_asking
 
-    def batch_came(self) -> None:
-        """The wait is over, in whatever way."""
+    @_harmless(None)
+    def loader_began(self, iterator: Any, started_ns: int) -> None:
+        """The wait is over: an iteration over a loader began."""
+        self._is_asking = False
+        self._waits.began(_loader(iterator), started_ns, time.perf_counter_ns())
+
+    @_harmless(None)
+    def batch_came(self, iterator: Any, started_ns: int, *, learns: bool) -> None:
+        """The wait is over: a batch came. `learns`: gradients are recorded."""
+        self._is_asking = False
+        self._waits.gave(_loader(iterator), started_ns, time.perf_counter_ns(), learns=learns)
+
+    @_harmless(None)
+    def loader_ran_out(self, iterator: Any, started_ns: int) -> None:
+        """The wait is over: there are no more batches."""
+        self._is_asking = False
+        self._waits.ran_out(_loader(iterator), started_ns, time.perf_counter_ns())
+
+    def loader_failed(self) -> None:
+        """The wait ended by an exception."""
         self._is_asking = False
 
+    @_harmless(_NOTHING)
     def saving(self) -> AbstractContextManager[None]:
         """Around what writes a checkpoint."""
         if self._profile is None or self._is_off or self._is_saving or get_ident() != self._thread:
-            return nullcontext()
+            return _NOTHING
         return _Saving(self, self._profile)
+
+    @_harmless(None)
+    def _saving_begins(self, phase: AbstractContextManager[None]) -> None:
+        self._is_saving = True
+        phase.__enter__()
+
+    @_harmless(None)
+    def _saving_ends(self, phase: AbstractContextManager[None]) -> None:
+        self._is_saving = False
+        phase.__exit__(None, None, None)
 
     def _is_on_training_thread(self) -> bool:
         """The first to update, or to ask for a batch after an update that was not seen, is the training thread."""
@@ -138,16 +199,22 @@ class AutomaticRun:
         return get_ident() == self._thread
 
     def _begin(self) -> bool:
-        try:
-            self._profile = _begun_profile()
-        except Exception as error:  # training must never be hurt
-            logger.warning("stepscope does not measure this process: %s: %s", type(error).__name__, error)
+        self._profile = _begun_profile()
         self._is_off = self._profile is None
         return not self._is_off
 
+    def _give_up(self, error: Exception) -> None:
+        """Say once why, and be a no-op from now on."""
+        was_off, self._is_off = self._is_off, True
+        with suppress(Exception):  # a handler of the user's log may raise, too
+            if self._profile is not None:
+                self._profile.stop_for(error)
+            elif not was_off:
+                logger.warning("stepscope does not measure this process: %s: %s", type(error).__name__, error)
+
     def _end_step(self) -> None:
         assert self._profile is not None
-        data_wait_ns, evaluation_ns = self.waits.update()
+        data_wait_ns, evaluation_ns = self._waits.update()
         if data_wait_ns:
             self._profile.count_data_wait(data_wait_ns)
         if evaluation_ns:
@@ -159,6 +226,7 @@ class AutomaticRun:
         """In a process forked from this one: what was begun is the parent's, and so is its loop."""
         self._is_off = self._is_off or self._profile is not None
 
+    @_harmless(None)
     def _end(self) -> None:
         """The process ends."""
         if self._is_off:
@@ -179,12 +247,10 @@ class _Saving:
         self._phase = profile.phase(CHECKPOINT)
 
     def __enter__(self) -> None:
-        self._run._is_saving = True
-        self._phase.__enter__()
+        self._run._saving_begins(self._phase)
 
     def __exit__(self, *error: Any) -> None:
-        self._phase.__exit__(*error)
-        self._run._is_saving = False
+        self._run._saving_ends(self._phase)
 
 
 def _begun_profile() -> Profile | None:
@@ -198,6 +264,11 @@ def _begun_profile() -> Profile | None:
     prof = profile(order.run, order.out, order.schedule, order.ranks, with_stack=order.with_stack)
     prof.gives_way = True
     return prof.__enter__()
+
+
+def _loader(iterator: Any) -> int:
+    """What an iterator has in common with the others of its loader."""
+    return id(getattr(iterator, "_index_sampler", iterator))
 
 
 def _at_exit(end: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 MOST_UPDATES_WITHOUT = 50
@@ -17,22 +18,30 @@ class Cycle:
     """
 
     def __init__(self) -> None:
-        self._counted: weakref.ref[Any] | None = None
+        self._counted: int | None = None
+        self._is_there: Callable[[], object] = bool  # falsy once the counted one is gone
         self._updates_without: dict[int, int] = {}
 
     def counts(self, optimizer: Any) -> bool:
         """Whether steps are counted by this optimizer."""
-        return self._counted is not None and self._counted() is optimizer
+        return id(optimizer) == self._counted
 
     def ends_with(self, optimizer: Any) -> bool:
         """Whether the update that this optimizer has just made ends a step."""
-        counted = None if self._counted is None else self._counted()
-        if optimizer is not counted:
+        if id(optimizer) != self._counted:
             updates = self._updates_without.get(id(optimizer), 0) + 1
             self._updates_without[id(optimizer)] = updates
-            if counted is not None and updates < MOST_UPDATES_WITHOUT:
+            if self._is_there() and updates < MOST_UPDATES_WITHOUT:
                 return False
-            self._counted = weakref.ref(optimizer)
+            self._counted, self._is_there = id(optimizer), _presence(optimizer)
         if self._updates_without:
             self._updates_without.clear()
         return True
+
+
+def _presence(optimizer: Any) -> Callable[[], object]:
+    """What tells whether it is still there; of one that cannot be referred to weakly, always."""
+    try:
+        return weakref.ref(optimizer)
+    except TypeError:
+        return object

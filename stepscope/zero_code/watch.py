@@ -148,11 +148,12 @@ def _as_last(method: Callable[..., Any]) -> Callable[..., Any]:
     return last
 
 
-def _first_argument(optimizer: Any, *_: Any, **__: Any) -> Any:
+def _first_argument(optimizer: Any = None, /, *_: Any, **__: Any) -> Any:
+    """None where it is missing, which the method itself says."""
     return optimizer
 
 
-def _optimizer_of_scaler(_: Any, optimizer: Any, *__: Any, **___: Any) -> Any:
+def _optimizer_of_scaler(_: Any = None, /, optimizer: Any = None, *__: Any, **___: Any) -> Any:
     return optimizer
 
 
@@ -167,9 +168,10 @@ def _time_beginning(loader_class: Any) -> None:
         started_ns = time.perf_counter_ns()
         try:
             iterator = begin(self)
-        finally:
-            _run.batch_came()
-        _run.waits.began(_loader(iterator), started_ns, time.perf_counter_ns())
+        except BaseException:
+            _run.loader_failed()
+            raise
+        _run.loader_began(iterator, started_ns)
         return iterator
 
     loader_class.__iter__ = __iter__
@@ -186,19 +188,15 @@ def _time_batches(iterator_class: Any) -> None:
         try:
             batch = ask(self)
         except StopIteration:
-            _run.waits.ran_out(_loader(self), started_ns, time.perf_counter_ns())
+            _run.loader_ran_out(self, started_ns)
             raise
-        finally:
-            _run.batch_came()
-        _run.waits.gave(_loader(self), started_ns, time.perf_counter_ns(), learns=_torch.is_grad_enabled())
+        except BaseException:
+            _run.loader_failed()
+            raise
+        _run.batch_came(self, started_ns, learns=_torch.is_grad_enabled())
         return batch
 
     iterator_class.__next__ = __next__
-
-
-def _loader(iterator: Any) -> int:
-    """What an iterator has in common with the others of its loader."""
-    return id(getattr(iterator, "_index_sampler", iterator))
 
 
 def _as_checkpoint(save: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,12 @@ class _Optimizer:
     """Nothing but an identity."""
 
 
+class _Unreferable:
+    """What no weak reference can be made to."""
+
+    __slots__ = ("inner",)
+
+
 @pytest.mark.parametrize("updates_of_the_first", [1, 5])
 def test_of_several_optimizers_the_first_counts(updates_of_the_first: int) -> None:
     cycle, first, second = Cycle(), _Optimizer(), _Optimizer()
@@ -32,6 +38,14 @@ def test_the_next_takes_over_when_the_first_is_gone() -> None:
     del first
     assert cycle.ends_with(second)
     assert cycle.counts(second)
+
+
+def test_one_that_cannot_be_referred_to_weakly_counts_like_any_other() -> None:
+    cycle, first, second = Cycle(), _Unreferable(), _Unreferable()
+    for _ in range(3):
+        assert [cycle.ends_with(first), cycle.ends_with(second)] == [True, False]
+    assert cycle.counts(first)
+    assert [cycle.ends_with(second) for _ in range(MOST_UPDATES_WITHOUT)][-1]
 
 
 def test_the_next_takes_over_when_the_first_is_idle() -> None:

@@ -94,3 +94,65 @@ train(4)
 def test_switched_off_nothing_is_measured(run_script: RunScript) -> None:
     ran = run_script(f"{LOOP}\ntrain(3)\n", environment={"STEPSCOPE_DISABLE": "1"})
     assert (ran.code, ran.stderr, ran.runs) == (0, "", [])
+
+
+_SLOTTED = f"""
+{LOOP}
+class Slotted:
+    __slots__ = ("inner", "param_groups")
+
+    def __init__(self, inner):
+        self.inner, self.param_groups = inner, inner.param_groups
+
+    def step(self):
+        return self.inner.step()
+
+parameter = torch.nn.Parameter(torch.ones(4))
+optimizer, scaler = Slotted(torch.optim.SGD([parameter], lr=0.1)), torch.amp.GradScaler("cpu")
+for _ in range(5):
+    parameter.grad = None
+    scaler.scale(parameter.sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_an_optimizer_of_slots_is_measured_like_any_other(run_script: RunScript) -> None:
+    ran = run_script(_SLOTTED)
+    assert ran.code == 0, ran.stderr
+    assert len(ran.steps()) == 5
+
+
+_FAILING = """
+from stepscope.zero_code import cycle, waits
+
+def failing(*_, **__):
+    raise LookupError("ours")
+
+if WHERE == "an update":
+    cycle.Cycle.counts = cycle.Cycle.ends_with = failing
+else:
+    waits.Waits.began = waits.Waits.gave = waits.Waits.ran_out = failing
+loader = torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2)
+train(3)
+print(len(list(loader)))
+train(3)
+torch.save({}, "empty.pt")
+print(len(list(loader)))
+"""
+
+
+@pytest.mark.parametrize("where", ["an update", "a wait"])
+def test_a_fault_of_ours_is_said_once_and_training_goes_on(run_script: RunScript, where: str) -> None:
+    ran = run_script(f"WHERE = {where!r}\n{LOOP}{_FAILING}")
+    assert (ran.code, ran.stdout) == (0, "4\n4\n"), ran.stderr
+    said = [line for line in ran.stderr.splitlines() if "stepscope" in line]
+    assert said == ["stepscope stops measuring this run, training goes on: LookupError: ours"]
+    assert len(ran.steps()) == (0 if where == "an update" else 3)
+    assert ran.ended() == ["measuring stopped"]
+
+
+def test_a_call_without_its_arguments_fails_by_the_script_s_own_fault(run_script: RunScript) -> None:
+    ran = run_script("import torch\ntorch.amp.GradScaler('cpu').step()\n")
+    assert ran.code == 1
+    assert "GradScaler.step() missing 1 required positional argument: 'optimizer'" in ran.stderr
