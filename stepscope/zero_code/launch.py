@@ -24,7 +24,8 @@ def environment_for(order: Order, environment: Mapping[str, str]) -> dict[str, s
     """The environment in which the command runs; the given one when STEPSCOPE_DISABLE turns measuring off."""
     if is_disabled(environment):
         return dict(environment)
-    others = [entry for entry in environment.get(_PATH, "").split(os.pathsep) if entry and entry != _STARTUP]
+    path = environment.get(_PATH, "")
+    others = [entry for entry in path.split(os.pathsep) if entry != _STARTUP] if path else []  # "": where it starts
     return dict(environment) | {VARIABLE: order.as_text(), _PATH: os.pathsep.join([_STARTUP, *others])}
 
 

@@ -33,12 +33,30 @@ def test_an_order_arrives_as_it_was_given_and_only_once() -> None:
     assert take_order(environment) is None
 
 
-def test_the_path_keeps_what_was_on_it_and_nothing_twice() -> None:
-    once = environment_for(_ORDER, {"PYTHONPATH": os.pathsep.join(["/mine", "", "/yours"])})
+@pytest.mark.parametrize("path", ["", "/mine::/yours", "/mine:", ":/mine"])
+def test_the_path_keeps_what_was_on_it_and_nothing_twice(path: str) -> None:
+    once = environment_for(_ORDER, {"PYTHONPATH": path})
     folder, *others = once["PYTHONPATH"].split(os.pathsep)
     assert (Path(folder) / "sitecustomize.py").is_file()
-    assert others == ["/mine", "/yours"]
+    assert os.pathsep.join(others) == path
     assert environment_for(_ORDER, once)["PYTHONPATH"] == once["PYTHONPATH"]
+
+
+def test_an_empty_entry_of_the_path_is_still_the_folder_it_starts_in(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "mine.py").write_text("print('found')")
+    (tmp_path / "tools" / "script.py").write_text("import mine")
+    path = os.pathsep.join([str(Path(watch.__file__).parents[2]), ""])
+    ran = subprocess.run(
+        [sys.executable, "-m", "stepscope", "run", "--", sys.executable, "tools/script.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("found\n", "", 0)
 
 
 def test_disabled_hands_the_environment_on_unchanged() -> None:
