@@ -66,5 +66,13 @@ def test_every_verb_loads_and_explains_itself() -> None:
 def test_profile_and_every_are_public() -> None:
     assert callable(stepscope.profile)
     assert callable(stepscope.every)
+    assert stepscope.slow_step().times == 3
+    assert stepscope.once().period is None
     with pytest.raises(AttributeError, match="nothing_like_this"):
         _ = stepscope.nothing_like_this
+
+
+def test_the_training_package_is_there_after_import_stepscope() -> None:
+    code = "import stepscope; print(stepscope.training.slow_step().times, stepscope.once().active)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["3", "3"]

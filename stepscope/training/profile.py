@@ -217,7 +217,7 @@ class Profile:
         self._open_spans.begin()
         self._schedule = settings.schedule or DEFAULT_SCHEDULE
         if not isinstance(self._schedule, Schedule):
-            raise TypeError(f"schedule is made by stepscope.every or stepscope.training.once, not {self._schedule!r}")
+            raise TypeError(f"schedule is made by stepscope.every or stepscope.once, not {self._schedule!r}")
         identity = identify()
         captures = captures_here(settings.ranks, identity)
         labels = {str(name): str(value) for name, value in dict(settings.labels or {}).items()}
@@ -399,7 +399,7 @@ def profile(
         record_shapes: record operator shapes, which say what limits a kernel.
         with_stack: record Python stacks; costs far more than the rest.
         profile_memory: record allocations.
-        capture_when: also capture when a rule says so: `stepscope.training.slow_step()`; by default from
+        capture_when: also capture when a rule says so: `stepscope.slow_step()`; by default from
             STEPSCOPE_CAPTURE_WHEN.
         labels: free words to find the run by.
         simulated_compute: the run's layers sleep instead of computing; said in every report.

@@ -146,7 +146,7 @@ from stepscope.training.trouble import attendant
 attendant._EVERY_SECONDS = 0.02
 num_steps = 0
 first = 0 if what == "full of a trace" else 10_000
-with stepscope.profile("r", folder, stepscope.training.once(wait=first, warmup=1, active=3)) as prof:
+with stepscope.profile("r", folder, stepscope.once(wait=first, warmup=1, active=3)) as prof:
     for _ in range(200):
         (torch.ones(8, 8) @ torch.ones(8, 8)).sum().item()
         prof.step(loss=1.0)

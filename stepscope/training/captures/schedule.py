@@ -94,7 +94,7 @@ class Schedule:
         if num_steps == 0:
             what_next = "call prof.step() after each optimizer step"
         else:
-            sooner = "schedule=stepscope.training.once(wait=0), stepscope run --first 1"
+            sooner = "schedule=stepscope.once(wait=0), stepscope run --first 1"
             what_next = f"train {self.first + 1} steps or more, or capture sooner ({sooner})"
         if num_steps == self.first and num_steps:
             return f"ended inside step {num_steps}, the first captured one, so there is no trace; {what_next}"

@@ -303,7 +303,7 @@ def test_the_first_process_of_a_container_trains_on_as_it_would_have(tmp_path: P
 
 _NEVER_LEFT = """
 import sys, stepscope
-prof = stepscope.profile("r", sys.argv[1], stepscope.training.once(wait=0, warmup=0, active=9))
+prof = stepscope.profile("r", sys.argv[1], stepscope.once(wait=0, warmup=0, active=9))
 prof.__enter__()
 for _ in range(3):
     prof.step()
