@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from stepscope.core.analysis import Analysis
-from stepscope.core.run_layout import steps_path, trace_path
+from stepscope.core.run_layout import trace_path
 from stepscope.training.agent_link.talk import AgentTalk
 from stepscope.training.attached import listeners_of, settled_listeners_of
 from stepscope.training.captures.capture import Capture
@@ -38,6 +38,7 @@ from stepscope.training.steps.listeners import Listeners
 from stepscope.training.steps.open_spans import STEP_PREFIX, OpenSpans
 from stepscope.training.steps.settling import SettlingSteps
 from stepscope.training.steps.spans import PhaseSpan, SpanRecorder, wrap_data
+from stepscope.training.steps.step_file import begin_steps
 from stepscope.training.steps.step_mark import StepMark
 from stepscope.training.steps.telemetry import StepRecord, StepTimes, StepWriter
 from stepscope.training.summary import analyse_run, summary_text
@@ -221,12 +222,11 @@ class Profile:
         identity = identify()
         captures = captures_here(settings.ranks, identity)
         labels = {str(name): str(value) for name, value in dict(settings.labels or {}).items()}
-        self.run_directory = Path(settings.out) / run_name(settings.run, identity)
+        self.run_directory, self._writer = begin_steps(Path(settings.out) / run_name(settings.run, identity), identity)
         mesh = mesh_sizes(settings.mesh, identity.world_size)
         self._context = context = RunContext(
             self.run_directory, identity, mesh, settings, self._open_spans.names, self._owners
         )
-        self._writer = StepWriter(self.run_directory / steps_path(identity.rank))
         self._talk = AgentTalk(context, self._schedule, takes_scheduled=captures, rule=settings.capture_when)
         weakref.finalize(self, self._talk.close, 0.0).atexit = False  # never left: at exit `Endings` does more
         self._settling = SettlingSteps([*settled_listeners_of(context), self._talk], self._writer.add)

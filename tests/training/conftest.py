@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.training.run.identity import LAUNCHERS
+
 _VARIABLES = (
     "STEPSCOPE_MESH",
     *("STEPSCOPE_RUN", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "OAR_JOB_ID", "PMIX_NAMESPACE"),
-    *("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *(variable for launcher in LAUNCHERS for variable in launcher),
+    *("SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE"),
 )
 
 

@@ -12,6 +12,16 @@ from dataclasses import dataclass
 
 from stepscope import __version__
 
+LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
+"""Variables of torchrun, srun, Open MPI, and MPICH and Intel MPI: rank, world size, local rank. The first launcher that
+tells a rank has started this process: torchrun under srun tells its own. Slurm's SLURM_NTASKS is not among them, as a
+batch script has it without being a task of so many."""
+
 _ENVIRONMENT_PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "OMP_")
 _SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|API_?KEY", re.IGNORECASE)
 _MAX_RANKS_CAPTURED = 64  # 64 traces of some 10 MB are what people open; larger jobs name their ranks
@@ -28,15 +38,24 @@ class Identity:
 
 
 def identify() -> Identity:
-    """From torch.distributed when it is initialised, else from RANK, LOCAL_RANK and WORLD_SIZE, else a job of one."""
-    rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    """From torch.distributed when it is initialised, else from what a launcher set, else a job of one."""
+    rank_variable, size_variable, local_variable = launcher()
+    rank, world_size = _number(rank_variable, 0), _number(size_variable, 1)
     torch = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         rank, world_size = distributed.get_rank(), distributed.get_world_size()
     return Identity(
-        rank=rank, local_rank=_number("LOCAL_RANK", 0), world_size=max(world_size, rank + 1), host=socket.gethostname()
+        rank=rank,
+        local_rank=_number(local_variable, 0),
+        world_size=max(world_size, rank + 1),
+        host=socket.gethostname(),
     )
+
+
+def launcher() -> tuple[str, str, str]:
+    """Which of `LAUNCHERS` has told this process its rank; the first where none has."""
+    return next((variables for variables in LAUNCHERS if _number(variables[0], -1) >= 0), LAUNCHERS[0])
 
 
 def captures_here(ranks: str | Iterable[int], identity: Identity) -> bool:

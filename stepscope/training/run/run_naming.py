@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from stepscope.training.captures.job_store import job_store
-from stepscope.training.run.identity import Identity
+from stepscope.training.run.identity import Identity, launcher
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +57,19 @@ def run_name(run: str | None, identity: Identity) -> str:
         return check_run_name(given)
     for variable, prefix in _JOB_VARIABLES.items():
         if os.environ.get(variable):
-            return _as_name(f"{prefix}-{os.environ[variable]}")
+            return _as_name(f"{prefix}-{os.environ[variable]}{_slurm_step()}")
     if os.environ.get("TORCHELASTIC_RUN_ID", "none") != "none":
         return _as_name(f"run-{os.environ['TORCHELASTIC_RUN_ID']}")
-    own = time.strftime("run-%Y%m%d-%H%M%S")
+    own = f"{time.strftime('run-%Y%m%d-%H%M%S')}-{os.getpid()}"
     if identity.world_size == 1:
         return own
-    return _name_of_rank_zero(f"{own}-{os.getpid()}", identity) or _name_by_launcher()
+    return _name_of_rank_zero(own, identity) or _name_by_launcher()
+
+
+def _slurm_step() -> str:
+    """Of srun's second and later steps in one allocation; a launcher of its own under srun is one step on each node."""
+    step = os.environ.get("SLURM_STEP_ID", "0")
+    return f"-step{step}" if launcher()[0] == "SLURM_PROCID" and step != "0" else ""
 
 
 def _name_of_rank_zero(own: str, identity: Identity) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from contextlib import suppress
 from io import FileIO
@@ -10,12 +12,18 @@ from pathlib import Path
 _LONGEST_LINE_BYTES = 1 << 16
 
 
+class InUseError(OSError):
+    """Another process, which is alive, appends to the file."""
+
+
 class WholeLines:
     """A file that lines are appended to. What cannot be written whole is taken back to the last whole line.
 
     A half line that an earlier process left at the end is removed, so that the next line does not continue it.
+    The file is this process's alone until it is closed or the process ends, where the file system can say so.
 
     Raises:
+        InUseError: when it is made, while another process has the file.
         OSError: from every method, when the file cannot be written.
     """
 
@@ -23,6 +31,7 @@ class WholeLines:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: FileIO = path.open("a+b", buffering=0)
         try:
+            self._take(path)
             self._remove_half_line()
         except BaseException:
             self._file.close()
@@ -48,6 +57,14 @@ class WholeLines:
         """Closed without a warning when the run that it belongs to is forgotten."""
         if hasattr(self, "_file"):
             self._file.close()
+
+    def _take(self, path: Path) -> None:
+        """By a lock of the process's own: one shared with forked loaders' workers would outlive it."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise InUseError(error.errno, "another process writes it", str(path)) from error
 
     def _remove_half_line(self) -> None:
         size = os.fstat(self._file.fileno()).st_size

@@ -23,6 +23,26 @@ def test_rank_comes_from_the_environment_when_torch_is_not_initialised(monkeypat
     assert (found.rank, found.world_size, found.local_rank) == (3, 8, 0)
 
 
+@pytest.mark.parametrize("names", subject.LAUNCHERS)
+def test_every_launchers_variables_tell_the_rank(monkeypatch: pytest.MonkeyPatch, names: tuple[str, str, str]) -> None:
+    for variable, value in zip(names, ("9", "16", "1"), strict=True):
+        monkeypatch.setenv(variable, value)
+    found = subject.identify()
+    assert (found.rank, found.world_size, found.local_rank) == (9, 16, 1)
+
+
+def test_a_launcher_under_srun_tells_the_rank_and_a_batch_script_is_one_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable, value in {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "16"}.items():
+        monkeypatch.setenv(variable, value)
+    assert subject.identify().world_size == 1
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert (subject.identify().rank, subject.identify().world_size) == (5, 8)
+
+
 def test_which_ranks_write_traces() -> None:
     assert subject.captures_here("auto", _rank(63, 1000))
     assert not subject.captures_here("auto", _rank(64, 1000))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
@@ -34,6 +35,22 @@ def test_what_is_given_goes_before_the_scheduler_and_the_scheduler_before_torchr
     monkeypatch.setenv("STEPSCOPE_RUN", "mine")
     assert _names(8) == {"mine"}
     assert subject.run_name("given", _rank(0, 8)) == "given"
+
+
+def test_a_later_step_of_srun_in_one_allocation_is_another_run_and_a_launcher_on_each_node_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable, value in {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}.items():
+        monkeypatch.setenv(variable, value)
+    assert _names(2) == {"slurm-77"}
+    monkeypatch.setenv("SLURM_STEP_ID", "3")
+    assert _names(2) == {"slurm-77-step3"}
+    monkeypatch.setenv("RANK", "1")
+    assert _names(2) == {"slurm-77"}
+
+
+def test_processes_of_one_second_have_names_of_their_own() -> None:
+    assert subject.run_name(None, _rank(0, 1)).endswith(f"-{os.getpid()}")
 
 
 def test_ranks_of_one_host_are_named_after_the_process_that_launched_them(
