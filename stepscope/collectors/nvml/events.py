@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from stepscope.collectors.nvml.binding import TIMEOUT, Handle, Nvml, reason_of
 from stepscope.collectors.nvml.gathering import Gathering
-from stepscope.core.readings import MissingReason
+from stepscope.core.readings import Finding, Labels, MissingReason, labels_of, with_labels
 
 _XID = 8
 """nvmlEventTypeXidCriticalError."""
@@ -24,6 +25,7 @@ class XidListener:
             DriverUnusableError, GpuUnusableError: there is no use in asking for more.
         """
         self._nvml = nvml
+        self._handle = handle
         self._why_not: tuple[MissingReason, str] | None = None
         self._set: Any = None
         try:
@@ -49,11 +51,23 @@ class XidListener:
                     into.miss("xid_errors_total", *reason_of(self._nvml, error))
                 return
             if event.eventType == _XID:
-                further = [("xid", str(event.eventData))]
+                labels = with_labels(self._whose(event, into), xid=event.eventData)
                 if event.gpuInstanceId != _NO_INSTANCE:
-                    further.append(("gpu_instance", str(event.gpuInstanceId)))
-                into.note("xid", f"XID {event.eventData}", tuple(further))
+                    labels = with_labels(labels, gpu_instance=event.gpuInstanceId)
+                into.findings.append(Finding("xid", f"XID {event.eventData}", labels, into.time_ns))
         into.note("xid_storm", f"more than {_MOST} XIDs came at once; the rest is told next time")
+
+    def _whose(self, event: Any, into: Gathering) -> Labels:
+        """Labels of the GPU that the event is of, whichever set it came to."""
+        if ctypes.cast(event.device, ctypes.c_void_p).value == ctypes.cast(self._handle, ctypes.c_void_p).value:
+            return into.labels
+        try:
+            uuid = self._nvml.nvmlDeviceGetUUID(event.device)
+            index = self._nvml.nvmlDeviceGetIndex(event.device)
+        except Exception as error:
+            reason_of(self._nvml, error)
+            return ()
+        return labels_of(gpu=index, uuid=uuid.decode() if isinstance(uuid, bytes) else uuid)
 
     def close(self) -> None:
         """Listen no more."""

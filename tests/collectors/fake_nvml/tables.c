@@ -211,12 +211,12 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
     return NVML_SUCCESS;
 }
 
-/* "xids": how many there were; "xid.J": the number of the Jth, from 0 on. */
+/* "events_for_all": a set is told of GPUs that it was not made for. "xids": how many there were; "xid.J": the number of the Jth, from 0 on. */
 nvmlReturn_t nvmlEventSetWait_v2(struct event_set *set, struct event *out, unsigned timeout_ms) {
     GATE(NULL);
     (void)timeout_ms;
     for (int gpu = 0; gpu < MAX_GPUS; gpu++) {
-        if (!set->listens[gpu] || set->delivered[gpu] >= events_of(gpu)) continue;
+        if (!(set->listens[gpu] || config_count("events_for_all", 0)) || set->delivered[gpu] >= events_of(gpu)) continue;
         const char *xid = device_text(&fake_devices[gpu][0], "xid.%u", set->delivered[gpu]++);
         *out = (struct event){&fake_devices[gpu][0], 8, xid ? strtoull(xid, NULL, 0) : 0, ~0u, ~0u};
         return NVML_SUCCESS;

@@ -175,6 +175,20 @@ def test_dcgm_exporter_500_the_same_xid_twice_is_two_and_an_old_one_is_not_told_
     assert not collector.collect().findings
 
 
+def test_an_xid_is_of_the_gpu_that_the_event_names(nvml: FakeNvml) -> None:
+    """NVIDIA's own mock of NVML tells every listener of every GPU's events."""
+    for index in range(2):
+        nvml.add(profiles.h100(index))
+    nvml.values["events_for_all"] = "1"
+    nvml.write()
+    collector = NvmlCollector()
+    collector.collect()
+    nvml.set(1, xids=1, xid__0=94)
+    nvml.write()
+    (first, *_) = collector.collect().findings
+    assert dict(first.labels) == {"gpu": "1", "uuid": "GPU-00000001-0000-4000-8000-000000000000", "xid": "94"}
+
+
 def test_nvsentinel_155_the_xid_of_a_gpu_that_is_lost_is_told_with_the_loss(nvml: FakeNvml) -> None:
     nvml.add(profiles.h100(0))
     nvml.write()
