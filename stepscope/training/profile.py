@@ -233,7 +233,7 @@ class Profile:
         context.when_stuck.extend((self._settling.hurry, self._writer.flush))
         if identity.rank == 0:
             self._manifest = ManifestKeeper(context, labels)
-            self._manifest.write(None)
+            self._manifest.write()
         remove_leftovers(self.run_directory, identity.rank)
         self._captures = Captures(
             self._talk.plan,
@@ -244,7 +244,8 @@ class Profile:
         )
         listeners = [*listeners_of(context, self._late_reader), self._gradients]
         self._listeners = Listeners(listeners)
-        self._attendant = Attendant([self._writer, *(each for each in listeners if isinstance(each, Tended))])
+        tended = [self._writer, self._manifest, *listeners]
+        self._attendant = Attendant(each for each in tended if isinstance(each, Tended))
         self._attendant.start()
         self._endings = Endings(
             self,
@@ -309,7 +310,7 @@ class Profile:
 
     def _keep_unprofiled_time(self) -> None:
         if self._manifest is not None:
-            self._manifest.write(self._times.unprofiled_step_ms())
+            self._manifest.keep(self._times.unprofiled_step_ms())
 
     def _open_step(self, index: int) -> None:
         assert self._captures is not None

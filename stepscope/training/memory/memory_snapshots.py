@@ -11,11 +11,14 @@ from typing import Any
 from stepscope.core.run_layout import memory_owners_path, periodic_snapshot_path
 from stepscope.training.memory import device_memory
 from stepscope.training.memory.memory_owners import MemoryOwners, by_category
+from stepscope.training.run.deadline import within
 from stepscope.training.run.run_directory import appearing_whole
 from stepscope.training.settings import RunContext
 from stepscope.training.steps.telemetry import StepRecord
 
 logger = logging.getLogger(__name__)
+
+_LAST_WITHIN_SECONDS = 30.0
 
 SCHEMA = "stepscope.memory_owners/1"
 
@@ -54,8 +57,8 @@ class MemorySnapshots:
             self._write(*self._waiting.pop(0))
 
     def close(self) -> None:
-        """Write the last one."""
-        self.tend()
+        """Write the last one, if the disk answers."""
+        within(_LAST_WITHIN_SECONDS, self.tend, "the last memory snapshot")
 
     def _write(self, step: int, snapshot: dict[str, Any], owners: dict[str, Any]) -> None:
         rank = self._context.identity.rank

@@ -6,11 +6,14 @@ import threading
 import time
 from dataclasses import replace
 
-from stepscope.core.run_layout import Attempt, RunManifest
+from stepscope.core.run_layout import RUN_FILE, Attempt, RunManifest
+from stepscope.training.run.deadline import within
 from stepscope.training.run.identity import environment_of_interest, num_usable_cpus, versions
 from stepscope.training.run.mesh import mesh_sizes
 from stepscope.training.run.run_directory import read_attempts, write_manifest
 from stepscope.training.settings import RunContext
+
+_ENDS_WITHIN_SECONDS = 10.0
 
 MEASURING_STOPPED = "measuring stopped"
 """The attempt's ending when profile() gave up; training went on, and how it ended is not known."""
@@ -25,7 +28,8 @@ class ManifestKeeper:
 
     def __init__(self, context: RunContext, labels: dict[str, str]) -> None:
         self._context = context
-        self._writing = threading.RLock()  # a signal has the end written on another thread
+        self._is_due = False
+        self._writing = threading.Lock()  # a signal has the end written on another thread
         run_directory, identity = context.run_directory, context.identity
         this_attempt = Attempt(start_ns=time.time_ns(), end_ns=None, ended=None, world_size=identity.world_size)
         self._manifest = RunManifest(
@@ -41,23 +45,37 @@ class ManifestKeeper:
             labels=labels,
         )
 
-    def write(self, unprofiled_step_ms: float | None) -> None:
-        """Write the file; an unknown step time leaves the one known before."""
+    def write(self) -> None:
+        """Write the file, however long the disk takes."""
         with self._writing:
-            if unprofiled_step_ms is not None:
-                self._manifest = replace(self._manifest, unprofiled_step_ms=unprofiled_step_ms)
-            if not self._manifest.mesh:  # the script may have made its groups since
-                world_size = self._context.identity.world_size
-                self._manifest = replace(self._manifest, mesh=mesh_sizes(self._context.settings.mesh, world_size))
+            self._is_due = False
             write_manifest(self._context.run_directory, self._manifest)
 
+    def keep(self, unprofiled_step_ms: float | None) -> None:
+        """Have the file written soon, on another thread; an unknown step time leaves the one known before."""
+        if unprofiled_step_ms is not None:
+            self._manifest = replace(self._manifest, unprofiled_step_ms=unprofiled_step_ms)
+        if not self._manifest.mesh:  # the script may have made its groups since
+            world_size = self._context.identity.world_size
+            self._manifest = replace(self._manifest, mesh=mesh_sizes(self._context.settings.mesh, world_size))
+        self._is_due = True
+
+    def tend(self) -> None:
+        """Once a second, on another thread: write what has changed."""
+        if self._is_due:
+            self.write()
+
     def end(self, ended: str, unprofiled_step_ms: float | None) -> None:
-        """Write how the attempt ended: a word of `ending`, or MEASURING_STOPPED."""
-        with self._writing:
-            *earlier, attempt = self._manifest.attempts
-            attempt = replace(attempt, end_ns=time.time_ns(), ended=ended)
-            self._manifest = replace(self._manifest, attempts=[*earlier, attempt])
-            self.write(unprofiled_step_ms)
+        """Write how the attempt ended, within seconds: a word of `ending`, or MEASURING_STOPPED.
+
+        Raises:
+            TimeoutError: the disk does not answer.
+        """
+        self.keep(unprofiled_step_ms)
+        *earlier, attempt = self._manifest.attempts
+        attempt = replace(attempt, end_ns=time.time_ns(), ended=ended)
+        self._manifest = replace(self._manifest, attempts=[*earlier, attempt])
+        within(_ENDS_WITHIN_SECONDS, self.write, f"how the run ended, {self._context.run_directory / RUN_FILE}")
 
 
 def ending(kind: type[BaseException] | None) -> str:

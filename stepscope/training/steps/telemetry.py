@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import math
 import statistics
 import threading
+from collections import deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from stepscope.training.anomalies.detectors import Anomaly
+from stepscope.training.run.deadline import within
 from stepscope.training.run.whole_lines import WholeLines
 from stepscope.training.steps.device_clock import DeviceClock
 from stepscope.training.steps.late_figures import LateFigures
 
+logger = logging.getLogger(__name__)
+
+MOST_PENDING_STEPS = 50_000
+"""Kept until the disk takes them: as many as come in a second at most, a few tens of MB."""
+
+_CLOSES_WITHIN_SECONDS = 10.0
 _MAX_REMEMBERED_STEPS = 10_000
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes a new one at each call
 _quoted = functools.lru_cache(maxsize=1000)(_encode)
@@ -97,22 +106,26 @@ class StepRecord:
 class StepWriter:
     """Appends step records to a file, whole lines only, about once a second and never on the training thread.
 
+    What a disk that does not answer keeps waiting is bounded: the oldest steps are dropped, and counted.
+
     Raises:
         OSError: from every method but `tend`, when the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = WholeLines(path)
-        self._pending: list[bytes] = []
+        self._pending: deque[StepRecord] = deque(maxlen=MOST_PENDING_STEPS)
+        self._num_dropped = 0
         self._adding, self._writing = threading.Lock(), threading.Lock()
         self._is_closed = False
-        self._error: OSError | None = None
+        self._error: Exception | None = None
 
     def add(self, record: StepRecord) -> None:
-        """Keep a finished step until it is written, which a slow disk may delay."""
-        line = record.as_line()
+        """Keep a finished step, which nobody changes any more, until it is written."""
         with self._adding:
-            self._pending.append(line)
+            self._num_dropped += len(self._pending) == MOST_PENDING_STEPS
+            self._pending.append(record)
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -121,20 +134,30 @@ class StepWriter:
         """Once a second, on another thread: write what is kept. `add` raises what that fails with."""
         try:
             self.flush()
-        except OSError as error:
+        except Exception as error:
             self._error = error
 
     def flush(self) -> None:
-        """Write what is kept."""
+        """Write what is kept, however long the disk takes."""
         with self._writing:
             with self._adding:
-                pending, self._pending = self._pending, []
-            lines = b"".join(pending)
+                pending, self._pending = self._pending, deque(maxlen=MOST_PENDING_STEPS)
+                num_dropped, self._num_dropped = self._num_dropped, 0
+            if num_dropped:
+                logger.warning("the disk did not answer: the lines of %d steps are lost in %s", num_dropped, self._path)
+            lines = b"".join(record.as_line() for record in pending)
             if lines and not self._is_closed:
                 self._file.write(lines)
 
     def close(self) -> None:
-        """Write what is kept and close the file."""
+        """Write what is kept and close the file, within seconds.
+
+        Raises:
+            TimeoutError: the disk does not answer.
+        """
+        within(_CLOSES_WITHIN_SECONDS, self._close, f"the last steps, {self._path}")
+
+    def _close(self) -> None:
         try:
             self.flush()
         finally:

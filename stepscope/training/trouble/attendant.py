@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Protocol, runtime_checkable
@@ -26,10 +27,11 @@ class Tended(Protocol):
 
 
 class Attendant:
-    """A thread that tends others once a second, and learns of signals at once, whatever the training thread does.
+    """Tends others once a second, and learns of signals at once, whatever the training thread does.
 
     Python runs signal handlers on the main thread only, and not while that waits in C, as for a collective. But C's own
-    part of the handler writes the signal's number to a file descriptor at once; that is what is read here.
+    part of the handler writes the signal's number to a file descriptor at once; that is what is read here, on a thread
+    of its own: who is tended may wait for a disk that does not answer.
 
     Args:
         tended: one that fails is left out from then on, with a warning.
@@ -37,11 +39,10 @@ class Attendant:
 
     def __init__(self, tended: Iterable[Tended]) -> None:
         self._tended = list(tended)
-        self._is_stopping = False
+        self._is_stopping = threading.Event()
         self._on_signal: Callable[[int], None] | None = None
-        self._wake_up = -1
-        self._thread = threading.Thread(target=self._run, name="stepscope-attendant", daemon=True)
-        self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake_up = self._read_end = self._write_end = -1
+        self._threads = [threading.Thread(target=self._tend_all, name="stepscope-attendant", daemon=True)]
 
     def start(self) -> None:
         """Begin.
@@ -49,30 +50,42 @@ class Attendant:
         Raises:
             RuntimeError: no thread can be started.
         """
-        self._thread.start()
+        self._threads[0].start()
 
     def listen(self, on_signal: Callable[[int], None]) -> bool:
-        """Have `on_signal` called on this thread with the number of each signal that Python handles.
+        """Have `on_signal` called on another thread with the number of each signal that Python handles.
 
         To be called on the main thread; False where someone else listens already, as an event loop does.
+
+        Raises:
+            RuntimeError: no thread can be started.
         """
-        other = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        other = signal.set_wakeup_fd(-1)
         if other != -1:
             signal.set_wakeup_fd(other)
             return False
+        self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._on_signal, self._wake_up = on_signal, self._write_end
+        self._threads.append(threading.Thread(target=self._listen, name="stepscope-signals", daemon=True))
+        self._threads[1].start()
+        signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         return True
 
     def stop(self) -> None:
-        """End the thread, after the signals that have come; it is waited for unless this is it."""
-        self._is_stopping = True
-        with suppress(OSError):
-            os.write(self._write_end, b"\0")
-        if self._thread.ident not in {None, threading.get_ident()}:
-            self._thread.join(_STOPS_WITHIN_SECONDS)
-        if self._stop_listening() and not self._thread.is_alive():
+        """End the threads, after the signals that have come; they are waited for a while, unless this is one."""
+        was_stopping = self._is_stopping.is_set()
+        self._is_stopping.set()
+        if self._write_end != -1:
+            with suppress(OSError):
+                os.write(self._write_end, b"\0")
+        deadline = time.monotonic() + (0.0 if was_stopping else _STOPS_WITHIN_SECONDS)
+        for thread in self._threads:
+            if thread.ident not in {None, threading.get_ident()}:
+                thread.join(max(deadline - time.monotonic(), 0.0))
+        if self._stop_listening() and self._read_end != -1 and not self._threads[-1].is_alive():
             os.close(self._read_end)
             os.close(self._write_end)
+            self._read_end = self._write_end = -1
 
     def _stop_listening(self) -> bool:
         """Whether nobody will write to the descriptor any more; where someone may, it has to stay open."""
@@ -88,12 +101,17 @@ class Attendant:
         self._wake_up = -1
         return True
 
-    def _run(self) -> None:
+    def _listen(self) -> None:
         poll = select.poll()
         poll.register(self._read_end, select.POLLIN)
-        while not self._is_stopping:
-            if poll.poll(_EVERY_SECONDS * 1000):
-                self._pass_on_signals()
+        while not self._is_stopping.is_set():
+            poll.poll()
+            self._pass_on_signals()
+
+    def _tend_all(self) -> None:
+        is_over = False
+        while not is_over:
+            is_over = self._is_stopping.wait(_EVERY_SECONDS)
             self._tend()
 
     def _tend(self) -> None:

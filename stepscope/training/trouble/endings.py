@@ -52,7 +52,7 @@ class Endings(Generic[OwnerT]):
 
     Args:
         owner: what measures; referred to weakly, so that one that is never left can go.
-        note: called on the attendant's thread when a signal has come: write what is kept, and if the signal is deadly
+        note: called on another thread when a signal has come: write what is kept, and if the signal is deadly
             also that the run ended by it.
         end: called on the main thread with the attempt's ending: keep what can be kept within seconds.
         is_busy: whether a signal has interrupted one of the owner's own methods.
@@ -154,22 +154,34 @@ class Endings(Generic[OwnerT]):
         return time.monotonic() < seconds or self._step(owner) < step
 
     def _noticed(self, number: int) -> None:
-        """Runs on the attendant's thread as soon as the signal is there."""
+        """Runs on the attendant's listening thread as soon as the signal is there."""
         owner = self._owner()
         if number not in self._previous or owner is None or self._is_over:
             return
         is_deadly = signal.getsignal(number) is self._handler and not callable(self._previous[number])
+        num_noted = self._num_noted
+        noting = threading.Thread(
+            target=self._keep_what_there_is, args=(owner, number, is_deadly), name="stepscope-last-writes", daemon=True
+        )
+        try:
+            noting.start()
+        except RuntimeError:  # no thread can be started: what is written matters less than that the process ends
+            self._num_noted += 1
+        if is_deadly:
+            _wait(lambda: self._has_main_come, _MAIN_THREAD_COMES_WITHIN_SECONDS)
+            if self._has_main_come:
+                _wait(lambda: False, _ENDS_WITHIN_SECONDS)
+            _wait(lambda: self._num_noted > num_noted, _MAIN_THREAD_COMES_WITHIN_SECONDS)
+            _die_by(number)
+
+    def _keep_what_there_is(self, owner: OwnerT, number: int, is_deadly: bool) -> None:
+        """On a thread that a disk may hold for ever; another one does the dying."""
         try:
             self._note(owner, is_deadly)
         except Exception:  # the signal counts, what could not be written does not
             logger.debug("writing at signal %d failed", number, exc_info=True)
         finally:
             self._num_noted += 1
-            if is_deadly:
-                _wait(lambda: self._has_main_come, _MAIN_THREAD_COMES_WITHIN_SECONDS)
-                if self._has_main_come:
-                    _wait(lambda: False, _ENDS_WITHIN_SECONDS)
-                _die_by(number)
 
     def _at_exit(self) -> None:
         owner = self._owner()

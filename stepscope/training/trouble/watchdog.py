@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.core.run_layout import FLIGHT_FOLDER
+from stepscope.training.run.deadline import within
 from stepscope.training.settings import RunContext
 from stepscope.training.steps.open_spans import PHASE_PREFIX
 from stepscope.training.steps.telemetry import StepRecord
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 _GLANCE_AFTER_SECONDS = 5.0
 """A younger step is not even looked at, unless the user's limit is that short."""
 
+_CLOSES_WITHIN_SECONDS = 2.0
 _MOST_STILL_SECONDS = 30.0
 _TIMES_LIMIT_WITHOUT_TIMEOUT = 10.0
 _SHARE_OF_TIMEOUT = 0.8
@@ -102,6 +104,9 @@ class StuckSteps:
     def close(self) -> None:
         """No step comes any more; one that is open never ended."""
         self._is_closed = True
+        within(_CLOSES_WITHIN_SECONDS, self._leave, str(stacks_file(self._context)))
+
+    def _leave(self) -> None:
         if self._open is self._looked_at:
             self._state = None
         self._leave_episode()

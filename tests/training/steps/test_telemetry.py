@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.training.anomalies.detectors import Anomaly
+from stepscope.training.run.whole_lines import WholeLines
+from stepscope.training.steps import telemetry
 from stepscope.training.steps.telemetry import _RESERVED, StepRecord, StepTimes, StepWriter
 
 _MS = 1_000_000
@@ -84,6 +86,29 @@ def test_lines_are_on_disk_after_close_and_a_second_start_appends(tmp_path: Path
         writer.close()
     lines = (tmp_path / "steps" / "rank0.jsonl").read_text().splitlines()
     assert [json.loads(line)["index"] for line in lines] == [0, 1, 2, 3]
+
+
+def test_a_disk_that_does_not_answer_costs_the_oldest_lines_and_says_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(telemetry, "MOST_PENDING_STEPS", 3)
+    writer = StepWriter(tmp_path / "rank0.jsonl")
+    for index in range(8):
+        writer.add(_record(index, 1))
+    writer.close()
+    assert [json.loads(line)["index"] for line in (tmp_path / "rank0.jsonl").read_text().splitlines()] == [5, 6, 7]
+    assert "the lines of 5 steps are lost" in caplog.text
+
+
+def test_what_cannot_be_written_is_told_to_the_one_who_adds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = StepWriter(tmp_path / "rank0.jsonl")
+    writer.add(_record(0, 1))
+    with monkeypatch.context() as full:
+        full.setattr(WholeLines, "write", lambda *_: (_ for _ in ()).throw(OSError("full")))
+        writer.tend()
+    with pytest.raises(OSError, match="full"):
+        writer.add(_record(1, 1))
+    writer.close()
 
 
 def test_unprofiled_step_is_the_median_before_the_capture_without_the_first_step() -> None:

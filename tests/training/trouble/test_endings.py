@@ -20,6 +20,8 @@ import pytest
 
 import stepscope
 from stepscope.training import once
+from stepscope.training.run.whole_lines import WholeLines
+from stepscope.training.steps import telemetry
 from stepscope.training.trouble import endings
 from tests.training.processes import fork
 
@@ -88,6 +90,29 @@ class TestSignals:
         assert time.monotonic() - begun < 6
         assert [line["index"] for line in _lines(tmp_path / "r")] == [0]
         assert _ended(tmp_path / "r") == "signal"
+
+    def test_a_disk_that_does_not_answer_holds_up_neither_death_nor_the_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(telemetry, "_CLOSES_WITHIN_SECONDS", 1.0)
+        monkeypatch.setattr(WholeLines, "write", lambda *_: time.sleep(60))
+
+        def train(tell: Tell) -> None:
+            with stepscope.profile("r", tmp_path) as prof:
+                prof.step()
+                time.sleep(1.5)  # the attendant waits for the disk
+                tell("waits")
+                if is_told:
+                    time.sleep(60)
+
+        for is_told in (True, False):
+            training = fork(train)
+            training.wait_for("waits")
+            begun = time.monotonic()
+            if is_told:
+                os.kill(training.process_id, signal.SIGTERM)
+            assert training.end() == (-signal.SIGTERM if is_told else 0)
+            assert time.monotonic() - begun < 12
 
     def test_a_second_signal_changes_nothing(self, tmp_path: Path) -> None:
         def train(tell: Tell) -> None:
