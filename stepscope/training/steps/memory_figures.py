@@ -19,7 +19,8 @@ class MemoryFigures:
     does not use that one: `memory_allocated_bytes`, `memory_reserved_bytes`, `memory_peak_bytes` (most ever allocated,
     or since the training code reset it),
     `num_alloc_retries` (times it had to free its caches to satisfy an allocation), `num_ooms`.
-    `host_memory_bytes` is what this process alone has resident.
+    `host_memory_bytes` is what this process alone has resident: pages of files, as of memory-mapped data, and of memory
+    shared with other processes are the kernel's and theirs too.
     """
 
     def __init__(self) -> None:
@@ -43,8 +44,9 @@ class MemoryFigures:
     def _host_memory(self) -> dict[str, int]:
         try:
             with open("/proc/self/statm", "rb") as file:
-                return {"host_memory_bytes": int(file.read().split()[1]) * self._page_bytes}
-        except (OSError, IndexError, ValueError):  # no Linux, or /proc is hidden
+                resident, shared = map(int, file.read().split()[1:3])
+                return {"host_memory_bytes": (resident - shared) * self._page_bytes}
+        except (OSError, ValueError):  # no Linux, or /proc is hidden
             return {}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -51,6 +53,16 @@ def test_a_process_without_cuda_has_host_memory_alone() -> None:
     ballast = bytearray(64 << 20)
     assert (32 << 20) < _figures(MemoryFigures(), 0)["host_memory_bytes"] - figures["host_memory_bytes"] < (96 << 20)
     assert len(ballast) == 64 << 20
+
+
+def test_pages_of_a_file_are_not_the_processs_own(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(64 << 20))
+    before = _figures(MemoryFigures(), 0)["host_memory_bytes"]
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        assert sum(data[::4096]) == 0  # every page is resident now
+        grown = _figures(MemoryFigures(), 0)["host_memory_bytes"] - before
+    assert abs(grown) < (16 << 20)
 
 
 def test_memory_is_asked_for_at_most_every_quarter_of_a_second() -> None:
