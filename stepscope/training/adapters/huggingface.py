@@ -33,8 +33,10 @@ class StepscopeCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Begin to measure."""
+        self._close(Exception)  # only one that failed has not told its end
         self.prof = profile(**self._options)
         self.prof.__enter__()
+        self._awaits_log = False
         self._tokens_seen = state.num_input_tokens_seen
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
@@ -60,9 +62,12 @@ class StepscopeCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Stop measuring."""
+        self._close(None)
+
+    def _close(self, kind: type[BaseException] | None) -> None:
         self._enter(None)
         if self.prof is not None:
-            self.prof.__exit__(None, None, None)
+            self.prof.__exit__(kind, None, None)
 
     def _end_step(self, state: Any, control: Any, figures: dict[str, Any]) -> None:
         if self.prof is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,3 +61,24 @@ def test_each_training_is_a_run_and_the_verdict_is_to_be_had(tmp_path: Path) -> 
     assert "VERDICT" in callback.prof.summary()
     trainer.train()
     assert len((tmp_path / "r" / "steps" / "rank0.jsonl").read_text().splitlines()) == 16
+
+
+def test_a_training_after_one_that_failed_is_measured(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from stepscope.training.adapters.huggingface import StepscopeCallback
+
+    class Fails(transformers.TrainerCallback):  # type: ignore[misc]  # transformers tells no types
+        def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+            if state.global_step == 3:
+                raise KeyError("theirs")
+
+    callback = StepscopeCallback(run="r", out=tmp_path)
+    trainer = _trainer(tmp_path, callback, save_strategy="no", logging_steps=1)
+    trainer.add_callback(Fails())
+    with pytest.raises(KeyError, match="theirs"):
+        trainer.train()
+    trainer.pop_callback(Fails)
+    trainer.train()
+    attempts = json.loads((tmp_path / "r" / "run.json").read_text())["attempts"]
+    assert [attempt["ended"] for attempt in attempts] == ["exception", "finished"]
+    assert len((tmp_path / "r" / "steps" / "rank0.jsonl").read_text().splitlines()) == 3 + 8
+    assert not [record for record in caplog.records if "steps aside" in record.getMessage()]
