@@ -1,0 +1,76 @@
+"""Which series would dcgm-exporter show of these readings? So that boards made for it work.
+
+Names and units are DCGM's, labels those of dcgm-exporter 4.5: `gpu, UUID, pci_bus_id, device, modelName, Hostname`, and
+of MIG instances `GPU_I_PROFILE, GPU_I_ID`, whose UUID is the whole GPU's there. What we do not know is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from stepscope.agent.exporter.families import Series
+from stepscope.core.gpu_metrics import BY_NAME, GPU
+from stepscope.core.metrics import MetricKind
+from stepscope.core.readings import GPU_LABELS, Labels, Reading
+
+_OURS = frozenset(GPU_LABELS)
+
+
+class DcgmNames(StrEnum):
+    """How DCGM's fields are called."""
+
+    OLD = "old"  # up to DCGM 4.5, what boards are made for
+    NEW = "new"  # from DCGM 4.6 on
+
+
+def dcgm_series(readings: Iterable[Reading], names: DcgmNames, *, hostname: str) -> list[Series]:
+    """All of them, by name.
+
+    Args:
+        readings: of GPUs; those without a field of DCGM are left out.
+        names: how the fields are called.
+        hostname: label `Hostname`.
+    """
+    readings = tuple(readings)
+    infos: dict[str, dict[str, str]] = {}
+    for reading in readings:
+        info = dict(reading.labels) if reading.metric == GPU + "info" else {}
+        if "gpu" in info:
+            infos.setdefault(info["gpu"], info)
+    by_name: dict[str, Series] = {}
+    translated: dict[Labels, Labels] = {}
+    for reading in readings:
+        metric = BY_NAME.get(reading.metric)
+        if metric is None or metric.dcgm is None:
+            continue
+        labels = translated.get(reading.labels)
+        if labels is None:
+            if any(name not in _OURS for name, _ in reading.labels):
+                continue  # of a link or process: DCGM's page has no such series of this field
+            labels = translated[reading.labels] = _labels(dict(reading.labels), infos, hostname)
+        name = metric.dcgm.name if names is DcgmNames.OLD else metric.dcgm.new_name
+        series = by_name.get(name)
+        if series is None:
+            # a counter's name must end with _total, and DCGM's do not
+            kind = "gauge" if metric.kind is MetricKind.GAUGE else "unknown"
+            series = by_name[name] = Series(name, kind, metric.help, "")
+        value = reading.value if metric.dcgm.scale == 1.0 else round(reading.value / metric.dcgm.scale, 6)
+        series.values.setdefault(labels, value)
+    return [by_name[name] for name in sorted(by_name)]
+
+
+def _labels(ours: dict[str, str], infos: dict[str, dict[str, str]], hostname: str) -> Labels:
+    index = ours.get("gpu", "")
+    info = infos.get(index, {})
+    told = {
+        "gpu": index,
+        "UUID": info.get("uuid", ours.get("uuid", "")),
+        "pci_bus_id": info.get("pci_bus_id", ""),
+        "device": f"nvidia{info.get('minor_number', index)}",
+        "modelName": info.get("name", ""),
+        "GPU_I_PROFILE": ours.get("mig_profile", ""),
+        "GPU_I_ID": ours.get("gpu_instance", ""),
+        "Hostname": hostname,
+    }
+    return tuple(sorted((name, value) for name, value in told.items() if value))

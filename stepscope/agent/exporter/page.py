@@ -1,0 +1,157 @@
+"""What is on /metrics: the newest values of all sources, and how the sources are."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import Metric as Family
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from stepscope import __version__
+from stepscope.agent.exporter.dcgm_names import DcgmNames, dcgm_series
+from stepscope.agent.exporter.families import Families, LabelTexts, Series, text_of
+from stepscope.agent.source_state import SourceState
+from stepscope.core.agent_metrics import AGENT
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.readings import Labels, Reading, labels_of
+
+STALE_SECONDS = 60.0
+"""Age of a collection from which its values are told no more."""
+_OF_THE_AGENT = "agent"
+_NOT_SAMPLED = (GPU + "xid_", GPU + "up")
+"""They are there, with a new time, when the GPU says nothing."""
+
+
+class MetricsPage(Collector):
+    """Makes the families whenever it is asked. Waits for no source."""
+
+    def __init__(
+        self,
+        states: Callable[[], Sequence[SourceState]],
+        *,
+        dcgm_names: DcgmNames | None = None,
+        hostname: str | None = None,
+        stale_seconds: float = STALE_SECONDS,
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """
+        Args:
+            states: the sources now; of what two of them tell, the first counts.
+            dcgm_names: show GPUs under DCGM's names as well.
+            hostname: for those; this machine's unless told.
+            stale_seconds: age of a collection from which its values are left out.
+            wall_clock_ns: now, ns since the epoch.
+        """
+        self._states = states
+        self._dcgm_names = dcgm_names
+        self._hostname = hostname or socket.gethostname()
+        self._stale_ns = int(stale_seconds * 1e9)
+        self._wall_clock_ns = wall_clock_ns
+        self._texts = LabelTexts()
+        self._one_at_a_time = threading.Lock()
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+
+    def describe(self) -> list[Family]:
+        """Nothing: to be registered asks no source."""
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        """All families, the agent's process included; each series once."""
+        for series in self.series():
+            yield series.family()
+        yield from self._process.collect()
+
+    def encoded(self, *, accept: str = "", accept_encoding: str = "") -> tuple[bytes, dict[str, str]]:
+        """The page and its headers.
+
+        Args:
+            accept: header of the request: OpenMetrics where it asks for that, else Prometheus' text format.
+            accept_encoding: header of the request: gzip where it may.
+        """
+        encoder, content_type = choose_encoder(accept)
+        with self._one_at_a_time:  # many at once take no longer one after the other
+            if "escaping=dots" in content_type:  # which changes names
+                body = encoder(self)
+            else:
+                # ten times as fast as prometheus-client, which looks at every label of every sample anew
+                is_openmetrics = content_type.startswith("application/openmetrics-text")
+                text = text_of(self.series(), self._texts, is_openmetrics=is_openmetrics)
+                body = text.encode() + encoder(self._process)
+        headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
+        if any(part.strip().partition(";")[0] == "gzip" for part in accept_encoding.split(",")):
+            body = gzip.compress(body, compresslevel=1)
+            headers["Content-Encoding"] = "gzip"
+        return body, headers
+
+    def series(self) -> list[Series]:
+        """What the sources told and how they are; each series once."""
+        now_ns, states, families = self._wall_clock_ns(), self._states(), Families(self._texts)
+        told: list[Reading] = []
+        families.add(_OF_THE_AGENT, AGENT + "info", labels_of(version=__version__), 1.0)
+        for state in states:
+            is_stale = state.collected_ns is not None and now_ns - state.collected_ns >= self._stale_ns
+            if is_stale:
+                families.dropped[state.name, "stale"] += len(state.collection.readings)
+            else:
+                for reading in state.collection.readings:
+                    families.add(state.name, reading.metric, reading.labels, reading.value)
+                told += state.collection.readings
+            _tell(families, state, now_ns, with_content=not is_stale)
+        for (collector, reason), count in list(families.dropped.items()):
+            labels = labels_of(collector=collector, reason=reason)
+            families.add(_OF_THE_AGENT, AGENT + "readings_dropped", labels, count)
+        beside = dcgm_series(told, self._dcgm_names, hostname=self._hostname) if self._dcgm_names else []
+        return [*families.in_order(), *beside]
+
+
+def _tell(families: Families, state: SourceState, now_ns: int, *, with_content: bool) -> None:
+    """How a source is, and what its last collection could not see."""
+
+    def add(name: str, value: float, **labels: str) -> None:
+        families.add(_OF_THE_AGENT, AGENT + name, labels_of(collector=state.name, **labels), value)
+
+    add("collector_up", 0.0 if state.reason else 1.0, reason=state.reason or "")
+    add("collections_total", state.num_collections)
+    add("collector_errors_total", state.num_errors)
+    if state.collected_ns is None or state.seconds is None:
+        return
+    add("collector_duration_seconds", state.seconds)
+    add("collector_age_seconds", max(0.0, (now_ns - state.collected_ns) / 1e9))
+    add("collector_readings", len(state.collection.readings))
+    if not with_content:
+        return
+    missing = Counter((absent.metric, absent.reason.value) for absent in state.collection.missing)
+    for (metric, reason), count in missing.items():
+        add("missing", count, metric=metric, reason=reason)
+    findings = Counter((finding.code, *_gpu_of(finding.labels)) for finding in state.collection.findings)
+    for (code, gpu, uuid), count in findings.items():
+        add("finding", count, code=code, gpu=gpu, uuid=uuid)
+    for (gpu, uuid), newest_ns in _newest(state.collection.readings).items():
+        add("sample_age_seconds", max(0.0, (now_ns - newest_ns) / 1e9), gpu=gpu, uuid=uuid)
+
+
+def _newest(readings: Sequence[Reading]) -> dict[tuple[str, str], int]:
+    """When each GPU or MIG instance was read last."""
+    newest: dict[Labels, int] = {}
+    for reading in readings:
+        is_newer = reading.time_ns > newest.get(reading.labels, 0)
+        if is_newer and reading.metric.startswith(GPU) and not reading.metric.startswith(_NOT_SAMPLED):
+            newest[reading.labels] = reading.time_ns
+    by_gpu: dict[tuple[str, str], int] = {}
+    for labels, time_ns in newest.items():
+        gpu = _gpu_of(labels)
+        by_gpu[gpu] = max(by_gpu.get(gpu, 0), time_ns)
+    return by_gpu
+
+
+def _gpu_of(labels: Labels) -> tuple[str, str]:
+    told = dict(labels)
+    return told.get("gpu", ""), told.get("uuid", "")
