@@ -21,6 +21,8 @@ _POWER_SHARE = 0.3
 """Of the power limit: idle GPUs with a context draw up to a fifth (140 of 700 W on recorded H100s)."""
 _STUCK = 0.95
 _ASLEEP = 0.01
+_EMPTY = 0.02
+"""Share of the memory: whoever works holds more, also a process of another container, which is not listed."""
 _COUNTERS = (
     "graphics_engine_active_ratio",
     "sm_active_ratio",
@@ -87,7 +89,9 @@ def _wrong_of(values: Mapping[str, float]) -> list[tuple[str, str]]:
                 "restart what collects them (nv-hostengine, or this agent)",
             )
         )
-    if busy >= _STUCK and processes == 0 and not any(value > _ASLEEP for value in counters):
+    used, total = values.get(GPU + "memory_used_bytes"), values.get(GPU + "memory_total_bytes")
+    is_empty = processes == 0 and used is not None and total is not None and used < _EMPTY * total
+    if busy >= _STUCK and is_empty and not any(value > _ASLEEP for value in counters):
         wrong.append(
             (
                 "busy_without_process",

@@ -48,8 +48,22 @@ def test_what_is_not_known_contradicts_nothing(values: dict[str, float]) -> None
     assert codes(*[sample(values)] * 20) == []
 
 
+GHOST = {"utilization_ratio": 1.0, "memory_used_bytes": 5e8, "memory_total_bytes": 8e10}
+
+
 def test_bug_46_a_ghost_that_is_busy_without_a_process() -> None:
-    assert codes(*[sample({"utilization_ratio": 1.0}, processes=0)] * 10) == ["busy_without_process"]
-    assert codes(*[sample({"utilization_ratio": 1.0}, processes=1)] * 20) == []
-    assert codes(*[sample({"utilization_ratio": 1.0})] * 20) == []  # whether there are processes is not known
-    assert codes(*[sample({"utilization_ratio": 1.0, "sm_active_ratio": 0.9}, processes=0)] * 20) == []
+    assert codes(*[sample(GHOST, processes=0)] * 10) == ["busy_without_process"]
+
+
+@pytest.mark.parametrize(
+    ("values", "processes"),
+    [
+        (GHOST, 1),
+        (GHOST, None),  # whether there are processes is not known
+        ({**GHOST, "sm_active_ratio": 0.9}, 0),
+        ({**GHOST, "memory_used_bytes": 2e10}, 0),  # a process of another container holds it
+        ({"utilization_ratio": 1.0}, 0),
+    ],
+)
+def test_a_gpu_that_somebody_may_hold_is_no_ghost(values: dict[str, float], processes: float | None) -> None:
+    assert codes(*[sample(values, processes=processes)] * 20) == []
