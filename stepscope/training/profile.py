@@ -37,7 +37,7 @@ from stepscope.training.steps.late_figures import LateReader
 from stepscope.training.steps.listeners import Listeners
 from stepscope.training.steps.open_spans import STEP_PREFIX, OpenSpans
 from stepscope.training.steps.settling import SettlingSteps
-from stepscope.training.steps.spans import PhaseSpan, SpanRecorder, wrap_data
+from stepscope.training.steps.spans import NoSpan, PhaseSpan, SpanRecorder, is_compiling, wrap_data
 from stepscope.training.steps.step_file import begin_steps
 from stepscope.training.steps.step_mark import StepMark
 from stepscope.training.steps.telemetry import StepRecord, StepTimes, StepWriter
@@ -160,6 +160,8 @@ class Profile:
 
     def phase(self, name: str) -> PhaseSpan:
         """A with block whose time is counted under `name` and visible in the trace as `prof.phase: name`."""
+        if is_compiling() or not self._on:
+            return NoSpan()
         try:
             return PhaseSpan(str(name), self._spans)
         except Exception as error:  # training must never be hurt

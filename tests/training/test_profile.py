@@ -247,6 +247,31 @@ def test_a_phase_may_have_any_name(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert "['a']" in _lines(tmp_path / "r")[0]["phases"]
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_phase_inside_compiled_code_is_none_and_leaves_its_graph_whole(tmp_path: Path, *, enabled: bool) -> None:
+    prof = stepscope.profile("r", tmp_path, enabled=enabled)
+    graphs = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def doubled(x: Any) -> Any:
+        with prof.phase("inside"):
+            x = x + 1
+        return x * 2
+
+    compiled = torch.compile(doubled, backend=keep, fullgraph=True)
+    with prof:
+        with prof.phase("around"):
+            assert compiled(torch.ones(1)).item() == 4
+        prof.step()
+    assert compiled(torch.ones(1)).item() == 4
+    assert len(graphs) == 1
+    if enabled:
+        assert [set(line["phases"]) for line in _lines(tmp_path / "r")] == [{"around"}]
+
+
 def test_a_nested_profile_steps_aside_and_the_outer_keeps_its_trace(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

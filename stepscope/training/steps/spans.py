@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from stepscope.training.steps.open_spans import DATA_SPAN, PHASE_PREFIX
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -30,12 +32,12 @@ class SpanRecorder:
     count_data_wait: Callable[[int], None]
     count_phase: Callable[[str, int], None]
 
-    def next_of(self, batches: Iterator[T]) -> T:
-        """The next batch, timed; its exceptions, StopIteration among them, pass through unchanged."""
+    def wait(self, ask: Callable[[S], T], source: S) -> T:
+        """What `ask` answers, `next` or `iter`, timed; exceptions, StopIteration among them, pass through unchanged."""
         span = self.open_span(DATA_SPAN)
         started_ns = time.monotonic_ns()
         try:
-            return next(batches)
+            return ask(source)
         finally:
             self.count_data_wait(time.monotonic_ns() - started_ns)
             self.close_span(span)
@@ -54,10 +56,10 @@ class DataSpans(Generic[T]):
         self._recorder = recorder
 
     def __iter__(self) -> Iterator[T]:
-        batches = iter(self._loader)
+        batches = self._recorder.wait(iter, self._loader)  # starting workers takes its time
         while True:
             try:
-                batch = self._recorder.next_of(batches)
+                batch = self._recorder.wait(next, batches)
             except StopIteration:
                 return
             yield batch
@@ -77,6 +79,18 @@ class DataSpans(Generic[T]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._loader, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._loader, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            super().__delattr__(name)
+        else:
+            delattr(self._loader, name)
+
     def __copy__(self) -> Any:
         return type(self)(copy.copy(self._loader), self._recorder)
 
@@ -94,7 +108,7 @@ class IteratorSpans(DataSpans[T]):
         return self
 
     def __next__(self) -> T:
-        return self._recorder.next_of(self._loader)  # type: ignore[arg-type]  # wrap_data saw its __next__
+        return self._recorder.wait(next, self._loader)  # type: ignore[arg-type]  # wrap_data saw its __next__
 
 
 class PhaseSpan:
@@ -115,6 +129,27 @@ class PhaseSpan:
     ) -> None:
         self._recorder.count_phase(self._name, time.monotonic_ns() - self._started_ns)
         self._recorder.close_span(self._span)
+
+
+class NoSpan(PhaseSpan):
+    """A phase that nobody counts."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        pass
+
+
+def is_compiling() -> bool:
+    """Whether torch traces this call into a graph, in which nothing can be timed; constant to its compiler."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())
 
 
 def _itself(loader: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,7 +37,29 @@ def test_an_iterator_stays_an_iterator() -> None:
 def test_every_wait_is_counted() -> None:
     _waits.clear()
     assert list(_wrapped([1, 2])) == [1, 2]
-    assert len(_waits) == 3
+    assert len(_waits) == 4  # of which one is that for the iterator
+
+
+def test_beginning_an_iteration_is_a_wait_like_any_other() -> None:
+    class SlowToBegin:
+        def __iter__(self) -> Iterator[int]:
+            time.sleep(0.05)
+            return iter([1])
+
+    _waits.clear()
+    assert list(_wrapped(SlowToBegin())) == [1]
+    assert _waits[0] >= 50e6
+
+
+def test_what_fails_in_the_beginning_passes_unchanged_and_is_counted() -> None:
+    class NotBegun:
+        def __iter__(self) -> Iterator[int]:
+            raise LookupError("mine")
+
+    _waits.clear()
+    with pytest.raises(LookupError, match="mine"):
+        list(_wrapped(NotBegun()))
+    assert len(_waits) == 1
 
 
 def test_a_list_has_its_length_and_items() -> None:
@@ -60,6 +83,23 @@ def test_a_copy_is_a_wrapped_copy(copied: Any) -> None:
     assert list(wrapped) == original
     original.append([3])
     assert len(wrapped) == 2
+
+
+def test_what_is_set_on_the_wrapper_reaches_the_loader() -> None:
+    class Loader:
+        epoch = 0
+
+        def __iter__(self) -> Iterator[int]:
+            yield self.epoch
+
+    loader = Loader()
+    wrapped = _wrapped(loader)
+    wrapped.epoch = 3
+    assert (loader.epoch, list(wrapped)) == (3, [3])
+    del wrapped.epoch
+    assert loader.epoch == 0
+    with pytest.raises(AttributeError, match="'list' object has no attribute 'epoch'"):
+        _wrapped([1]).epoch = 1
 
 
 def test_another_process_gets_the_loader_itself() -> None:
