@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.zero_code.cycle import MOST_UPDATES_WITHOUT, Cycle
+from stepscope.zero_code.cycle import MOST_PATIENCE, MOST_UPDATES_WITHOUT, Cycle
 
 
 class _Optimizer:
@@ -54,3 +54,20 @@ def test_the_next_takes_over_when_the_first_is_idle() -> None:
     updates = [cycle.ends_with(second) for _ in range(MOST_UPDATES_WITHOUT + 2)]
     assert updates == [False] * (MOST_UPDATES_WITHOUT - 1) + [True] * 3
     assert not cycle.ends_with(first)
+
+
+@pytest.mark.parametrize("num_optimizers", [2, 3, 5])
+@pytest.mark.parametrize("updates", [51, 80, 150])
+def test_long_turns_of_several_settle_on_one(num_optimizers: int, updates: int) -> None:
+    cycle, optimizers = Cycle(), [_Optimizer() for _ in range(num_optimizers)]
+    turns = [[sum(cycle.ends_with(each) for _ in range(updates)) for each in optimizers] for _ in range(5)]
+    assert [sum(turn) for turn in turns[1:]] == [updates] * 4
+    assert all(turn == turns[1] for turn in turns[1:])
+
+
+def test_one_that_came_back_once_does_not_keep_others_from_the_place_for_ever() -> None:
+    cycle, first, second, third = Cycle(), _Optimizer(), _Optimizer(), _Optimizer()
+    assert cycle.ends_with(first)
+    assert sum(cycle.ends_with(second) for _ in range(10_000)) == 10_001 - MOST_UPDATES_WITHOUT
+    assert not cycle.ends_with(first)
+    assert sum(cycle.ends_with(third) for _ in range(MOST_PATIENCE)) == 1
