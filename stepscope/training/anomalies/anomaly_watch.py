@@ -13,6 +13,7 @@ from stepscope.training.anomalies.detectors import (
     loss_spike,
 )
 from stepscope.training.anomalies.memory_growth import MemoryGrowth
+from stepscope.training.anomalies.said_seldom import SaidSeldom
 from stepscope.training.anomalies.step_time_change import StepTimeChange
 from stepscope.training.steps.telemetry import StepRecord
 
@@ -24,9 +25,12 @@ _OF_ONE_RANK = frozenset({"local_grad_norm", "memory_allocated_bytes", "host_mem
 
 _MIB = 1 << 20
 
+LEAST_STEP_CHANGE_MS = 0.1
+"""Less is no finding: the host's own work moves by as much, and steps as short are toys."""
+
 
 class AnomalyWatch:
-    """Adds anomalies to settled steps, and logs one line for each."""
+    """Adds anomalies to settled steps, and logs one line for each; of a kind that keeps happening, for some."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -41,7 +45,8 @@ class AnomalyWatch:
             # A process grows by its loaders' queues, logs and caches.
             ("host_memory_bytes", MemoryGrowth("host_memory_bytes", least_bytes=64 * _MIB, least_ratio=0.05)),
         ]
-        self._step_times = StepTimeChange()
+        self._step_times = StepTimeChange(least=LEAST_STEP_CHANGE_MS)
+        self._seldom = SaidSeldom()
         self._was_quiet = False
 
     def step_settled(self, record: StepRecord) -> None:
@@ -64,10 +69,23 @@ class AnomalyWatch:
             if anomaly is not None:
                 record.anomalies.append(anomaly)
                 if self._rank == 0 or anomaly.figure in _OF_ONE_RANK:
-                    logger.warning("rank %d, step %d: %s", self._rank, record.index, said(anomaly))
+                    self._say(record.index, anomaly)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Say how much was not said."""
+        for (kind, figure), number in self._seldom.unsaid.items():
+            logger.warning("rank %d: %s", self._rank, _more(number, kind, figure))
+
+    def _say(self, step: int, anomaly: Anomaly) -> None:
+        num_unsaid = self._seldom.takes((anomaly.kind, anomaly.figure), step)
+        if num_unsaid is None:
+            return
+        more = f"; {_more(num_unsaid, anomaly.kind, anomaly.figure)}" if num_unsaid else ""
+        logger.warning("rank %d, step %d: %s%s", self._rank, step, said(anomaly), more)
+
+
+def _more(number: int, kind: str, figure: str) -> str:
+    return f"and {number} more {kind} of {figure} before, kept in the steps' lines"
 
 
 def said(anomaly: Anomaly) -> str:

@@ -23,9 +23,14 @@ _MEDIAN_SCATTER = 1.2533 / BLOCK_STEPS**0.5
 
 
 class StepTimeChange:
-    """Looks at step times, one after another, in any unit."""
+    """Looks at step times, one after another, in any unit.
 
-    def __init__(self) -> None:
+    Args:
+        least: a change that is never one, in that unit.
+    """
+
+    def __init__(self, *, least: float = 0.0) -> None:
+        self._least = least
         self._block: list[float] = []
         self._before: deque[tuple[float, float]] = deque(maxlen=NUM_BEFORE)  # median, sigma of the steps
         self._changed: tuple[float, float] | None = None
@@ -59,4 +64,4 @@ class StepTimeChange:
         medians = [middle for middle, _ in self._before]
         usual = median(medians)
         independent = SIGMAS * _MEDIAN_SCATTER * median([sigma for _, sigma in self._before])
-        return usual, max(LEAST_RATIO * usual, RANGES * (max(medians) - min(medians)), independent)
+        return usual, max(self._least, LEAST_RATIO * usual, RANGES * (max(medians) - min(medians)), independent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,29 @@ def test_what_all_ranks_share_is_said_by_the_first(caplog: pytest.LogCaptureFixt
     watch = AnomalyWatch(rank=3)
     assert _see(watch, 7, loss=math.nan, local_grad_norm=math.nan) == ["loss_not_finite", "gradient_not_finite"]
     assert _messages(caplog) == ["rank 3, step 7: local_grad_norm is not finite (gradient_not_finite)"]
+
+
+def test_of_a_kind_that_keeps_happening_some_are_said_and_the_rest_counted(caplog: pytest.LogCaptureFixture) -> None:
+    watch = AnomalyWatch(rank=0)
+    found = [
+        kind
+        for index in range(20_000)  # fast and slow in turn, by 200 steps
+        for kind in _see(watch, index, milliseconds=10 + 2 * (index // 200 % 2))
+    ]
+    assert len(found) > 90
+    watch.close()
+    *said, last = _messages(caplog)
+    assert len(said) == 10  # 5 in each 10000 steps
+    (again,) = [message for message in said if "more" in message]
+    assert re.search(r"; and (\d+) more step_time_change of step_ms before, kept in the steps' lines$", again)
+    numbers = [int(match) for message in (again, last) for match in re.findall(r"and (\d+) more", message)]
+    assert len(said) + sum(numbers) == len(found)
+
+
+def test_steps_of_microseconds_change_nothing() -> None:
+    watch = AnomalyWatch(rank=0)
+    for index in range(2000):
+        assert _see(watch, index, milliseconds=0.007 * (1 + index // 500)) == []
+    assert [kind for index in range(2000, 2100) for kind in _see(watch, index, milliseconds=0.2)] == [
+        "step_time_change"
+    ]
