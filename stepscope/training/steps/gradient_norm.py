@@ -113,6 +113,8 @@ class LocalGradientNorm:
         if any(self._late_reader.takes(total) for total in totals.values()):
             late = self._late_reader.take(totals, unscaled)
             record.late += [] if late is None else [late]
+        elif waiting := next((name for name, total in totals.items() if total.device.type != "cpu"), None):
+            raise ValueError(f"gradients on {waiting} cannot be read without waiting for it")
         else:
             numbers = {name: total.item() for name, total in totals.items()}
             record.figures = unscaled(numbers) | record.figures

@@ -22,7 +22,8 @@ until then the scale is that of this step's loss, and what the optimizers found 
 class LossScale:
     """Adds `loss_scale`, by which the step's loss was multiplied, and `overflow` (1 when gradients were not finite).
 
-    Neither is read from the GPU before its work is done. Where several scalers are updated in a step, the last counts.
+    Neither is read from the GPU before its work is done, or at all where only waiting would tell (XPU, MPS).
+    Where several scalers are updated in a step, the last counts.
     """
 
     def __init__(self, late_reader: LateReader) -> None:
@@ -76,7 +77,7 @@ class LossScale:
             if any(self._late_reader.takes(tensor) for tensor in tensors.values()):
                 late = self._late_reader.take(tensors, _named)
                 self._late += [] if late is None else [late]
-            else:
+            elif all(tensor.device.type == "cpu" for tensor in tensors.values()):  # else reading would wait
                 self._figures = _named({name: tensor.item() for name, tensor in tensors.items()})
         except Exception as error:  # training must never be hurt
             self._is_on = False

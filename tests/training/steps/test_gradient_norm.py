@@ -205,3 +205,17 @@ def test_compiled_models_are_not_compiled_again(monkeypatch: pytest.MonkeyPatch)
     ]
     assert [value is not None for value in found] == [False, True] * 3
     assert backend.frame_count == 1
+
+
+def test_gradients_that_only_waiting_would_tell_are_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.Linear(4, 4, device="meta")
+    with stepscope.profile("r", tmp_path, stepscope.every(100)) as prof:
+        prof.watch(model, every=1)
+        for _ in range(5):
+            model(torch.empty(2, 4, device="meta")).sum().backward()
+            prof.step()
+    lines = _lines(tmp_path / "r" / "steps" / "rank0.jsonl")
+    assert [line["index"] for line in lines] == list(range(5))
+    assert not any("local_grad_norm" in line for line in lines)
+    (said,) = [record.getMessage() for record in caplog.records if "goes on without" in record.getMessage()]
+    assert said.endswith("gradients on meta cannot be read without waiting for it")

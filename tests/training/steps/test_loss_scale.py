@@ -6,6 +6,7 @@ import gc
 import json
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,3 +150,14 @@ def test_a_scaler_of_another_make_is_left_alone_with_one_warning(caplog: pytest.
         loss_scale.close()
     assert caplog.records[0].getMessage().startswith("stepscope goes on without the loss scale: ")
     assert num_warnings[0] == num_warnings[2]
+
+
+def test_a_scale_that_only_waiting_would_tell_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    loss_scale = LossScale(LateReader())
+    elsewhere = SimpleNamespace(_scale=torch.empty((), device="meta"), _per_optimizer_states={})
+    loss_scale._updating(elsewhere)
+    assert _ended(loss_scale).figures == {}
+    loss_scale._updating(SimpleNamespace(_scale=torch.tensor(8.0), _per_optimizer_states={}))
+    assert _ended(loss_scale).figures == {"loss_scale": 8.0}
+    loss_scale.close()
+    assert caplog.records == []
