@@ -169,6 +169,11 @@ class Profile:
             return PhaseSpan("?", self._spans)
 
     @property
+    def is_measuring(self) -> bool:
+        """Whether it is neither disabled nor at its end, nor has given up or given way."""
+        return self._on
+
+    @property
     def result(self) -> Analysis | None:
         """The analysis of the latest capture, on rank 0 after the with block; None where there is none."""
         if self._result is None and not self._on and self.run_directory is not None:

@@ -76,6 +76,7 @@ class AutomaticRun:
         self._waits = Waits()
         self._cycle = Cycle()
         self._num_steps = 0
+        self._is_first_rank = True
         self._has_optimizer = False
 
     @_harmless(None)
@@ -201,6 +202,7 @@ class AutomaticRun:
     def _begin(self) -> bool:
         self._profile = _begun_profile()
         self._is_off = self._profile is None
+        self._is_first_rank = _is_first_rank()
         return not self._is_off
 
     def _give_up(self, error: Exception) -> None:
@@ -214,6 +216,9 @@ class AutomaticRun:
 
     def _end_step(self) -> None:
         assert self._profile is not None
+        if not self._profile.is_measuring:  # a profile of the user's own has taken its place
+            self._is_off = True
+            return
         data_wait_ns, evaluation_ns = self._waits.update()
         if data_wait_ns:
             self._profile.count_data_wait(data_wait_ns)
@@ -225,17 +230,18 @@ class AutomaticRun:
     def _in_child(self) -> None:
         """In a process forked from this one: what was begun is the parent's, and so is its loop."""
         self._is_off = self._is_off or self._profile is not None
+        self._profile = None
 
     @_harmless(None)
     def _end(self) -> None:
         """The process ends."""
-        if self._is_off:
-            return
-        self._is_off = True
-        if self._profile is not None:
-            self._profile.__exit__(getattr(sys, "last_type", None), None, None)
-            _say_where(self._profile, self._num_steps)
-        elif _is_first_rank():
+        was_off, self._is_off = self._is_off, True
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.__exit__(getattr(sys, "last_type", None), None, None)
+            if self._is_first_rank:
+                _say_where(profile, self._num_steps)
+        elif not was_off and _is_first_rank():
             _say("an optimizer was made, but no update of it was seen, so nothing was measured")
 
 
@@ -292,13 +298,14 @@ def _foreign_thread() -> Any:
 
 
 def _is_first_rank() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+    from stepscope.training.run.identity import identify
+
+    return identify().rank == 0
 
 
 def _say_where(profile: Profile, num_steps: int) -> None:
-    """Rank 0 tells where the run is; no other rank says anything."""
     directory = profile.run_directory
-    if directory is not None and _is_first_rank():
+    if directory is not None:
         steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
         _say(f"{steps} measured; next: stepscope analyze {directory}")
 

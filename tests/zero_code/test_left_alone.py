@@ -89,6 +89,9 @@ train(4)
     assert len(mine) == 5
     assert [path.name for path in ran.runs] == (["automatic"] if before else [])
     assert not before or len(ran.steps()) == before
+    said = [line for line in ran.stderr.splitlines() if "measured" in line]
+    run = ran.folder / "runs" / "automatic"
+    assert said == ([f"stepscope: {before} steps measured; next: stepscope analyze {run}"] if before else [])
 
 
 def test_switched_off_nothing_is_measured(run_script: RunScript) -> None:
@@ -156,3 +159,12 @@ def test_a_call_without_its_arguments_fails_by_the_script_s_own_fault(run_script
     ran = run_script("import torch\ntorch.amp.GradScaler('cpu').step()\n")
     assert ran.code == 1
     assert "GradScaler.step() missing 1 required positional argument: 'optimizer'" in ran.stderr
+
+
+def test_of_a_scheduler_s_tasks_the_first_alone_says_where_the_run_is(run_script: RunScript) -> None:
+    task = {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2"}
+    ran = run_script(f"{LOOP}\ntrain(3)\n", environment=task)
+    assert (ran.code, "measured" in ran.stderr) == (0, False)
+    assert len(ran.steps(rank=1)) == 3
+    ran = run_script("import torch\ntorch.optim.SGD([torch.ones(1)])\n", environment=task)
+    assert (ran.code, ran.stderr) == (0, "")
