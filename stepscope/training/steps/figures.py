@@ -12,6 +12,9 @@ from stepscope.training.steps.late_figures import LateFigures, LateReader
 
 logger = logging.getLogger(__name__)
 
+_LARGEST = int(sys.float_info.max)
+"""Whole numbers beyond have no place in arithmetic with floats: left out."""
+
 
 class FigureReader:
     """Reads figures step after step, and says once what it leaves out."""
@@ -44,7 +47,7 @@ def sorted_out(
     left_out: list[str] = []
     torch = sys.modules.get("torch")
     for name, value in figures.items():
-        if type(value) is float or type(value) is int:
+        if type(value) is float or (type(value) is int and -_LARGEST <= value <= _LARGEST):
             plain[name] = value
         elif torch is None or not isinstance(value, torch.Tensor):
             number = _plain_number(value)
@@ -85,6 +88,8 @@ def _plain_number(value: Any) -> int | float | None:
     # numpy's own interface: arrays that live on a device offer another one.
     if hasattr(type(value), "__array_interface__") and value.shape == ():
         value = value.item()
+    if isinstance(value, numbers.Integral) and not -_LARGEST <= value <= _LARGEST:
+        return None
     if isinstance(value, (int, float)):  # True and False too: they stay what they are
         return value
     if isinstance(value, numbers.Integral):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from decimal import Decimal
 from fractions import Fraction
 
@@ -22,6 +23,15 @@ def test_numbers_of_python_are_taken_and_all_else_is_named() -> None:
     assert plain == {"a": 1, "b": 0.5, "c": True, "d": 0.25}
     assert left_out == ["e", "f", "g", "h"]
     assert _plain({"x": Fraction(10**400), "y": Decimal(1)}) == ({}, ["x", "y"])
+
+
+def test_whole_numbers_beyond_any_float_are_named() -> None:
+    class Count(int):
+        pass
+
+    most = int(sys.float_info.max)
+    figures = {"a": 10**400, "b": -(10**400), "c": Count(10**400), "d": most, "e": -most, "f": Count(3)}
+    assert _plain(figures) == ({"d": most, "e": -most, "f": 3}, ["a", "b", "c"])
 
 
 def test_numpys_scalars_and_arrays_without_dimension_are_taken() -> None:
