@@ -30,13 +30,24 @@ def attach(engine: Any, **options: Any) -> Iterator[Profile]:
             wrapped["train_batch"] = _ending_a_step(prof, engine.train_batch, lambda: True)
         else:
             wrapped["step"] = _ending_a_step(prof, engine.step, engine.is_gradient_accumulation_boundary)
+        before = {name: vars(engine)[name] for name in wrapped if name in vars(engine)}  # others' patches
         for name, method in wrapped.items():
             setattr(engine, name, method)
         try:
             yield prof
         finally:
-            for name in wrapped:
-                delattr(engine, name)  # the class's method is there again
+            for name, method in wrapped.items():
+                _put_back(engine, name, method, before)
+
+
+def _put_back(engine: Any, name: str, ours: Callable[..., Any], before: dict[str, Any]) -> None:
+    """What was there, unless someone has wrapped ours in turn, which does nothing of its own from now on."""
+    if vars(engine).get(name) is not ours:
+        return
+    if name in before:
+        setattr(engine, name, before[name])
+    else:
+        delattr(engine, name)  # the class's method is there again
 
 
 def _ending_a_step(

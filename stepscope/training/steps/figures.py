@@ -88,12 +88,11 @@ def _plain_number(value: Any) -> int | float | None:
     # numpy's own interface: arrays that live on a device offer another one.
     if hasattr(type(value), "__array_interface__") and value.shape == ():
         value = value.item()
-    if isinstance(value, numbers.Integral) and not -_LARGEST <= value <= _LARGEST:
-        return None
-    if isinstance(value, (int, float)):  # True and False too: they stay what they are
+    if isinstance(value, float):
         return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
+    if isinstance(value, (int, numbers.Integral)):
+        number = value if isinstance(value, int) else int(value)  # True and False stay what they are
+        return number if -_LARGEST <= number <= _LARGEST else None
     if isinstance(value, numbers.Real):
         try:
             return float(value)

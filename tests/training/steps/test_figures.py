@@ -30,7 +30,14 @@ def test_whole_numbers_beyond_any_float_are_named() -> None:
         pass
 
     most = int(sys.float_info.max)
-    figures = {"a": 10**400, "b": -(10**400), "c": Count(10**400), "d": most, "e": -most, "f": Count(3)}
+    figures: dict[str, object] = {
+        "a": 10**400,
+        "b": -(10**400),
+        "c": Count(10**400),
+        "d": most,
+        "e": -most,
+        "f": Count(3),
+    }
     assert _plain(figures) == ({"d": most, "e": -most, "f": 3}, ["a", "b", "c"])
 
 
