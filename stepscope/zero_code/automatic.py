@@ -28,6 +28,12 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
 
+_NO_UPDATE = "an optimizer was made, but no update of it was seen, so nothing was measured"
+_IN_COMPILED_CODE = (
+    "updates were made where their ends are not seen, as in a compiled step, so nothing was measured; "
+    "next: call prof.step() of a stepscope.profile after each"
+)
+
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 P = ParamSpec("P")
@@ -242,7 +248,7 @@ class AutomaticRun:
             if self._is_first_rank:
                 _say_where(profile, self._num_steps)
         elif not was_off and _is_first_rank():
-            _say("an optimizer was made, but no update of it was seen, so nothing was measured")
+            _say(_IN_COMPILED_CODE if self.has_unseen_update else _NO_UPDATE)
 
 
 class _Saving:

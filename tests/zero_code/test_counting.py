@@ -182,6 +182,36 @@ def test_an_update_compiled_away_ends_its_step_at_the_next_batch(run_script: Run
     assert len(ran.steps()) == 7
 
 
+_COMPILED_TRAINING = """
+import torch
+from torch.utils.data import DataLoader
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step(batch):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+
+step = torch.compile(step, backend="eager")
+for batch in BATCHES:
+    step(batch)
+"""
+
+
+def test_a_training_step_compiled_whole_ends_at_the_next_batch_of_a_loader(run_script: RunScript) -> None:
+    ran = run_script(_COMPILED_TRAINING.replace("BATCHES", "DataLoader(torch.ones(14, 4), batch_size=2)"))
+    assert ran.code == 0, ran.stderr
+    assert len(ran.steps()) == 7
+
+
+def test_one_whose_ends_nothing_tells_is_said_to_be_so(run_script: RunScript) -> None:
+    ran = run_script(_COMPILED_TRAINING.replace("BATCHES", "[torch.ones(2, 4)] * 7"))
+    assert (ran.code, ran.runs) == (0, [])
+    assert "updates were made where their ends are not seen" in ran.stderr.splitlines()[-1]
+
+
 _COMPILED_STEP = """
 import torch
 torch.set_num_threads(1)
