@@ -7,9 +7,10 @@ steps aside when another begins.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
+
+from stepscope.training.steps.wrapping import Wrapping
 
 _BEGINNINGS = ("_prepare_trace", "_start_trace")
 """Methods of torch's profiler with which another one begins."""
@@ -33,35 +34,25 @@ class BeginWatch:
 
     def __init__(self, about_to_begin: Callable[[], None]) -> None:
         self._about_to_begin = about_to_begin
-        self._originals: dict[str, Callable[..., Any]] = {}
+        self._wrappings: list[Wrapping] = []
 
     def start(self) -> None:
         """Watch, if not watching already."""
-        if self._originals:
+        if self._wrappings:
             return
         from torch.autograd.profiler import profile
 
-        for name in _BEGINNINGS:
-            original = vars(profile).get(name)
-            if original is not None:
-                self._originals[name] = original
-                setattr(profile, name, self._watched(original))
+        self._wrappings = [Wrapping(profile, name, self._watched) for name in _BEGINNINGS if name in vars(profile)]
 
     def stop(self) -> None:
         """Leave torch as it was, unless someone has wrapped our wrapper."""
-        if not self._originals:
-            return
-        from torch.autograd.profiler import profile
-
-        for name, original in self._originals.items():
-            if getattr(vars(profile)[name], "__wrapped__", None) is original:
-                setattr(profile, name, original)
-        self._originals = {}
+        wrappings, self._wrappings = self._wrappings, []
+        for wrapping in wrappings:
+            wrapping.leave()
 
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def begin(other: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._originals:
+            if self._wrappings:
                 self._about_to_begin()
             return original(other, *args, **kwargs)
 
