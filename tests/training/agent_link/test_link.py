@@ -115,15 +115,20 @@ def test_without_a_socket_the_thread_still_ticks(link: AgentLink, user: _User) -
     assert not link.has_agent
     link.start()
     _until(lambda: user.num_ticks >= 3)
+    assert link.is_running
+    assert (user.told, user.faults) == ([], [])
 
 
 def test_wake_makes_it_tick_at_once(link: AgentLink, user: _User, monkeypatch: pytest.MonkeyPatch) -> None:
     link.wake()  # nobody is there yet
+    assert not link.is_running
     monkeypatch.setattr(user, "tick_seconds", 30.0)
     link.start()
     _until(lambda: user.num_ticks == 1)
     link.wake()
     _until(lambda: user.num_ticks == 2, 5.0)
+    time.sleep(0.2)
+    assert user.num_ticks == 2  # once for each call
 
 
 @pytest.mark.parametrize("garbage", [b"x" * 70_000, b"no\njson\nat all\n\xff\n", b"[" * 9000 + b"\n" + b"[]\n" * 9])
@@ -221,6 +226,7 @@ def test_a_user_that_fails_does_not_end_the_thread(
     monkeypatch.setattr(user, "tick", fail)
     link.start()
     _until(lambda: len(calls) >= 4)
+    assert link.is_running
 
 
 def test_a_forked_child_lets_go_of_the_connection_and_the_parent_keeps_it(socket_file: Path, link: AgentLink) -> None:
@@ -257,4 +263,6 @@ def test_a_path_that_no_socket_can_have_is_an_agent_that_is_away(path: str, user
     link = AgentLink(path, user)
     link.start()
     _until(lambda: user.num_ticks >= 1)
+    assert link.is_running
     link.close()
+    assert not link.is_running
