@@ -48,7 +48,7 @@ class Capture:
             "profile_memory": profile_memory,
         }
         self._profiler: Any = None
-        self._started = False
+        self._started = self._has_plain = False
         self._thread = 0
 
     def prepare(self) -> None:
@@ -85,13 +85,11 @@ class Capture:
         """Stop recording. What is returned writes the trace to its target, which appears only when whole.
 
         Raises:
-            OSError: there can be no folder for it.
             RuntimeError: another profiler ended the recording.
         """
         self.stop()
-        if self._profiler is None and not self._plain.exists():
+        if self._profiler is None and not self._has_plain:
             raise RuntimeError("another torch profiler ended this capture, which is lost")
-        self.target.parent.mkdir(parents=True, exist_ok=True)
         return functools.partial(write_trace, self._recording(), self._plain, self.target)
 
     @property
@@ -111,12 +109,14 @@ class Capture:
         self.stop()
         if self.num_whole_steps:
             self._plain.parent.mkdir(parents=True, exist_ok=True)
+            self._has_plain = True
             save_recording(self._recording(), self._plain)
 
     def discard(self) -> None:
         """Stop whatever runs and leave no file."""
-        with suppress(OSError):
-            self._plain.unlink()
+        if self._has_plain:
+            with suppress(OSError):
+                self._plain.unlink()
         if self._profiler is None:
             return
         if not self._started:

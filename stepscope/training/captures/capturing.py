@@ -19,6 +19,10 @@ from stepscope.training.steps.telemetry import StepRecord
 logger = logging.getLogger(__name__)
 
 
+_WAITS_FOR_TRACE_SECONDS = 2.0
+"""In all, between steps, for one trace that is still being written when the next capture is due; then that is skipped."""
+
+
 class Captures:
     """Takes a rank's captures, one after another.
 
@@ -59,6 +63,7 @@ class Captures:
         self._costs: CaptureWatch | None = None
         self._forecast = SizeForecast()
         self._writer = TraceWriter()
+        self._seconds_to_wait = _WAITS_FOR_TRACE_SECONDS
         self._watch = BeginWatch(self._make_room)
 
     @property
@@ -93,9 +98,9 @@ class Captures:
             return
         try:
             if index < coming.start:
-                self._prepare(coming)
+                self._prepare(coming, ended)
             else:
-                self._start(coming, index)
+                self._start(coming, index, ended)
         except (RuntimeError, OSError) as error:
             self._fail(coming, index, error)
 
@@ -125,19 +130,32 @@ class Captures:
             self._watch.stop()
             self._plan.close("measuring has stopped")
 
-    def _prepare(self, window: Window) -> None:
-        self._writer.finish()  # torch crashes when it exports one recording while it makes another
+    def _wait_for_writer(self, ended: StepRecord | None) -> None:
+        """torch crashes when it exports one recording while it makes another; training does not wait long for that."""
+        if self._writer.is_writing and self._seconds_to_wait > 0:
+            began_ns = time.monotonic_ns()
+            self._writer.wait(self._seconds_to_wait)
+            waited_ns = time.monotonic_ns() - began_ns
+            self._seconds_to_wait = max(self._seconds_to_wait - waited_ns / 1e9, 0.0)
+            if ended is not None:
+                ended.export_ns += waited_ns
+        if self._writer.is_writing:
+            raise RuntimeError("the trace of the capture before is still being written")
+        self._writer.finish()
+
+    def _prepare(self, window: Window, ended: StepRecord | None) -> None:
+        self._wait_for_writer(ended)
         self._window, self._capture = window, self._new_capture(window.start)
         self._capture.prepare()
 
-    def _start(self, window: Window, index: int) -> None:
+    def _start(self, window: Window, index: int, ended: StepRecord | None) -> None:
         deadline_ns = window.limits.deadline_ns
         if deadline_ns is not None and time.time_ns() > deadline_ns:
             self._plan.answer(window, AnswerState.CANCELLED, "its deadline passed before it began")
             self._plan.cut(window, index)
             self._drop()
             return
-        self._writer.finish()
+        self._wait_for_writer(ended)
         if self._window is not window or self._capture is None:
             self._window, self._capture = window, self._new_capture(window.start)
         self._before_start()
@@ -193,6 +211,7 @@ class Captures:
         try:
             if capture.num_whole_steps:
                 self._writer.write(functools.partial(self._write, window, capture, costs, capture.finish()))
+                self._seconds_to_wait = _WAITS_FOR_TRACE_SECONDS
                 self.latest = self.latest if window.is_partial else capture.first_step
             else:
                 capture.discard()

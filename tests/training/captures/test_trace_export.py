@@ -13,6 +13,7 @@ import pytest
 
 from stepscope.training.captures import trace_export
 from stepscope.training.captures.trace_export import TraceWriter, save_recording, write_trace
+from tests.training.processes import void
 
 torch = pytest.importorskip("torch")
 
@@ -96,3 +97,27 @@ def test_one_trace_at_a_time() -> None:
     writer.write(lambda: order.append("second"))
     writer.finish()
     assert order == ["first", "second"]
+
+
+def test_a_disk_that_does_not_answer_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_export, "_GIVES_UP_SECONDS", 0.6)
+    writer, answers = TraceWriter(), threading.Event()
+    writer.write(lambda: void(answers.wait(30)))
+    assert not writer.wait(0.01)
+    with pytest.raises(TimeoutError, match="does not answer"):
+        writer.finish()
+    assert writer.is_writing
+    answers.set()
+    writer.finish()
+
+
+def test_a_writer_that_gets_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_export, "_GIVES_UP_SECONDS", 0.6)
+    writer = TraceWriter()
+
+    def in_small_parts() -> None:
+        for _ in range(75):
+            time.sleep(0.02)
+
+    writer.write(in_small_parts)
+    writer.finish()
