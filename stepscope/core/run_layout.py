@@ -1,7 +1,8 @@
 """Where does each thing lie in a run directory, and what does its run.json say?
 
 run.json                       who, where, mesh, versions, environment, attempts, unprofiled step time
-traces/step{k}/rank{r}.json.gz each capture in its own folder, k = first captured step
+traces/step{k}/rank{r}.json.gz each capture in its own folder, k = first captured step; step{k}-attempt{n} of the job's
+                               second and later starts
 steps/rank{r}.jsonl            one line a step, appended whole; there from the start on, then empty
 truth/rank{r}.jsonl            of simulated compute only: one line a step by the process's own clock
 flight/rank{r}                 flight recorder of a rank that failed, or whose step did not end
@@ -35,9 +36,10 @@ WHOLE_STEPS_KEY = "stepscope_whole_steps"
 """Top-level key of a captured trace: the steps recorded from their beginning to their end."""
 
 
-def trace_path(first_step: int, rank: int) -> PurePath:
+def trace_path(first_step: int, rank: int, attempt: int = 1) -> PurePath:
     """Path of one rank's trace inside the run directory; `first_step` is the first captured step."""
-    return PurePath(TRACES_FOLDER, f"step{first_step}", f"rank{rank}.json.gz")
+    folder = f"step{first_step}" if attempt == 1 else f"step{first_step}-attempt{attempt}"
+    return PurePath(TRACES_FOLDER, folder, f"rank{rank}.json.gz")
 
 
 def steps_path(rank: int) -> PurePath:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,18 @@ from stepscope.store.documents import LARGEST_FIGURE
 
 _NAME = re.compile(r"rank(\d{1,9})\.jsonl")
 _Time = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-_NOT_FIGURES = {"index", "start_ns", "end_ns", "data_wait_ns", "phases", "captured", "state", "non_finite", "anomalies"}
+_NOT_FIGURES = {
+    "index",
+    "start_ns",
+    "end_ns",
+    "data_wait_ns",
+    "phases",
+    "captured",
+    "state",
+    "non_finite",
+    "anomalies",
+    "attempt",
+}
 
 
 class _Anomaly(msgspec.Struct):
@@ -29,6 +41,7 @@ class _Line(msgspec.Struct):
     data_wait_ns: _Time = 0
     phases: dict[str, _Time] = msgspec.field(default_factory=dict)
     captured: bool = False
+    attempt: int = 1
     anomalies: list[str | _Anomaly] = msgspec.field(default_factory=list)
     non_finite: list[str] = msgspec.field(default_factory=list)
 
@@ -36,36 +49,58 @@ class _Line(msgspec.Struct):
 def read_run_steps(run_directory: Path) -> tuple[list[RankSteps], list[Notice]]:
     """All ranks' steps, and what could not be read. Nothing where the run has no steps.
 
+    What a later start of the job does again replaces what any rank did before, also one that the job has no more.
+
     Raises:
         OSError: a file cannot be read.
     """
-    ranks, notices = [], []
+    told: dict[int, list[tuple[int, Step]]] = {}
+    notices = []
     for path in sorted((run_directory / STEPS_FOLDER).glob("rank*.jsonl"), key=lambda path: (len(path.name), path)):
         match = _NAME.fullmatch(path.name)
         if match is None:
             continue
-        rank = RankSteps(int(match[1]))
+        steps = told.setdefault(int(match[1]), [])
         unreadable = 0
         for text in path.read_bytes().split(b"\n")[:-1]:  # behind the last line's end stands what a kill cut short
             step = _step(text)
             if step is None:
                 unreadable += 1
             else:
-                rank.add(step)
+                steps.append(step)
         if unreadable:
             notices.append(Notice("unreadable_lines", f"{path}: {unreadable} lines are no step and are left out"))
-        ranks.append(rank)
-    return ranks, notices
+    return _latest(told), notices
 
 
-def _step(text: bytes) -> Step | None:
+def _latest(told: dict[int, list[tuple[int, Step]]]) -> list[RankSteps]:
+    """Of each rank's steps with their attempts, those that no later attempt of any rank has done again."""
+    first: dict[int, int] = {}
+    for attempt, step in (entry for steps in told.values() for entry in steps):
+        first[attempt] = min(step.index, first.get(attempt, step.index))
+    ends, end = {}, math.inf
+    for attempt in sorted(first, reverse=True):
+        ends[attempt], end = end, min(end, first[attempt])
+    ranks = []
+    for number, steps in told.items():
+        rank = RankSteps(number)
+        for attempt, step in steps:
+            if step.index < ends[attempt]:
+                rank.add(step)
+        if rank.steps or not steps:
+            ranks.append(rank)
+    return ranks
+
+
+def _step(text: bytes) -> tuple[int, Step] | None:
+    """The attempt and the step that a line tells of."""
     try:
         line = msgspec.json.decode(text, type=_Line)
         document = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     figures = {name: float(value) for name, value in document.items() if name not in _NOT_FIGURES and _is_figure(value)}
-    return Step(
+    step = Step(
         index=line.index,
         start_ns=line.start_ns,
         end_ns=max(line.start_ns, line.end_ns),
@@ -76,6 +111,7 @@ def _step(text: bytes) -> Step | None:
         anomalies=[anomaly if isinstance(anomaly, str) else anomaly.kind for anomaly in line.anomalies],
         non_finite=line.non_finite,
     )
+    return line.attempt, step
 
 
 def _is_figure(value: Any) -> bool:

@@ -198,7 +198,7 @@ class Profile:
             return f"no verdict, as no step was captured; the steps' times are in {self.run_directory}"
         others = [replace(identity, rank=rank) for rank in range(identity.world_size)]
         ranks = [other.rank for other in others if captures_here(self._settings.ranks, other)]
-        return analyse_run(self.run_directory, latest, ranks)
+        return analyse_run(self.run_directory, latest, ranks, self._context.attempt)
 
     @_harmless
     def watch(self, model: Any, *, every: int = 100) -> None:
@@ -229,12 +229,22 @@ class Profile:
         identity = identify()
         captures = captures_here(settings.ranks, identity)
         labels = {str(name): str(value) for name, value in dict(settings.labels or {}).items()}
-        self.run_directory, self._writer = begin_steps(Path(settings.out) / run_name(settings.run, identity), identity)
+        begun = begin_steps(Path(settings.out) / run_name(settings.run, identity), identity, settings.first_step)
+        self.run_directory, self._writer = begun.run_directory, begun.writer
+        attempt, first_step = begun.continuation.attempt, begun.continuation.first_step
         mesh = mesh_sizes(settings.mesh, identity.world_size)
         self._context = context = RunContext(
-            self.run_directory, identity, mesh, settings, self._open_spans.names, self._owners
+            self.run_directory,
+            identity,
+            mesh,
+            settings,
+            self._open_spans.names,
+            self._owners,
+            attempt=attempt,
+            first_step=first_step,
         )
-        self._talk = AgentTalk(context, self._schedule, takes_scheduled=captures, rule=settings.capture_when)
+        schedule = self._schedule.counted_from(first_step)
+        self._talk = AgentTalk(context, schedule, takes_scheduled=captures, rule=settings.capture_when)
         weakref.finalize(self, self._talk.close, 0.0).atexit = False  # never left: at exit `Endings` does more
         self._settling = SettlingSteps([*settled_listeners_of(context), self._talk], self._writer.add)
         context.when_stuck.extend((self._settling.hurry, self._writer.flush))
@@ -264,8 +274,8 @@ class Profile:
         )
         self._endings.start()
         _measuring = weakref.ref(self)
-        self._captures.move_to(0, None)
-        self._open_step(0)
+        self._captures.move_to(first_step, None)
+        self._open_step(first_step)
 
     @_harmless
     def _left_by(self, error: BaseException) -> None:
@@ -293,7 +303,8 @@ class Profile:
         if self._manifest is not None:
             self._manifest.end(ended, self._times.unprofiled_step_ms())
             has_trace = self._captures is not None and self._captures.latest is not None
-            missed = None if record is None or has_trace else self._schedule.missed_by(record.index)
+            first_step = 0 if self._context is None else self._context.first_step
+            missed = None if record is None or has_trace else self._schedule.missed_by(record.index - first_step)
             if missed is not None:
                 logger.warning(missed)
         self._on = False
@@ -325,7 +336,8 @@ class Profile:
         state, captured = self._talk.plan.state(index), self._captures.is_capturing
         # Also outside captures: other recorders (a daemon's on-demand trace, NVTX) then know the step's number.
         self._annotation = self._open_spans.open(f"{STEP_PREFIX}{index}")
-        self._step = StepRecord(index, time.time_ns(), captured=captured, state=state.value)
+        attempt = 1 if self._context is None else self._context.attempt
+        self._step = StepRecord(index, time.time_ns(), captured=captured, state=state.value, attempt=attempt)
         self._listeners.step_began(index)
 
     def _is_undisturbed(self, step: int) -> bool:
@@ -390,6 +402,7 @@ def profile(
     stuck_after: float | str | None = None,
     memory: str | int | None = None,
     export: str | Iterable[str] | None = None,
+    first_step: int | None = None,
 ) -> Profile:
     """Measure a training loop: `with stepscope.profile(...) as prof:` and `prof.step()` after each optimizer step.
 
@@ -419,6 +432,8 @@ def profile(
             default from STEPSCOPE_MEMORY, else "oom".
         export: libraries that step metrics are handed to (otel, wandb, mlflow), into what the training code has opened
             with them; by default from STEPSCOPE_EXPORT.
+        first_step: number of the first step, where the job goes on from a checkpoint; by default a run that is
+            continued numbers on from its last step. Schedules count from the first step of each start.
     """
     settings = Settings(
         run=run,
@@ -435,6 +450,7 @@ def profile(
         stuck_after=stuck_after,
         memory=memory,
         export=export,
+        first_step=first_step,
     )
     return Profile(settings, enabled=enabled and not is_disabled(os.environ))
 
@@ -458,7 +474,7 @@ def _new_capture(context: RunContext, first_step: int) -> Capture:
     settings = context.settings
     return Capture(
         first_step,
-        context.run_directory / trace_path(first_step, context.identity.rank),
+        context.run_directory / trace_path(first_step, context.identity.rank, context.attempt),
         record_shapes=bool(settings.record_shapes),
         with_stack=bool(settings.with_stack),
         profile_memory=bool(settings.profile_memory),

@@ -32,6 +32,7 @@ class Settings:
     stuck_after: float | str | None
     memory: str | int | None
     export: str | Iterable[str] | None
+    first_step: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class RunContext:
     """What every part that watches the steps may know of the run.
 
     Attributes:
+        attempt, first_step: which start of the job this is, and its first step.
         mesh: sizes by dimension (tp, pp, dp, ep, cp); empty when unknown.
         open_spans: names of the spans that the training loop is in, the outermost first.
         owners: the models that the training code has shown.
@@ -52,3 +54,5 @@ class RunContext:
     open_spans: Callable[[], list[str]] = list
     owners: MemoryOwners = field(default_factory=MemoryOwners)
     when_stuck: list[Callable[[], None]] = field(default_factory=list)
+    attempt: int = 1
+    first_step: int = 0

@@ -18,14 +18,14 @@ _PATIENCE_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 0.1
 
 
-def analyse_run(run_directory: Path, first_step: int, ranks: list[int]) -> Analysis | str:
+def analyse_run(run_directory: Path, first_step: int, ranks: list[int], attempt: int) -> Analysis | str:
     """The analysis of the latest capture, kept beside the run; what went wrong in one line where there is none.
 
     Args:
         first_step: of the latest capture.
         ranks: whose traces to wait for; those that do not come are named in the analysis.
     """
-    expected = [run_directory / trace_path(first_step, rank) for rank in ranks]
+    expected = [run_directory / trace_path(first_step, rank, attempt) for rank in ranks]
     give_up = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < give_up and not all(path.exists() for path in expected):
         time.sleep(_LOOK_AGAIN_SECONDS)

@@ -48,6 +48,7 @@ class _Line(msgspec.Struct):
     end_ns: _Time
     captured: bool = False
     state: str = "wait"
+    attempt: int = 1
 
 
 def read_step_telemetry(run_directory: Path) -> StepTelemetry:
@@ -103,21 +104,21 @@ def _files(run_directory: Path) -> list[Path]:
 
 
 def _settled(path: Path) -> list[tuple[tuple[int, int], float, dict[str, Any]]]:
-    """((attempt, step), ms, figures) of each settled step. The index falls back where another attempt begins."""
+    """((attempt, step), ms, figures) of each settled step. Where the index falls back, another attempt begins too."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError:
         return []
     settled = []
-    attempt, last_index, previous = 0, -1, "none"
+    attempt, last_index, previous = 1, -1, "none"
     for text in lines:
         try:
             line = msgspec.json.decode(text, type=_Line)
             figures = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue  # the last line of a killed job
-        attempt += line.index <= last_index
-        if line.index <= last_index:
+        before, attempt = attempt, max(attempt + (line.index <= last_index), line.attempt)
+        if attempt > before:
             previous = "none"
         is_quiet = line.state == "wait" and not line.captured
         if is_quiet and previous == "wait" and line.end_ns > line.start_ns:

@@ -17,7 +17,7 @@ from stepscope.trace.kineto import read_ranks, read_ranks_stream
 _TRACE_NAME = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
 _UNFINISHED = re.compile(r"\.json(\.gz)?\.tmp$", re.IGNORECASE)
 _NOT_TRACES = frozenset({"run.json", "analysis.json", "timeline.json", "truth.json"})
-_CAPTURE = re.compile(r"step(\d+)$")
+_CAPTURE = re.compile(r"step(\d+)(?:-attempt(\d+))?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def _in_run(run: Path, notices: list[Notice]) -> list[str]:
             where=str(run),
             what_next=f"profile some steps; they appear in {run / TRACES_FOLDER}/step<k>/",
         )
-    captures.sort(key=_first_step)
+    captures.sort(key=_attempt_and_first_step)
     if len(captures) > 1:
         older = ", ".join(folder.name for folder in captures[:-1])
         notices.append(Notice("older_captures", f"analysed {captures[-1].name}; the run also has {older}"))
@@ -119,9 +119,9 @@ def _in_run(run: Path, notices: list[Notice]) -> list[str]:
     return _traces_in(captures[-1])
 
 
-def _first_step(capture: Path) -> int:
+def _attempt_and_first_step(capture: Path) -> tuple[int, int]:
     match = _CAPTURE.search(capture.name)
-    return int(match.group(1)) if match else -1
+    return (int(match[2] or 1), int(match[1])) if match else (0, 0)
 
 
 def _in_folder(folder: Path, notices: list[Notice]) -> list[str]:

@@ -47,6 +47,28 @@ def test_a_restart_replaces_what_it_does_again(tmp_path: Path) -> None:
     assert [(step.index, step.start_ns) for step in rank.steps] == [(0, 10), (1, 100)]
 
 
+def _attempt(attempt: int, indexes: range) -> str:
+    return "".join(f'{{"index":{i},"start_ns":1,"end_ns":2,"attempt":{attempt}}}\n' for i in indexes)
+
+
+def test_a_restart_replaces_also_what_ranks_did_that_it_has_no_more(tmp_path: Path) -> None:
+    _write(tmp_path, "rank0.jsonl", _attempt(1, range(6)) + _attempt(2, range(3, 12)))
+    _write(tmp_path, "rank1.jsonl", _attempt(1, range(7)))
+    ranks, _ = subject.read_run_steps(tmp_path)
+    assert [[step.index for step in rank.steps] for rank in ranks] == [list(range(12)), [0, 1, 2]]
+    _write(tmp_path, "rank0.jsonl", _attempt(1, range(6)) + _attempt(2, range(12)))
+    (rank,), _ = subject.read_run_steps(tmp_path)
+    assert (rank.rank, len(rank.steps)) == (0, 12)
+
+
+def test_a_restart_that_goes_on_keeps_the_steps_before(tmp_path: Path) -> None:
+    for number in (0, 1):
+        _write(tmp_path, f"rank{number}.jsonl", _attempt(1, range(4)) + _attempt(2, range(4, 6)))
+    ranks, _ = subject.read_run_steps(tmp_path)
+    assert [[step.index for step in rank.steps] for rank in ranks] == [list(range(6))] * 2
+    assert not ranks[0].steps[-1].figures
+
+
 def test_a_run_without_steps_has_no_ranks(tmp_path: Path) -> None:
     assert subject.read_run_steps(tmp_path) == ([], [])
 

@@ -20,6 +20,8 @@ import stepscope
 from stepscope.training import once
 from stepscope.training.captures import trace_export
 from stepscope.training.profile import Profile
+from stepscope.workflow.steps import read_steps
+from stepscope.workflow.trace_files import find_trace_files
 
 torch = pytest.importorskip("torch")
 
@@ -357,6 +359,26 @@ def test_what_a_killed_export_left_is_removed_by_the_next_start(tmp_path: Path) 
         ".rank1.json.gz.4194999.part",
         f".rank0.json.gz.{os.getpid()}.part",
     }
+
+
+def test_a_run_that_is_continued_numbers_on_and_keeps_the_traces_before(tmp_path: Path) -> None:
+    for first_step in (None, None, 12):
+        with stepscope.profile("r", tmp_path, stepscope.once(wait=1, active=1), first_step=first_step) as prof:
+            _train(prof, 8)
+        assert prof.result is not None
+    lines = _lines(tmp_path / "r")
+    assert [line["index"] for line in lines] == [*range(16), *range(12, 20)]
+    assert [line.get("attempt", 1) for line in lines] == [1] * 8 + [2] * 8 + [3] * 8
+    assert [line["index"] for line in lines if line["captured"]] == [2, 10, 14]
+    assert {path.name for path in (tmp_path / "r" / "traces").iterdir()} == {
+        "step2",
+        "step10-attempt2",
+        "step14-attempt3",
+    }
+    files = find_trace_files([str(tmp_path / "r")])
+    assert [Path(path).parent.name for path in files.paths] == ["step14-attempt3"]
+    assert read_steps(str(tmp_path / "r")).num_steps == 20
+    assert len(json.loads((tmp_path / "r" / "run.json").read_text())["attempts"]) == 3
 
 
 def test_an_export_in_progress_does_not_look_like_a_trace(tmp_path: Path) -> None:

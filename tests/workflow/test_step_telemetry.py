@@ -38,6 +38,20 @@ def test_only_the_last_attempt_counts(tmp_path: Path) -> None:
     assert read_data_waits(tmp_path) == {0: [5, 6]}
 
 
+def test_the_first_step_of_an_attempt_that_numbers_on_is_not_settled(tmp_path: Path) -> None:
+    path = tmp_path / steps_path(0)
+    path.parent.mkdir()
+    attempts = [1, 1, 1, 2, 2, 2]
+    path.write_text(
+        "".join(
+            f'{{"index":{index},"start_ns":0,"end_ns":{index}000000,"data_wait_ns":{index},"attempt":{attempt}}}\n'
+            for index, attempt in enumerate(attempts, start=1)
+        )
+    )
+    assert read_step_telemetry(tmp_path).step_ms == [2.0, 3.0, 5.0, 6.0]
+    assert read_data_waits(tmp_path) == {0: [5, 6]}
+
+
 def test_a_rank_killed_before_its_first_line_is_told_and_hides_no_other(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, [9, 1, 2])
     (tmp_path / steps_path(1)).touch()

@@ -32,7 +32,7 @@ class StepscopeCallback(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to measure."""
-        self.prof = profile(**self._options)
+        self.prof = profile(**{"first_step": trainer.global_step} | self._options)
         self.prof.__enter__()
         self._steps_seen = trainer.global_step
 

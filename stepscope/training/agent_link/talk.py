@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_NS = 10_000_000_000
 _MAX_REASON = 500
-_LAST_STEP_TO_FIND_GPU = 3  # a loop that has not used one by then trains without
+_STEPS_TO_FIND_GPU = 3  # a loop that has not used one by then trains without
 
 
 class AgentTalk:
@@ -61,6 +61,7 @@ class AgentTalk:
         self.tick_seconds = self._desk.tick_seconds
         self._heartbeat = Heartbeat(context, lambda: self.plan.state(self.plan.step).value)
         self._look_at_ns = 0
+        self._last_step_to_find_gpu = context.first_step + _STEPS_TO_FIND_GPU
         self._heartbeat.gpu_uuid = gpu_uuid(context.identity)
         self._begin_if_needed(0)
 
@@ -82,7 +83,7 @@ class AgentTalk:
                 self._link.wake()
             else:
                 self._desk.tick()
-        if record.index <= _LAST_STEP_TO_FIND_GPU and self._heartbeat.gpu_uuid is None:
+        if record.index <= self._last_step_to_find_gpu and self._heartbeat.gpu_uuid is None:
             self._find_gpu()
         if record.end_ns >= self._look_at_ns:
             self._begin_if_needed(record.end_ns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from stepscope.core.errors import UsageError
@@ -54,6 +54,10 @@ class Schedule:
                 where="schedule",
                 what_next=f"capture every {self.warmup + self.active} steps or more seldom",
             )
+
+    def counted_from(self, first_step: int) -> Schedule:
+        """The same captures after the beginning of an attempt whose first step has this number."""
+        return replace(self, first=self.first + first_step)
 
     def state(self, step: int) -> State:
         """What happens during `step`."""

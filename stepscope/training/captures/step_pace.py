@@ -12,15 +12,17 @@ _LEAST_STEPS = 2
 
 
 class StepPace:
-    """Remembers the latest uncaptured steps; the first of a run, which is like no other, is left out."""
+    """Remembers the latest uncaptured steps; the first after a start, which is like no other, is left out."""
 
     def __init__(self) -> None:
+        self._seen_first = False
         self._durations: deque[int] = deque(maxlen=_KEPT_STEPS)
 
     def add(self, record: StepRecord) -> None:
         """Count a finished step; on the training thread."""
-        if record.state == "wait" and record.index:
+        if record.state == "wait" and self._seen_first:
             self._durations.append(record.end_ns - record.start_ns)
+        self._seen_first = True
 
     @property
     def median_ns(self) -> float | None:

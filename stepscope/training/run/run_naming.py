@@ -93,7 +93,7 @@ def _name_by_launcher() -> str:
     """From what ranks have in common before they can talk: on one host the launcher's process, else its address."""
     environment = os.environ
     if environment.get("LOCAL_WORLD_SIZE", "") == environment.get("WORLD_SIZE", "none"):
-        started = _process_start(os.getppid())
+        started = process_start(os.getppid())
         if started is not None:
             return f"run-launcher{os.getppid()}-{started}"
     place = f"{environment.get('MASTER_ADDR', 'host')}-port{environment.get('MASTER_PORT', '0')}"
@@ -105,7 +105,7 @@ def _name_by_launcher() -> str:
     return _as_name(f"{time.strftime('run-%Y%m%d')}-{place}")
 
 
-def _process_start(process_id: int) -> str | None:
+def process_start(process_id: int) -> str | None:
     """When a process began, in clock ticks since boot; with its number it names one process of this host's uptime."""
     try:
         return Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]

@@ -22,6 +22,9 @@ class WholeLines:
     A half line that an earlier process left at the end is removed, so that the next line does not continue it.
     The file is this process's alone until it is closed or the process ends, where the file system can say so.
 
+    Attributes:
+        last_before: the last whole lines that the file had, without newlines: 64 KiB of them at most.
+
     Raises:
         InUseError: when it is made, while another process has the file.
         OSError: from every method, when the file cannot be written.
@@ -32,7 +35,7 @@ class WholeLines:
         self._file: FileIO = path.open("a+b", buffering=0)
         try:
             self._take(path)
-            self._remove_half_line()
+            self.last_before = self._remove_half_line()
         except BaseException:
             self._file.close()
             raise
@@ -66,8 +69,9 @@ class WholeLines:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise InUseError(error.errno, "another process writes it", str(path)) from error
 
-    def _remove_half_line(self) -> None:
+    def _remove_half_line(self) -> list[bytes]:
         size = os.fstat(self._file.fileno()).st_size
         tail = os.pread(self._file.fileno(), _LONGEST_LINE_BYTES, max(size - _LONGEST_LINE_BYTES, 0))
         if tail and not tail.endswith(b"\n"):
             self._file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
+        return tail.split(b"\n")[:-1]

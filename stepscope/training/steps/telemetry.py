@@ -30,6 +30,7 @@ _quoted = functools.lru_cache(maxsize=1000)(_encode)
 _RESERVED = frozenset(
     (
         "index",
+        "attempt",
         "start_ns",
         "end_ns",
         "data_wait_ns",
@@ -49,6 +50,7 @@ class StepRecord:
     """One step of this rank. Times are ns, start and end since the epoch.
 
     Attributes:
+        attempt: which start of the job, from 1 on; in the line of later ones only.
         data_wait_ns: time the training loop waited for `prof.data`.
         phases: time by name of `prof.phase`.
         captured: whether the profiler recorded the step.
@@ -71,6 +73,7 @@ class StepRecord:
     figures: dict[str, int | float] = field(default_factory=dict)
     late: list[LateFigures] = field(default_factory=list)
     anomalies: list[Anomaly] = field(default_factory=list)
+    attempt: int = 1
 
     @property
     def duration_ns(self) -> int:
@@ -83,6 +86,8 @@ class StepRecord:
             f'"phases":{_encode(self.phases) if self.phases else "{}"}',
             f'"captured":{"true" if self.captured else "false"},"state":{_quoted(self.state)}',
         ]
+        if self.attempt > 1:
+            parts.append(f'"attempt":{self.attempt}')
         if self.export_ns:
             parts.append(f'"export_ns":{self.export_ns}')
         if self.anomalies:
@@ -108,6 +113,9 @@ class StepWriter:
 
     What a disk that does not answer keeps waiting is bounded: the oldest steps are dropped, and counted.
 
+    Attributes:
+        lines_before: the last lines that the file had.
+
     Raises:
         OSError: from every method but `tend`, when the file cannot be written.
     """
@@ -115,6 +123,7 @@ class StepWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = WholeLines(path)
+        self.lines_before = self._file.last_before
         self._pending: deque[StepRecord] = deque(maxlen=MOST_PENDING_STEPS)
         self._num_dropped = 0
         self._adding, self._writing = threading.Lock(), threading.Lock()
@@ -175,13 +184,13 @@ class StepTimes:
         self._clock = DeviceClock() if clock is None else clock
         self._before: dict[int, int] = {}
         self._after: dict[int, int] = {}
-        self._seen_capture = False
+        self._seen_first = self._seen_capture = False
         self._previous_state = "wait"
 
     def add(self, record: StepRecord) -> None:
         """Count a finished step."""
-        is_settled = record.index > 0 and record.state == "wait" and self._previous_state == "wait"
-        self._previous_state = record.state
+        is_settled = self._seen_first and record.state == "wait" and self._previous_state == "wait"
+        self._previous_state, self._seen_first = record.state, True
         self._seen_capture |= record.state == "active"
         kept = self._after if self._seen_capture else self._before
         if self._seen_capture and self._before:

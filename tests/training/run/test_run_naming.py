@@ -59,9 +59,9 @@ def test_ranks_of_one_host_are_named_after_the_process_that_launched_them(
     for variable in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(variable, "8")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    monkeypatch.setattr(subject, "_process_start", lambda _: "123")
+    monkeypatch.setattr(subject, "process_start", lambda _: "123")
     (one_job,) = _names(8)
-    monkeypatch.setattr(subject, "_process_start", lambda _: "456")
+    monkeypatch.setattr(subject, "process_start", lambda _: "456")
     (another_job,) = _names(8)
     assert one_job != another_job
     assert not caplog.records
