@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 _WAITS_FOR_TRACE_SECONDS = 2.0
-"""In all, between steps, for one trace that is still being written when the next capture is due; then that is skipped."""
+"""In all, between steps, for a trace still being written when the next capture is due; then that one is skipped."""
 
 
 class Captures:
