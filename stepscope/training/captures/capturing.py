@@ -58,7 +58,7 @@ class Captures:
         self._pace = pace
         self._window: Window | None = None
         self._skipped: Window | None = None
-        self._has_said_skipped = False
+        self._reasons_said: set[str] = set()
         self._capture: Capture | None = None
         self._costs: CaptureWatch | None = None
         self._forecast = SizeForecast()
@@ -198,8 +198,8 @@ class Captures:
 
     def _skip(self, window: Window, error: RuntimeError) -> None:
         self._skipped = window
-        level = logging.DEBUG if self._has_said_skipped else logging.WARNING
-        self._has_said_skipped = True
+        level = logging.DEBUG if str(error) in self._reasons_said else logging.WARNING
+        self._reasons_said.add(str(error))
         logger.log(level, "the capture of step %d is skipped, later ones are tried: %s", window.start, error)
 
     def _leave(self, last_step: StepRecord) -> None:
