@@ -104,6 +104,7 @@ class Profile:
         self._listeners = Listeners()
         self._annotation: Any = None
         self._step: StepRecord | None = None
+        self._step_began_ns = 0  # by the monotonic clock
         self._mark = StepMark(is_quiet=not enabled)
         self._late_reader = LateReader()
         self._figures = FigureReader(self._late_reader)
@@ -141,7 +142,7 @@ class Profile:
             raise RuntimeError("profile() measures inside its with block: `with stepscope.profile(...) as prof:`")
         record = self._step
         self._close_annotation()
-        record.end_ns = time.time_ns()
+        record.end_ns = record.start_ns + time.monotonic_ns() - self._step_began_ns  # the other clock may be set
         record.figures, record.late = self._figures.read(figures)
         self._times.add(record)
         self._listeners.step_ended(record)
@@ -337,6 +338,7 @@ class Profile:
         # Also outside captures: other recorders (a daemon's on-demand trace, NVTX) then know the step's number.
         self._annotation = self._open_spans.open(f"{STEP_PREFIX}{index}")
         attempt = 1 if self._context is None else self._context.attempt
+        self._step_began_ns = time.monotonic_ns()
         self._step = StepRecord(index, time.time_ns(), captured=captured, state=state.value, attempt=attempt)
         self._listeners.step_began(index)
 

@@ -381,6 +381,18 @@ def test_a_run_that_is_continued_numbers_on_and_keeps_the_traces_before(tmp_path
     assert len(json.loads((tmp_path / "r" / "run.json").read_text())["attempts"]) == 3
 
 
+def test_a_clock_that_is_set_back_changes_no_steps_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time_ns
+    with stepscope.profile("r", tmp_path, stepscope.once(wait=50)) as prof:
+        for step in range(4):
+            if step == 2:
+                monkeypatch.setattr(time, "time_ns", lambda: now() - 3600 * 10**9)
+            time.sleep(0.01)
+            prof.step()
+    times = [(line["end_ns"] - line["start_ns"]) / 1e9 for line in _lines(tmp_path / "r")]
+    assert all(0.01 <= seconds < 5 for seconds in times)
+
+
 def test_an_export_in_progress_does_not_look_like_a_trace(tmp_path: Path) -> None:
     from stepscope.training.run.run_directory import partial_path
 

@@ -60,7 +60,7 @@ class AgentTalk:
         )
         self.tick_seconds = self._desk.tick_seconds
         self._heartbeat = Heartbeat(context, lambda: self.plan.state(self.plan.step).value)
-        self._look_at_ns = 0
+        self._looked_ns = 0
         self._last_step_to_find_gpu = context.first_step + _STEPS_TO_FIND_GPU
         self._heartbeat.gpu_uuid = gpu_uuid(context.identity)
         self._begin_if_needed(0)
@@ -85,7 +85,7 @@ class AgentTalk:
                 self._desk.tick()
         if record.index <= self._last_step_to_find_gpu and self._heartbeat.gpu_uuid is None:
             self._find_gpu()
-        if record.end_ns >= self._look_at_ns:
+        if abs(record.end_ns - self._looked_ns) >= _LOOK_EVERY_NS:  # a clock set back is no reason to stop
             self._begin_if_needed(record.end_ns)
 
     def step_settled(self, record: StepRecord) -> None:
@@ -131,7 +131,7 @@ class AgentTalk:
             self._link.answer(self._heartbeat.hello())
 
     def _begin_if_needed(self, now_ns: int) -> None:
-        self._look_at_ns = now_ns + _LOOK_EVERY_NS
+        self._looked_ns = now_ns
         must_agree = self._slow_steps is not None and self._identity.world_size > 1
         if not self._link.is_running and (must_agree or self._link.has_agent):
             try:
