@@ -87,6 +87,8 @@ class Profile:
         self.gives_way = False
         self._settings = settings
         self._on = enabled
+        self._num_entered = 0  # with blocks that are open
+        self._has_begun, self._is_reentry_said = False, not enabled
         self._pid = os.getpid()
         self._context: RunContext | None = None
         self._result: Analysis | str | None = None
@@ -116,12 +118,24 @@ class Profile:
         )
 
     def __enter__(self) -> Profile:
-        self._begin()
+        self._num_entered += 1
+        if self._num_entered == 1 and not self._has_begun:
+            self._has_begun = True
+            self._begin()
+        elif not self._is_reentry_said:
+            self._is_reentry_said = True
+            logger.warning(
+                "a profile measures one with block, %s; make a new one by stepscope.profile(...) for each training",
+                "and goes on with the outer one here" if self._num_entered > 1 else "so this one measures nothing",
+            )
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._num_entered = max(self._num_entered - 1, 0)
+        if self._num_entered:  # entered again inside, the outer block goes on
+            return
         if error is not None:
             self._left_by(error)
         self._end(kind)

@@ -29,7 +29,7 @@ def test_a_loop_is_given_its_profile_at_each_call(tmp_path: Path) -> None:
         return "learned"
 
     assert (train(3), train(2), train.__doc__) == ("learned", "learned", "Learns.")
-    assert _indices(tmp_path / "r") == [0, 1, 2, 0, 1]
+    assert _indices(tmp_path / "r") == [0, 1, 2, 3, 4]
 
 
 def test_each_call_of_a_step_that_returns_is_one_and_the_process_ends_the_run(tmp_path: Path) -> None:

@@ -393,6 +393,32 @@ def test_a_clock_that_is_set_back_changes_no_steps_length(tmp_path: Path, monkey
     assert all(0.01 <= seconds < 5 for seconds in times)
 
 
+def test_a_profile_entered_again_goes_on_with_the_outer_block_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with stepscope.profile("r", tmp_path, stepscope.once(wait=50)) as prof:
+        for _ in range(2):
+            with prof:
+                prof.step()
+        prof.step()
+    assert [line["index"] for line in _lines(tmp_path / "r")] == [0, 1, 2]
+    assert "goes on with the outer one here" in _warnings(caplog)[0]
+    assert len([text for text in _warnings(caplog) if "measures one with block" in text]) == 1
+
+
+def test_a_profile_used_again_after_its_block_says_that_it_measures_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prof = stepscope.profile("r", tmp_path, stepscope.once(wait=0, warmup=0, active=1))
+    off = stepscope.profile("off", tmp_path, enabled=False)
+    for _ in range(3):
+        with prof, off:
+            _train(prof, 2)
+    (warning,) = _warnings(caplog)
+    assert "so this one measures nothing" in warning
+    assert len(_lines(tmp_path / "r")) == 2
+
+
 def test_an_export_in_progress_does_not_look_like_a_trace(tmp_path: Path) -> None:
     from stepscope.training.run.run_directory import partial_path
 
