@@ -17,6 +17,7 @@ from stepscope.cli.lazy_group import LazyGroup
 from stepscope.core.errors import StepscopeError
 
 VERBS: dict[str, str] = {
+    "agent": "Read this machine's GPUs and serve what they say to Prometheus.",
     "analyze": "Book every instant of every step, follow waits to their cause, give a verdict.",
     "compare": "Tell what changed between two runs, and gate on it.",
     "dashboard": "Open the web app over runs and their verdicts.",
@@ -91,6 +92,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 
 _EXTRA_OF = {
+    "prometheus_client": "agent",
+    "pynvml": "agent",
     "numpy": "analyze",
     "msgspec": "analyze",
     "isal": "analyze",

@@ -32,6 +32,11 @@ AGENT_METRICS: tuple[Metric, ...] = (
     _gauge("finding", U.NONE, "How many findings of this kind the last collection has.",
            "collector", "code", "gpu", "uuid"),
     _gauge("sample_age_seconds", U.SECONDS, "Age of a GPU's newest value.", "collector", "gpu", "uuid"),
+    _count("probe_starts_total", U.NONE, "Processes started to read GPUs."),
+    _count("probe_timeouts_total", U.NONE, "Answers of those that did not come in time."),
+    _count("probe_crashes_total", U.NONE, "Those that ended without being asked to."),
+    _gauge("probes_left_behind", U.NONE, "Those that hang in the kernel though they were killed."),
+    _count("xids_untold_total", U.NONE, "XIDs that are counted, but too many at once to be logged."),
 )
 # fmt: on
 AGENT_BY_NAME: dict[str, Metric] = {metric.name: metric for metric in AGENT_METRICS}

@@ -71,14 +71,22 @@ def serve(collector: NvmlCollector, requests: int, replies: int) -> int:
     with open(requests, "rb", buffering=0) as lines:
         for line in iter(lines.readline, b""):
             try:
-                for answer in answers(collector, json.loads(line)):
-                    os.write(replies, json.dumps(answer, separators=(",", ":")).encode() + b"\n")
-            except DriverUnusableError as error:
-                os.write(replies, json.dumps({"unusable": [error.reason, error.detail]}).encode() + b"\n")
-                return 1
+                if not _answer(collector, json.loads(line), replies):
+                    return 1
             except BrokenPipeError:
                 break
     return 0
+
+
+def _answer(collector: NvmlCollector, request: dict[str, Any], replies: int) -> bool:
+    """Answer one request; whether any GPU can be asked."""
+    try:
+        for answer in answers(collector, request):
+            os.write(replies, json.dumps(answer, separators=(",", ":")).encode() + b"\n")
+    except DriverUnusableError as error:
+        os.write(replies, json.dumps({"unusable": [error.reason, error.detail]}).encode() + b"\n")
+        return False
+    return True
 
 
 def end_when_told(grace_seconds: float) -> None:

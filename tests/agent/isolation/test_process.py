@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
+from stepscope.agent.isolation.child import serve
 from stepscope.agent.isolation.process import ProbeProcess
+from stepscope.collectors.nvml import NvmlCollector
+from stepscope.collectors.nvml.binding import DriverUnusableError
+from stepscope.core.readings import MissingReason
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 
@@ -124,3 +128,19 @@ def test_no_driver_is_told_and_the_process_ends(machine: FakeNvml) -> None:
         assert not probe.send({"do": "look", "skip": []})
     finally:
         probe.kill()
+
+
+def test_without_a_driver_it_ends_without_a_word_when_nobody_listens_any_more() -> None:
+    class NoDriver(NvmlCollector):
+        def count(self) -> int:
+            raise DriverUnusableError(MissingReason.NOT_INSTALLED, "no driver")
+
+    requests, ask = os.pipe()
+    listen, replies = os.pipe()
+    os.write(ask, b'{"do": "look", "skip": []}\n')
+    os.close(ask)
+    os.close(listen)
+    try:
+        assert serve(NoDriver(), requests, replies) == 0
+    finally:
+        os.close(replies)

@@ -1,0 +1,70 @@
+"""What can be collected on this machine, what not, and why?"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from stepscope.agent.service import wait_for_all
+from stepscope.agent.sources import Sources
+from stepscope.collectors.capabilities import Capabilities, capabilities_of
+from stepscope.core.readings import Collection, MissingReason
+
+_ANSWER_SECONDS = 40.0
+"""Longer than a driver's library may take to load."""
+_SAMPLES_SECONDS = 2.5
+"""For values that need two samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """One source.
+
+    Attributes:
+        name: of the source.
+        reason, detail: why it gives nothing; None and empty where it does.
+        num_readings: values of its last collection.
+        seconds: how long that took; None before the first.
+        findings: lines on what it noticed.
+    """
+
+    name: str
+    reason: MissingReason | None
+    detail: str
+    num_readings: int
+    seconds: float | None
+    findings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentCheck:
+    """All sources, and what is had of each GPU; the capabilities without labels are the machine's."""
+
+    sources: tuple[SourceReport, ...]
+    capabilities: tuple[Capabilities, ...]
+
+
+def check_machine(sources: Sources, *, samples_seconds: float = _SAMPLES_SECONDS) -> AgentCheck:
+    """Read everything for some seconds, and tell.
+
+    Args:
+        sources: what to read; opened and closed here.
+        samples_seconds: how long to read on after all have answered.
+    """
+    with sources:
+        never = threading.Event()
+        wait_for_all(sources, never, seconds=_ANSWER_SECONDS)
+        never.wait(samples_seconds)
+        states = sources.states()
+    reports = tuple(
+        SourceReport(
+            state.name,
+            state.reason,
+            state.detail,
+            len(state.collection.readings),
+            state.seconds,
+            tuple(finding.message for finding in state.collection.findings),
+        )
+        for state in states
+    )
+    return AgentCheck(reports, tuple(capabilities_of(Collection.joined(state.collection for state in states))))

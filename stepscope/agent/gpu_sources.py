@@ -1,0 +1,77 @@
+"""What do the GPUs say, by their driver and by the kernel log? What happened to them is logged, each once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from stepscope.agent.isolation import GpuProbes
+from stepscope.collectors.contradictions import Contradictions
+from stepscope.collectors.kernel_log import KernelLog
+from stepscope.core.agent_metrics import AGENT
+from stepscope.core.readings import Collection, Finding, Labels, Reading
+
+_log = logging.getLogger(__name__)
+
+
+class GpuSource:
+    """The GPUs' newest values. Waits for no driver: `probes` reads them in processes of their own."""
+
+    def __init__(self, probes: GpuProbes, *, wall_clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self._probes = probes
+        self._wall_clock_ns = wall_clock_ns
+        self._contradictions = Contradictions()
+        self._said: frozenset[tuple[str, Labels]] = frozenset()
+
+    def collect(self) -> Collection:
+        """What is known now, what contradicts itself in it, and how the reading processes fare."""
+        snapshot, now_ns = self._probes.snapshot(), self._wall_clock_ns()
+        for xid in self._probes.take_findings():
+            _log.warning("%s: %s", _name_of(xid.labels), xid.message)
+        silent = {target.labels for target in snapshot.targets if target.reason}
+        new = tuple(reading for reading in snapshot.collection.readings if reading.labels not in silent)
+        findings = self._contradictions.observe(Collection(new), now_ns)  # old values repeated prove nothing
+        self._say_once(findings)
+        counts = snapshot.counts
+        about = {
+            "probe_starts_total": counts.started,
+            "probe_timeouts_total": counts.timed_out,
+            "probe_crashes_total": counts.crashed,
+            "probes_left_behind": counts.left_behind,
+            "xids_untold_total": counts.findings_dropped,
+        }
+        readings = tuple(Reading(AGENT + name, float(count), (), now_ns) for name, count in about.items())
+        return Collection.joined((snapshot.collection, Collection(readings, (), tuple(findings))))
+
+    def _say_once(self, findings: Iterable[Finding]) -> None:
+        """One line an episode."""
+        now = {(finding.code, finding.labels): finding for finding in findings}
+        for key, finding in now.items():
+            if key not in self._said:
+                _log.warning("%s: %s", _name_of(finding.labels), finding.message)
+        self._said = frozenset(now)
+
+
+class KernelLogSource:
+    """Errors in the kernel log; XIDs are counted for their GPU by `probes`."""
+
+    def __init__(self, log: KernelLog, probes: GpuProbes) -> None:
+        self._log = log
+        self._probes = probes
+
+    def collect(self) -> Collection:
+        """What was logged since the last time, without the XIDs."""
+        told = self._log.collect()
+        self._probes.note_kernel_log(finding for finding in told.findings if finding.code == "xid")
+        others = tuple(finding for finding in told.findings if finding.code != "xid")
+        for finding in others:
+            _log.warning("%s: %s", _name_of(finding.labels), finding.message)
+        return Collection((), told.missing, others)
+
+
+def _name_of(labels: Labels) -> str:
+    told = dict(labels)
+    if "gpu" in told:
+        return f"GPU {told['gpu']} ({told.get('uuid') or told.get('pci_bus_id', '')})"
+    return told.get("pci_bus_id", "this machine")

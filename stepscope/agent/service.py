@@ -1,0 +1,67 @@
+"""How does the agent run? It reads, serves what it read, and says once what is missing here."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from stepscope.agent.exporter import DcgmNames, MetricsPage
+from stepscope.agent.source_state import SourceState
+from stepscope.agent.sources import GPUS, Sources
+from stepscope.agent.web import Address, AgentServer
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.readings import MissingReason
+
+_LOOK_SECONDS = 0.2
+
+
+def serve(
+    sources: Sources,
+    address: Address,
+    *,
+    stop: threading.Event,
+    say: Callable[[str], None],
+    dcgm_names: DcgmNames | None = None,
+) -> None:
+    """Read and serve until `stop` is set.
+
+    Args:
+        sources: what to read; opened and closed here.
+        address: where to listen.
+        stop: set it to end.
+        say: takes lines for people: where it listens, then what is read and what is missing.
+        dcgm_names: show GPUs under DCGM's names as well.
+
+    Raises:
+        UsageError: the address cannot be had.
+    """
+    server = AgentServer(address, MetricsPage(sources.states, dcgm_names=dcgm_names), sources.states)
+    with sources, server:
+        say(f"{server.url}/metrics tells what is read")
+        if wait_for_all(sources, stop):
+            say(what_is_read(sources.states()))
+        stop.wait()
+
+
+def wait_for_all(sources: Sources, stop: threading.Event, *, seconds: float | None = None) -> bool:
+    """Wait until each source has answered or was given up; False when it is time to stop before, or takes longer."""
+    end = None if seconds is None else time.monotonic() + seconds
+    while any(state.reason is MissingReason.NOT_YET for state in sources.states()):
+        if stop.wait(_LOOK_SECONDS) or (end is not None and time.monotonic() > end):
+            return False
+    return True
+
+
+def what_is_read(states: Sequence[SourceState]) -> str:
+    """One line: how many GPUs, and which sources give nothing, why."""
+    gpus = {
+        dict(reading.labels).get("uuid", "")
+        for state in states
+        for reading in state.collection.readings
+        if reading.metric == GPU + "info"
+    }
+    down = [f"{state.name} ({state.reason}: {state.detail})" for state in states if state.reason]
+    up = [state.name for state in states if not state.reason and state.name != GPUS]
+    read = " and ".join(filter(None, [f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}", ", ".join(up)]))
+    return f"reads {read}" + (f"; missing: {', '.join(down)}" if down else "")

@@ -1,0 +1,73 @@
+"""Which sources does this agent have, and how are they now?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+from stepscope.agent.gpu_sources import GpuSource, KernelLogSource
+from stepscope.agent.isolation import GpuProbes, Timing
+from stepscope.agent.schedule import ScheduledSource
+from stepscope.agent.source_state import SourceState
+from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
+from stepscope.collectors.dcgm_exporter.fetching import Endpoint
+from stepscope.collectors.host import GpuUsers, HostCollector, InfinibandCollector, gpu_users_of
+from stepscope.collectors.kernel_log import KernelLog
+
+GPUS = "nvml"
+"""The source of the GPUs' own driver."""
+_HOST_SECONDS = 5.0
+_DCGM_SECONDS = 10.0
+
+
+class Sources:
+    """All sources of this machine, in the order of their trust. A context manager: reads while it is open."""
+
+    def __init__(
+        self,
+        timing: Timing | None = None,
+        *,
+        dcgm_exporter: Endpoint | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """
+        Args:
+            timing: of the GPUs.
+            dcgm_exporter: a page of dcgm-exporter to read beside.
+            environment: of the processes that read GPUs; the agent's own where none is given.
+        """
+        timing = timing or Timing()
+        self._probes = GpuProbes(timing, environment=environment)
+        self._kernel_log = KernelLog()
+        self._gpus = ScheduledSource(GPUS, GpuSource(self._probes), interval=timing.interval)
+        kernel_log = KernelLogSource(self._kernel_log, self._probes)
+        host_interval = max(timing.interval, _HOST_SECONDS)
+        self._sources = [
+            self._gpus,
+            ScheduledSource("kernel_log", kernel_log, interval=timing.interval),
+            ScheduledSource("host", HostCollector(gpu_users=self._gpu_users), interval=host_interval),
+            ScheduledSource("infiniband", InfinibandCollector(), interval=host_interval),
+        ]
+        if dcgm_exporter is not None:
+            exporter = DcgmExporterCollector(dcgm_exporter)
+            self._sources.append(ScheduledSource("dcgm_exporter", exporter, interval=_DCGM_SECONDS))
+        self._open = ExitStack()
+
+    def __enter__(self) -> Sources:
+        with ExitStack() as opening:
+            opening.enter_context(self._kernel_log)
+            opening.enter_context(self._probes)
+            for source in self._sources:
+                opening.enter_context(source)
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def states(self) -> tuple[SourceState, ...]:
+        """How they are now; waits for none."""
+        return tuple(source.state() for source in self._sources)
+
+    def _gpu_users(self) -> GpuUsers:
+        return gpu_users_of(self._gpus.state().collection)

@@ -1,0 +1,41 @@
+"""What does a person see who opens the agent's address? How its sources are, and where the rest is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from stepscope import __version__
+from stepscope.agent.source_state import SourceState
+
+_STYLE = "body{font:15px system-ui;margin:2em}td,th{text-align:left;padding:.2em 1.5em .2em 0;vertical-align:top}"
+
+
+def landing_page(states: Sequence[SourceState], now_ns: int) -> str:
+    """The page as HTML.
+
+    Args:
+        states: the sources.
+        now_ns: ns since the epoch.
+    """
+    rows = "".join(_row(state, now_ns) for state in states)
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>stepscope agent</title><style>{_STYLE}</style>"
+        f"<h1>stepscope agent {escape(__version__)}</h1>"
+        '<p><a href="metrics">Metrics</a> · <a href="healthz">Health</a> · <a href="readyz">Readiness</a></p>'
+        "<table><tr><th>source<th>state<th>values<th>missing<th>age<th></tr>"
+        f"{rows}</table></html>\n"
+    )
+
+
+def _row(state: SourceState, now_ns: int) -> str:
+    age = "" if state.collected_ns is None else f"{max(0.0, (now_ns - state.collected_ns) / 1e9):.1f} s"
+    cells = (
+        state.name,
+        state.reason.value if state.reason else "up",
+        str(len(state.collection.readings)),
+        str(len(state.collection.missing)),
+        age,
+        state.detail,
+    )
+    return "<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells) + "</tr>"

@@ -1,0 +1,111 @@
+"""`stepscope agent`: the daemon of a GPU node."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from stepscope.agent.check import AgentCheck
+    from stepscope.agent.sources import Sources
+    from stepscope.collectors.capabilities import Capabilities
+
+_DEFAULT_ADDRESS = "127.0.0.1:9455"
+_MOST_NAMES = 6
+
+
+@click.group("agent")
+def command() -> None:
+    """Read this machine's GPUs and serve what they say to Prometheus."""
+
+
+@command.command("run")
+@click.option("--listen", default=_DEFAULT_ADDRESS, show_default=True, metavar="HOST:PORT", help="Port 0: a free one.")
+@click.option("--insecure", is_flag=True, help="Allow an address other machines can reach; there is no login.")
+@click.option(
+    "--interval", type=click.FloatRange(0.1, 15.0), default=1.0, show_default=True, help="Seconds between readings."
+)
+@click.option("--dcgm-exporter", "dcgm_exporter", metavar="HOST:PORT", help="Read the page of a dcgm-exporter as well.")
+@click.option(
+    "--dcgm-names",
+    type=click.Choice(["old", "new"]),
+    help="Show DCGM's names as well: up to 4.5 (old), from 4.6 (new).",
+)
+def run(listen: str, insecure: bool, interval: float, dcgm_exporter: str | None, dcgm_names: str | None) -> None:
+    """Read GPUs and host, and serve /metrics, until SIGTERM or Ctrl-C.
+
+    It starts without any GPU or driver, too, and says what is missing.
+    """
+    from stepscope.agent.exporter import DcgmNames
+    from stepscope.agent.service import serve
+    from stepscope.agent.web import address_of
+
+    address = address_of(listen, insecure=insecure)
+    logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    serve(
+        _sources(interval, dcgm_exporter),
+        address,
+        stop=stop,
+        say=lambda line: click.echo(f"stepscope agent: {line}", err=True),
+        dcgm_names=DcgmNames(dcgm_names) if dcgm_names else None,
+    )
+
+
+@command.command("check")
+@click.option("--dcgm-exporter", "dcgm_exporter", metavar="HOST:PORT", help="Read the page of a dcgm-exporter as well.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def check(dcgm_exporter: str | None, as_json: bool) -> None:
+    """Say what can be collected here, what not, and why; takes some seconds."""
+    from stepscope.agent.check import check_machine
+
+    logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
+    found = check_machine(_sources(1.0, dcgm_exporter))
+    click.echo(json.dumps(asdict(found), indent=1) if as_json else "\n".join(_lines(found)))
+
+
+def _sources(interval: float, dcgm_exporter: str | None) -> Sources:
+    from stepscope.agent.isolation import Timing
+    from stepscope.agent.sources import Sources
+    from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
+
+    return Sources(Timing(interval=interval), dcgm_exporter=endpoint_of(dcgm_exporter) if dcgm_exporter else None)
+
+
+def _lines(found: AgentCheck) -> list[str]:
+    rows = [("source", "state", "values", "")]
+    rows += [(one.name, one.reason or "up", str(one.num_readings), one.detail) for one in found.sources]
+    lines = _table(rows)
+    lines += [f"finding: {line}" for source in found.sources for line in source.findings]
+    for one in found.capabilities:
+        lines += ["", *_of_one(one)]
+    return lines
+
+
+def _of_one(one: Capabilities) -> list[str]:
+    told = dict(one.labels)
+    name = f"GPU {told.get('gpu', '')} {told.get('uuid', '')} {told.get('mig_profile', '')}" if told else "this machine"
+    rows = [("  missing", "metrics", "why")]
+    rows += [(f"  {gap.reason}", _names(gap.metrics), gap.detail) for gap in one.gaps]
+    return [f"{' '.join(name.split())}: {len(one.collected)} metrics", *(_table(rows) if one.gaps else ())]
+
+
+def _names(metrics: tuple[str, ...]) -> str:
+    if not metrics:
+        return "all"
+    short = [metric.removeprefix("stepscope_") for metric in metrics]
+    further = len(short) - _MOST_NAMES
+    return ", ".join(short[:_MOST_NAMES]) + (f" and {further} more" if further > 0 else "")
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

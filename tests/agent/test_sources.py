@@ -1,0 +1,150 @@
+"""Do all sources of a machine together tell what is there, whatever one of them does? On the fake driver."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stepscope.agent.check import check_machine
+from stepscope.agent.exporter import MetricsPage
+from stepscope.agent.gpu_sources import GpuSource, KernelLogSource
+from stepscope.agent.isolation import GpuProbes, Snapshot, TargetState, Timing
+from stepscope.agent.service import what_is_read
+from stepscope.agent.source_state import SourceState
+from stepscope.agent.sources import Sources
+from stepscope.collectors.kernel_log import KernelLog
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.readings import Collection, MissingReason, Reading, labels_of
+from tests.collectors.fake_nvml import profiles
+from tests.collectors.fake_nvml.library import FakeNvml
+
+_QUICK = Timing(interval=0.1, seldom=0.2, deadline=1.0, start_deadline=20, look=2.0, slow=0.3, grace=2)
+
+
+def _until(sources: Sources, is_so: Callable[[dict[str, SourceState]], bool]) -> dict[str, SourceState]:
+    end = time.monotonic() + 40
+    while time.monotonic() < end:
+        states = {state.name: state for state in sources.states()}
+        if is_so(states):
+            return states
+        time.sleep(0.02)
+    raise AssertionError(f"never so: {sources.states()}")
+
+
+def _value(state: SourceState, name: str, gpu: int) -> float | None:
+    found = [one for one in state.collection.readings if one.metric == GPU + name]
+    return next((one.value for one in found if dict(one.labels)["gpu"] == str(gpu)), None)
+
+
+def test_gpus_and_host_are_read_also_while_a_gpu_hangs(machine: FakeNvml) -> None:
+    for index in range(2):
+        machine.add(profiles.h100(index))
+    machine.write()
+    with Sources(_QUICK, environment=machine.environment()) as sources:
+        states = _until(sources, lambda now: _value(now["nvml"], "up", 1) == 1 and not now["host"].reason)
+        assert states["nvml"].reason is None
+        assert _value(states["nvml"], "power_watts", 1) is not None
+        machine.set(1, hang="nvmlDeviceGetPowerUsage")
+        machine.write()
+        states = _until(sources, lambda now: _value(now["nvml"], "up", 1) == 0)
+        begin = time.monotonic()
+        page = MetricsPage(sources.states).encoded()[0].decode()
+        assert time.monotonic() - begin < 5
+        assert states["nvml"].reason is None
+        assert _value(states["nvml"], "up", 0) == 1
+    assert "stepscope_agent_probe_timeouts_total 1.0\n" in page
+    assert 'stepscope_gpu_up{gpu="1",reason="timed_out",uuid=' in page
+    assert "stepscope_host_cpus " in page
+    assert page.count("stepscope_agent_sample_age_seconds{") == 2
+
+
+def test_without_a_driver_it_says_so_and_reads_the_host(machine: FakeNvml) -> None:
+    machine.values["error"] = "9"  # NVML_ERROR_DRIVER_NOT_LOADED
+    machine.write()
+    with Sources(_QUICK, environment=machine.environment()) as sources:
+        states = _until(sources, lambda now: not {"nvml", "host"} & {n for n in now if _is_not_yet(now[n])})
+        line = what_is_read(sources.states())
+    assert states["nvml"].reason is MissingReason.NOT_INSTALLED
+    assert states["host"].reason is None
+    assert line.startswith("reads 0 GPUs and ")
+    assert "nvml (not_installed: the NVIDIA driver is not loaded" in line
+    assert "\n" not in line
+
+
+def _is_not_yet(state: SourceState) -> bool:
+    return state.reason is MissingReason.NOT_YET
+
+
+def test_xids_are_logged_once_and_counted(machine: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    machine.add(profiles.h100(0))
+    machine.write()
+    log_file = tmp_path / "kmsg"
+    log_file.touch()
+    with (
+        caplog.at_level(logging.WARNING, "stepscope.agent.gpu_sources"),
+        KernelLog(log_file) as kernel_log,
+        GpuProbes(_QUICK, environment=machine.environment()) as probes,
+    ):
+        gpus, log = GpuSource(probes), KernelLogSource(kernel_log, probes)
+        bus_id = _bus_id(probes)
+        address = bus_id.partition(".")[0][4:].lower()
+        with log_file.open("a") as stream:
+            stream.write(f"4,1,1000000,-;NVRM: Xid (PCI:{address}): 94, pid=7, Contained\n")
+        assert log.collect() == Collection()
+        counted = [one for one in gpus.collect().readings if one.metric == GPU + "xid_errors_total"]
+        gpus.collect()
+    assert [(one.value, dict(one.labels)["xid"]) for one in counted] == [(1.0, "94")]
+    assert [record.getMessage() for record in caplog.records if "XID" in record.message] == [
+        f"GPU 0 ({dict(counted[0].labels)['uuid']}): XID 94: pid=7, Contained"
+    ]
+
+
+def _bus_id(probes: GpuProbes) -> str:
+    end = time.monotonic() + 40
+    while time.monotonic() < end:
+        for reading in probes.snapshot().collection.readings:
+            if reading.metric == GPU + "info":
+                return dict(reading.labels)["pci_bus_id"]
+        time.sleep(0.02)
+    raise AssertionError("no GPU told its place")
+
+
+def test_a_contradiction_is_logged_once_an_episode(caplog: pytest.LogCaptureFixture) -> None:
+    labels = labels_of(gpu=0, uuid="GPU-0")
+    stuck = {"utilization_ratio": 1.0, "processes": 0.0, "memory_used_bytes": 1.0, "memory_total_bytes": 1000.0}
+    told = Collection(tuple(Reading(GPU + name, value, labels, 1) for name, value in stuck.items()))
+
+    silent: list[MissingReason | None] = [None]
+
+    class Probes(GpuProbes):
+        def snapshot(self) -> Snapshot:
+            gpu = TargetState(labels, silent[0], "", 1, 0.1, is_apart=False)
+            return replace(super().snapshot(), collection=told, targets=(gpu,))
+
+    source = GpuSource(Probes())
+    with caplog.at_level(logging.WARNING, "stepscope.agent.gpu_sources"):
+        for _ in range(15):
+            collection = source.collect()
+    assert [finding.code for finding in collection.findings] == ["busy_without_process"]
+    assert len(caplog.records) == 1
+    silent[0] = MissingReason.TIMED_OUT  # the same old values again and again prove nothing
+    assert not source.collect().findings
+
+
+def test_the_check_tells_of_each_gpu_what_is_had_and_what_not(machine: FakeNvml) -> None:
+    machine.add(profiles.h100(0))
+    machine.write()
+    found = check_machine(Sources(_QUICK, environment=machine.environment()), samples_seconds=1.0)
+    assert [source.name for source in found.sources] == ["nvml", "kernel_log", "host", "infiniband"]
+    of_machine, of_gpu = found.capabilities
+    assert of_machine.labels == ()
+    assert "stepscope_host_cpus" in of_machine.collected
+    assert GPU + "power_watts" in of_gpu.collected
+    assert GPU + "tensor_active_ratio" in of_gpu.collected
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("stepscope-")]
