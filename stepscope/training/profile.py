@@ -11,6 +11,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -110,7 +111,7 @@ class Profile:
         self._mark = StepMark(is_quiet=not enabled)
         self._late_reader = LateReader()
         self._figures = FigureReader(self._late_reader)
-        self._gradients = LocalGradientNorm(self._late_reader, self._is_undisturbed)
+        self._gradients = LocalGradientNorm(self._late_reader, _weakly(self._is_undisturbed))
         self._owners = MemoryOwners()
         self._open_spans = OpenSpans(lambda: self._on, self._give_up)
         self._spans = SpanRecorder(
@@ -287,6 +288,7 @@ class Profile:
             is_busy=lambda self: self._depth > 0,
             step=lambda self: -1 if self._step is None else self._step.index,
         )
+        weakref.finalize(self, self._attendant.stop, self._listeners.close).atexit = False  # never left
         self._endings.start()
         _measuring = weakref.ref(self)
         self._captures.move_to(first_step, None)
@@ -387,7 +389,8 @@ class Profile:
             return
         self._on = False
         self.run_directory = None
-        logger.warning("stepscope stops measuring this run, training goes on: %s: %s", type(error).__name__, error)
+        with suppress(Exception):  # of a log handler
+            logger.warning("stepscope stops measuring this run, training goes on: %s: %s", type(error).__name__, error)
         cleanups: list[Callable[[], None]] = [self._stop_watching, self._close_annotation, self._listeners.close]
         cleanups += [self._captures.discard] if self._captures is not None else []
         cleanups += [self._settling.close] if self._settling is not None else []
@@ -398,7 +401,8 @@ class Profile:
             try:
                 cleanup()
             except Exception:  # said once already
-                logger.debug("clean-up failed", exc_info=True)
+                with suppress(Exception):
+                    logger.debug("clean-up failed", exc_info=True)
 
 
 def profile(
@@ -484,6 +488,12 @@ def is_measured() -> bool:
 def _profile_at_work() -> Profile | None:
     profile = None if _measuring is None else _measuring()
     return profile if profile is not None and profile._on and profile._pid == os.getpid() else None
+
+
+def _weakly(is_so: Callable[[int], bool]) -> Callable[[int], bool]:
+    """The bound method as long as its object lives, which this does not prolong."""
+    method = weakref.WeakMethod(is_so)
+    return lambda step: (alive := method()) is not None and alive(step)
 
 
 def _new_capture(context: RunContext, first_step: int) -> Capture:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import itertools
 import json
@@ -9,6 +10,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -552,3 +554,37 @@ def test_importing_stepscope_and_making_a_profile_loads_no_torch() -> None:
     code = "import sys, stepscope; stepscope.profile(); stepscope.every(9); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_log_handler_that_raises_does_not_reach_training(tmp_path: Path) -> None:
+    class Broken(logging.Handler):
+        def handle(self, record: logging.LogRecord) -> bool:
+            raise ValueError(record.getMessage())
+
+    broken = Broken()
+    logging.getLogger("stepscope").addHandler(broken)
+    try:
+        with stepscope.profile("r", tmp_path, schedule="often") as prof:
+            prof.step()
+        with stepscope.profile("s", tmp_path) as prof:
+            prof.step()  # said with a warning: shorter than the schedule
+    finally:
+        logging.getLogger("stepscope").removeHandler(broken)
+
+
+def test_profiles_that_are_never_left_leave_nothing_behind(tmp_path: Path) -> None:
+    def left() -> tuple[int, int, int]:
+        return len(os.listdir("/proc/self/fd")), len(gc.callbacks), threading.active_count()
+
+    stepscope.profile("r", tmp_path).__enter__().step()
+    gc.collect()
+    time.sleep(1.0)
+    before = left()
+    for _ in range(3):
+        stepscope.profile("r", tmp_path).__enter__().step()
+        time.sleep(1.2)  # the attendant has opened what it writes to
+        gc.collect()
+    deadline = time.monotonic() + 10
+    while left() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left() <= before

@@ -8,6 +8,7 @@ steps aside when another begins.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from stepscope.training.steps.wrapping import Wrapping
@@ -53,7 +54,8 @@ class BeginWatch:
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def begin(other: Any, *args: Any, **kwargs: Any) -> Any:
             if self._wrappings:
-                self._about_to_begin()
+                with suppress(Exception):  # as of a log handler; another's profiler must never be hurt
+                    self._about_to_begin()
             return original(other, *args, **kwargs)
 
         return begin

@@ -71,7 +71,8 @@ class OutOfMemoryEvidence:
 
     def close(self) -> None:
         """Nothing runs out any more that concerns this run."""
-        _watch(None)
+        if _watching is not None and _watching() is self:  # else a later run's watches
+            _watch(None)
         if self._has_history:
             device_memory.end_history()
 

@@ -40,6 +40,7 @@ class Attendant:
     def __init__(self, tended: Iterable[Tended]) -> None:
         self._tended = list(tended)
         self._is_stopping = threading.Event()
+        self._last: Callable[[], None] | None = None
         self._on_signal: Callable[[int], None] | None = None
         self._wake_up = self._read_end = self._write_end = -1
         self._threads = [threading.Thread(target=self._tend_all, name="stepscope-attendant", daemon=True)]
@@ -71,9 +72,14 @@ class Attendant:
         signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         return True
 
-    def stop(self) -> None:
-        """End the threads, after the signals that have come; they are waited for a while, unless this is one."""
+    def stop(self, last: Callable[[], None] | None = None) -> None:
+        """End the threads, after the signals that have come; they are waited for a while, unless this is one.
+
+        Args:
+            last: done when nothing is tended any more; nothing that raises.
+        """
         was_stopping = self._is_stopping.is_set()
+        self._last = last if last is not None else self._last
         self._is_stopping.set()
         if self._write_end != -1:
             with suppress(OSError):
@@ -82,6 +88,8 @@ class Attendant:
         for thread in self._threads:
             if thread.ident not in {None, threading.get_ident()}:
                 thread.join(max(deadline - time.monotonic(), 0.0))
+        if not self._threads[0].is_alive():
+            self._do_last()
         if self._stop_listening() and self._read_end != -1 and not self._threads[-1].is_alive():
             os.close(self._read_end)
             os.close(self._write_end)
@@ -113,6 +121,12 @@ class Attendant:
         while not is_over:
             is_over = self._is_stopping.wait(_EVERY_SECONDS)
             self._tend()
+        self._do_last()
+
+    def _do_last(self) -> None:
+        last, self._last = self._last, None
+        if last is not None:
+            last()
 
     def _tend(self) -> None:
         for each in tuple(self._tended):
