@@ -19,6 +19,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from stepscope.zero_code.cycle import Cycle
+from stepscope.zero_code.last_line import IN_COMPILED_CODE, NO_UPDATE, say, say_where, speaks_here
 from stepscope.zero_code.waits import Waits
 
 if TYPE_CHECKING:
@@ -27,12 +28,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
-
-_NO_UPDATE = "an optimizer was made, but no update of it was seen, so nothing was measured"
-_IN_COMPILED_CODE = (
-    "updates were made where their ends are not seen, as in a compiled step, so nothing was measured; "
-    "next: call prof.step() of a stepscope.profile after each"
-)
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -82,7 +77,7 @@ class AutomaticRun:
         self._waits = Waits()
         self._cycle = Cycle()
         self._num_steps = 0
-        self._is_first_rank = True
+        self._speaks = True
         self._has_optimizer = False
 
     @_harmless(None)
@@ -208,7 +203,7 @@ class AutomaticRun:
     def _begin(self) -> bool:
         self._profile = _begun_profile()
         self._is_off = self._profile is None
-        self._is_first_rank = _is_first_rank()
+        self._speaks = speaks_here()
         return not self._is_off
 
     def _give_up(self, error: Exception) -> None:
@@ -245,10 +240,10 @@ class AutomaticRun:
         profile, self._profile = self._profile, None
         if profile is not None:
             profile.__exit__(getattr(sys, "last_type", None), None, None)
-            if self._is_first_rank:
-                _say_where(profile, self._num_steps)
-        elif not was_off and _is_first_rank():
-            _say(_IN_COMPILED_CODE if self.has_unseen_update else _NO_UPDATE)
+            if self._speaks:
+                say_where(profile.run_directory, self._num_steps)
+        elif not was_off and speaks_here():
+            say(IN_COMPILED_CODE if self.has_unseen_update else NO_UPDATE)
 
 
 class _Saving:
@@ -301,24 +296,3 @@ def _is_autograds() -> bool:
 @functools.cache
 def _foreign_thread() -> Any:
     return getattr(threading, "_DummyThread", ())
-
-
-def _is_first_rank() -> bool:
-    from stepscope.training.run.identity import identify
-
-    return identify().rank == 0
-
-
-def _say_where(profile: Profile, num_steps: int) -> None:
-    directory = profile.run_directory
-    if directory is not None:
-        steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
-        _say(f"{steps} measured; next: stepscope analyze {directory}")
-
-
-def _say(what: str) -> None:
-    try:
-        sys.stderr.write(f"stepscope: {what}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):  # closed, or not there
-        return
