@@ -80,6 +80,15 @@ def test_export_time_is_recorded_and_outside_every_step(finished_run: Path) -> N
     assert lines[5]["start_ns"] - lines[4]["end_ns"] >= lines[4]["export_ns"]
 
 
+def test_the_time_to_set_the_profiler_up_is_recorded_and_outside_every_step(finished_run: Path) -> None:
+    lines = _lines(finished_run)
+    assert [line["index"] for line in lines if "prepare_ns" in line] == [1, 2]  # prepared after one, begun after two
+    assert all(
+        before["end_ns"] + before.get("prepare_ns", 0) <= after["start_ns"]
+        for before, after in itertools.pairwise(lines)
+    )
+
+
 def test_the_trace_holds_the_captured_steps_and_the_spans_the_ledger_looks_for(finished_run: Path) -> None:
     names = _names(finished_run / "traces" / "step3" / "rank0.json.gz")
     assert {name for name in names if name.startswith("ProfilerStep#")} == {"ProfilerStep#3", "ProfilerStep#4"}

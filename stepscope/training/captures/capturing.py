@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from stepscope.core.agent_messages import AnswerState, EarlyStop
 from stepscope.training.captures.capture import Capture
@@ -146,7 +147,8 @@ class Captures:
     def _prepare(self, window: Window, ended: StepRecord | None) -> None:
         self._wait_for_writer(ended)
         self._window, self._capture = window, self._new_capture(window.start)
-        self._capture.prepare()
+        with _counted(ended):
+            self._capture.prepare()
 
     def _start(self, window: Window, index: int, ended: StepRecord | None) -> None:
         deadline_ns = window.limits.deadline_ns
@@ -159,7 +161,8 @@ class Captures:
         if self._window is not window or self._capture is None:
             self._window, self._capture = window, self._new_capture(window.start)
         self._before_start()
-        self._capture.start()
+        with _counted(ended):
+            self._capture.start()
         self._costs = CaptureWatch(window.limits, self._forecast, self._pace.median_ns)
         self._watch.start()
         self._plan.answer(window, AnswerState.STARTED)
@@ -260,3 +263,14 @@ class Captures:
                 capture.num_whole_steps,
             )
         self._writer.wait()
+
+
+@contextmanager
+def _counted(ended: StepRecord | None) -> Iterator[None]:
+    """Count the time to the step that ended before; before the first one nobody waits for it."""
+    began_ns = time.monotonic_ns()
+    try:
+        yield
+    finally:
+        if ended is not None:
+            ended.prepare_ns += time.monotonic_ns() - began_ns

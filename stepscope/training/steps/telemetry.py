@@ -38,6 +38,7 @@ _RESERVED = frozenset(
         "captured",
         "state",
         "export_ns",
+        "prepare_ns",
         "anomalies",
         "non_finite",
     )
@@ -56,6 +57,7 @@ class StepRecord:
         captured: whether the profiler recorded the step.
         state: wait | warmup | active.
         export_ns: time spent after the step to write the trace; never part of a step.
+        prepare_ns: time spent after the step to set the profiler up and to start it; never part of a step.
         figures: what the caller gave to `prof.step` (tokens, loss, ...). NaN and infinities, which JSON does not know,
             are written as null and named in "non_finite".
         anomalies: what the figures of this and earlier steps say goes wrong; only in the line where there is one.
@@ -70,6 +72,7 @@ class StepRecord:
     captured: bool = False
     state: str = "wait"
     export_ns: int = 0
+    prepare_ns: int = 0
     figures: dict[str, int | float] = field(default_factory=dict)
     late: list[LateFigures] = field(default_factory=list)
     anomalies: list[Anomaly] = field(default_factory=list)
@@ -90,6 +93,8 @@ class StepRecord:
             parts.append(f'"attempt":{self.attempt}')
         if self.export_ns:
             parts.append(f'"export_ns":{self.export_ns}')
+        if self.prepare_ns:
+            parts.append(f'"prepare_ns":{self.prepare_ns}')
         if self.anomalies:
             parts.append(f'"anomalies":{_encode([asdict(anomaly) for anomaly in self.anomalies])}')
         non_finite = []
