@@ -66,7 +66,7 @@ def test_each_training_is_a_run_and_the_verdict_is_to_be_had(tmp_path: Path) -> 
 def test_a_training_after_one_that_failed_is_measured(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from stepscope.training.adapters.huggingface import StepscopeCallback
 
-    class Fails(transformers.TrainerCallback):  # type: ignore[misc]  # transformers tells no types
+    class Fails(transformers.TrainerCallback):  # type: ignore[misc, name-defined]  # it tells no types
         def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
             if state.global_step == 3:
                 raise KeyError("theirs")
