@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from stepscope.training.steps.telemetry import StepRecord
@@ -45,43 +45,74 @@ ListenerT = TypeVar("ListenerT", bound=_Closable)
 
 
 class _Several(Generic[ListenerT]):
-    def __init__(self, listeners: Iterable[ListenerT] = ()) -> None:
+    """Several listeners as one, which never raises.
+
+    Args:
+        told: the methods of a listener that are called at each step; looked up once.
+    """
+
+    def __init__(self, listeners: Iterable[ListenerT], told: Iterable[str]) -> None:
         self._listeners = list(listeners)
+        self._told = tuple(told)
+        self._look_up()
 
     def close(self) -> None:
         """Tell all, and forget them."""
-        self._tell(lambda listener: listener.close())
-        self._listeners.clear()
-
-    def _tell(self, call: Callable[[ListenerT], None]) -> None:
-        for listener in tuple(self._listeners):
+        listeners, self._listeners = self._listeners, []
+        self._look_up()
+        for listener in listeners:
             try:
-                call(listener)
+                listener.close()
             except Exception as error:  # training must never be hurt
-                self._listeners.remove(listener)
-                name = type(listener).__name__
-                logger.warning("stepscope goes on without its %s: %s: %s", name, type(error).__name__, error)
+                self._leave_out(listener, error)
+
+    def _look_up(self) -> None:
+        self._methods = {name: [(each, getattr(each, name)) for each in self._listeners] for name in self._told}
+
+    def _tell(self, name: str, what: object) -> None:
+        for listener, method in self._methods[name]:
+            try:
+                method(what)
+            except Exception as error:  # training must never be hurt
+                self._leave_out(listener, error)
+
+    def _leave_out(self, listener: ListenerT, error: Exception) -> None:
+        self._listeners = [each for each in self._listeners if each is not listener]
+        self._look_up()  # a list that is being gone through stays as it is
+        name = type(listener).__name__
+        logger.warning("stepscope goes on without its %s: %s: %s", name, type(error).__name__, error)
 
 
 class Listeners(_Several[StepListener]):
-    """Several listeners as one, which never raises."""
+    """Those that watch the steps from the training thread."""
+
+    def __init__(self, listeners: Iterable[StepListener] = ()) -> None:
+        super().__init__(listeners, ("step_began", "step_ended"))
 
     def step_began(self, index: int) -> None:
         """Tell all."""
-        self._tell(lambda listener: listener.step_began(index))
+        self._tell("step_began", index)
 
     def step_ended(self, record: StepRecord) -> None:
         """Tell all, in their order."""
-        self._tell(lambda listener: listener.step_ended(record))
+        self._tell("step_ended", record)
 
     def left_by(self, error: BaseException) -> None:
         """Tell those that want to know."""
-        self._tell(lambda listener: listener.left_by(error) if isinstance(listener, LeaveListener) else None)
+        for listener in tuple(self._listeners):
+            if isinstance(listener, LeaveListener):
+                try:
+                    listener.left_by(error)
+                except Exception as failure:  # training must never be hurt
+                    self._leave_out(listener, failure)
 
 
 class SettledListeners(_Several[SettledListener]):
-    """The same of those that wait for a step's late figures."""
+    """Those that wait for a step's late figures."""
+
+    def __init__(self, listeners: Iterable[SettledListener] = ()) -> None:
+        super().__init__(listeners, ("step_settled",))
 
     def step_settled(self, record: StepRecord) -> None:
         """Tell all, in their order."""
-        self._tell(lambda listener: listener.step_settled(record))
+        self._tell("step_settled", record)
