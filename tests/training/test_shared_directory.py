@@ -30,7 +30,7 @@ Tell = Callable[[str], None]
 def _start(out: Path, rank: int) -> Training:
     def train(tell: Tell) -> None:
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(_NUM_RANKS), "LOCAL_RANK": str(rank)}
-        with stepscope.profile("r", out, stepscope.every(25, warmup=1, active=2), ranks=[0, 3]) as prof:
+        with stepscope.profile("r", out, stepscope.every(25, warmup=1, active=2), ranks=[0, 3], first_step=0) as prof:
             for step in range(1_000_000):
                 torch.ones(8, 8) @ torch.ones(8, 8)
                 time.sleep(0.01)
