@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.interrupts import default_interrupt
+
 _QUIET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "STEPSCOPE_DISABLE", "STEPSCOPE_RUN", "TORCHELASTIC_RUN_ID")
 
 LOOP = """
@@ -87,6 +89,7 @@ def run_script(tmp_path_factory: pytest.TempPathFactory) -> RunScript:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=default_interrupt,
         )
         first = ""
         if kill is not None:
