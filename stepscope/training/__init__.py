@@ -3,6 +3,7 @@
 from stepscope.training.captures.schedule import Schedule, every, once
 from stepscope.training.captures.slow_steps import SlowStep, slow_step
 from stepscope.training.decorator import profiled
-from stepscope.training.profile import Profile, profile
+from stepscope.training.entry import profile
+from stepscope.training.profile import Profile
 
 __all__ = ["Profile", "Schedule", "SlowStep", "every", "once", "profile", "profiled", "slow_step"]

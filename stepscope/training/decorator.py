@@ -7,7 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from stepscope.training.profile import Profile, profile
+from stepscope.training.entry import profile
+from stepscope.training.profile import Profile
 
 R = TypeVar("R")
 

@@ -262,7 +262,8 @@ class _Saving:
 
 def _begun_profile() -> Profile | None:
     """None where this process was not asked to measure itself, or a profile of the user's own does it."""
-    from stepscope.training.profile import is_measured, profile
+    from stepscope.training.entry import profile
+    from stepscope.training.profile import is_measured
     from stepscope.zero_code.order import take_order
 
     order = take_order(os.environ)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from stepscope.core.errors import UsageError
-from stepscope.training.profile import is_disabled
+from stepscope.training.entry import is_disabled
 from stepscope.zero_code.order import VARIABLE, Order
 
 _STARTUP = str(Path(__file__).resolve().parent / "startup")

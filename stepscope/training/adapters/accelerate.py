@@ -18,7 +18,8 @@ from typing import Any
 from accelerate.state import GradientState
 from accelerate.utils import ProfileKwargs
 
-from stepscope.training.profile import Profile, profile
+from stepscope.training.entry import profile
+from stepscope.training.profile import Profile
 
 
 class _StepsThatSync:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stepscope.training.profile import Profile, profile
+from stepscope.training.entry import profile
+from stepscope.training.profile import Profile
 
 
 @contextmanager

@@ -10,7 +10,8 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from stepscope.training.profile import Profile, profile
+from stepscope.training.entry import profile
+from stepscope.training.profile import Profile
 from stepscope.training.steps.spans import PhaseSpan
 
 
