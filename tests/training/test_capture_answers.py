@@ -121,15 +121,15 @@ def test_a_trace_that_cannot_be_written_is_an_answer_and_measuring_goes_on(tmp_p
 
 
 def test_who_asks_for_scheduled_steps_gets_the_scheduled_trace(tmp_path: Path, socket_file: Path) -> None:
-    with StandInAgent(socket_file) as agent, _profile(tmp_path, Schedule(first=400, active=3)) as prof:
+    with StandInAgent(socket_file) as agent, _profile(tmp_path, Schedule(first=2000, active=3)) as prof:
         loop = _Loop(prof, agent)
-        agent.say(CaptureRequest("part", 1, start_step=401))
-        agent.say(CaptureRequest("over", 2, start_step=402))
+        agent.say(CaptureRequest("part", 1, start_step=2001))
+        agent.say(CaptureRequest("over", 2, start_step=2002))
         part, over = loop.final("part"), loop.final("over")
-    assert (part.state, part.start_step, part.steps) == (AnswerState.DONE, 400, 3)
+    assert (part.state, part.start_step, part.steps) == (AnswerState.DONE, 2000, 3)
     assert [answer.joined for answer in agent.of(Answer) if answer.state is AnswerState.ACCEPTED] == [True]
     assert over.state is AnswerState.REFUSED
-    assert "the capture of steps 400 to 402 by the schedule" in str(over.reason)
+    assert "the capture of steps 2000 to 2002 by the schedule" in str(over.reason)
 
 
 def test_a_capture_that_slows_training_more_than_allowed_ends_with_whole_steps(
