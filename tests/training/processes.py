@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -45,6 +46,7 @@ def fork(train: Callable[[Callable[[str], None]], None]) -> Training:
     status = 70
     try:
         os.close(read_end)
+        signal.set_wakeup_fd(-1)  # a browser's tests before this one left an event loop that listens to signals
         train(lambda word: void(os.write(write_end, word.encode())))
         status = 0
     except SystemExit as leaving:
