@@ -232,3 +232,19 @@ BY_DCGM_NAME: dict[str, Metric] = {
     name: metric for metric in GPU_METRICS if metric.dcgm for name in (metric.dcgm.name, metric.dcgm.new_name)
 }
 """Both spellings of each of DCGM's fields."""
+
+THROTTLE_REASONS = (
+    (0x1, "idle"),
+    (0x2, "application_clocks"),
+    (0x4, "software_power_cap"),
+    (0x8, "hardware_slowdown"),
+    (0x10, "sync_boost"),
+    (0x20, "software_thermal"),
+    (0x40, "hardware_thermal"),
+    (0x80, "hardware_power_brake"),
+    (0x100, "display_clocks"),
+)
+"""Bits of nvmlClocksEventReasons, which DCGM passes on, in the words of the metric throttle_reason's label.
+
+A cap on power is normal under load; hardware reasons are not.
+"""

@@ -160,6 +160,11 @@ def decode_document(content: bytes, *, kind: type[_Document], schema: str, where
     )
 
 
+def is_figure(value: Any) -> bool:
+    """Whether a value of a document is a number that may be reckoned with: finite, and no truth value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_FIGURE
+
+
 def encode_document(answer: Any) -> bytes:
     """Any answer of ours as JSON, `schema` first where it has one.
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from stepscope.core.analysis import Notice
 from stepscope.core.run_layout import STEPS_FOLDER
 from stepscope.core.steps import RankSteps, Step
-from stepscope.store.documents import LARGEST_FIGURE
+from stepscope.store.documents import is_figure
 
 _NAME = re.compile(r"rank(\d{1,9})\.jsonl")
 _Time = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -99,7 +99,7 @@ def _step(text: bytes) -> tuple[int, Step] | None:
         document = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    figures = {name: float(value) for name, value in document.items() if name not in _NOT_FIGURES and _is_figure(value)}
+    figures = {name: float(value) for name, value in document.items() if name not in _NOT_FIGURES and is_figure(value)}
     step = Step(
         index=line.index,
         start_ns=line.start_ns,
@@ -112,7 +112,3 @@ def _step(text: bytes) -> tuple[int, Step] | None:
         non_finite=line.non_finite,
     )
     return line.attempt, step
-
-
-def _is_figure(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_FIGURE

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from stepscope.core.run_layout import STEPS_FOLDER
-from stepscope.store.documents import LARGEST_FIGURE
+from stepscope.store.documents import is_figure
 
 _NAME = re.compile(r"^rank(\d+)\.jsonl$")
 MOST_RANKS = 16
@@ -59,9 +59,9 @@ def read_step_telemetry(run_directory: Path) -> StepTelemetry:
     for path in _files(run_directory):
         for key, milliseconds, figures in _settled(path):
             by_step[key].append(milliseconds)
-            tokens += [figures["tokens"]] if _is_number(figures.get("tokens")) else []
+            tokens += [figures["tokens"]] if is_figure(figures.get("tokens")) else []
             for name, value in figures.items():
-                if "memory" in name and _is_number(value):
+                if "memory" in name and is_figure(value):
                     memory[name] = max(memory.get(name, 0.0), float(value))
     steps = [float(np.median(by_step[key])) for key in sorted(by_step)]
     skipped = min(int(len(steps) * WARM_UP_SHARE), MOST_WARM_UP_STEPS)
@@ -125,7 +125,3 @@ def _settled(path: Path) -> list[tuple[tuple[int, int], float, dict[str, Any]]]:
             settled.append(((attempt, line.index), (line.end_ns - line.start_ns) / 1e6, figures))
         last_index, previous = line.index, line.state
     return settled
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_FIGURE

@@ -84,18 +84,6 @@ LINK_ERRORS = "nvlink_link_errors_total"
 
 
 THROTTLE_FIELDS = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
-THROTTLE_BITS = (
-    (0x1, "idle"),
-    (0x2, "application_clocks"),
-    (0x4, "software_power_cap"),
-    (0x8, "hardware_slowdown"),
-    (0x10, "sync_boost"),
-    (0x20, "software_thermal"),
-    (0x40, "hardware_thermal"),
-    (0x80, "hardware_power_brake"),
-    (0x100, "display_clocks"),
-)
-"""Bits of nvmlClocksEventReasons, in the words of the metric throttle_reason."""
 _CLOCK_EVENTS = {
     "gpu_idle": "idle",
     "clocks_setting": "application_clocks",

@@ -16,11 +16,11 @@ from stepscope.collectors.dcgm_exporter.entities import (
     facts_of,
     plain_labels,
 )
-from stepscope.collectors.dcgm_exporter.fields import THROTTLE_BITS, THROTTLE_FIELDS, Meaning, meaning_of
+from stepscope.collectors.dcgm_exporter.fields import THROTTLE_FIELDS, Meaning, meaning_of
 from stepscope.collectors.dcgm_exporter.merging import Merged, Told, merge
 from stepscope.collectors.dcgm_exporter.page import Page, Sample
 from stepscope.collectors.dcgm_exporter.silence import PROFILING
-from stepscope.core.gpu_metrics import GPU
+from stepscope.core.gpu_metrics import GPU, THROTTLE_REASONS
 from stepscope.core.readings import Labels
 
 _OF_INSTANCE = frozenset(
@@ -124,7 +124,7 @@ def _told(
     """What one line tells, in base units."""
     value = value_of(sample.text)
     if sample.name in THROTTLE_FIELDS and entity.kind is Kind.GPU:
-        for bit, reason in THROTTLE_BITS:
+        for bit, reason in THROTTLE_REASONS:
             one = value if isinstance(value, tuple) else float(bool(int(value) & bit))
             meaning = Meaning(GPU + "throttle_reason", 1.0, (("reason", reason),))
             yield meaning, Told(one, workload, time_ns=sample.time_ns)

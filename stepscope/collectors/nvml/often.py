@@ -5,25 +5,13 @@ from __future__ import annotations
 from stepscope.collectors.nvml.binding import Handle, Nvml
 from stepscope.collectors.nvml.gathering import Gathering
 from stepscope.collectors.nvml.queries import Query, single
+from stepscope.core.gpu_metrics import THROTTLE_REASONS
 from stepscope.core.readings import MissingReason
 
 _MHZ, _MILLI, _PERCENT = 1e6, 1e-3, 0.01
 _SM, _MEMORY = 1, 2
 _MEMORY_V2 = 40 | 2 << 24
 """Version tag of nvmlMemory_v2_t."""
-
-THROTTLE_REASONS = (
-    (0x1, "idle"),
-    (0x2, "application_clocks"),
-    (0x4, "software_power_cap"),
-    (0x8, "hardware_slowdown"),
-    (0x10, "sync_boost"),
-    (0x20, "software_thermal"),
-    (0x40, "hardware_thermal"),
-    (0x80, "hardware_power_brake"),
-    (0x100, "display_clocks"),
-)
-"""Bits of nvmlClocksEventReasons. A cap on power is normal under load; hardware reasons are not."""
 
 
 def _utilization(nvml: Nvml, handle: Handle, into: Gathering) -> None:
