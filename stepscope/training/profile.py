@@ -347,14 +347,16 @@ class Profile:
             self._manifest.keep(self._times.unprofiled_step_ms())
 
     def _open_step(self, index: int) -> None:
+        assert self._context is not None
         assert self._captures is not None
         assert self._talk is not None
         state, captured = self._talk.plan.state(index), self._captures.is_capturing
-        # Also outside captures: other recorders (a daemon's on-demand trace, NVTX) then know the step's number.
+        # Also outside our captures: whoever else records (NVTX, a daemon that may ask) then knows the step's number.
         self._annotation = self._open_spans.open(f"{STEP_PREFIX}{index}")
-        attempt = 1 if self._context is None else self._context.attempt
         self._step_began_ns = time.monotonic_ns()
-        self._step = StepRecord(index, time.time_ns(), captured=captured, state=state.value, attempt=attempt)
+        self._step = StepRecord(
+            index, time.time_ns(), captured=captured, state=state.value, attempt=self._context.attempt
+        )
         self._listeners.step_began(index)
 
     def _is_undisturbed(self, step: int) -> bool:
