@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,15 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.load_profile("stepscope")
+
+
+@pytest.fixture(autouse=True)
+def no_signal_handler_is_left() -> Iterator[None]:
+    """A handler that a test leaves behind reaches every process forked by later tests."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 @pytest.fixture(scope="session")

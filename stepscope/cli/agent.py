@@ -6,7 +6,8 @@ import json
 import logging
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -49,15 +50,14 @@ def run(listen: str, insecure: bool, interval: float, dcgm_exporter: str | None,
 
     address = address_of(listen, insecure=insecure)
     logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    serve(
-        _sources(interval, dcgm_exporter),
-        address,
-        stop=stop,
-        say=lambda line: click.echo(f"stepscope agent: {line}", err=True),
-        dcgm_names=DcgmNames(dcgm_names) if dcgm_names else None,
-    )
+    with _set_by_sigterm() as stop:
+        serve(
+            _sources(interval, dcgm_exporter),
+            address,
+            stop=stop,
+            say=lambda line: click.echo(f"stepscope agent: {line}", err=True),
+            dcgm_names=DcgmNames(dcgm_names) if dcgm_names else None,
+        )
 
 
 @command.command("check")
@@ -70,6 +70,17 @@ def check(dcgm_exporter: str | None, as_json: bool) -> None:
     logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
     found = check_machine(_sources(1.0, dcgm_exporter))
     click.echo(json.dumps(asdict(found), indent=1) if as_json else "\n".join(_lines(found)))
+
+
+@contextmanager
+def _set_by_sigterm() -> Iterator[threading.Event]:
+    """An event that SIGTERM sets; afterwards the signal does what it did before."""
+    stop = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _sources(interval: float, dcgm_exporter: str | None) -> Sources:
