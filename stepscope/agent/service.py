@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from stepscope.agent.exporter import DcgmNames, MetricsPage
 from stepscope.agent.source_state import SourceState
 from stepscope.agent.sources import GPUS, Sources
-from stepscope.agent.web import Address, AgentServer
+from stepscope.agent.web import Address, AgentServer, page_routes
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import MissingReason
 
@@ -36,7 +36,8 @@ def serve(
     Raises:
         UsageError: the address cannot be had.
     """
-    server = AgentServer(address, MetricsPage(sources.states, dcgm_names=dcgm_names), sources.states)
+    page = MetricsPage(sources.states, dcgm_names=dcgm_names)
+    server = AgentServer(address, page_routes(page, sources.states))
     with sources, server:
         say(f"{server.url}/metrics tells what is read")
         if wait_for_all(sources, stop):

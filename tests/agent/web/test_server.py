@@ -7,14 +7,24 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from http import HTTPStatus
 
 import pytest
 
 from stepscope.agent.exporter import MetricsPage
 from stepscope.agent.schedule import ScheduledSource
 from stepscope.agent.source_state import SourceState
-from stepscope.agent.web import Address, AgentServer
-from stepscope.agent.web import server as server_module
+from stepscope.agent.web import (
+    Access,
+    Address,
+    AgentServer,
+    Reply,
+    Request,
+    Route,
+    connections,
+    page_routes,
+    text_reply,
+)
 from stepscope.core.errors import UsageError
 from stepscope.core.readings import Collection, Missing, MissingReason, Reading
 
@@ -23,20 +33,26 @@ _GIVES = Collection((_READING,), (Missing("stepscope_host_load_average", (), Mis
 _UP = SourceState("host", _GIVES, time.time_ns(), 0.1, num_collections=1)
 
 
+def _echo(request: Request) -> Reply:
+    return text_reply(HTTPStatus.OK, f"{request.parts['name']} {request.body.decode()}")
+
+
 class _Agent:
     """A server over states that a test sets."""
 
     def __init__(self) -> None:
         self.states: tuple[SourceState, ...] = (_UP,)
-        self.server = AgentServer(
-            Address("127.0.0.1", 0), MetricsPage(lambda: self.states, stale_seconds=1e9), lambda: self.states
-        )
+        page = MetricsPage(lambda: self.states, stale_seconds=1e9)
+        routes = (*page_routes(page, lambda: self.states), Route("POST", "/echo/{name}", _echo, 10, needs_token=True))
+        self.server = AgentServer(Address("127.0.0.1", 0), routes, Access("a-token"))
         self.port = int(self.server.url.rpartition(":")[2])
 
-    def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
+    def get(
+        self, path: str, method: str = "GET", body: bytes | None = None, **headers: str
+    ) -> tuple[int, dict[str, str], str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         try:
-            connection.request(method, path, headers=headers)
+            connection.request(method, path, body, headers)
             answer = connection.getresponse()
             return answer.status, dict(answer.getheaders()), answer.read().decode()
         finally:
@@ -72,7 +88,9 @@ def test_landing_health_and_the_rest(agent: _Agent) -> None:
     assert "no &lt;driver&gt;" in body
     assert agent.get("/healthz")[::2] == (200, "ok\n")
     assert agent.get("/secret")[0] == 404
-    assert agent.get("/metrics", method="DELETE")[0] == 501
+    status, headers, _ = agent.get("/metrics", method="DELETE")
+    assert (status, headers["Allow"]) == (405, "GET")
+    assert agent.get("/metrics", method="PUT")[0] == 501
 
 
 def test_it_is_ready_once_every_source_has_answered_or_is_given_up(agent: _Agent) -> None:
@@ -115,7 +133,7 @@ def test_a_page_that_fails_is_one_line_and_costs_no_other(agent: _Agent, caplog:
 
 
 def test_idle_clients_block_nobody_and_are_cut(agent: _Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_CONNECTION_SECONDS", 1.0)
+    monkeypatch.setattr(connections, "CONNECTION_SECONDS", 1.0)
     idle = [socket.create_connection(("127.0.0.1", agent.port), timeout=20) for _ in range(20)]
     try:
         assert agent.get("/healthz")[0] == 200
@@ -126,11 +144,43 @@ def test_idle_clients_block_nobody_and_are_cut(agent: _Agent, monkeypatch: pytes
 
 
 def test_too_many_at_once_are_told_so(agent: _Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_MOST_CONNECTIONS", 0)
+    monkeypatch.setattr(connections, "_MOST_CONNECTIONS", 0)
     with socket.create_connection(("127.0.0.1", agent.port), timeout=20) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.0 503 ")
 
 
 def test_an_address_that_is_taken_is_one_line(agent: _Agent) -> None:
     with pytest.raises(UsageError, match=rf"127.0.0.1:{agent.port}: cannot listen there \(Address already in use\)"):
-        AgentServer(Address("127.0.0.1", agent.port), MetricsPage(lambda: ()), lambda: ())
+        AgentServer(Address("127.0.0.1", agent.port), ())
+
+
+def test_what_needs_the_token_is_refused_without_it(agent: _Agent) -> None:
+    status, headers, _ = agent.get("/echo/x", "POST", b"1")
+    assert (status, headers["WWW-Authenticate"][:6]) == (401, "Bearer")
+    assert agent.get("/echo/x", "POST", b"1", Authorization="Bearer another")[0] == 403
+    assert agent.get("/echo/x", "POST", b"1", Authorization="Basic a-token")[0] == 401
+    assert agent.get("/echo/x", "POST", b"1", Authorization="bearer a-token")[::2] == (200, "x 1\n")
+    with AgentServer(Address("127.0.0.1", 0), [Route("GET", "/a", _echo, needs_token=True)]) as other:
+        connection = http.client.HTTPConnection(other.url.removeprefix("http://"), timeout=20)
+        connection.request("GET", "/a", headers={"Authorization": "Bearer "})
+        assert connection.getresponse().status == 403  # without a token of its own nobody may
+        connection.close()
+
+
+def test_a_body_has_a_length_and_a_limit(agent: _Agent) -> None:
+    token = {"Authorization": "Bearer a-token"}
+    assert agent.get("/echo/x", "POST", b"1" * 10, **token)[2] == "x 1111111111\n"
+    assert agent.get("/echo/x", "POST", b"1" * 11, **token)[0] == 413
+    for length in ("", "-1", "x", "9" * 5000):
+        assert agent.get("/echo/x", "POST", b"1", **token, **{"Content-Length": length})[0] in (411, 413)
+    assert agent.get("/echo/x", "POST", b"1", **token, **{"Transfer-Encoding": "chunked"})[0] == 411
+    assert agent.get("/echo/", "POST", b"1", **token)[0] == 404
+    assert agent.get("/echo/x/y", "POST", b"1", **token)[0] == 404
+
+
+def test_a_body_that_does_not_come_blocks_nobody_and_is_cut(agent: _Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "CONNECTION_SECONDS", 1.0)
+    with socket.create_connection(("127.0.0.1", agent.port), timeout=20) as slow:
+        slow.sendall(b"POST /echo/x HTTP/1.1\r\nAuthorization: Bearer a-token\r\nContent-Length: 9\r\n\r\n1")
+        assert agent.get("/healthz")[0] == 200
+        assert slow.recv(1) == b""

@@ -1,0 +1,104 @@
+"""What is asked over HTTP, who answers it, and how does an answer look?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+TEXT = "text/plain; charset=utf-8"
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, its body read.
+
+    Attributes:
+        method: GET, POST, DELETE; HEAD is asked as GET.
+        path: without the query.
+        headers: looked up without regard to case (an email.message.Message does so).
+        body: empty unless the route takes one.
+        parts: what stands in the path where the route has {name}.
+        client: address of who asks, for the log.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str] | Any
+    body: bytes = b""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    client: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Status, headers and body; Content-Length is the server's to add."""
+
+    status: HTTPStatus
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=lambda: {"Content-Type": TEXT})
+
+
+def text_reply(status: HTTPStatus, line: str, **headers: str) -> Reply:
+    """One line for people; `headers` with _ for -."""
+    more = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Reply(status, f"{line}\n".encode(errors="replace"), {"Content-Type": TEXT, **more})
+
+
+def json_reply(status: HTTPStatus, document: Mapping[str, Any]) -> Reply:
+    """One JSON document."""
+    return Reply(status, json.dumps(document, separators=(",", ":")).encode() + b"\n", {"Content-Type": JSON})
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Who answers a method on a path.
+
+    Attributes:
+        path: its parts may be {name}, which stands for one part without a slash.
+        answer: is called on a thread of the connection's own.
+        max_body_bytes: 0 takes no body.
+        needs_token: only for those who know the agent's token.
+    """
+
+    method: str
+    path: str
+    answer: Callable[[Request], Reply]
+    max_body_bytes: int = 0
+    needs_token: bool = False
+
+
+class Routes:
+    """Finds who answers."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._routes = [(route, route.path.split("/")) for route in routes]
+
+    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]] | Reply:
+        """The route and the path's parts by name; else the answer that says what is wrong."""
+        parts, allowed = path.split("/"), []
+        for route, pattern in self._routes:
+            values = _matched(pattern, parts)
+            if values is not None:
+                if route.method == method:
+                    return route, values
+                allowed.append(route.method)
+        if allowed:
+            allow = ", ".join(allowed)
+            return text_reply(HTTPStatus.METHOD_NOT_ALLOWED, f"this takes {allow} alone", Allow=allow)
+        return text_reply(HTTPStatus.NOT_FOUND, "there is nothing here; see /")
+
+
+def _matched(pattern: list[str], parts: list[str]) -> dict[str, str] | None:
+    if len(pattern) != len(parts):
+        return None
+    values: dict[str, str] = {}
+    for wanted, part in zip(pattern, parts, strict=True):
+        if wanted.startswith("{") and part:
+            values[wanted[1:-1]] = part
+        elif wanted != part:
+            return None
+    return values
