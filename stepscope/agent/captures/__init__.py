@@ -1,0 +1,1 @@
+"""How does the agent have training captured, whoever records it?"""
