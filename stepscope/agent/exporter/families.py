@@ -19,11 +19,12 @@ from stepscope.core.agent_metrics import AGENT_METRICS
 from stepscope.core.fabric_metrics import FABRIC_METRICS
 from stepscope.core.gpu_metrics import GPU_METRICS
 from stepscope.core.host_metrics import HOST_METRICS
+from stepscope.core.job_metrics import JOB_METRICS
 from stepscope.core.metrics import Metric, MetricKind
 from stepscope.core.readings import Labels
 
 CATALOGUE: dict[str, Metric] = {
-    metric.name: metric for metric in (*AGENT_METRICS, *GPU_METRICS, *FABRIC_METRICS, *HOST_METRICS)
+    metric.name: metric for metric in (*AGENT_METRICS, *GPU_METRICS, *JOB_METRICS, *FABRIC_METRICS, *HOST_METRICS)
 }
 """All metrics by name, in the order of the page."""
 
