@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stepscope.agent.config import Configuration
+from stepscope.cli.agent_config import config, configured
+
 if TYPE_CHECKING:
     from stepscope.agent.check import AgentCheck
-    from stepscope.agent.sources import Sources
     from stepscope.collectors.capabilities import Capabilities
 
-_DEFAULT_ADDRESS = "127.0.0.1:9455"
 _MOST_NAMES = 6
 
 
@@ -27,48 +28,41 @@ def command() -> None:
     """Read this machine's GPUs and serve what they say to Prometheus."""
 
 
+command.add_command(config)
+
+
 @command.command("run")
-@click.option("--listen", default=_DEFAULT_ADDRESS, show_default=True, metavar="HOST:PORT", help="Port 0: a free one.")
-@click.option("--insecure", is_flag=True, help="Allow an address other machines can reach; there is no login.")
-@click.option(
-    "--interval", type=click.FloatRange(0.1, 15.0), default=1.0, show_default=True, help="Seconds between readings."
-)
-@click.option("--dcgm-exporter", "dcgm_exporter", metavar="HOST:PORT", help="Read the page of a dcgm-exporter as well.")
-@click.option(
-    "--dcgm-names",
-    type=click.Choice(["old", "new"]),
-    help="Show DCGM's names as well: up to 4.5 (old), from 4.6 (new).",
-)
-def run(listen: str, insecure: bool, interval: float, dcgm_exporter: str | None, dcgm_names: str | None) -> None:
+@configured()
+def run(configuration: Configuration) -> None:
     """Read GPUs and host, and serve /metrics, until SIGTERM or Ctrl-C.
 
     It starts without any GPU or driver, too, and says what is missing.
     """
-    from stepscope.agent.exporter import DcgmNames
+    from stepscope.agent.assembly import assembled
     from stepscope.agent.service import serve
-    from stepscope.agent.web import address_of
 
-    address = address_of(listen, insecure=insecure)
+    parts = assembled(configuration)
     logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
     with _set_by_sigterm() as stop:
         serve(
-            _sources(interval, dcgm_exporter),
-            address,
+            parts.sources,
+            parts.address,
             stop=stop,
             say=lambda line: click.echo(f"stepscope agent: {line}", err=True),
-            dcgm_names=DcgmNames(dcgm_names) if dcgm_names else None,
+            dcgm_names=parts.dcgm_names,
         )
 
 
 @command.command("check")
-@click.option("--dcgm-exporter", "dcgm_exporter", metavar="HOST:PORT", help="Read the page of a dcgm-exporter as well.")
+@configured("gpus", "dcgm")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def check(dcgm_exporter: str | None, as_json: bool) -> None:
+def check(configuration: Configuration, as_json: bool) -> None:
     """Say what can be collected here, what not, and why; takes some seconds."""
+    from stepscope.agent.assembly import sources_of
     from stepscope.agent.check import check_machine
 
     logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
-    found = check_machine(_sources(1.0, dcgm_exporter))
+    found = check_machine(sources_of(configuration))
     click.echo(json.dumps(asdict(found), indent=1) if as_json else "\n".join(_lines(found)))
 
 
@@ -81,14 +75,6 @@ def _set_by_sigterm() -> Iterator[threading.Event]:
         yield stop
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _sources(interval: float, dcgm_exporter: str | None) -> Sources:
-    from stepscope.agent.isolation import Timing
-    from stepscope.agent.sources import Sources
-    from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
-
-    return Sources(Timing(interval=interval), dcgm_exporter=endpoint_of(dcgm_exporter) if dcgm_exporter else None)
 
 
 def _lines(found: AgentCheck) -> list[str]:

@@ -1,0 +1,129 @@
+"""How do flags, environment and file become settings, each key with who said so?"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from stepscope.agent.config.keys import sections_of
+from stepscope.agent.config.settings import KEYS, Settings
+from stepscope.agent.config.values import from_text, typed
+from stepscope.core.errors import UsageError
+
+PREFIX = "STEPSCOPE_AGENT__"
+"""Of variables in the environment: STEPSCOPE_AGENT__WEB__LISTEN."""
+
+
+class Origin(StrEnum):
+    """Who said so; later ones count more."""
+
+    DEFAULT = "default"
+    FILE = "file"
+    ENVIRONMENT = "environment"
+    FLAG = "flag"
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What counts.
+
+    Attributes:
+        settings: the values.
+        origins: who said so, by the key's path: kind, and the file, variable or flag (empty of defaults).
+    """
+
+    settings: Settings
+    origins: Mapping[str, tuple[Origin, str]]
+
+    def asked_by(self, path: str) -> str:
+        """Who set the key, for an error: the file and key, the variable, the flag."""
+        kind, by = self.origins[path]
+        return f"{by}: {path}" if kind is Origin.FILE else by or path
+
+
+def load(
+    file: Path | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Configuration:
+    """Flags before environment before file before default.
+
+    Args:
+        file: TOML; none: no file.
+        environment: variables; those of other names than `STEPSCOPE_AGENT__SECTION__KEY` are left alone.
+        flags: values by the key's path; None: not given.
+
+    Raises:
+        UsageError: one of them has a key that there is not, or a wrong value. One line: where, what, the nearest key.
+    """
+    values = {path: key.default for path, key in KEYS.items()}
+    origins = dict.fromkeys(KEYS, (Origin.DEFAULT, ""))
+    if file is not None:
+        for path, value in _of_file(file).items():
+            values[path], origins[path] = value, (Origin.FILE, str(file))
+    for name, text in (environment or {}).items():
+        if name.startswith(PREFIX):
+            path = _path_of(name)
+            values[path], origins[path] = from_text(KEYS[path], text, where=name), (Origin.ENVIRONMENT, name)
+    for path, value in (flags or {}).items():
+        if value is not None:
+            flag = KEYS[path].flag
+            values[path], origins[path] = typed(KEYS[path], value, where=flag), (Origin.FLAG, flag)
+    return Configuration(_settings(values), origins)
+
+
+def _of_file(file: Path) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot be read ({error.strerror or error})", where=str(file)) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"is no TOML ({error})", where=str(file)) from None
+    found: dict[str, Any] = {}
+    for section, content in document.items():
+        if section not in sections_of(Settings):
+            raise _unknown(section, sections_of(Settings), "section", where=str(file))
+        if not isinstance(content, dict):
+            raise UsageError(f"must be a section, [{section}]", where=f"{file}: {section}")
+        for name, value in content.items():
+            path = f"{section}.{name}"
+            if path not in KEYS:
+                raise _unknown(path, KEYS, "key", where=str(file))
+            found[path] = typed(KEYS[path], value, where=f"{file}: {path}")
+    return found
+
+
+def _path_of(variable: str) -> str:
+    path = variable.removeprefix(PREFIX).lower().replace("__", ".", 1)
+    if path not in KEYS or variable != variable_of(path):
+        raise _unknown(variable, map(variable_of, KEYS), "setting", where="environment")
+    return path
+
+
+def variable_of(path: str) -> str:
+    """The variable that sets a key."""
+    return PREFIX + path.upper().replace(".", "__")
+
+
+def _unknown(name: str, known: Iterable[str], what: str, *, where: str) -> UsageError:
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    if not near and "." in name:  # right key, wrong section
+        near = [one for one in known if one.partition(".")[2] == name.partition(".")[2]]
+    hint = f"is {near[0]} meant?" if near else f"known: {', '.join(known)}"
+    return UsageError(f"unknown {what} {name}", where=where, what_next=hint)
+
+
+def _settings(values: Mapping[str, Any]) -> Settings:
+    made = {}
+    for section, of_section in sections_of(Settings).items():
+        prefix = f"{section}."
+        content = {path.removeprefix(prefix): value for path, value in values.items() if path.startswith(prefix)}
+        made[section] = of_section(**content)
+    return Settings(**made)

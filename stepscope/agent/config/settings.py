@@ -1,0 +1,52 @@
+"""Which settings has the agent? One section a topic; docs/agent.md has the table that is made of this file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepscope.agent.config.keys import Key, key, keys_of
+
+
+@dataclass(frozen=True, slots=True)
+class Web:
+    """Who may ask, and where."""
+
+    listen: str = key(
+        "127.0.0.1:9455", "Address to listen on; port 0: a free one.", flag="--listen", metavar="HOST:PORT"
+    )
+    insecure: bool = key(False, "Allow an address other machines can reach; there is no login.", flag="--insecure")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """How the GPUs are read."""
+
+    interval: float = key(1.0, "Seconds between readings.", flag="--interval", metavar="SECONDS", least=0.1, most=15.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Dcgm:
+    """What is read from DCGM's exporter, and shown as it would."""
+
+    exporter: str = key(
+        "", "Read the page of a dcgm-exporter as well: host:port or a URL.", flag="--dcgm-exporter", metavar="HOST:PORT"
+    )
+    names: str = key(
+        "",
+        "Show DCGM's names as well: up to 4.5 (old), from 4.6 (new).",
+        flag="--dcgm-names",
+        choices=("", "old", "new"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All sections."""
+
+    web: Web = Web()
+    gpus: Gpus = Gpus()
+    dcgm: Dcgm = Dcgm()
+
+
+KEYS: dict[str, Key] = keys_of(Settings)
+"""All settings by `section.key`."""

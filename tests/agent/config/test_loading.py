@@ -1,0 +1,148 @@
+"""Does each key come from whoever counts most, and is a wrong one said in one line that helps?"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.agent.assembly import assembled
+from stepscope.agent.config import Origin, Settings, load
+from stepscope.agent.config.keys import Key
+from stepscope.agent.config.loading import variable_of
+from stepscope.agent.config.settings import KEYS
+from stepscope.agent.config.showing import as_document, as_toml, reference, shown
+from stepscope.agent.config.values import from_text, typed
+from stepscope.core.errors import UsageError
+
+
+def _file(folder: Path, text: str) -> Path:
+    file = folder / "agent.toml"
+    file.write_text(text)
+    return file
+
+
+def _key(kind: type = tuple, *, is_secret: bool = False) -> Key:
+    return Key("jobs", "labels", kind, (), "", "", "", 0.0, 9.0, (), is_secret)
+
+
+def test_flags_before_environment_before_file_before_default(tmp_path: Path) -> None:
+    file = _file(tmp_path, '[web]\nlisten = "127.0.0.1:1"\ninsecure = true\n[gpus]\ninterval = 2\n')
+    environment = {"STEPSCOPE_AGENT__WEB__LISTEN": "127.0.0.1:2", "STEPSCOPE_AGENT__GPUS__INTERVAL": "3.5"}
+    found = load(file, environment=environment, flags={"web.listen": "127.0.0.1:3", "web.insecure": None})
+    assert found.settings.web.listen == "127.0.0.1:3"
+    assert found.settings.gpus.interval == 3.5
+    assert found.settings.web.insecure is True
+    assert found.settings.dcgm == Settings().dcgm
+    assert found.origins["web.listen"] == (Origin.FLAG, "--listen")
+    assert found.origins["gpus.interval"] == (Origin.ENVIRONMENT, "STEPSCOPE_AGENT__GPUS__INTERVAL")
+    assert found.origins["web.insecure"] == (Origin.FILE, str(file))
+    assert found.origins["dcgm.names"] == (Origin.DEFAULT, "")
+
+
+def test_nothing_said_is_the_default() -> None:
+    assert load().settings == Settings()
+    assert load(environment={"STEPSCOPE_AGENT_SOCKET": "x", "PATH": "y"}).settings == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[web]\nlisn = 1", "{file}: unknown key web.lisn; is web.listen meant?"),
+        ("[wbe]\n", "{file}: unknown section wbe; is web meant?"),
+        ("[web]\ninterval = 1", "{file}: unknown key web.interval; is gpus.interval meant?"),
+        ("web = 1", "{file}: web: must be a section, [web]"),
+        ("[web]\nlisten = 9455", "{file}: web.listen: must be a text, not 9455"),
+        ("[web]\ninsecure = 1", "{file}: web.insecure: must be true or false, not 1"),
+        ("[gpus]\ninterval = true", "{file}: gpus.interval: must be a number, not True"),
+        ("[gpus]\ninterval = 60", "{file}: gpus.interval: must be 0.1 to 15, not 60.0"),
+        ("[gpus]\ninterval = nan", "{file}: gpus.interval: must be 0.1 to 15, not nan"),
+        ('[dcgm]\nnames = "all"', "{file}: dcgm.names: must be one of \"\", old, new, not 'all'"),
+        ("[web", "{file}: is no TOML (Expected ']' at the end of a table declaration (at end of document))"),
+    ],
+)
+def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, line: str) -> None:
+    file = _file(tmp_path, text)
+    with pytest.raises(UsageError) as raised:
+        load(file)
+    assert str(raised.value) == line.format(file=file)
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"agent.toml: cannot be read \(No such file or directory\)"):
+        load(tmp_path / "agent.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("WEB__LISTN", "x", "environment: unknown setting {name}; is STEPSCOPE_AGENT__WEB__LISTEN meant?"),
+        ("web__listen", "x", "environment: unknown setting {name}; is STEPSCOPE_AGENT__WEB__LISTEN meant?"),
+        ("GPUS__INTERVAL", "fast", "{name}: must be a number, not 'fast'"),
+        ("GPUS__INTERVAL", "1\nx = 2", "{name}: must be a number, not '1 x = 2'"),
+        ("WEB__INSECURE", "yes", "{name}: must be true or false, not 'yes'"),
+    ],
+)
+def test_a_wrong_variable_is_one_line(name: str, text: str, line: str) -> None:
+    name = f"STEPSCOPE_AGENT__{name}"
+    with pytest.raises(UsageError) as raised:
+        load(environment={name: text})
+    assert str(raised.value).replace("\\n", " ") == line.format(name=name)
+
+
+def test_a_key_that_asks_for_what_cannot_be_is_named(tmp_path: Path) -> None:
+    for text, start in (
+        ('[web]\nlisten = "0.0.0.0:1"', "web.listen: 0.0.0.0:1: other machines can reach this address"),
+        ('[web]\nlisten = "nowhere"', "web.listen: nowhere: is no HOST:PORT"),
+        ('[dcgm]\nexporter = "http://"', "dcgm.exporter: http://: not an address"),
+    ):
+        file = _file(tmp_path, text)
+        with pytest.raises(UsageError) as raised:
+            assembled(load(file))
+        assert str(raised.value).startswith(f"{file}: {start}")
+
+
+def test_lists_in_file_and_environment() -> None:
+    key = _key()
+    assert typed(key, ["a", "b"], where="") == ("a", "b")
+    assert from_text(key, "a, b,", where="") == ("a", "b")
+    assert from_text(key, '["a,b"]', where="") == ("a,b",)
+    with pytest.raises(UsageError, match=r"x: must be a list of texts, not \[1\]"):
+        typed(key, [1], where="x")
+
+
+def test_passwords_are_not_shown() -> None:
+    configuration = load(flags={"dcgm.exporter": "https://me:se@cret@node:1/metrics"})
+    for text in (as_toml(configuration, with_origin=True), json.dumps(as_document(configuration))):
+        assert "cret" not in text
+        assert "https://me:***@node:1/metrics" in text
+    assert shown(_key(str), "me:secret@node:1") == "me:***@node:1"
+    assert shown(_key(is_secret=True), ("a",)) == "***"
+    with pytest.raises(UsageError) as raised:
+        typed(_key(is_secret=True), 5, where="x")
+    assert str(raised.value) == "x: must be a list of texts, not that"
+
+
+@given(listen=st.text(st.characters(codec="utf-8")).filter(lambda text: "@" not in text), interval=st.floats(0.1, 15))
+def test_what_is_shown_is_a_file_that_says_the_same(listen: str, interval: float) -> None:
+    configuration = load(flags={"web.listen": listen, "gpus.interval": interval, "web.insecure": True})
+    document = tomllib.loads(as_toml(configuration, with_origin=True))
+    assert document["web"] == {"listen": listen, "insecure": True}
+    assert document["gpus"] == {"interval": interval}
+    assert {f"{section}.{name}" for section, content in document.items() for name in content} == set(KEYS)
+
+
+def test_each_setting_has_a_sentence_and_a_variable() -> None:
+    for path, key in KEYS.items():
+        assert key.help.endswith("."), path
+        text = str(key.default).lower() if key.type is bool else "" if key.type is tuple else str(key.default)
+        assert load(environment={variable_of(path): text}).settings == Settings(), path
+
+
+def test_the_documentation_lists_all_settings() -> None:
+    text = (Path(__file__).parents[3] / "docs/agent.md").read_text()
+    assert "\n".join(reference()) in text, "print the table with stepscope.agent.config.showing.reference()"
