@@ -23,9 +23,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from stepscope.agent.isolation.wire import encode
 from stepscope.collectors.nvml import GpuTarget, NvmlCollector
 from stepscope.collectors.nvml.binding import DriverUnusableError
+from stepscope.core.readings_wire import encode
 
 _PR_SET_PDEATHSIG = 1
 

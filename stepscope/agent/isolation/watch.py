@@ -11,9 +11,9 @@ from stepscope.agent.isolation.lane import NAMELESS, Lane
 from stepscope.agent.isolation.process import Probe
 from stepscope.agent.isolation.snapshot import ProbeCounts
 from stepscope.agent.isolation.timing import Timing
-from stepscope.agent.isolation.wire import WireError, decode, labels_from
 from stepscope.agent.xid_log import XidLog
 from stepscope.core.readings import MissingReason, labels_of
+from stepscope.core.readings_wire import WireError, decode, labels_from
 
 _SILENT = "its driver does not answer"
 _CRASHED = "reading it ended the process"

@@ -7,9 +7,9 @@ from typing import Any
 from stepscope.agent.isolation import Timing
 from stepscope.agent.isolation.process import Probe
 from stepscope.agent.isolation.watch import Watch
-from stepscope.agent.isolation.wire import encode
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of
+from stepscope.core.readings_wire import encode
 
 TIMING = Timing(
     interval=1, deadline=5, start_deadline=30, look=60, first_retry=1, last_retry=64, healthy=600, slow=0.5, stale=60

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.agent.isolation.wire import WireError, decode, encode
 from stepscope.core.readings import Collection, Finding, Missing, MissingReason, Reading
+from stepscope.core.readings_wire import WireError, decode, encode
 
 texts = st.text(max_size=10)
 labels = st.lists(st.tuples(texts, texts), max_size=3).map(lambda pairs: tuple(sorted(pairs)))
