@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from stepscope.agent.config import Configuration
 from stepscope.agent.exporter import DcgmNames
 from stepscope.agent.isolation import Timing
 from stepscope.agent.sources import Sources
-from stepscope.agent.web import Address, address_of
+from stepscope.agent.web import Address, Guard, address_of
 from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
 from stepscope.core.errors import UsageError
 
@@ -21,11 +22,13 @@ class Parts:
 
     Attributes:
         address: where to listen.
+        guard: who may ask, and how connections are encrypted.
         sources: what to read.
         dcgm_names: how to show GPUs under DCGM's names; None: not at all.
     """
 
     address: Address
+    guard: Guard
     sources: Sources
     dcgm_names: DcgmNames | None
 
@@ -37,10 +40,13 @@ def assembled(configuration: Configuration) -> Parts:
         UsageError: a setting names nothing that can be, or what must not be. One line with who said so and the key.
     """
     web = configuration.settings.web
+    with _asked_by(configuration, "web.config_file"):
+        guard = Guard(Path(web.config_file) if web.config_file else None)
     with _asked_by(configuration, "web.listen"):
-        address = address_of(web.listen, insecure=web.insecure)
+        keeps_others_out = guard.config().keeps_others_out
+        address = address_of(web.listen, insecure=web.insecure, keeps_others_out=keeps_others_out)
     names = configuration.settings.dcgm.names
-    return Parts(address, sources_of(configuration), DcgmNames(names) if names else None)
+    return Parts(address, guard, sources_of(configuration), DcgmNames(names) if names else None)
 
 
 def sources_of(configuration: Configuration) -> Sources:

@@ -6,38 +6,32 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from stepscope.agent.exporter import DcgmNames, MetricsPage
+from stepscope.agent.assembly import Parts
+from stepscope.agent.exporter import MetricsPage
 from stepscope.agent.source_state import SourceState
 from stepscope.agent.sources import GPUS, Sources
-from stepscope.agent.web import Address, AgentServer, page_routes
+from stepscope.agent.web import Access, AgentServer, page_routes
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import MissingReason
 
 _LOOK_SECONDS = 0.2
 
 
-def serve(
-    sources: Sources,
-    address: Address,
-    *,
-    stop: threading.Event,
-    say: Callable[[str], None],
-    dcgm_names: DcgmNames | None = None,
-) -> None:
+def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) -> None:
     """Read and serve until `stop` is set.
 
     Args:
-        sources: what to read; opened and closed here.
-        address: where to listen.
+        parts: what to read and how to serve it; opened and closed here.
         stop: set it to end.
         say: takes lines for people: where it listens, then what is read and what is missing.
-        dcgm_names: show GPUs under DCGM's names as well.
 
     Raises:
         UsageError: the address cannot be had.
     """
-    page = MetricsPage(sources.states, dcgm_names=dcgm_names)
-    server = AgentServer(address, page_routes(page, sources.states))
+    sources = parts.sources
+    page = MetricsPage(sources.states, dcgm_names=parts.dcgm_names)
+    access = Access(guard=parts.guard)
+    server = AgentServer(parts.address, page_routes(page, sources.states), access, parts.guard)
     with sources, server:
         say(f"{server.url}/metrics tells what is read")
         if wait_for_all(sources, stop):

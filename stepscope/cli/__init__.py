@@ -94,6 +94,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 _EXTRA_OF = {
     "prometheus_client": "agent",
     "pynvml": "agent",
+    "bcrypt": "agent",
+    "yaml": "agent",
     "numpy": "analyze",
     "msgspec": "analyze",
     "isal": "analyze",

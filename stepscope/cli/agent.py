@@ -44,13 +44,7 @@ def run(configuration: Configuration) -> None:
     parts = assembled(configuration)
     logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
     with _set_by_sigterm() as stop:
-        serve(
-            parts.sources,
-            parts.address,
-            stop=stop,
-            say=lambda line: click.echo(f"stepscope agent: {line}", err=True),
-            dcgm_names=parts.dcgm_names,
-        )
+        serve(parts, stop=stop, say=lambda line: click.echo(f"stepscope agent: {line}", err=True))
 
 
 @command.command("check")

@@ -14,7 +14,12 @@ class Web:
     listen: str = key(
         "127.0.0.1:9455", "Address to listen on; port 0: a free one.", flag="--listen", metavar="HOST:PORT"
     )
-    insecure: bool = key(False, "Allow an address other machines can reach; there is no login.", flag="--insecure")
+    insecure: bool = key(
+        False, "Allow an address that other machines can reach without TLS and login.", flag="--insecure"
+    )
+    config_file: str = key(
+        "", "TLS, users and headers: a web config of Prometheus' exporters.", flag="--web-config-file", metavar="FILE"
+    )
 
 
 @dataclass(frozen=True, slots=True)

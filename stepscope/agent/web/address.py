@@ -20,12 +20,13 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def address_of(text: str, *, insecure: bool = False) -> Address:
+def address_of(text: str, *, insecure: bool = False, keeps_others_out: bool = False) -> Address:
     """The address that a setting names.
 
     Args:
         text: HOST:PORT, with an IPv6 address in brackets.
-        insecure: allow one that other machines can reach: nobody is asked who they are.
+        insecure: allow one that other machines can reach although nobody is asked who they are.
+        keeps_others_out: they are asked, and what they say is encrypted.
 
     Raises:
         UsageError: it is none, or other machines can reach it.
@@ -36,11 +37,11 @@ def address_of(text: str, *, insecure: bool = False) -> Address:
     if not colon or not 0 <= number <= 65535 or (":" in host and not is_bracketed):
         raise UsageError("is no HOST:PORT", where=text, what_next="write it as 127.0.0.1:9455 or [::1]:9455")
     address = Address(host[1:-1] if is_bracketed else host, number)
-    if not insecure and not _is_loopback(address.host):
+    if not (insecure or keeps_others_out) and not _is_loopback(address.host):
         raise UsageError(
             "other machines can reach this address and nobody would be asked who they are",
             where=text,
-            what_next="listen on 127.0.0.1, or allow it with --insecure",
+            what_next="give TLS and users with --web-config-file, or listen on 127.0.0.1, or allow it with --insecure",
         )
     return address
 

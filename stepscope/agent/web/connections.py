@@ -62,7 +62,7 @@ class ConnectionServer(ThreadingHTTPServer):
         for connection, begin in list(self._connections.items()):
             if now - begin >= seconds:
                 try:
-                    connection.shutdown(socket.SHUT_RDWR)
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)  # TLS's own would disturb its thread
                 except OSError:
                     _log.debug("a connection was closed already")
 

@@ -62,6 +62,7 @@ class Route:
         answer: is called on a thread of the connection's own.
         max_body_bytes: 0 takes no body.
         needs_token: only for those who know the agent's token.
+        is_open: for everybody, also where users need a password.
     """
 
     method: str
@@ -69,6 +70,7 @@ class Route:
     answer: Callable[[Request], Reply]
     max_body_bytes: int = 0
     needs_token: bool = False
+    is_open: bool = False
 
 
 class Routes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Iterable
 from http import HTTPStatus
@@ -13,6 +14,8 @@ from typing import Any
 from stepscope.agent.web.access import Access
 from stepscope.agent.web.address import Address
 from stepscope.agent.web.connections import CONNECTION_SECONDS, ConnectionServer
+from stepscope.agent.web.guard import Guard
+from stepscope.agent.web.handshake import shake_hands
 from stepscope.agent.web.routes import Reply, Request, Route, Routes, text_reply
 from stepscope.core.errors import UsageError
 
@@ -29,25 +32,33 @@ _FIXED_HEADERS = {
 class AgentServer:
     """Answers on its routes. A context manager: listens while it is open."""
 
-    def __init__(self, address: Address, routes: Iterable[Route], access: Access | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        routes: Iterable[Route],
+        access: Access | None = None,
+        guard: Guard | None = None,
+    ) -> None:
         """
         Args:
             address: where to listen.
             routes: who answers what.
             access: who may ask; None lets nobody ask what needs a token.
+            guard: how connections are encrypted, and which headers go with every answer.
 
         Raises:
             UsageError: the address cannot be had.
         """
         try:
-            self._server = _server(address, Routes(routes), access or Access())
+            self._server = _server(address, Routes(routes), access or Access(), guard or Guard())
         except (OSError, UnicodeError) as error:
             said = getattr(error, "strerror", None) or error
             raise UsageError(
                 f"cannot listen there ({said})", where=str(address), what_next="choose another with --listen"
             ) from None
         name, port = self._server.server_address[:2]
-        self.url = f"http://{Address(str(name), int(port))}"
+        scheme = "https" if self._server.guard.context() else "http"
+        self.url = f"{scheme}://{Address(str(name), int(port))}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_LOOK_SECONDS,), name="stepscope-http", daemon=True
         )
@@ -64,19 +75,28 @@ class AgentServer:
 
 
 class _Server(ConnectionServer):
-    def __init__(self, address: tuple[str, int], routes: Routes, access: Access) -> None:
+    def __init__(self, address: tuple[str, int], routes: Routes, access: Access, guard: Guard) -> None:
         self.routes = routes
         self.access = access
+        self.guard = guard
         super().__init__(address, _Handler)
 
+    def get_request(self) -> tuple[Any, Any]:
+        """The next connection. Hands are shaken in its own thread, so that a slow client delays no other."""
+        connection, client = super().get_request()
+        context = self.guard.context()
+        if context is not None:
+            connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return connection, client
 
-def _server(address: Address, routes: Routes, access: Access) -> _Server:
+
+def _server(address: Address, routes: Routes, access: Access, guard: Guard) -> _Server:
     host = address.host or "::"
     if not address.host and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
     family, *_, place = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)[0]
     kind = type("_FamilyServer", (_Server,), {"address_family": family})
-    server: _Server = kind(place, routes, access)
+    server: _Server = kind(place, routes, access, guard)
     return server
 
 
@@ -85,6 +105,12 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "stepscope"
     sys_version = ""
     timeout = CONNECTION_SECONDS
+
+    def setup(self) -> None:
+        """Begin a connection."""
+        super().setup()
+        if isinstance(self.connection, ssl.SSLSocket):
+            shake_hands(self.connection, self.server.guard.config().tls)
 
     def _answer(self) -> None:
         """Answer, also when an answer fails."""
@@ -95,7 +121,8 @@ class _Handler(BaseHTTPRequestHandler):
             _log.exception("%s failed", path)
             reply = text_reply(HTTPStatus.INTERNAL_SERVER_ERROR, "this page failed; the agent's log says why")
         self.send_response(reply.status)
-        for name, value in {**reply.headers, **_FIXED_HEADERS, "Content-Length": str(len(reply.body))}.items():
+        fixed = {**_FIXED_HEADERS, **self.server.guard.config().headers, "Content-Length": str(len(reply.body))}
+        for name, value in {**reply.headers, **fixed}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
@@ -106,12 +133,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _reply(self, path: str) -> Reply:
         method = "GET" if self.command == "HEAD" else self.command
         found = self.server.routes.find(method, path)
+        refusal = self.server.access.refusal(
+            None if isinstance(found, Reply) else found[0], self.headers, str(self.client_address[0])
+        )
+        if refusal is not None:
+            return refusal
         if isinstance(found, Reply):
             return found
         route, parts = found
-        refusal = self.server.access.refusal(route, self.headers)
-        if refusal is not None:
-            return refusal
         body = self._body(route.max_body_bytes) if route.max_body_bytes else b""
         if isinstance(body, Reply):
             return body

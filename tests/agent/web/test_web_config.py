@@ -1,0 +1,97 @@
+"""Is a web config read as exporter-toolkit reads it, and a wrong one said in one line?"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from stepscope.agent.web.web_config import ClientAuth, read_web_config
+from stepscope.core.errors import UsageError
+
+HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"  # the toolkit's own example
+_TLS = "tls_server_config:\n  cert_file: a.crt\n  key_file: /k/a.key\n"
+
+
+def _file(folder: Path, text: str) -> Path:
+    file = folder / "web.yml"
+    file.write_text(text)
+    return file
+
+
+def test_all_of_it(tmp_path: Path) -> None:
+    text = (
+        f"{_TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt\n"
+        "  client_allowed_sans: [prometheus]\n  min_version: TLS13\n"
+        "http_server_config:\n  http2: false\n  headers:\n    X-Frame-Options: deny\n    X-XSS-Protection: ''\n"
+        f"basic_auth_users:\n  alice: {HASH}\n  7: {HASH}\n"
+    )
+    found = read_web_config(_file(tmp_path, text))
+    assert found.tls is not None
+    assert (found.tls.cert_file, found.tls.key_file) == (tmp_path / "a.crt", Path("/k/a.key"))
+    assert found.tls.client_auth is ClientAuth.REQUIRE
+    assert found.tls.client_ca_file == tmp_path / "ca.crt"
+    assert found.tls.client_allowed_sans == ("prometheus",)
+    assert (found.tls.min_version, found.tls.max_version) == (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_3)
+    assert found.headers == {"X-Frame-Options": "deny"}
+    assert found.users == {"alice": HASH.encode(), "7": HASH.encode()}
+    assert found.keeps_others_out
+
+
+@pytest.mark.parametrize(
+    ("text", "keeps_others_out"),
+    [
+        ("", False),
+        (_TLS, False),
+        (f"basic_auth_users: {{alice: {HASH}}}", False),  # passwords that anybody can read on the wire
+        (f"{_TLS}basic_auth_users: {{alice: {HASH}}}", True),
+        (f"{_TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt", True),
+        (f"{_TLS}  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: ca.crt", False),
+        (f"{_TLS}  client_auth_type: RequestClientCert", False),
+    ],
+)
+def test_what_keeps_others_out(tmp_path: Path, text: str, keeps_others_out: bool) -> None:
+    found = read_web_config(_file(tmp_path, text))
+    assert found.keeps_others_out is keeps_others_out
+    if found.tls:
+        assert found.tls.min_version is ssl.TLSVersion.TLSv1_2
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: [", "is no YAML (while parsing"),
+        ("- a", "must have keys and values"),
+        ("tls_config: {}", "unknown or unsupported key tls_config; known: basic_auth_users, http_server_config, tls_s"),
+        ("tls_server_config: {cert_file: a}", "tls_server_config: key_file is missing"),
+        ("tls_server_config: {key_file: a}", "tls_server_config: cert_file is missing"),
+        ("tls_server_config: {cert: PEM}", "tls_server_config.cert: is not read from here; name a file in cert_file"),
+        ("tls_server_config: {cert_file: 1, key_file: a}", "tls_server_config.cert_file: must be a text"),
+        (f"{_TLS}  cipher_suites: [X]", "tls_server_config: unknown or unsupported key cipher_suites; known: "),
+        (f"{_TLS}  min_version: TLS9", "min_version: must be one of TLS10, TLS11, TLS12, TLS13, not TLS9"),
+        (f"{_TLS}  client_auth_type: RequireAnyClientCert", "must be one of NoClientCert, RequestClientCert, Verif"),
+        (f"{_TLS}  client_auth_type: RequireAndVerifyClientCert", "RequireAndVerifyClientCert needs client_ca_file"),
+        (f"{_TLS}  client_ca_file: c", "client_ca_file without client_auth_type RequireAndVerifyClientCert"),
+        (f"{_TLS}  client_allowed_sans: [a]", "client_allowed_sans needs client_auth_type RequireAndVerifyClientCert"),
+        ("http_server_config: {headers: {Server: x}}", "headers: unknown or unsupported key Server; known: "),
+        ("http_server_config: {headers: {X-Frame-Options: no}}", "headers.X-Frame-Options: must be a text"),
+        ("http_server_config: {headers: {X-Frame-Options: all}}", "must be one of deny, sameorigin, not all"),
+        ('http_server_config: {headers: {X-XSS-Protection: "a\\nb"}}', "must be plain characters on one line"),
+        ("basic_auth_users: {alice: secret}", "basic_auth_users.alice: is no bcrypt hash; make one with htpasswd"),
+        (f"basic_auth_users: {{alice: {HASH.replace('10', '31')}}}", "alice: has cost 31; a check must not take sec"),
+        ("basic_auth_users: [alice]", "basic_auth_users: must have keys and values"),
+    ],
+)
+def test_a_wrong_one_is_one_line(tmp_path: Path, text: str, line: str) -> None:
+    file = _file(tmp_path, text)
+    with pytest.raises(UsageError) as raised:
+        read_web_config(file)
+    assert str(raised.value).startswith(str(file))
+    assert line in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"web.yml: cannot be read \(No such file or directory\)"):
+        read_web_config(tmp_path / "web.yml")
