@@ -115,7 +115,7 @@ class ColumnsBuilder:
         if events:
             self._append(events, start)
         if len(self.tracks) > num_tracks:
-            ranks = told_ranks(batch.array_text) if isinstance(batch, Batch) else told_ranks_of(batch)
+            ranks = told_ranks(bytes(batch.array_text)) if isinstance(batch, Batch) else told_ranks_of(batch)
             self.told_ranks = {pid: rank for pid, rank in ranks.items() if rank <= MOST_RANKS} | self.told_ranks
 
     def build(self, header: TraceHeader, quality: ReadQuality) -> TraceColumns:

@@ -138,7 +138,7 @@ class _Ranked(Struct, gc=False):
 
 NO_ARGUMENTS = Arguments()
 
-_DECODERS: tuple[Callable[[bytes], list[Any]], ...] = (
+_DECODERS: tuple[Callable[[bytes | memoryview], list[Any]], ...] = (
     *(
         msgspec.json.Decoder(list[Union[(UsualEvent[kind], *_OTHER_EVENTS)]]).decode  # type: ignore[valid-type]
         for kind in (_UnnamedArguments, Arguments)
@@ -166,7 +166,7 @@ _ENCODE = msgspec.json.Encoder(decimal_format="number").encode
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
-def decode_fast(array_text: bytes) -> list[Event] | None:
+def decode_fast(array_text: bytes | memoryview) -> list[Event] | None:
     """All events of a JSON array, or None when the text or a type in it is not as expected.
 
     Where all is as usual, complete events are UsualEvents, and others have their phase alone.
@@ -177,7 +177,7 @@ def decode_fast(array_text: bytes) -> list[Event] | None:
     return None
 
 
-def decode_exact(array_text: bytes) -> list[ExactEvent] | None:
+def decode_exact(array_text: bytes | memoryview) -> list[ExactEvent] | None:
     """The same, slower: every decimal of the timestamps, and numbers may stand in quotes."""
     try:
         return _DECODE_EXACT(array_text)
@@ -204,7 +204,7 @@ def as_decoded(events: Sequence[Event]) -> list[ExactEvent]:
     ]
 
 
-def decode_leniently(array_text: bytes) -> tuple[list[ExactEvent], int] | None:
+def decode_leniently(array_text: bytes | memoryview) -> tuple[list[ExactEvent], int] | None:
     """Events of a well-formed array whatever types it holds, and how many of its items are no events.
 
     A field of an unexpected type counts as not recorded. None when the text is not a JSON array.

@@ -22,8 +22,8 @@ from stepscope.trace.text import TraceText
 
 _LOG = logging.getLogger(__name__)
 
-_BLOCK_BYTES = 2 * 1024 * 1024
-"""In Python, reading a half or a quarter at a time takes 5 % or 15 % longer; what is read in C does not care."""
+_BLOCK_BYTES = 1024 * 1024
+"""What is decoded of one block, some 2 MB of objects, stays in the processor's caches."""
 _BLANK = b" \t\r\n\x00"
 _MOST_METADATA_BYTES = 64 * 1024 * 1024
 _WHAT_NEXT = "give the JSON (or .json.gz) that torch.profiler exports"
@@ -139,6 +139,7 @@ def _read_document(
     splitter = EventSplitter(source, beginning, builder.scanner())
     for batch in splitter.batches():
         builder.add(batch)
+        del batch  # its memory, still in the cache, is taken for the next one
     after = _read_tail(source, splitter)
     next_start = next_document(after)
     after, rest = (after, None) if next_start is None else (after[:next_start], after[next_start:])

@@ -16,6 +16,7 @@ from stepscope.trace.mending import mended_throughout
 from stepscope.trace.recovering import Recovery
 from stepscope.trace.scanning import BatchScanner, ScannedBatch
 from stepscope.trace.text import TraceText
+from stepscope.trace.window import TextWindow
 
 _BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*\{")
 _TAIL_WINDOW_BYTES = 64 * 1024
@@ -24,10 +25,13 @@ _MOST_CUTS_TRIED = 4
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Some entries of traceEvents, in the file's order, and the array they were decoded from."""
+    """Some entries of traceEvents, in the file's order, and the array they were decoded from.
+
+    Both hold until the next batch is asked for: its text is read into the same memory.
+    """
 
     events: Sequence[Event]
-    array_text: bytes
+    array_text: bytes | memoryview
 
     def exact(self) -> Sequence[ExactEvent]:
         """The same events with every decimal of their timestamps."""
@@ -60,9 +64,8 @@ class EventSplitter:
         self.num_bytes = 0
         self.array_closed = False
         self.tail = b""
-        self._source = source
         self._scanner = scanner
-        self._buffer = beginning
+        self._window = TextWindow(source, beginning)
         self._separator = b""
 
     def batches(self) -> Iterator[Batch | ScannedBatch | Sequence[ExactEvent]]:
@@ -70,37 +73,38 @@ class EventSplitter:
         decoded ones; exact ones where the text had to be searched.
         """
         while not self.array_closed:
-            block = self._source.read()
-            self._buffer += block
-            scanned = self._scan() if block else None
-            if scanned is not None:
-                self.num_events += scanned.num_events
-                yield scanned
-                continue
-            batch = (self._take_fast() or self._take_mended()) if block else None
-            if batch is not None:
-                self.num_events += len(batch.events)
-                yield batch
-                continue
-            recovered = self._take_carefully(is_last=not block)
-            if recovered:
-                yield recovered
-            if not block:
+            has_more = self._window.fill()
+            yield self._next(is_last=not has_more)  # no name for it here: it goes when its taker lets go of it
+            if not has_more:
                 return
+
+    def _next(self, *, is_last: bool) -> Batch | ScannedBatch | Sequence[ExactEvent]:
+        if is_last:
+            return self._take_carefully(is_last=True)
+        scanned = self._scan()
+        if scanned is not None:
+            self.num_events += scanned.num_events
+            return scanned
+        batch = self._take_fast() or self._take_mended()
+        if batch is not None:
+            self.num_events += len(batch.events)
+            return batch
+        return self._take_carefully(is_last=False)
 
     def _scan(self) -> ScannedBatch | None:
         end, start = next(self._cuts(), (0, 0)) if self._scanner else (0, 0)
-        scanned = self._scanner.scan(memoryview(self._buffer)[:end]) if self._scanner and end else None
+        scanned = self._scanner.scan(self._window.view(end)) if self._scanner and end else None
         if scanned is not None:
             self._move_on(end, start)
         return scanned
 
     def _take_fast(self) -> Batch | None:
         for end, start in self._cuts():
-            array_text = b"".join((b"[", memoryview(self._buffer)[:end], b"]"))
-            events = decode_fast(array_text)
+            separator = self._separator_at(end, start)
+            events, array_text = self._window.decoded(end, decode_fast)
             if events is not None:
-                return self._pass_on(events, array_text, end, start)
+                self._move_on(end, start, separator)
+                return Batch(events, array_text)
         return None
 
     def _take_mended(self) -> Batch | None:
@@ -109,9 +113,12 @@ class EventSplitter:
         Only when no event can be mistaken for another: as many events as the separator tells apart, before and after.
         """
         end, start = next(self._cuts(), (0, 0))
-        separator = self._buffer[end - 1 : start + 1]
-        text = mended_throughout(self._buffer[:end]) if end else b""
-        before, after = (self._buffer[:end].split(separator), text.split(separator)) if end else ([], [])
+        if not end:
+            return None
+        separator = self._separator_at(end, start)
+        damaged = self._window.text(end)
+        text = mended_throughout(damaged)
+        before, after = damaged.split(separator), text.split(separator)
         events = decode_fast(b"[" + text + b"]") if len(before) == len(after) else None
         if not events or len(events) != len(after):
             return None
@@ -119,41 +126,41 @@ class EventSplitter:
         self.repaired += sum(event.ph != "X" or event.dur >= 0 for event in compress(events, changed))
         if any(changed):
             self._note_damage(sum(len(text) + len(separator) for text in before[: changed.index(True)]))
-        return self._pass_on(events, b"[" + text + b"]", end, start)
+        self._move_on(end, start, separator)
+        return Batch(events, b"[" + text + b"]")
 
     def _note_damage(self, place: int) -> None:
         if self.damaged_at_byte is None:
-            self.damaged_at_byte = max(0, self._source.num_bytes - len(self._buffer) + place)
+            self.damaged_at_byte = self._window.begins_at_byte + place
 
-    def _pass_on(self, events: Sequence[Event], array_text: bytes, end: int, start: int) -> Batch:
-        self._move_on(end, start)
-        return Batch(events, array_text)
+    def _separator_at(self, end: int, start: int) -> bytes:
+        return bytes(self._window.view(start + 1)[end - 1 :])
 
-    def _move_on(self, end: int, start: int) -> None:
+    def _move_on(self, end: int, start: int, separator: bytes | None = None) -> None:
         self.num_bytes += end
-        self._separator = self._buffer[end - 1 : start + 1]
-        self._buffer = self._buffer[start:]
+        self._separator = separator or self._separator_at(end, start)
+        self._window.take(start)
 
     def _cuts(self) -> Iterator[tuple[int, int]]:
         """(end of one event, start of the next), the last first; the layout of the previous cut before all others."""
-        known = self._buffer.rfind(self._separator) if self._separator else -1
+        known = self._window.rfind(self._separator) if self._separator else -1
         if known >= 0:
             yield known + 1, known + len(self._separator) - 1
-        window_start = max(0, len(self._buffer) - _TAIL_WINDOW_BYTES)
-        found = list(_BETWEEN_EVENTS.finditer(self._buffer, window_start))
-        for match in reversed(found[-_MOST_CUTS_TRIED:]):
-            yield match.start() + 1, match.end() - 1
+        found = self._window.matches(_BETWEEN_EVENTS, max(0, len(self._window) - _TAIL_WINDOW_BYTES))
+        for begin, end in reversed(found[-_MOST_CUTS_TRIED:]):
+            yield begin + 1, end - 1
 
     def _take_carefully(self, *, is_last: bool) -> Sequence[ExactEvent]:
-        recovery = Recovery(self._buffer, is_last=is_last)
+        text = self._window.text(len(self._window))
+        recovery = Recovery(text, is_last=is_last)
         self.num_events += len(recovery.events) + recovery.dropped
         self.repaired += recovery.repaired
         self.dropped += recovery.dropped
         if recovery.damaged_at is not None:
             self._note_damage(recovery.damaged_at)
         self.num_bytes += recovery.consumed
+        self._window.take(recovery.consumed)
         self.array_closed = recovery.array_closed
-        self._buffer = self._buffer[recovery.consumed :]
         if self.array_closed:
-            self.tail, self._buffer = self._buffer, b""
+            self.tail = text[recovery.consumed :]
         return recovery.events

@@ -23,17 +23,18 @@ class TraceText:
     """The inflated text of one trace, block by block.
 
     Attributes:
+        block_bytes: how much is read at a time.
         num_bytes: text handed out so far, holes included.
         hole_bytes: zeros left out of it; one zero stays in each one's place.
         truncated: the compressed stream ended early or broke.
     """
 
     def __init__(self, stream: BinaryIO, *, block_bytes: int) -> None:
+        self.block_bytes = block_bytes
         self.num_bytes = 0
         self.hole_bytes = 0
         self.truncated = False
         self._stream = stream
-        self._block_bytes = block_bytes
         self._raw = stream.read(min(_RAW_BYTES, max(block_bytes, len(_GZIP_MAGIC))))
         is_gzip = self._raw.startswith(_GZIP_MAGIC)
         self._inflater = isal_zlib.decompressobj(wbits=_GZIP_WINDOW) if is_gzip else None
@@ -41,40 +42,66 @@ class TraceText:
         self._ended = False
 
     def read(self) -> bytes:
-        """About one block of text; empty at the end."""
-        block = b""
-        while len(block) < self._block_bytes and not self._ended:
-            block += self._inflate(self._inflater) if self._inflater else self._plain()
-        if self._at_start:
-            self._at_start = False
-            block = block.removeprefix(_UTF8_MARK)
-        self.num_bytes += len(block)
-        return self._without_holes(block)
+        """One block of text, less than that only at the end and where holes are; empty at the end."""
+        buffer = bytearray(self.block_bytes)
+        return bytes(memoryview(buffer)[: self.read_into(buffer, 0)])
 
-    def _plain(self) -> bytes:
-        block, self._raw = self._raw, b""
-        block += self._stream.read(self._block_bytes)
-        self._ended = not block
-        return block
+    def read_into(self, buffer: bytearray, begin: int) -> int:
+        """Write one block of text where `begin` is in a buffer that has room for it.
 
-    def _inflate(self, inflater: isal_zlib.Decompress) -> bytes:
+        Returns:
+            Where it ends; `begin` at the end.
+        """
+        end, most = begin, begin + self.block_bytes
+        with memoryview(buffer) as view:
+            while end < most and not self._ended:
+                room = view[end:most]
+                end += self._inflate(self._inflater, room) if self._inflater else self._plain(room)
+            if self._at_start:
+                self._at_start = False
+                if view[begin : begin + len(_UTF8_MARK)] == _UTF8_MARK:
+                    end -= len(_UTF8_MARK)
+                    view[begin:end] = view[begin + len(_UTF8_MARK) : end + len(_UTF8_MARK)]
+        self.num_bytes += end - begin
+        return end if buffer.find(0, begin, end) < 0 else self._without_holes(buffer, begin, end)
+
+    def _plain(self, room: memoryview) -> int:
+        count = min(len(self._raw), len(room))
+        if count:
+            room[:count] = self._raw[:count]
+            self._raw = self._raw[count:]
+        else:
+            count = self._read_stream(room)
+            self._ended = not count
+        return count
+
+    def _read_stream(self, room: memoryview) -> int:
+        read_into = getattr(self._stream, "readinto", None)  # without a copy, where the stream can do that
+        if read_into is not None:
+            return read_into(room) or 0
+        text = self._stream.read(len(room))
+        room[: len(text)] = text
+        return len(text)
+
+    def _inflate(self, inflater: isal_zlib.Decompress, room: memoryview) -> int:
         if not self._raw:
             self._raw = self._stream.read(_RAW_BYTES)
             if not self._raw:
                 self._ended = True
                 self.truncated = not inflater.eof
-                return b""
+                return 0
         try:
-            text: bytes = inflater.decompress(self._raw, self._block_bytes)
+            text: bytes = inflater.decompress(self._raw, len(room))
         except isal_zlib.error as error:  # type: ignore[misc]  # the stubs take the class for an instance
             _LOG.warning("the compressed stream breaks after %d bytes of text: %s", self.num_bytes, error)
             self._ended = self.truncated = True
-            return b""
+            return 0
         if inflater.eof:
             self._next_member(inflater.unused_data)
         else:
             self._raw = inflater.unconsumed_tail
-        return text
+        room[: len(text)] = text
+        return len(text)
 
     def _next_member(self, rest: bytes) -> None:
         """Gzip files may be written one after another; padding after the last one is not a member."""
@@ -84,9 +111,8 @@ class TraceText:
         else:
             self._ended = True
 
-    def _without_holes(self, block: bytes) -> bytes:
-        if b"\x00" not in block:
-            return block
-        shorter = _HOLE.sub(b"\x00", block)
-        self.hole_bytes += len(block) - len(shorter)
-        return shorter
+    def _without_holes(self, buffer: bytearray, begin: int, end: int) -> int:
+        shorter = _HOLE.sub(b"\x00", buffer[begin:end])
+        self.hole_bytes += end - begin - len(shorter)
+        buffer[begin : begin + len(shorter)] = shorter
+        return begin + len(shorter)
