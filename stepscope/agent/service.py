@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from stepscope.agent.api import api_routes
 from stepscope.agent.assembly import Parts
 from stepscope.agent.exporter import MetricsPage
 from stepscope.agent.source_state import SourceState
@@ -31,7 +32,9 @@ def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) ->
     sources = parts.sources
     page = MetricsPage(sources.states, dcgm_names=parts.dcgm_names)
     access = Access(guard=parts.guard)
-    server = AgentServer(parts.address, page_routes(page, sources.states), access, parts.guard)
+    scheme = "https" if parts.guard.context() else "http"
+    routes = (*page_routes(page, sources.states), *api_routes(sources.states, scheme=scheme))
+    server = AgentServer(parts.address, routes, access, parts.guard)
     with sources, server:
         say(f"{server.url}/metrics tells what is read")
         if wait_for_all(sources, stop):

@@ -25,7 +25,7 @@ from stepscope.core.readings import Labels, Reading, labels_of
 STALE_SECONDS = 60.0
 """Age of a collection from which its values are told no more."""
 _OF_THE_AGENT = "agent"
-_NOT_SAMPLED = (GPU + "xid_", GPU + "up")
+NOT_SAMPLED = (GPU + "xid_", GPU + "up")
 """They are there, with a new time, when the GPU says nothing."""
 
 
@@ -143,7 +143,7 @@ def _newest(readings: Sequence[Reading]) -> dict[tuple[str, str], int]:
     newest: dict[Labels, int] = {}
     for reading in readings:
         is_newer = reading.time_ns > newest.get(reading.labels, 0)
-        if is_newer and reading.metric.startswith(GPU) and not reading.metric.startswith(_NOT_SAMPLED):
+        if is_newer and reading.metric.startswith(GPU) and not reading.metric.startswith(NOT_SAMPLED):
             newest[reading.labels] = reading.time_ns
     by_gpu: dict[tuple[str, str], int] = {}
     for labels, time_ns in newest.items():

@@ -22,7 +22,8 @@ def landing_page(states: Sequence[SourceState], now_ns: int) -> str:
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>stepscope agent</title><style>{_STYLE}</style>"
         f"<h1>stepscope agent {escape(__version__)}</h1>"
-        '<p><a href="metrics">Metrics</a> · <a href="healthz">Health</a> · <a href="readyz">Readiness</a></p>'
+        '<p><a href="metrics">Metrics</a> · <a href="api/v1/node">Node</a> · '
+        '<a href="healthz">Health</a> · <a href="readyz">Readiness</a></p>'
         "<table><tr><th>source<th>state<th>values<th>missing<th>age<th></tr>"
         f"{rows}</table></html>\n"
     )

@@ -48,7 +48,7 @@ def text_reply(status: HTTPStatus, line: str, **headers: str) -> Reply:
     return Reply(status, f"{line}\n".encode(errors="replace"), {"Content-Type": TEXT, **more})
 
 
-def json_reply(status: HTTPStatus, document: Mapping[str, Any]) -> Reply:
+def json_reply(status: HTTPStatus, document: Mapping[str, Any] | list[Any]) -> Reply:
     """One JSON document."""
     return Reply(status, json.dumps(document, separators=(",", ":")).encode() + b"\n", {"Content-Type": JSON})
 

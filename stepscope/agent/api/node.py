@@ -1,0 +1,135 @@
+"""What do all sources together say of this machine's GPUs? Waits for none: it looks at what they said last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from stepscope import __version__
+from stepscope.agent.exporter.page import NOT_SAMPLED, STALE_SECONDS
+from stepscope.agent.source_state import SourceState
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.health import HealthReport
+from stepscope.core.jobs import Assignment, assignments_of, device_of
+from stepscope.core.node import Node, NodeDevice, NodeFinding, NodeJob, NodeSource
+from stepscope.core.readings import Collection, Labels, Missing, Reading
+
+_INFO = GPU + "info"
+_UP = GPU + "up"
+
+
+def node_of(states: Sequence[SourceState], now_ns: int, *, host: str, health: HealthReport | None = None) -> Node:
+    """The document.
+
+    Args:
+        states: the sources; of what two of them tell, the first counts. Values of one that is silent for a minute are
+            left out.
+        now_ns: ns since the epoch.
+        host: name of the machine.
+        health: of it.
+    """
+    devices: dict[str, _Device] = {}
+    fresh = [one for one in states if one.collected_ns is not None and now_ns - one.collected_ns < STALE_SECONDS * 1e9]
+    for state in fresh:
+        _gather(devices, state.collection)
+    return Node(
+        host,
+        __version__,
+        now_ns,
+        tuple(_source(state, now_ns) for state in states),
+        tuple(device.finished(now_ns) for device in sorted(devices.values(), key=_Device.order)),
+        tuple(
+            NodeFinding(state.name, finding.code, finding.message, dict(finding.labels))
+            for state in fresh
+            for finding in state.collection.findings
+        ),
+        health,
+    )
+
+
+@dataclass(slots=True)
+class _Device:
+    labels: dict[str, str]
+    info: dict[str, str] = field(default_factory=dict)
+    up: tuple[bool, str] | None = None
+    newest_ns: int = 0
+    values: dict[str, float] = field(default_factory=dict)
+    by_label: dict[str, dict[str, float]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    jobs: list[NodeJob] = field(default_factory=list)
+
+    def order(self) -> tuple[int, str, str]:
+        """By GPU, then by instance."""
+        index = self.labels.get("gpu", "")
+        number = int(index) if index.isascii() and index.isdecimal() else 1 << 30
+        return number, self.labels.get("gpu_instance", "").zfill(4), self.labels.get("compute_instance", "").zfill(4)
+
+    def add(self, reading: Reading) -> None:
+        """A value of it."""
+        metric, further = reading.metric, [pair for pair in reading.labels if pair not in self.labels.items()]
+        if metric == _INFO:
+            self.info = self.info or dict(further)
+        elif metric == _UP:
+            self.up = self.up or (reading.value == 1.0, dict(further).get("reason", ""))
+        elif not further:
+            self.values.setdefault(metric.removeprefix(GPU), reading.value)
+        elif len(further) == 1:
+            self.by_label.setdefault(metric.removeprefix(GPU), {}).setdefault(further[0][1], reading.value)
+        if not metric.startswith(NOT_SAMPLED):
+            self.newest_ns = max(self.newest_ns, reading.time_ns)
+
+    def lacks(self, missing: Missing) -> None:
+        """A value that is not there."""
+        if missing.metric:
+            self.missing.setdefault(missing.metric.removeprefix(GPU), missing.reason.value)
+        elif self.up is None:
+            self.up = False, missing.reason.value
+
+    def finished(self, now_ns: int) -> NodeDevice:
+        """As the document has it."""
+        is_up, reason = self.up or (None, "")
+        known = self.values.keys() | self.by_label.keys()
+        return NodeDevice(
+            self.labels,
+            self.info,
+            is_up,
+            reason,
+            max(0.0, (now_ns - self.newest_ns) / 1e9) if self.newest_ns else None,
+            self.values,
+            self.by_label,
+            {metric: reason for metric, reason in self.missing.items() if metric not in known},
+            tuple(self.jobs),
+        )
+
+
+def _gather(devices: dict[str, _Device], collection: Collection) -> None:
+    found: dict[Labels, _Device | None] = {}
+
+    def device(labels: Labels) -> _Device | None:
+        if labels not in found:
+            of_device = dict(device_of(labels))
+            uuid = of_device.get("uuid", "")
+            found[labels] = devices.setdefault(uuid, _Device(of_device)) if uuid else None
+        return found[labels]
+
+    for reading in collection.readings:
+        if reading.metric.startswith(GPU) and (of := device(reading.labels)) is not None:
+            of.add(reading)
+    for missing in collection.missing:
+        if (of := device(missing.labels)) is not None:
+            of.lacks(missing)
+    _add_jobs(devices, assignments_of(collection))
+
+
+def _add_jobs(devices: dict[str, _Device], assignments: Iterable[Assignment]) -> None:
+    for one in assignments:
+        job, device = one.job, devices.get(one.uuid)
+        if device is not None:
+            facts = (job.name, job.user, job.account, job.team, job.project, job.queue, job.workload)
+            device.jobs.append(NodeJob(job.kind.value, job.id, *facts, one.share.value, one.pids))
+
+
+def _source(state: SourceState, now_ns: int) -> NodeSource:
+    age = None if state.collected_ns is None else max(0.0, (now_ns - state.collected_ns) / 1e9)
+    reason = state.reason.value if state.reason else ""
+    return NodeSource(state.name, not reason, reason, state.detail, age, len(state.collection.readings))

@@ -1,0 +1,136 @@
+"""How is one machine, as its agent tells it? The typed form of `GET /api/v1/node`, schema stepscope.node/1.
+
+Metrics stand without their prefix `stepscope_gpu_`. Unknown is missing with its reason, never 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stepscope.core.health import HealthReport
+
+NODE_SCHEMA = "stepscope.node/1"
+NODE_PATH = "/api/v1/node"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSource:
+    """One of the agent's sources.
+
+    Attributes:
+        name: of the source: "nvml", "host".
+        is_up: it answers.
+        reason: why not, a `MissingReason`; empty while it answers.
+        detail: one line on it.
+        age_seconds: of its last collection; None before the first.
+        num_readings: values of that.
+    """
+
+    name: str
+    is_up: bool
+    reason: str
+    detail: str
+    age_seconds: float | None
+    num_readings: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJob:
+    """A job that has the device.
+
+    Attributes:
+        kind, id, name, user, account, team, project, queue, workload: see `core.jobs.Job`.
+        share: how it has the device: exclusive, time_sliced, mps.
+        pids: its processes there.
+    """
+
+    kind: str
+    id: str
+    name: str = ""
+    user: str = ""
+    account: str = ""
+    team: str = ""
+    project: str = ""
+    queue: str = ""
+    workload: str = ""
+    share: str = ""
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDevice:
+    """A GPU or MIG instance.
+
+    Attributes:
+        labels: which: gpu, uuid; of MIG instances gpu_instance, compute_instance, mig_profile as well.
+        info: what it is: name, driver, pci_bus_id.
+        is_up: it answers; None where no source says so.
+        reason: why it does not, a `MissingReason`; empty while it does.
+        age_seconds: of its newest value; None without one.
+        values: metrics without further labels, in base units.
+        by_label: metrics with one further label: metric -> label's value -> value.
+        missing: metrics that have no value -> reason, a `MissingReason`.
+        jobs: who has it.
+    """
+
+    labels: dict[str, str]
+    info: dict[str, str]
+    is_up: bool | None
+    reason: str
+    age_seconds: float | None
+    values: dict[str, float]
+    by_label: dict[str, dict[str, float]]
+    missing: dict[str, str]
+    jobs: tuple[NodeJob, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As people call it: the GPU's index, of MIG instances with their ids."""
+        parts = [self.labels.get(label, "") for label in ("gpu", "gpu_instance", "compute_instance")]
+        return "/".join(filter(None, parts))
+
+    def marked(self, metric: str) -> str:
+        """Which of the labels of a metric has 1; empty: none, or the metric is not there."""
+        return next((label for label, value in self.by_label.get(metric, {}).items() if value == 1.0), "")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFinding:
+    """Something that a source noticed in its last collection.
+
+    Attributes:
+        source: which.
+        code: what kind: "busy_without_process".
+        message: one line for people.
+        labels: who or what it is of.
+    """
+
+    source: str
+    code: str
+    message: str
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine at one moment.
+
+    Attributes:
+        host: its name.
+        version: of the agent.
+        time_ns: now there, ns since the epoch.
+        sources: in the order of their trust.
+        devices: GPUs and MIG instances, by index.
+        findings: of the sources.
+        health: None where nobody watches it.
+        schema: of the document.
+    """
+
+    host: str
+    version: str
+    time_ns: int
+    sources: tuple[NodeSource, ...]
+    devices: tuple[NodeDevice, ...]
+    findings: tuple[NodeFinding, ...] = ()
+    health: HealthReport | None = None
+    schema: str = field(default=NODE_SCHEMA)

@@ -1,0 +1,150 @@
+"""Does the node's document say of each GPU what is known, what not, and why? Also while a source hangs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+from stepscope.agent.api import api_routes, node_of
+from stepscope.agent.schedule import ScheduledSource
+from stepscope.agent.source_state import SourceState
+from stepscope.agent.web import Address, AgentServer
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.jobs import Job, JobKind, job_facts, job_labels
+from stepscope.core.node import NODE_SCHEMA, Node
+from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of, with_labels
+
+_SECOND = 10**9
+_NOW = 1_000 * _SECOND
+_GPU = labels_of(gpu=1, uuid="GPU-1")
+_OTHER = labels_of(gpu=0, uuid="GPU-0")
+_INSTANCE = labels_of(gpu=1, uuid="MIG-1", gpu_instance=7, compute_instance=0, mig_profile="1g.10gb")
+
+
+def _reading(metric: str, value: float, labels: Labels = _GPU, age: float = 1.0, **further: str) -> Reading:
+    return Reading(GPU + metric, value, with_labels(labels, **further), int(_NOW - age * _SECOND))
+
+
+def _state(*readings: Reading, name: str = "nvml", age: float = 0.5, **others: Any) -> SourceState:
+    missing, findings = others.pop("missing", ()), others.pop("findings", ())
+    return SourceState(name, Collection(readings, missing, findings), int(_NOW - age * _SECOND), 0.1, **others)
+
+
+def test_values_labels_and_gaps_of_each_device() -> None:
+    nvml = _state(
+        _reading("up", 1.0, age=0.0, reason=""),
+        _reading("info", 1.0, name="NVIDIA H100", driver="580"),
+        _reading("power_watts", 300.0),
+        _reading("throttle_reason", 0.0, reason="idle"),
+        _reading("throttle_reason", 1.0, reason="software_power_cap"),
+        _reading("up", 0.0, _OTHER, age=0.0, reason="timed_out"),
+        _reading("memory_used_bytes", 5.0, _INSTANCE, age=9.0),
+        missing=(
+            Missing(GPU + "tensor_active_ratio", _GPU, MissingReason.NOT_SUPPORTED),
+            Missing(GPU + "power_watts", _GPU, MissingReason.NOT_YET),
+            Missing("", (), MissingReason.NOT_YET),
+        ),
+        findings=(Finding("busy_without_process", "a ghost", _GPU, _NOW),),
+    )
+    dcgm = _state(_reading("power_watts", 299.0), _reading("sm_active_ratio", 0.5), name="dcgm_exporter")
+    node = node_of((nvml, dcgm), _NOW, host="n1")
+    other, gpu, instance = node.devices
+    assert gpu.labels == {"gpu": "1", "uuid": "GPU-1"}
+    assert gpu.info == {"name": "NVIDIA H100", "driver": "580"}
+    assert (gpu.is_up, gpu.reason, gpu.age_seconds) == (True, "", 1.0)
+    assert gpu.values == {"power_watts": 300.0, "sm_active_ratio": 0.5}  # of two sources the first counts
+    assert gpu.by_label == {"throttle_reason": {"idle": 0.0, "software_power_cap": 1.0}}
+    assert gpu.marked("throttle_reason") == "software_power_cap"
+    assert gpu.missing == {"tensor_active_ratio": "not_supported"}
+    assert (other.is_up, other.reason, other.age_seconds, other.values) == (False, "timed_out", None, {})
+    assert (instance.name, instance.values, instance.age_seconds) == ("1/7/0", {"memory_used_bytes": 5.0}, 9.0)
+    assert [(one.source, one.code, one.message) for one in node.findings] == [
+        ("nvml", "busy_without_process", "a ghost")
+    ]
+
+
+def test_jobs_are_with_their_device() -> None:
+    job = Job(JobKind.SLURM, "42", name="llama", user="alice", team="nlp")
+    key = job_labels(job)
+    told = tuple(sorted({**dict(_GPU), **dict(key), "share": "exclusive", "source": "process"}.items()))
+    process = tuple(sorted({**dict(_GPU), **dict(key), "pid": "99"}.items()))
+    state = _state(
+        Reading("stepscope_job_info", 1.0, tuple(sorted((*key, *job_facts(job)))), _NOW),
+        Reading(GPU + "job_info", 1.0, told, _NOW),
+        Reading("stepscope_job_process_info", 1.0, process, _NOW),
+        name="jobs",
+    )
+    (device,) = node_of((_state(_reading("power_watts", 1.0)), state), _NOW, host="n1").devices
+    (found,) = device.jobs
+    assert (found.kind, found.id, found.name, found.user, found.team) == ("slurm", "42", "llama", "alice", "nlp")
+    assert (found.share, found.pids) == ("exclusive", (99,))
+
+
+def test_sources_with_reason_and_age_and_no_old_values() -> None:
+    old = _state(
+        _reading("power_watts", 1.0),
+        age=61.0,
+        reason=MissingReason.TIMED_OUT,
+        detail="it does not answer for 61 s",
+        findings=(Finding("x", "y", (), 1),),
+    )
+    never = SourceState("host", reason=MissingReason.NOT_YET)
+    node = node_of((old, never), _NOW, host="n1")
+    assert node.devices == ()
+    assert node.findings == ()
+    first, second = node.sources
+    assert (first.is_up, first.reason, first.age_seconds, first.detail) == (
+        False,
+        "timed_out",
+        61.0,
+        "it does not answer for 61 s",
+    )
+    assert (second.is_up, second.reason, second.age_seconds) == (False, "not_yet", None)
+
+
+def _get(server: AgentServer, path: str, **headers: str) -> tuple[int, str, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]), timeout=20)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers["Content-Type"], answer.read()
+    finally:
+        connection.close()
+
+
+def test_it_is_told_while_a_source_hangs() -> None:
+    go_on = threading.Event()
+
+    class Hangs:
+        def collect(self) -> Collection:
+            go_on.wait(60)
+            return Collection()
+
+    with ScheduledSource("nvml", Hangs(), interval=1.0, deadline=0.01) as source:
+        routes = api_routes(lambda: (source.state(),), scheme="http")
+        with AgentServer(Address("127.0.0.1", 0), routes) as server:
+            end = time.monotonic() + 20
+            while source.state().reason is not MissingReason.TIMED_OUT:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            status, kind, body = _get(server, "/api/v1/node")
+        go_on.set()
+    assert (status, kind) == (200, "application/json")
+    assert json.loads(body)["schema"] == NODE_SCHEMA
+    node = msgspec.json.decode(body, type=Node)
+    assert [(one.name, one.reason) for one in node.sources] == [("nvml", "timed_out")]
+
+
+def test_prometheus_is_told_the_name_by_which_it_asked() -> None:
+    with AgentServer(Address("127.0.0.1", 0), api_routes(lambda: (), scheme="https")) as server:
+        status, kind, body = _get(server, "/sd", Host="node7:9455")
+        (found,) = json.loads(body)
+        assert (status, kind) == (200, "application/json")
+        assert found["targets"] == ["node7:9455"]
+        assert found["labels"]["__scheme__"] == "https"
+        assert json.loads(_get(server, "/sd", Host="a b")[2]) == []
