@@ -26,6 +26,16 @@ settings.register_profile(
 settings.load_profile("stepscope")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _agents_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Agents that tests start know nothing of this machine's: neither its socket nor its state."""
+    told = {"TRAINING__SOCKET": "", "STATE__DIRECTORY": str(tmp_path_factory.mktemp("agent"))}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in told.items():
+            patch.setenv(f"STEPSCOPE_AGENT__{name}", value)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def no_signal_handler_is_left() -> Iterator[None]:
     """A handler that a test leaves behind reaches every process forked by later tests."""

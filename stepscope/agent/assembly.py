@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.agent.config import Configuration
+from stepscope.agent.captures import CaptureLimits, CapturePlaces, CaptureService
+from stepscope.agent.config import Configuration, Origin
 from stepscope.agent.exporter import DcgmNames
 from stepscope.agent.isolation import Timing
 from stepscope.agent.sources import Sources
+from stepscope.agent.state_directory import state_directory
+from stepscope.agent.training_link import ProfileBackend, TrainingServer
 from stepscope.agent.web import Address, Guard, address_of
 from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
 from stepscope.core.errors import UsageError
@@ -25,12 +29,16 @@ class Parts:
         guard: who may ask, and how connections are encrypted.
         sources: what to read.
         dcgm_names: how to show GPUs under DCGM's names; None: not at all.
+        training: who hears training processes; None: nobody.
+        captures: who takes orders for captures.
     """
 
     address: Address
     guard: Guard
     sources: Sources
     dcgm_names: DcgmNames | None
+    training: TrainingServer | None
+    captures: CaptureService
 
 
 def assembled(configuration: Configuration) -> Parts:
@@ -46,15 +54,46 @@ def assembled(configuration: Configuration) -> Parts:
         keeps_others_out = guard.config().keeps_others_out
         address = address_of(web.listen, insecure=web.insecure, keeps_others_out=keeps_others_out)
     names = configuration.settings.dcgm.names
-    return Parts(address, guard, sources_of(configuration), DcgmNames(names) if names else None)
+    training = _training(configuration)
+    sources = sources_of(configuration, training)
+    captures = _captures(configuration, training, sources)
+    return Parts(address, guard, sources, DcgmNames(names) if names else None, training, captures)
 
 
-def sources_of(configuration: Configuration) -> Sources:
+def sources_of(configuration: Configuration, training: TrainingServer | None = None) -> Sources:
     """What to read; see `assembled`."""
     settings = configuration.settings
     with _asked_by(configuration, "dcgm.exporter"):
         exporter = endpoint_of(settings.dcgm.exporter) if settings.dcgm.exporter else None
-    return Sources(Timing(interval=settings.gpus.interval), dcgm_exporter=exporter)
+    return Sources(Timing(interval=settings.gpus.interval), dcgm_exporter=exporter, training=training)
+
+
+def _training(configuration: Configuration) -> TrainingServer | None:
+    told = configuration.settings.training
+    if not told.socket:
+        return None
+    if re.fullmatch("0?[0-7]{3}", told.socket_mode) is None:
+        where = configuration.asked_by("training.socket_mode")
+        raise UsageError("is no mode of a file", where=where, what_next="write it as 0660")
+    is_required = configuration.origins["training.socket"][0] is not Origin.DEFAULT
+    return TrainingServer(told.socket, mode=int(told.socket_mode, 8), is_required=is_required)
+
+
+def _captures(configuration: Configuration, training: TrainingServer | None, sources: Sources) -> CaptureService:
+    settings = configuration.settings
+    told = settings.captures
+    service = CaptureService(
+        [] if training is None else [ProfileBackend(training)],
+        CapturePlaces(
+            state_directory(settings.state.directory),
+            Path(settings.web.token_file) if settings.web.token_file else None,
+        ),
+        limits=CaptureLimits(told.max_steps, told.max_bytes, told.max_per_hour),
+        pids_of_job=sources.pids_of_job,
+    )
+    if training is not None:
+        training.wake = service.desk.wake
+    return service
 
 
 @contextmanager

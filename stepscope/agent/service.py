@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 from stepscope.agent.api import api_routes
 from stepscope.agent.assembly import Parts
@@ -27,19 +28,20 @@ def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) ->
         say: takes lines for people: where it listens, then what is read and what is missing.
 
     Raises:
-        UsageError: the address cannot be had.
+        UsageError: the address, the socket or the token file cannot be had.
     """
-    sources = parts.sources
+    sources, captures = parts.sources, parts.captures
     page = MetricsPage(sources.states, dcgm_names=parts.dcgm_names)
-    access = Access(guard=parts.guard)
-    scheme = "https" if parts.guard.context() else "http"
-    routes = (*page_routes(page, sources.states), *api_routes(sources.states, scheme=scheme))
-    server = AgentServer(parts.address, routes, access, parts.guard)
-    with sources, server:
-        say(f"{server.url}/metrics tells what is read")
-        if wait_for_all(sources, stop):
-            say(what_is_read(sources.states()))
-        stop.wait()
+    with parts.training or nullcontext(), captures:
+        access = Access(captures.token, parts.guard)
+        scheme = "https" if parts.guard.context() else "http"
+        routes = (*page_routes(page, sources.states), *api_routes(sources.states, scheme=scheme), *captures.routes)
+        server = AgentServer(parts.address, routes, access, parts.guard)
+        with sources, server:
+            say(f"{server.url}/metrics tells what is read")
+            if wait_for_all(sources, stop):
+                say(what_is_read(sources.states()))
+            stop.wait()
 
 
 def wait_for_all(sources: Sources, stop: threading.Event, *, seconds: float | None = None) -> bool:

@@ -9,10 +9,12 @@ from stepscope.agent.gpu_sources import GpuSource, KernelLogSource
 from stepscope.agent.isolation import GpuProbes, Timing
 from stepscope.agent.schedule import ScheduledSource
 from stepscope.agent.source_state import SourceState
+from stepscope.agent.training_link import TrainingServer, TrainingSource
 from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
 from stepscope.collectors.dcgm_exporter.fetching import Endpoint
 from stepscope.collectors.host import GpuUsers, HostCollector, InfinibandCollector, gpu_users_of
 from stepscope.collectors.kernel_log import KernelLog
+from stepscope.core.jobs import assignments_of
 
 GPUS = "nvml"
 """The source of the GPUs' own driver."""
@@ -29,12 +31,14 @@ class Sources:
         *,
         dcgm_exporter: Endpoint | None = None,
         environment: Mapping[str, str] | None = None,
+        training: TrainingServer | None = None,
     ) -> None:
         """
         Args:
             timing: of the GPUs.
             dcgm_exporter: a page of dcgm-exporter to read beside.
             environment: of the processes that read GPUs; the agent's own where none is given.
+            training: who hears training processes; opened and closed by others.
         """
         timing = timing or Timing()
         self._probes = GpuProbes(timing, environment=environment)
@@ -51,6 +55,8 @@ class Sources:
         if dcgm_exporter is not None:
             exporter = DcgmExporterCollector(dcgm_exporter)
             self._sources.append(ScheduledSource("dcgm_exporter", exporter, interval=_DCGM_SECONDS))
+        if training is not None:
+            self._sources.append(ScheduledSource("training", TrainingSource(training), interval=timing.interval))
         self._open = ExitStack()
 
     def __enter__(self) -> Sources:
@@ -68,6 +74,11 @@ class Sources:
     def states(self) -> tuple[SourceState, ...]:
         """How they are now; waits for none."""
         return tuple(source.state() for source in self._sources)
+
+    def pids_of_job(self, name: str) -> frozenset[int]:
+        """Processes that hold a GPU for a job that is called so."""
+        assignments = [one for state in self.states() for one in assignments_of(state.collection)]
+        return frozenset(pid for one in assignments if one.job.is_called(name) for pid in one.pids)
 
     def _gpu_users(self) -> GpuUsers:
         return gpu_users_of(self._gpus.state().collection)

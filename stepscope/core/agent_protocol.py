@@ -7,11 +7,9 @@ over, and what is wrong is a ProtocolError that says what.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
-from enum import StrEnum
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
 
 from stepscope.core.agent_messages import (
     MAX_CAPTURED_STEPS,
@@ -27,16 +25,24 @@ from stepscope.core.agent_messages import (
     Step,
     Welcome,
 )
+from stepscope.core.checked_fields import (
+    MAX_NUMBER,
+    MAX_RANK,
+    FieldError,
+    Reader,
+    figure,
+    flag,
+    mapping,
+    member,
+    number,
+    ranks,
+    read_fields,
+    text,
+    whole,
+    word,
+)
 
 MAX_LINE_BYTES = 1 << 16
-_MAX_WORD = 200
-_MAX_TEXT = 4096  # a path's
-_MAX_ENTRIES = 64
-_MAX_RANK = 1 << 24
-_MAX_NUMBER = (1 << 63) - 1
-
-E = TypeVar("E", bound=StrEnum)
-Reader = Callable[[Any], Any]
 
 
 class ProtocolError(ValueError):
@@ -105,113 +111,45 @@ class LineBuffer:
 
 
 def _read(kind: type[Message], document: Mapping[str, Any]) -> Message:
-    values: dict[str, Any] = {}
-    for each in fields(kind):
-        value = document.get(each.name)
-        if value is not None:
-            read = _OWN_READERS.get((kind, each.name)) or _READERS[each.name]
-            try:
-                values[each.name] = read(value)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise ProtocolError(f'{kind.type}: "{each.name}" {error}', capture_id=_id_of(document)) from None
-        elif each.default is MISSING and each.default_factory is MISSING:
-            raise ProtocolError(f'a {kind.type} without "{each.name}"', capture_id=_id_of(document))
+    try:
+        values = read_fields(kind, document, lambda name: _OWN_READERS.get((kind, name)) or _READERS[name])
+    except FieldError as error:
+        raise ProtocolError(f"{kind.type}: {error}", capture_id=_id_of(document)) from None
     return kind(**values)
 
 
 def _id_of(document: Mapping[str, Any]) -> str | None:
     try:
-        return _word(document.get("id"))
+        return word(document.get("id"))
     except ValueError:
         return None
 
 
-def _whole(least: int, most: int) -> Reader:
-    def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ValueError(f"must be a whole number from {least} to {most}")
-        return value
-
-    return read
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise ValueError("must be a number of at least 0")
-    return float(value)
-
-
-def _figure(value: Any) -> int | float:
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError("must hold finite numbers")
-    return value
-
-
-def _word(value: Any, most: int = _MAX_WORD) -> str:
-    if not isinstance(value, str) or not value or len(value) > most or not value.isprintable():
-        raise ValueError(f"must be 1 to {most} printable characters")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > _MAX_TEXT:
-        raise ValueError(f"must be at most {_MAX_TEXT} characters")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("must be true or false")
-    return value
-
-
-def _member(kind: type[E]) -> Reader:
-    def read(value: Any) -> E:
-        return kind(value)
-
-    return read
-
-
-def _mapping(read_value: Reader) -> Reader:
-    def read(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict) or len(value) > _MAX_ENTRIES:
-            raise ValueError(f"must be an object of at most {_MAX_ENTRIES} entries")
-        return {_word(name): read_value(entry) for name, entry in value.items()}
-
-    return read
-
-
-def _ranks(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or not value:
-        raise ValueError("must be a list of ranks")
-    return tuple(map(_whole(0, _MAX_RANK), value))
-
-
-_ANY_WHOLE = _whole(0, _MAX_NUMBER)
+_ANY_WHOLE = whole(0, MAX_NUMBER)
 
 _READERS: dict[str, Reader] = {
     **dict.fromkeys(("version", "pid", "index", "bytes"), _ANY_WHOLE),
     **dict.fromkeys(("start_ns", "start_step", "start_unix_ns", "deadline_unix_ns"), _ANY_WHOLE),
-    **dict.fromkeys(("rank", "local_rank", "world_size"), _whole(0, _MAX_RANK)),
-    **dict.fromkeys(("ms", "age_ms", "data_wait_ms", "max_overhead"), _number),
-    **dict.fromkeys(("run", "host", "gpu_uuid", "id"), _word),
-    **dict.fromkeys(("run_directory", "reason", "path"), _text),
-    "state": _word,
-    "steps": _whole(0, MAX_CAPTURED_STEPS),
-    "max_bytes": _whole(1, _MAX_NUMBER),
-    "overhead": _figure,
-    "joined": _flag,
-    "mesh": _mapping(_ANY_WHOLE),
-    "phases_ms": _mapping(_number),
-    "figures": _mapping(_figure),
-    "ranks": _ranks,
-    "aligned_by": _member(Alignment),
-    "stopped_by": _member(EarlyStop),
+    **dict.fromkeys(("rank", "local_rank", "world_size"), whole(0, MAX_RANK)),
+    **dict.fromkeys(("ms", "age_ms", "data_wait_ms", "max_overhead"), number),
+    **dict.fromkeys(("run", "host", "gpu_uuid", "id"), word),
+    **dict.fromkeys(("run_directory", "reason", "path"), text),
+    "state": word,
+    "steps": whole(0, MAX_CAPTURED_STEPS),
+    "max_bytes": whole(1, MAX_NUMBER),
+    "overhead": figure,
+    "joined": flag,
+    "mesh": mapping(_ANY_WHOLE),
+    "phases_ms": mapping(number),
+    "figures": mapping(figure),
+    "ranks": ranks,
+    "aligned_by": member(Alignment),
+    "stopped_by": member(EarlyStop),
 }
 
 _OWN_READERS: dict[tuple[type[Message], str], Reader] = {
-    (Answer, "state"): _member(AnswerState),
-    (CaptureRequest, "steps"): _whole(1, MAX_CAPTURED_STEPS),
+    (Answer, "state"): member(AnswerState),
+    (CaptureRequest, "steps"): whole(1, MAX_CAPTURED_STEPS),
 }
 
 _KINDS: dict[str, type[Message]] = {

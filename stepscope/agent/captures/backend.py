@@ -22,6 +22,8 @@ class CaptureTarget:
         run: the run's name; None where the process has none.
         run_directory: where its traces come to lie; None when unknown. Never from who asks for a capture.
         job: of the scheduler, as the process itself knows it; None when unknown.
+        world_size: processes of its training, on all nodes; None when unknown.
+        newest_step: that has ended, counted from 0; None when unknown. step_ms: how long it took.
     """
 
     key: str
@@ -32,6 +34,9 @@ class CaptureTarget:
     run: str | None = None
     run_directory: str | None = None
     job: str | None = None
+    world_size: int | None = None
+    newest_step: int | None = None
+    step_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

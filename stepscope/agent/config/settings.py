@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepscope.agent.config.keys import Key, key, keys_of
+from stepscope.core.agent_messages import DEFAULT_SOCKET, MAX_CAPTURED_STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,12 @@ class Web:
     )
     config_file: str = key(
         "", "TLS, users and headers: a web config of Prometheus' exporters.", flag="--web-config-file", metavar="FILE"
+    )
+    token_file: str = key(
+        "",
+        "File with the token for what changes something; made where there is none. Empty: in the state directory.",
+        flag="--token-file",
+        metavar="FILE",
     )
 
 
@@ -45,12 +52,46 @@ class Dcgm:
 
 
 @dataclass(frozen=True, slots=True)
+class State:
+    """What outlives the agent."""
+
+    directory: str = key(
+        "", "Empty: $STATE_DIRECTORY, /var/lib/stepscope for root, ~/.local/state/stepscope.", flag="--state-dir"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How training processes reach the agent."""
+
+    socket: str = key(
+        DEFAULT_SOCKET,
+        "Unix socket that training processes connect to; @name: abstract, empty: none.",
+        flag="--socket",
+        metavar="PATH",
+    )
+    socket_mode: str = key("0666", "Permissions of the socket: who may write may connect.")
+
+
+@dataclass(frozen=True, slots=True)
+class Captures:
+    """What nobody may ask more of than."""
+
+    max_steps: int = key(100, "Steps of one capture.", least=1, most=MAX_CAPTURED_STEPS)
+    max_bytes: int = key(1 << 30, "Bytes of one rank's compressed trace.", least=1)
+    max_per_hour: int = key(12, "Captures of one run within an hour.", least=0)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All sections."""
 
     web: Web = Web()
     gpus: Gpus = Gpus()
     dcgm: Dcgm = Dcgm()
+    state: State = State()
+    training: Training = Training()
+    captures: Captures = Captures()
 
 
 KEYS: dict[str, Key] = keys_of(Settings)

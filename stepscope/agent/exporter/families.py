@@ -22,9 +22,18 @@ from stepscope.core.host_metrics import HOST_METRICS
 from stepscope.core.job_metrics import JOB_METRICS
 from stepscope.core.metrics import Metric, MetricKind
 from stepscope.core.readings import Labels
+from stepscope.core.training_metrics import TRAINING_METRICS
 
 CATALOGUE: dict[str, Metric] = {
-    metric.name: metric for metric in (*AGENT_METRICS, *GPU_METRICS, *JOB_METRICS, *FABRIC_METRICS, *HOST_METRICS)
+    metric.name: metric
+    for metric in (
+        *AGENT_METRICS,
+        *GPU_METRICS,
+        *JOB_METRICS,
+        *TRAINING_METRICS,
+        *FABRIC_METRICS,
+        *HOST_METRICS,
+    )
 }
 """All metrics by name, in the order of the page."""
 

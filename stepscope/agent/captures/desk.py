@@ -1,0 +1,230 @@
+"""Who takes orders for captures, and sees that they come about? One thread, which alone speaks with the back ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from http import HTTPStatus
+from pathlib import Path
+
+from stepscope.agent.captures.backend import CaptureBackend, CaptureTarget
+from stepscope.agent.captures.capture import Capture
+from stepscope.agent.captures.choosing import CaptureLimits, RefusedError, chosen, within_limits
+from stepscope.agent.captures.kept import KeptCaptures
+from stepscope.core.captures import CaptureOrder, CaptureReport, RankCapture
+
+_log = logging.getLogger(__name__)
+audit = logging.getLogger("stepscope.agent.audit")
+"""Who asked for what, and what became of it: at level INFO, one line each."""
+
+_BUSY_SECONDS, _IDLE_SECONDS = 0.25, 5.0
+_ANSWER_SECONDS = 5.0
+_MOST_KEPT = 100
+
+
+class CaptureDesk:
+    """Takes orders while it is open; a context manager.
+
+    Args:
+        backends: of a process that two of them can capture, the first does.
+        pids_of_job: processes (in the agent's namespace) of the jobs that are called so.
+        directory: where captures are kept for an agent that is started again; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        backends: Sequence[CaptureBackend],
+        *,
+        limits: CaptureLimits | None = None,
+        pids_of_job: Callable[[str], Collection[int]] = lambda _: (),
+        directory: Path | None = None,
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._backends = tuple(backends)
+        self._limits = limits or CaptureLimits()
+        self._pids_of_job = pids_of_job
+        self._kept = KeptCaptures(directory)
+        self._wall_clock_ns = wall_clock_ns
+        self._captures: dict[str, Capture] = {}
+        self._reports: dict[str, CaptureReport] = {}
+        self._work: queue.SimpleQueue[tuple[Callable[[], CaptureReport], Future[CaptureReport]] | None]
+        self._work = queue.SimpleQueue()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="stepscope-captures", daemon=True)
+
+    def __enter__(self) -> CaptureDesk:
+        now = time.monotonic()
+        for report in self._kept.read()[-_MOST_KEPT:]:
+            self._captures[report.order.id] = Capture(report, now)
+        self._publish()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing = True
+        self.wake()
+        self._thread.join()
+
+    def wake(self) -> None:
+        """Look at once; from any thread."""
+        self._work.put(None)
+
+    def reports(self) -> tuple[CaptureReport, ...]:
+        """All captures, the newest last; waits for nothing."""
+        return tuple(self._reports.values())
+
+    def report(self, capture_id: str) -> CaptureReport:
+        """One of them.
+
+        Raises:
+            RefusedError: there is none of this id.
+        """
+        try:
+            return self._reports[capture_id]
+        except KeyError:
+            raise RefusedError(HTTPStatus.NOT_FOUND, "no capture of this id is known here") from None
+
+    def order(self, order: CaptureOrder, *, by: str) -> CaptureReport:
+        """Have it captured; the same order again is answered with what has become of it.
+
+        Args:
+            by: who asks, for the log.
+
+        Raises:
+            RefusedError: it is not.
+        """
+        return self._done(lambda: self._take(order, by))
+
+    def cancel(self, capture_id: str, *, by: str) -> CaptureReport:
+        """Leave a capture.
+
+        Raises:
+            RefusedError: there is none of this id.
+        """
+        return self._done(lambda: self._leave(capture_id, by))
+
+    def _done(self, work: Callable[[], CaptureReport]) -> CaptureReport:
+        future: Future[CaptureReport] = Future()
+        self._work.put((work, future))
+        try:
+            return future.result(_ANSWER_SECONDS)
+        except TimeoutError:
+            future.cancel()
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "the agent has much to do; ask again") from None
+
+    def _run(self) -> None:
+        while not self._closing:
+            is_idle = all(report.state.is_final for report in self._reports.values())
+            try:
+                item = self._work.get(timeout=_IDLE_SECONDS if is_idle else _BUSY_SECONDS)
+            except queue.Empty:
+                item = None
+            try:
+                if item is not None:
+                    self._answer(*item)
+                self._look()
+            except Exception:  # the thread's edge: orders are taken on
+                _log.exception("captures failed; they go on")
+                time.sleep(_BUSY_SECONDS)
+
+    def _answer(self, work: Callable[[], CaptureReport], future: Future[CaptureReport]) -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work())
+            except Exception as error:  # is raised where it was asked
+                future.set_exception(error)
+
+    def _take(self, order: CaptureOrder, by: str) -> CaptureReport:
+        known = self._captures.get(order.id)
+        try:
+            if known is not None:
+                if _asked_for(known.order) != _asked_for(order):
+                    raise RefusedError(HTTPStatus.CONFLICT, "another capture has this id")
+                return known.report
+            pids = self._pids_of_job(order.job) if order.job else ()
+            targets = chosen(self._targets(), order, job_pids=pids)
+            now_ns = self._wall_clock_ns()
+            order = within_limits(order, targets, self.reports(), self._limits, now_ns)
+        except RefusedError as refused:
+            audit.info("capture %s asked by %s: refused, %s", order.id, by, refused)
+            raise
+        what = f"run {order.run}" if order.job is None else f"job {order.job}"
+        ranks = ",".join(str(target.rank) for target in targets)
+        audit.info("capture %s asked by %s: %d steps of %s, ranks %s", order.id, by, order.steps, what, ranks)
+        capture = Capture.new(order, targets, host=socket.gethostname(), now_ns=now_ns, now=time.monotonic())
+        self._captures[order.id] = capture
+        self._ask(capture, {target.key for target in targets})
+        self._publish()
+        return capture.report
+
+    def _leave(self, capture_id: str, by: str) -> CaptureReport:
+        report = self.report(capture_id)
+        if not report.state.is_final:
+            audit.info("capture %s cancelled by %s", capture_id, by)
+            self._captures[capture_id].cancel()
+        return self._captures[capture_id].report
+
+    def _look(self) -> None:
+        """Hear what was answered, ask who is to be asked, give up who is to be given up."""
+        news: list[tuple[str, RankCapture]] = []
+        for backend in self._backends:
+            for said in backend.answers():
+                capture = self._captures.get(said.answer.id)
+                told = None if capture is None else capture.answered(said.key, said.answer)
+                if told is not None:
+                    news.append((said.answer.id, told))
+        waiting = [capture for capture in self._captures.values() if not capture.report.state.is_final]
+        if waiting:
+            here = {target.key for target in self._targets()}
+            for capture in waiting:
+                self._ask(capture, here)
+                alive = {key: _runs(pid) for key, pid in capture.away(here).items() if pid is not None}
+                given_up = capture.given_up(alive, time.monotonic(), self._wall_clock_ns())
+                news += [(capture.order.id, one) for one in given_up]
+        for capture_id, one in news:
+            audit.info("capture %s: rank %s of %s: %s", capture_id, one.rank, one.run, _line_of(one))
+        self._publish()
+
+    def _ask(self, capture: Capture, here: set[str]) -> None:
+        keys = capture.to_ask(here, time.monotonic())
+        if not keys:
+            return
+        for backend in self._backends:
+            if capture.report.is_cancelled:
+                backend.cancel(capture.order.id, keys)
+            else:
+                backend.request(capture.request, keys)
+
+    def _targets(self) -> list[CaptureTarget]:
+        return [target for backend in self._backends for target in backend.targets()]
+
+    def _publish(self) -> None:
+        """Show what has changed, and keep it."""
+        final = [name for name, capture in self._captures.items() if capture.report.state.is_final]
+        for name in final[: max(len(self._captures) - _MOST_KEPT, 0)]:
+            del self._captures[name]
+        reports = {name: capture.report for name, capture in self._captures.items()}
+        if reports != self._reports:
+            self._reports = reports
+            self._kept.write(self.reports())
+
+
+def _asked_for(order: CaptureOrder) -> CaptureOrder:
+    """The order without limits, which the agent may have set."""
+    return replace(order, max_bytes=None, deadline_unix_ns=None)
+
+
+def _runs(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+def _line_of(one: RankCapture) -> str:
+    where = f" {one.path} ({one.bytes} bytes)" if one.path else ""
+    return f"{one.state}{where}" + (f", {one.reason}" if one.reason else "")

@@ -1,0 +1,170 @@
+"""What has one training process said, and what may it say? No I/O: bytes in, bytes out, time as an argument."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from stepscope.core.agent_messages import PROTOCOL_VERSION, Answer, Bye, Hello, Message, Step, Welcome
+from stepscope.core.agent_protocol import LineBuffer, ProtocolError, decode, encode
+from stepscope.core.training_ranks import TrainingRank
+
+_BURST_BYTES = 128 << 10
+_BYTES_PER_SECOND = 8 << 10  # a process says about 0.5 kB a second, 5 kB with all the phases it may have
+_MAX_UNSENT_BYTES = 128 << 10
+_MAX_FAULTS = 3
+_HELLO_SECONDS = 10.0
+
+
+class LeftError(Exception):
+    """The connection is to end.
+
+    Attributes:
+        reason: a word, for the count: bye, no_hello, garbage, other_version, deaf.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        self.reason = reason
+        super().__init__(detail or reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end, by the kernel; None where it does not tell."""
+
+    pid: int | None
+    uid: int | None
+
+
+class Client:
+    """One connection.
+
+    Attributes:
+        peer: who it is.
+        hello: None until it has introduced itself.
+        key: of the process; empty until then.
+        unsent: bytes that wait for it to read.
+    """
+
+    def __init__(self, peer: Peer, now: float) -> None:
+        """Times are monotonic seconds."""
+        self.peer = peer
+        self.hello: Hello | None = None
+        self.key = ""
+        self.unsent = b""
+        self._lines = LineBuffer()
+        self._step: Step | None = None
+        self._connected_at = self._heard_at = self._stepped_at = self._credit_at = now
+        self._credit = float(_BURST_BYTES)
+        self._faults = 0
+
+    def hear(self, block: bytes, now: float) -> list[Answer]:
+        """The answers in what it said; all else is kept here.
+
+        Raises:
+            LeftError: it says good-bye, or what nobody understands.
+        """
+        self._credit -= len(block)
+        try:
+            lines = self._lines.feed(block)
+        except ProtocolError as error:
+            raise LeftError("garbage", str(error)) from None
+        answers = []
+        for line in lines:
+            try:
+                message = decode(line)
+            except ProtocolError as error:
+                self._fault(str(error))
+                continue
+            answer = self._take(message, now)
+            if answer is not None:
+                answers.append(answer)
+        return answers
+
+    def say(self, line: bytes) -> None:
+        """Send this when it reads.
+
+        Raises:
+            LeftError: it has not read for too long.
+        """
+        if len(self.unsent) + len(line) > _MAX_UNSENT_BYTES:
+            raise LeftError("deaf")
+        self.unsent += line
+
+    def pause_seconds(self, now: float) -> float:
+        """How long it is not to be read, because it has said too much; 0 for not at all."""
+        self._credit = min(self._credit + (now - self._credit_at) * _BYTES_PER_SECOND, _BURST_BYTES)
+        self._credit_at = now
+        return max(-self._credit / _BYTES_PER_SECOND, 0.0)
+
+    def check_patience(self, now: float) -> None:
+        """
+        Raises:
+            LeftError: it has not said who it is in time.
+        """
+        if self.hello is None and now - self._connected_at > _HELLO_SECONDS:
+            raise LeftError("no_hello")
+
+    def rank(self, now: float) -> TrainingRank | None:
+        """What is known of it; None until it has introduced itself."""
+        hello, step = self.hello, self._step
+        if hello is None:
+            return None
+        return TrainingRank(
+            key=self.key,
+            run=hello.run,
+            run_directory=hello.run_directory,
+            rank=hello.rank,
+            local_rank=hello.local_rank,
+            world_size=hello.world_size,
+            pid=self.peer.pid,
+            uid=self.peer.uid,
+            host=hello.host,
+            start_ns=hello.start_ns,
+            heartbeat_age_ms=(now - self._heard_at) * 1e3,
+            mesh=hello.mesh,
+            gpu_uuid=hello.gpu_uuid,
+            state=step.state if step else None,
+            step=step.index if step else None,
+            step_ms=step.ms if step else None,
+            step_age_ms=step.age_ms + (now - self._stepped_at) * 1e3 if step else None,
+            data_wait_ms=step.data_wait_ms if step else None,
+            phases_ms=step.phases_ms if step else {},
+            figures=step.figures if step else {},
+        )
+
+    def _take(self, message: Message | None, now: float) -> Answer | None:
+        if isinstance(message, Hello):
+            self._meet(message)
+        elif self.hello is None:
+            self._fault("something before its hello")
+        elif isinstance(message, Step):
+            self._step, self._stepped_at = message, now
+        elif isinstance(message, Bye):
+            raise LeftError("bye")
+        self._heard_at = now
+        return message if isinstance(message, Answer) and self.hello is not None else None
+
+    def _meet(self, hello: Hello) -> None:
+        if hello.version != PROTOCOL_VERSION:
+            self.unsent += encode(Welcome())
+            raise LeftError(
+                "other_version", f"it speaks version {hello.version}, this agent version {PROTOCOL_VERSION}"
+            )
+        key = _key_of(hello, self.peer)
+        if self.hello is not None and key != self.key:
+            raise LeftError("garbage", "it says that it is somebody else now")
+        if self.hello is None:
+            self.unsent += encode(Welcome())
+        self.hello, self.key = hello, key
+
+    def _fault(self, what: str) -> None:
+        self._faults += 1
+        if self._faults >= _MAX_FAULTS:
+            raise LeftError("garbage", what)
+
+
+def _key_of(hello: Hello, peer: Peer) -> str:
+    """The same on each connection of the process, and no other's: of those who say the same the user is another."""
+    told = f"{peer.uid}\n{hello.run_directory}\n{hello.rank}\n{hello.pid}\n{hello.start_ns}"
+    return f"profile-{hello.rank}-{hashlib.sha256(told.encode(errors='replace')).hexdigest()[:16]}"

@@ -1,0 +1,261 @@
+"""Who listens to training processes? One thread: whoever is idle, floods or says nonsense costs others nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from stepscope.agent.training_link.client import Client, LeftError, Peer
+from stepscope.agent.training_link.socket_file import DEFAULT_MODE, SocketFile
+from stepscope.core.agent_messages import Answer, Cancel, CaptureRequest
+from stepscope.core.agent_protocol import encode
+from stepscope.core.errors import UsageError
+from stepscope.core.readings import Missing, MissingReason
+from stepscope.core.training_ranks import TrainingRank
+
+_log = logging.getLogger(__name__)
+
+_MOST_CONNECTIONS = 256
+_MOST_OF_A_USER = 192
+_READ_BYTES = 16 << 10
+_TURN_SECONDS = 0.5
+_MAX_ANSWERS = 4096
+_CREDENTIALS = struct.Struct("3i")
+
+
+class TrainingServer:
+    """Listens while it is open; a context manager. What is asked of it waits for nobody.
+
+    Attributes:
+        wake: called, on the thread that listens, when an answer has come, or a process has come or gone.
+        why_closed: why it does not listen although it is open; None while it does.
+    """
+
+    def __init__(self, path: str, *, mode: int = DEFAULT_MODE, is_required: bool = True) -> None:
+        """
+        Args:
+            path: of the socket; @name for an abstract one.
+            mode: of the socket's file.
+            is_required: False goes on without where this user cannot make one.
+        """
+        self.wake: Callable[[], None] = lambda: None
+        self.why_closed: Missing | None = None
+        self._file = SocketFile(path, mode=mode)
+        self._is_required = is_required
+        self._lock = threading.Lock()
+        self._clients: dict[socket.socket, Client] = {}
+        self._paused: dict[socket.socket, float] = {}
+        self._outbox: deque[tuple[str, bytes]] = deque(maxlen=_MAX_ANSWERS)
+        self._answers: deque[tuple[str, Answer]] = deque(maxlen=_MAX_ANSWERS)
+        self._refused: Counter[str] = Counter()
+        self._closing = False
+        self._event = -1
+        self._thread = threading.Thread(target=self._run, name="stepscope-training", daemon=True)
+
+    def __enter__(self) -> TrainingServer:
+        """
+        Raises:
+            UsageError: another agent listens there, or no socket can be had there though it is required.
+        """
+        try:
+            self._file.__enter__()
+        except OSError as error:
+            detail = f"no socket for training at {self._file.path} ({error.strerror or error})"
+            if self._is_required:
+                raise UsageError(detail, what_next="choose another with --socket, or '' for none") from None
+            is_forbidden = isinstance(error, PermissionError)
+            reason = MissingReason.NO_PERMISSION if is_forbidden else MissingReason.FAILED
+            self.why_closed = Missing("", (), reason, detail)
+            return self
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.why_closed is not None:
+            return
+        self._closing = True
+        os.eventfd_write(self._event, 1)
+        self._thread.join()
+        os.close(self._event)
+        self._file.__exit__()
+
+    def ranks(self) -> tuple[TrainingRank, ...]:
+        """The processes that are connected, by run and rank; of one that connected twice the newer."""
+        now = time.monotonic()
+        with self._lock:
+            ranks = [client.rank(now) for client in self._clients.values()]
+        newest = {rank.key: rank for rank in ranks if rank is not None}
+        return tuple(sorted(newest.values(), key=lambda rank: (rank.run, rank.run_directory, rank.rank, rank.start_ns)))
+
+    def refused(self) -> dict[str, int]:
+        """How many connections the agent has ended, by why."""
+        with self._lock:
+            return dict(self._refused)
+
+    def say(self, message: CaptureRequest | Cancel, keys: Collection[str]) -> None:
+        """Send this to these processes; those that are away do not get it."""
+        if self.why_closed is not None:
+            return
+        line = encode(message)
+        self._outbox.extend((key, line) for key in keys)
+        os.eventfd_write(self._event, 1)
+
+    def take_answers(self) -> list[tuple[str, Answer]]:
+        """What processes, by key, have answered since the last call; the oldest of too many are lost."""
+        taken = []
+        with suppress(IndexError):
+            while True:
+                taken.append(self._answers.popleft())
+        return taken
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._file.listening, selectors.EVENT_READ)
+            selector.register(self._event, selectors.EVENT_READ)
+            while not self._closing:
+                try:
+                    self._turn(selector)
+                except Exception:  # the thread's edge: training is heard again in the next turn
+                    _log.exception("the training socket failed; it goes on")
+                    time.sleep(_TURN_SECONDS)
+            for connection in list(self._clients):
+                self._end(selector, connection, "agent_ends", "")
+
+    def _turn(self, selector: selectors.BaseSelector) -> None:
+        now = time.monotonic()
+        for connection, until in list(self._paused.items()):
+            if until <= now:
+                del self._paused[connection]
+                self._listen(selector, connection)
+        for key, events in selector.select(min([_TURN_SECONDS, *(until - now for until in self._paused.values())])):
+            if key.fileobj is self._file.listening:
+                self._accept(selector)
+            elif isinstance(key.fileobj, socket.socket):
+                self._serve(selector, key.fileobj, events)
+            else:
+                os.eventfd_read(self._event)
+        self._deliver(selector)
+        now = time.monotonic()
+        for connection, client in list(self._clients.items()):
+            try:
+                client.check_patience(now)
+            except LeftError as left:
+                self._end(selector, connection, left.reason, str(left))
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        try:
+            connection, _ = self._file.listening.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:  # no descriptor left: whoever waits is asked again next turn
+            _log.warning("a training process cannot be accepted: %s", error)
+            time.sleep(_TURN_SECONDS / 10)
+            return
+        connection.setblocking(False)
+        peer = _peer_of(connection)
+        of_user = sum(client.peer.uid == peer.uid for client in self._clients.values())
+        if len(self._clients) >= _MOST_CONNECTIONS or of_user >= _MOST_OF_A_USER:
+            connection.close()
+            self._count("too_many")
+            return
+        with self._lock:
+            self._clients[connection] = Client(peer, time.monotonic())
+        selector.register(connection, selectors.EVENT_READ)
+
+    def _serve(self, selector: selectors.BaseSelector, connection: socket.socket, events: int) -> None:
+        client = self._clients[connection]
+        try:
+            if events & selectors.EVENT_READ:
+                self._hear(connection, client)
+            self._send(connection, client)
+        except LeftError as left:
+            with suppress(OSError):  # a last word
+                connection.send(client.unsent)
+            self._end(selector, connection, left.reason, str(left))
+        except OSError as error:
+            self._end(selector, connection, "gone", str(error))
+        else:
+            self._listen(selector, connection)
+
+    def _hear(self, connection: socket.socket, client: Client) -> None:
+        try:
+            block = connection.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        if not block:
+            raise LeftError("gone")
+        now, was_known = time.monotonic(), client.hello is not None
+        with self._lock:
+            answers = client.hear(block, now)
+        self._answers.extend((client.key, answer) for answer in answers)
+        pause = client.pause_seconds(now)
+        if pause:
+            self._paused[connection] = now + pause
+        if answers or (client.hello is not None and not was_known):
+            self.wake()
+
+    def _send(self, connection: socket.socket, client: Client) -> None:
+        if client.unsent:
+            with suppress(BlockingIOError):
+                client.unsent = client.unsent[connection.send(client.unsent, socket.MSG_NOSIGNAL) :]
+
+    def _listen(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Wait for what there is to wait for."""
+        events = (connection not in self._paused) * selectors.EVENT_READ
+        events |= bool(self._clients[connection].unsent) * selectors.EVENT_WRITE
+        known = selector.get_map().get(connection)
+        if known is None and events:
+            selector.register(connection, events)
+        elif known is not None and not events:
+            selector.unregister(connection)
+        elif known is not None and known.events != events:
+            selector.modify(connection, events)
+
+    def _deliver(self, selector: selectors.BaseSelector) -> None:
+        """Hand on what is to be said."""
+        by_key = {client.key: connection for connection, client in self._clients.items() if client.key}
+        with suppress(IndexError):
+            while True:
+                key, line = self._outbox.popleft()
+                connection = by_key.get(key)
+                if connection is None or connection not in self._clients:
+                    continue
+                try:
+                    self._clients[connection].say(line)
+                except LeftError as left:
+                    self._end(selector, connection, left.reason, str(left))
+                else:
+                    self._serve(selector, connection, 0)
+
+    def _end(self, selector: selectors.BaseSelector, connection: socket.socket, reason: str, detail: str) -> None:
+        if connection in selector.get_map():
+            selector.unregister(connection)
+        self._paused.pop(connection, None)
+        with self._lock:
+            client = self._clients.pop(connection)
+        connection.close()
+        if reason not in ("bye", "gone", "agent_ends"):
+            self._count(reason)
+            _log.debug("process %s of user %s is left: %s", client.peer.pid, client.peer.uid, detail)
+        if client.key:
+            self.wake()
+
+    def _count(self, reason: str) -> None:
+        with self._lock:
+            self._refused[reason] += 1
+
+
+def _peer_of(connection: socket.socket) -> Peer:
+    """By the kernel: what a process says of itself counts for nothing here."""
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(packed)
+    return Peer(pid or None, uid if uid >= 0 else None)

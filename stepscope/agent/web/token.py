@@ -1,0 +1,49 @@
+"""Which token has the agent? The one in its file; the first agent that starts there makes it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from stepscope.core.errors import UsageError
+
+_log = logging.getLogger(__name__)
+
+_LEAST, _MOST = 16, 512
+
+
+def token_in(file: Path, *, is_made: bool = False) -> str:
+    """The token.
+
+    Args:
+        file: which holds it, and nothing else.
+        is_made: make one where there is no file, for the agent's user alone to read.
+
+    Raises:
+        UsageError: it cannot be read or made, or is none.
+    """
+    try:
+        if is_made:
+            _make(file)
+        with file.open("rb") as opened:
+            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
+            text = opened.read(_MOST + 2).decode("ascii", errors="replace").strip()
+    except OSError as error:
+        raise UsageError(f"the token cannot be read ({error.strerror or error})", where=str(file)) from None
+    if not _LEAST <= len(text) <= _MOST or not text.isprintable() or not text.isascii() or " " in text:
+        raise UsageError(f"is no token: one line of {_LEAST} to {_MOST} letters and digits", where=str(file))
+    if is_made and mode & (stat.S_IRGRP | stat.S_IROTH):
+        _log.warning("others than the agent's user can read its token; chmod 600 %s", file)
+    return text
+
+
+def _make(file: Path) -> None:
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return
+    with open(descriptor, "w") as opened:
+        opened.write(secrets.token_urlsafe(32) + "\n")
