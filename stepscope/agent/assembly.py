@@ -65,7 +65,12 @@ def sources_of(configuration: Configuration, training: TrainingServer | None = N
     settings = configuration.settings
     with _asked_by(configuration, "dcgm.exporter"):
         exporter = endpoint_of(settings.dcgm.exporter) if settings.dcgm.exporter else None
-    return Sources(Timing(interval=settings.gpus.interval), dcgm_exporter=exporter, training=training)
+    return Sources(
+        Timing(interval=settings.gpus.interval),
+        dcgm_exporter=exporter,
+        training=training,
+        thresholds=settings.health,
+    )
 
 
 def _training(configuration: Configuration) -> TrainingServer | None:

@@ -1,16 +1,17 @@
-"""What do the GPUs say, by their driver and by the kernel log? What happened to them is logged, each once."""
+"""What do the GPUs say, by their driver and by the kernel log? XIDs and SXids are logged, each once."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from stepscope.agent.isolation import GpuProbes
 from stepscope.collectors.contradictions import Contradictions
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.core.agent_metrics import AGENT
-from stepscope.core.readings import Collection, Finding, Labels, Reading
+from stepscope.core.fabric_metrics import SWITCH
+from stepscope.core.readings import Collection, Finding, Labels, Reading, with_labels
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +23,6 @@ class GpuSource:
         self._probes = probes
         self._wall_clock_ns = wall_clock_ns
         self._contradictions = Contradictions()
-        self._said: frozenset[tuple[str, Labels]] = frozenset()
 
     def collect(self) -> Collection:
         """What is known now, what contradicts itself in it, and how the reading processes fare."""
@@ -32,7 +32,6 @@ class GpuSource:
         silent = {target.labels for target in snapshot.targets if target.reason}
         new = tuple(reading for reading in snapshot.collection.readings if reading.labels not in silent)
         findings = self._contradictions.observe(Collection(new), now_ns)  # old values repeated prove nothing
-        self._say_once(findings)
         counts = snapshot.counts
         about = {
             "probe_starts_total": counts.started,
@@ -44,30 +43,31 @@ class GpuSource:
         readings = tuple(Reading(AGENT + name, float(count), (), now_ns) for name, count in about.items())
         return Collection.joined((snapshot.collection, Collection(readings, (), tuple(findings))))
 
-    def _say_once(self, findings: Iterable[Finding]) -> None:
-        """One line an episode."""
-        now = {(finding.code, finding.labels): finding for finding in findings}
-        for key, finding in now.items():
-            if key not in self._said:
-                _log.warning("%s: %s", _name_of(finding.labels), finding.message)
-        self._said = frozenset(now)
-
 
 class KernelLogSource:
-    """Errors in the kernel log; XIDs are counted for their GPU by `probes`."""
+    """Errors in the kernel log; XIDs are counted for their GPU by `probes`, SXids here."""
 
     def __init__(self, log: KernelLog, probes: GpuProbes) -> None:
         self._log = log
         self._probes = probes
+        self._sxids: dict[Labels, Reading] = {}
 
     def collect(self) -> Collection:
-        """What was logged since the last time, without the XIDs."""
+        """What was logged since the last time, without the XIDs, and the counts of SXids."""
         told = self._log.collect()
         self._probes.note_kernel_log(finding for finding in told.findings if finding.code == "xid")
         others = tuple(finding for finding in told.findings if finding.code != "xid")
         for finding in others:
             _log.warning("%s: %s", _name_of(finding.labels), finding.message)
-        return Collection((), told.missing, others)
+            if finding.code == "sxid":
+                self._count(finding)
+        return Collection(tuple(self._sxids.values()), told.missing, others)
+
+    def _count(self, sxid: Finding) -> None:
+        is_fatal = sxid.message.partition(": ")[2].lower().startswith("fatal")
+        labels = with_labels(sxid.labels, severity="fatal" if is_fatal else "nonfatal")
+        before = self._sxids[labels].value if labels in self._sxids else 0.0
+        self._sxids[labels] = Reading(SWITCH + "sxid_errors_total", before + 1.0, labels, sxid.time_ns)
 
 
 def _name_of(labels: Labels) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 
+from stepscope.agent.config.health import Thresholds
 from stepscope.agent.gpu_sources import GpuSource, KernelLogSource
+from stepscope.agent.health import HealthSource
 from stepscope.agent.isolation import GpuProbes, Timing
 from stepscope.agent.schedule import ScheduledSource
 from stepscope.agent.source_state import SourceState
@@ -20,10 +22,15 @@ GPUS = "nvml"
 """The source of the GPUs' own driver."""
 _HOST_SECONDS = 5.0
 _DCGM_SECONDS = 10.0
+_HEALTH_SECONDS = 2.0
 
 
 class Sources:
-    """All sources of this machine, in the order of their trust. A context manager: reads while it is open."""
+    """All sources of this machine, in the order of their trust. A context manager: reads while it is open.
+
+    Attributes:
+        health: what is made of what they say.
+    """
 
     def __init__(
         self,
@@ -32,6 +39,7 @@ class Sources:
         dcgm_exporter: Endpoint | None = None,
         environment: Mapping[str, str] | None = None,
         training: TrainingServer | None = None,
+        thresholds: Thresholds | None = None,
     ) -> None:
         """
         Args:
@@ -39,6 +47,7 @@ class Sources:
             dcgm_exporter: a page of dcgm-exporter to read beside.
             environment: of the processes that read GPUs; the agent's own where none is given.
             training: who hears training processes; opened and closed by others.
+            thresholds: of health.
         """
         timing = timing or Timing()
         self._probes = GpuProbes(timing, environment=environment)
@@ -57,13 +66,16 @@ class Sources:
             self._sources.append(ScheduledSource("dcgm_exporter", exporter, interval=_DCGM_SECONDS))
         if training is not None:
             self._sources.append(ScheduledSource("training", TrainingSource(training), interval=timing.interval))
+        self.health = HealthSource(self._read_states, GPUS, thresholds=thresholds)
+        health_interval = max(timing.interval, _HEALTH_SECONDS)
+        self._derived = [ScheduledSource("health", self.health, interval=health_interval)]
         self._open = ExitStack()
 
     def __enter__(self) -> Sources:
         with ExitStack() as opening:
             opening.enter_context(self._kernel_log)
             opening.enter_context(self._probes)
-            for source in self._sources:
+            for source in (*self._sources, *self._derived):
                 opening.enter_context(source)
             self._open = opening.pop_all()
         return self
@@ -73,6 +85,10 @@ class Sources:
 
     def states(self) -> tuple[SourceState, ...]:
         """How they are now; waits for none."""
+        return self._read_states() + tuple(source.state() for source in self._derived)
+
+    def _read_states(self) -> tuple[SourceState, ...]:
+        """Those of the sources that read, for those that are derived from them."""
         return tuple(source.state() for source in self._sources)
 
     def pids_of_job(self, name: str) -> frozenset[int]:

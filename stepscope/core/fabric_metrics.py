@@ -25,6 +25,8 @@ FABRIC_METRICS: tuple[Metric, ...] = (
            Dcgm(_FIELD + "FATAL_ERRORS", "DCGM_FI_DEV_SXID_FATAL_ERROR"), ("switch",)),
     Metric(SWITCH + "sxid_nonfatal_last", MetricKind.GAUGE, Unit.NONE, "The last SXid that is not fatal; 0 without.",
            Dcgm(_FIELD + "NON_FATAL_ERRORS", "DCGM_FI_DEV_SXID_NON_FATAL_ERROR"), ("switch",)),
+    Metric(SWITCH + "sxid_errors_total", MetricKind.COUNTER, Unit.NONE, "SXid errors since the agent started.", None,
+           ("pci_bus_id", "sxid", "severity")),
     *(Metric(f"{SWITCH}link_{kind}_errors_total", MetricKind.COUNTER, Unit.NONE, text,
              Dcgm(_FIELD + old, _FIELD + new), ("link", "switch")) for kind, old, new, text in _LINK_ERRORS),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stepscope.agent.config.health import Thresholds
 from stepscope.agent.config.keys import Key, key, keys_of
 from stepscope.core.agent_messages import DEFAULT_SOCKET, MAX_CAPTURED_STEPS
 
@@ -92,6 +93,7 @@ class Settings:
     state: State = State()
     training: Training = Training()
     captures: Captures = Captures()
+    health: Thresholds = Thresholds()  # noqa: RUF009 - it is frozen
 
 
 KEYS: dict[str, Key] = keys_of(Settings)

@@ -18,6 +18,7 @@ from prometheus_client.utils import floatToGoString
 from stepscope.core.agent_metrics import AGENT_METRICS
 from stepscope.core.fabric_metrics import FABRIC_METRICS
 from stepscope.core.gpu_metrics import GPU_METRICS
+from stepscope.core.health_metrics import HEALTH_METRICS
 from stepscope.core.host_metrics import HOST_METRICS
 from stepscope.core.job_metrics import JOB_METRICS
 from stepscope.core.metrics import Metric, MetricKind
@@ -33,6 +34,7 @@ CATALOGUE: dict[str, Metric] = {
         *TRAINING_METRICS,
         *FABRIC_METRICS,
         *HOST_METRICS,
+        *HEALTH_METRICS,
     )
 }
 """All metrics by name, in the order of the page."""

@@ -25,7 +25,7 @@ from stepscope.core.readings import Labels, Reading, labels_of
 STALE_SECONDS = 60.0
 """Age of a collection from which its values are told no more."""
 _OF_THE_AGENT = "agent"
-NOT_SAMPLED = (GPU + "xid_", GPU + "up")
+NOT_SAMPLED = (GPU + "xid_", GPU + "up", GPU + "health")
 """They are there, with a new time, when the GPU says nothing."""
 
 

@@ -1,0 +1,92 @@
+"""Does a GPU answer, what does its driver ask for, and do its values contradict each other?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stepscope.agent.health.observed import ObservedGpu
+from stepscope.agent.health.signs import Evidence, Sign, bad, good
+from stepscope.core.health import Action, Severity
+from stepscope.core.readings import MissingReason
+
+_SILENT: dict[str, tuple[str, Action, str]] = {
+    MissingReason.GONE: ("gpu_lost", Action.REBOOT, "the GPU is lost"),
+    MissingReason.TIMED_OUT: ("gpu_hung", Action.REBOOT, "the GPU hangs: a call of its driver does not return"),
+    MissingReason.FAILED: ("gpu_unreadable", Action.RUN_DIAGNOSTICS, "the GPU cannot be read"),
+}
+"""What it means when a GPU does not answer. For other reasons nothing is known of it: they are the driver's."""
+_RECOVERY = {
+    "gpu_reset": (Severity.CRITICAL, Action.RESET_GPU, "a reset of the GPU"),
+    "node_reboot": (Severity.CRITICAL, Action.REBOOT, "a reboot"),
+    "system_reboot": (Severity.CRITICAL, Action.REBOOT, "a reboot of the whole system"),
+    "bus_reset": (Severity.CRITICAL, Action.REBOOT, "a reset of the bus"),
+    "drain_and_reset": (Severity.CRITICAL, Action.DRAIN, "no new work, then a reset of the GPU"),
+    "drain_p2p": (Severity.WARNING, Action.DRAIN, "no new work between this GPU and others"),
+    "recover_imex_domain": (Severity.CRITICAL, Action.RESTART_FABRIC_MANAGER, "a recovery of the IMEX domain"),
+}
+_CONTRADICTIONS = {
+    "profiling_silent": ("profiling_silent", Action.RESTART_COLLECTOR),
+    "busy_without_process": ("busy_without_process", Action.RESET_GPU),
+    "utilization_stuck": ("busy_without_process", Action.RESET_GPU),
+}
+"""Findings of collectors: the code here, and what helps."""
+_DCGM_WARNING, _DCGM_FAILURE = 10, 20
+
+
+def answer_signs(gpu: ObservedGpu) -> Iterator[Sign]:
+    """What the newest samples say."""
+    if gpu.up is not None:
+        yield from _answers(gpu, gpu.up.time_ns)
+    for (action, *_), sample in gpu.parts.get("recovery_action", {}).items():
+        severity, what, said = _RECOVERY.get(action, (Severity.CRITICAL, Action.CONTACT_SUPPORT, action))
+        if action == "none":
+            yield good("recovery_action", sample.time_ns)
+        elif sample.value:
+            yield bad("recovery_action", sample.time_ns, Evidence(severity, what, f"the driver asks for {said}"))
+    yield from _dcgm(gpu)
+    if gpu.looked_ns is not None and gpu.up is not None and gpu.up.value:
+        yield from _contradictions(gpu, gpu.looked_ns)
+
+
+def _answers(gpu: ObservedGpu, time_ns: int) -> Iterator[Sign]:
+    assert gpu.up is not None
+    if gpu.up.value:
+        for code, _, _ in _SILENT.values():
+            yield good(code, time_ns)
+        return
+    known = _SILENT.get(gpu.reason)
+    if known is None:
+        return
+    code, action, said = known
+    detail = gpu.detail.partition("; it answered last")[0]
+    if detail:
+        said = detail if detail.startswith("the GPU") else f"{said}: {detail}"
+    if "needs a reset" in detail:
+        action = Action.RESET_GPU
+    yield bad(code, time_ns, Evidence(Severity.CRITICAL, action, said))
+
+
+def _dcgm(gpu: ObservedGpu) -> Iterator[Sign]:
+    """DCGM's own judgement, where its exporter tells it."""
+    watches = gpu.parts.get("dcgm_health_status", {})
+    if not watches:
+        return
+    labels, worst = max(watches.items(), key=lambda entry: (entry[1].value, entry[0]))
+    if worst.value < _DCGM_WARNING:
+        yield good("dcgm_health", worst.time_ns)
+        return
+    severity = Severity.CRITICAL if worst.value >= _DCGM_FAILURE else Severity.WARNING
+    said = (
+        f"DCGM's health check {'fails' if severity is Severity.CRITICAL else 'warns'}: {' '.join(filter(None, labels))}"
+    )
+    yield bad("dcgm_health", worst.time_ns, Evidence(severity, Action.RUN_DIAGNOSTICS, said))
+
+
+def _contradictions(gpu: ObservedGpu, time_ns: int) -> Iterator[Sign]:
+    found = {_CONTRADICTIONS[code]: message for code, message in gpu.findings.items() if code in _CONTRADICTIONS}
+    for code, action in dict.fromkeys(_CONTRADICTIONS.values()):
+        message = found.get((code, action))
+        if message is None:
+            yield good(code, time_ns)
+        else:
+            yield bad(code, time_ns, Evidence(Severity.WARNING, action, message))

@@ -1,0 +1,74 @@
+"""Is a GPU slowed by heat or by its power supply?
+
+The power cap of the software is how a GPU under load is meant to run; it is no fault and looked at nowhere here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stepscope.agent.config.health import Thresholds
+from stepscope.agent.health.counters import CounterWindow, Sample
+from stepscope.agent.health.observed import ObservedGpu
+from stepscope.agent.health.signs import Evidence, Sign, above, bad, good
+from stepscope.core.health import Action, Severity
+
+_MINUTE = 60.0
+_MINUTE_NS = 60 * 10**9
+_MARGIN_LEAVE_CELSIUS = 3.0
+_REASONS = {
+    "hardware_power_brake": (Action.CHECK_MECHANICALS, "the power supply's brake"),
+    "hardware_thermal": (Action.CHECK_THERMALS, "heat"),
+    "hardware_slowdown": (Action.RUN_DIAGNOSTICS, "the hardware's slowdown"),
+}
+"""From the most particular to the least: the last is set with each of the others."""
+
+
+class SlowdownChecks:
+    """One GPU's."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._thermal = CounterWindow(_MINUTE)
+        self._minutes: dict[int, set[str]] = {}
+
+    def signs(self, gpu: ObservedGpu) -> Iterator[Sign]:
+        """What the newest samples say."""
+        thermal = gpu.values.get("thermal_violation_seconds_total")
+        if self._thermal.add(thermal) and thermal is not None:
+            growth, limit = self._thermal.growth, self._thresholds.thermal_seconds_per_minute
+            said = f"it was slowed by heat for {growth:.1f} s of a minute"
+            evidence = Evidence(Severity.WARNING, Action.CHECK_THERMALS, said, growth, limit, "seconds per minute")
+            yield above("thermal_violation", thermal.time_ns, evidence, leave=limit / 2, strictly=True, is_new=True)
+        margin = gpu.values.get("temperature_margin_celsius")
+        if margin is not None:
+            yield from self._margin(margin)
+        yield from self._hardware(gpu)
+
+    def _margin(self, margin: Sample) -> Iterator[Sign]:
+        limit = self._thresholds.temperature_margin_celsius
+        if margin.value <= limit:
+            said = f"{margin.value:.0f} degrees are left up to the temperature at which it slows down"
+            evidence = Evidence(Severity.WARNING, Action.CHECK_THERMALS, said, margin.value, limit, "degrees Celsius")
+            yield bad("temperature_margin", margin.time_ns, evidence)
+        elif margin.value >= limit + _MARGIN_LEAVE_CELSIUS:
+            yield good("temperature_margin", margin.time_ns)
+
+    def _hardware(self, gpu: ObservedGpu) -> Iterator[Sign]:
+        """In how many of the last minutes the hardware slowed the clocks: once is a passing thing."""
+        reasons = {name: sample for (name, *_), sample in gpu.parts.get("throttle_reason", {}).items()}
+        known = [sample for name, sample in reasons.items() if name in _REASONS]
+        if not known:
+            return
+        time_ns = max(sample.time_ns for sample in known)
+        minute, wanted = time_ns // _MINUTE_NS, self._thresholds.slowdown_minutes
+        active = {name for name, sample in reasons.items() if name in _REASONS and sample.value}
+        if active:
+            self._minutes.setdefault(minute, set()).update(active)
+        self._minutes = {one: names for one, names in self._minutes.items() if minute - wanted < one <= minute}
+        share, limit = len(self._minutes) / wanted, self._thresholds.slowdown_per_minute
+        seen = set().union(*self._minutes.values())
+        action, why = next((_REASONS[name] for name in _REASONS if name in seen), (Action.NONE, ""))
+        said = f"in {len(self._minutes)} of {wanted} minutes the clocks were lowered by {why}"
+        evidence = Evidence(Severity.WARNING, action, said, share, limit, "events per minute")
+        yield above("hardware_slowdown", time_ns, evidence, leave=limit / 2, is_new=True)

@@ -1,0 +1,182 @@
+"""What do the XIDs of a machine's GPUs say, each alone and with the others?
+
+- 79 is a lost GPU, the same episode as when the driver calls it lost.
+- 43 and 45 follow another XID; with one before or after them they are no event, however many there are
+  (NVIDIA/NVSentinel#1748: 11,760 of a healthy node).
+- 48 with 63 or 64 beside it: the row is replaced at the reset, so drain first.
+- 13 and 31 are an application's fault, unless one GPU has them with one process after the other, more than any other of
+  the machine.
+- What needs a reset or more stays open until the GPU was reset: its count of energy began anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from stepscope.agent.config.health import Thresholds
+from stepscope.agent.health.counters import Sample
+from stepscope.agent.health.observed import ObservedGpu
+from stepscope.agent.health.signs import Evidence, Sign, Standing, bad, good
+from stepscope.core.health import Action, Severity
+from stepscope.core.xids import FOLLOWERS, LOST_XID, MEMORY_XIDS, REPEATABLE, xid_of
+
+_UNTIL_RESET = frozenset({Action.RESET_GPU, Action.DRAIN, Action.REBOOT, Action.CHECK_MECHANICALS})
+_BEFORE_NS, _AFTER_NS = 60 * 10**9, 10 * 10**9
+"""How long before and after a follower the error may come that it follows."""
+_ROW_XIDS = frozenset({63, 64})
+_MOST_REMEMBERED = 4096
+_MOST_FAULTS = 64
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """What is remembered of one GPU."""
+
+    counts: dict[int, float] = field(default_factory=dict)
+    told_ns: dict[int, int] = field(default_factory=dict)
+    energy: Sample | None = None
+    memory_xids: set[int] = field(default_factory=set)
+    open_until_quiet: set[str] = field(default_factory=set)
+    open_until_reset: set[str] = field(default_factory=set)
+    pids: frozenset[str] = frozenset()
+    pids_before: frozenset[str] = frozenset()
+    faults: deque[tuple[int, int, frozenset[str]]] = field(default_factory=lambda: deque(maxlen=_MOST_FAULTS))
+
+    def num_victims(self, number: int) -> int:
+        """How many processes, of which no two can be the same, were there when this XID came."""
+        seen: set[str] = set()
+        victims = 0
+        for _, one, pids in self.faults:
+            if one == number and pids and pids.isdisjoint(seen):
+                victims += 1
+                seen |= pids
+        return victims
+
+
+class XidChecks:
+    """All GPUs'.
+
+    Attributes:
+        was_reset: whether the last look found that a GPU was reset.
+    """
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self.was_reset = False
+        self._thresholds = thresholds
+        self._gpus: dict[str, _Gpu] = {}
+        self._recent: deque[tuple[int, str, int]] = deque(maxlen=_MOST_REMEMBERED)
+        self._followers: deque[tuple[int, str, int, int]] = deque(maxlen=_MOST_REMEMBERED)
+
+    def signs(self, gpus: dict[str, ObservedGpu], now_ns: int) -> Iterator[tuple[str, Sign]]:
+        """What came since the last look, with the key of its GPU.
+
+        Args:
+            gpus: the samples.
+            now_ns: ns since the epoch; XIDs count as coming at the look that finds them.
+        """
+        self.was_reset = False
+        for key, observed in gpus.items():
+            gpu = self._gpus.setdefault(key, _Gpu())
+            if _was_reset(gpu, observed):
+                self.was_reset = True
+                yield from ((key, Sign(code, now_ns, Standing.OVER)) for code in sorted(gpu.open_until_reset))
+                gpu.open_until_reset.clear()
+                gpu.memory_xids.clear()
+            _note_processes(gpu, observed)
+            for number, count in _new_xids(gpu, observed):
+                yield from ((key, sign) for sign in self._comes(key, gpu, number, count, now_ns))
+        yield from self._left_alone(now_ns)
+        for key, observed in gpus.items():
+            if observed.up is not None and observed.up.value:
+                for code in sorted(self._gpus[key].open_until_quiet):
+                    yield key, good(code, now_ns)
+
+    def is_contained(self, key: str) -> bool:
+        """Whether all uncorrected memory errors of a GPU since its reset cost one application each (94)."""
+        gpu = self._gpus.get(key)
+        return gpu is not None and gpu.memory_xids == {94}
+
+    def _comes(self, key: str, gpu: _Gpu, number: int, count: int, now_ns: int) -> Iterator[Sign]:
+        if number in FOLLOWERS:
+            self._followers.append((now_ns, key, number, count))
+            return
+        self._recent.append((now_ns, key, number))
+        if number in MEMORY_XIDS:
+            gpu.memory_xids.add(number)
+        if number in REPEATABLE:
+            gpu.faults.append((now_ns, number, gpu.pids | gpu.pids_before))
+            yield from self._repeats(key, gpu, number, now_ns)
+        yield self._sign(gpu, number, now_ns, count)
+        if number == 48 or (number in _ROW_XIDS and "xid_48" in gpu.open_until_reset):
+            near = {one for at, whose, one in self._recent if whose == key and abs(now_ns - at) <= _BEFORE_NS}
+            if 48 in near and near & _ROW_XIDS:
+                said = f"XID 48 with {min(near & _ROW_XIDS)}: {xid_of(48).sentence} The row is replaced at the reset."
+                evidence = Evidence(Severity.CRITICAL, Action.DRAIN, said)
+                yield bad("xid_48", now_ns + 1, evidence, count=0, is_new=True)
+
+    def _left_alone(self, now_ns: int) -> Iterator[tuple[str, Sign]]:
+        """Followers that follow nothing. They wait until what they might follow would have come."""
+        while self._followers and now_ns - self._followers[0][0] >= _AFTER_NS:
+            time_ns, key, number, count = self._followers.popleft()
+            if not any(-_BEFORE_NS <= at - time_ns <= _AFTER_NS for at, _, _ in self._recent):
+                yield key, self._sign(self._gpus[key], number, time_ns, count)
+
+    def _sign(self, gpu: _Gpu, number: int, time_ns: int, count: int) -> Sign:
+        xid = xid_of(number)
+        code = "gpu_lost" if number == LOST_XID else f"xid_{number}"
+        if number != LOST_XID:  # whether it is back, its answers tell
+            (gpu.open_until_reset if xid.action in _UNTIL_RESET else gpu.open_until_quiet).add(code)
+        said = f"XID {number}: {xid.sentence}"
+        return bad(code, time_ns, Evidence(xid.severity, xid.action, said), count=count, is_new=True)
+
+    def _repeats(self, key: str, gpu: _Gpu, number: int, now_ns: int) -> Iterator[Sign]:
+        oldest_ns = now_ns - int(self._thresholds.repeats_seconds * 1e9)
+        for one in self._gpus.values():
+            while one.faults and one.faults[0][0] < oldest_ns:
+                one.faults.popleft()
+        victims, needed = gpu.num_victims(number), self._thresholds.repeats
+        elsewhere = max((one.num_victims(number) for other, one in self._gpus.items() if other != key), default=0)
+        if victims >= needed and elsewhere < victims:
+            gpu.open_until_quiet.add("xid_repeats")
+            said = (
+                f"XID {number} with {victims} processes one after the other, and on no other GPU of this machine as "
+                "often: it may be the GPU"
+            )
+            evidence = Evidence(
+                Severity.WARNING, Action.RUN_DIAGNOSTICS, said, float(victims), float(needed), "processes"
+            )
+            yield bad("xid_repeats", now_ns, evidence, is_new=True)
+
+
+def _was_reset(gpu: _Gpu, observed: ObservedGpu) -> bool:
+    """Whether the driver counts energy anew."""
+    before, energy = gpu.energy, observed.values.get("energy_joules_total")
+    if energy is None:
+        return False
+    gpu.energy = energy
+    return before is not None and energy.source == before.source and energy.value < before.value
+
+
+def _note_processes(gpu: _Gpu, observed: ObservedGpu) -> None:
+    """Who holds the GPU, and held it before: a process that met an XID may be gone by the next look."""
+    pids = frozenset(pid for _, pid in observed.parts.get("process_memory_bytes", {}))
+    if pids != gpu.pids:
+        gpu.pids_before, gpu.pids = gpu.pids, pids
+
+
+def _new_xids(gpu: _Gpu, observed: ObservedGpu) -> list[tuple[int, int]]:
+    """Numbers, and how many of each. Counts begin with the agent; where a source only tells, each has a time."""
+    new = []
+    for (number, *_), sample in observed.parts.get("xid_errors_total", {}).items():
+        xid = int(number)
+        count = int(sample.value - gpu.counts.get(xid, 0.0))
+        gpu.counts[xid] = sample.value
+        if count > 0:
+            new.append((xid, count))
+    for xid, time_ns in observed.told_xids:
+        if time_ns > gpu.told_ns.get(xid, 0):
+            gpu.told_ns[xid] = time_ns
+            new.append((xid, 1))
+    return new

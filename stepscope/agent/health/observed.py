@@ -1,0 +1,206 @@
+"""What do all sources say now of each GPU, port and switch, and of the driver? Old values are left out.
+
+Of what two sources tell, the first with a fresh value counts, as on the page of metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from stepscope.agent.health.counters import Sample
+from stepscope.agent.source_state import SourceState
+from stepscope.core.fabric_metrics import SWITCH
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.host_metrics import HOST
+from stepscope.core.readings import Collection, Labels, Missing, MissingReason, Reading
+
+_WHOSE = frozenset({"gpu", "uuid", "pci_bus_id"})
+_OF_GPU = frozenset(
+    GPU + name
+    for name in (
+        *("utilization_ratio", "energy_joules_total", "up"),
+        *("ecc_corrected_errors_total", "ecc_uncorrected_errors_total", "row_remap_failed", "row_remap_pending"),
+        *("remapped_rows_uncorrected_total", "retired_pages_corrected_total", "retired_pages_uncorrected_total"),
+        "retired_pages_pending",
+        *("pcie_replays_total", "pcie_link_generation", "pcie_link_width"),
+        *("pcie_link_generation_max", "pcie_link_width_max"),
+        *("nvlink_crc_flit_errors_total", "nvlink_crc_data_errors_total", "nvlink_replay_errors_total"),
+        *("nvlink_recovery_errors_total", "nvlink_recoveries_total", "nvlink_recoveries_failed_total"),
+        *("nvlink_receive_errors_total", "nvlink_integrity_errors_total"),
+        *("nvlink_effective_bit_error_ratio", "nvlink_symbol_error_ratio", "nvlink_up"),
+        *("fabric_state", "fabric_health", "recovery_action", "dcgm_health_status", "throttle_reason"),
+        *("thermal_violation_seconds_total", "temperature_margin_celsius"),
+        *("xid_errors_total", "process_memory_bytes"),
+    )
+)
+"""What is looked at."""
+_NOT_DATED = frozenset({GPU + "xid_errors_total"})
+"""A count with the time of its last event stays true."""
+_MACHINES = frozenset(
+    {HOST + "infiniband_up", HOST + "infiniband_errors_total", SWITCH + "sxid_errors_total", SWITCH + "sxid_fatal_last"}
+)
+_MOST_LABELS = 20_000
+
+
+@dataclass(slots=True)
+class ObservedGpu:
+    """One GPU.
+
+    Attributes:
+        labels: which.
+        source: the first that tells of it.
+        values: by metric without its prefix, of the whole GPU.
+        parts: those with further labels, by metric and the labels' values in the order of their names.
+        up: whether it answers; None: not known.
+        reason, detail: why it does not answer, or is not known.
+        findings: what its source noticed, by code, with the time of that look; empty where it noticed nothing.
+        looked_ns: when its source looked last.
+        told_xids: XIDs that a source without counts told, with their times.
+    """
+
+    labels: Labels
+    source: str
+    values: dict[str, Sample] = field(default_factory=dict)
+    parts: dict[str, dict[tuple[str, ...], Sample]] = field(default_factory=dict)
+    up: Sample | None = None
+    reason: str = ""
+    detail: str = ""
+    findings: dict[str, str] = field(default_factory=dict)
+    looked_ns: int | None = None
+    told_xids: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Observed:
+    """All of a machine.
+
+    Attributes:
+        gpus: by what each is known by for ever: its UUID, else its index or place.
+        machine: readings of ports and switches that are fresh.
+        driver: the source of the GPUs' own driver; None without.
+        findings: messages on the whole machine, by code.
+    """
+
+    gpus: dict[str, ObservedGpu] = field(default_factory=dict)
+    machine: list[tuple[Reading, str]] = field(default_factory=list)
+    driver: SourceState | None = None
+    findings: dict[str, str] = field(default_factory=dict)
+
+    def why_no_driver(self) -> Missing | None:
+        """Why no GPU can be asked; None where they can, or there is no such source."""
+        missing = self.driver.collection.missing if self.driver else ()
+        return next((one for one in missing if not one.metric and not one.labels), None)
+
+
+class Observer:
+    """Makes sources' states into what is known of each thing. Remembers how labels are to be read."""
+
+    def __init__(self, driver_source: str, stale_seconds: float) -> None:
+        self._driver_source = driver_source
+        self._stale_ns = int(stale_seconds * 1e9)
+        self._whose: dict[Labels, tuple[Labels, tuple[str, ...]] | None] = {}
+
+    def observe(self, states: Sequence[SourceState], now_ns: int) -> Observed:
+        """What is known now.
+
+        Args:
+            states: the sources, in the order of their trust.
+            now_ns: ns since the epoch.
+        """
+        observed = Observed()
+        for state in states:
+            if state.name == self._driver_source:
+                observed.driver = state
+            collection = state.collection
+            looked_ns = (
+                state.collected_ns if state.collected_ns and self._is_fresh(state.collected_ns, now_ns) else None
+            )
+            self._read(observed, state.name, collection.readings, now_ns)
+            if looked_ns is not None:
+                self._explain(observed, state.name, collection, looked_ns)
+        return observed
+
+    def _is_fresh(self, time_ns: int, now_ns: int) -> bool:
+        return now_ns - time_ns < self._stale_ns
+
+    def _read(self, observed: Observed, source: str, readings: Iterable[Reading], now_ns: int) -> None:
+        for reading in readings:
+            metric = reading.metric
+            if metric in _OF_GPU:
+                if self._is_fresh(reading.time_ns, now_ns) or metric in _NOT_DATED:
+                    self._read_gpu(observed, source, reading)
+            elif metric in _MACHINES and (self._is_fresh(reading.time_ns, now_ns) or metric.startswith(SWITCH)):
+                observed.machine.append((reading, source))
+
+    def _read_gpu(self, observed: Observed, source: str, reading: Reading) -> None:
+        known = self._whose_is(reading.labels)
+        if known is None:
+            return
+        labels, further = known
+        gpu = _gpu_in(observed, labels, source)
+        sample = Sample(reading.value, reading.time_ns, source)
+        name = reading.metric.removeprefix(GPU)
+        if name == "up":
+            if gpu.up is None and gpu.source == source:
+                gpu.up, gpu.reason = sample, further[0] if further else ""
+        elif further:
+            gpu.parts.setdefault(name, {}).setdefault(further, sample)
+        else:
+            gpu.values.setdefault(name, sample)
+
+    def _explain(self, observed: Observed, source: str, collection: Collection, looked_ns: int) -> None:
+        """What a source noticed, and why it has no values of a GPU."""
+        for gpu in observed.gpus.values():
+            if gpu.source == source:
+                gpu.looked_ns = looked_ns
+        for missing in collection.missing:
+            if missing.metric or not missing.labels:
+                continue
+            known = self._whose_is(missing.labels)
+            if known is not None and not known[1]:
+                gpu = _gpu_in(observed, known[0], source)
+                if gpu.source == source and not gpu.detail:
+                    gpu.reason, gpu.detail = missing.reason.value, missing.detail
+        for finding in collection.findings:
+            if not finding.labels:
+                observed.findings.setdefault(finding.code, finding.message)
+                continue
+            known = self._whose_is(tuple(pair for pair in finding.labels if pair[0] in _WHOSE))
+            key = _key(known[0]) if known is not None else None
+            if key not in observed.gpus or observed.gpus[key].source != source:
+                continue
+            if finding.code == "xid":
+                if source != self._driver_source:  # its XIDs are counted
+                    observed.gpus[key].told_xids.append((int(dict(finding.labels)["xid"]), finding.time_ns))
+            else:
+                observed.gpus[key].findings.setdefault(finding.code, finding.message)
+
+    def _whose_is(self, labels: Labels) -> tuple[Labels, tuple[str, ...]] | None:
+        """The GPU's own labels, and the values of the others; None of MIG instances and what is no GPU's."""
+        try:
+            return self._whose[labels]
+        except KeyError:
+            pass
+        if len(self._whose) >= _MOST_LABELS:
+            self._whose.clear()
+        own = tuple(pair for pair in labels if pair[0] in _WHOSE)
+        is_whole = bool(own) and not any(name == "gpu_instance" for name, _ in labels)
+        further = tuple(value for name, value in labels if name not in _WHOSE)
+        self._whose[labels] = (own, further) if is_whole else None
+        return self._whose[labels]
+
+
+def _gpu_in(observed: Observed, labels: Labels, source: str) -> ObservedGpu:
+    key = _key(labels)
+    gpu = observed.gpus.get(key)
+    if gpu is None:
+        gpu = observed.gpus[key] = ObservedGpu(labels, source, reason=MissingReason.NOT_YET.value)
+    return gpu
+
+
+def _key(labels: Labels) -> str:
+    known = dict(labels)
+    if "uuid" in known:
+        return known["uuid"]
+    return f"gpu {known['gpu']}" if "gpu" in known else known["pci_bus_id"]

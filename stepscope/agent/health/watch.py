@@ -1,0 +1,162 @@
+"""How is each GPU, and the machine, and which episodes are open? Samples in, events out; time is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stepscope.agent.config.health import Thresholds
+from stepscope.agent.health.checks.answers import answer_signs
+from stepscope.agent.health.checks.machine import DriverChecks, PortChecks
+from stepscope.agent.health.checks.memory import MemoryChecks
+from stepscope.agent.health.checks.nvlink import NvlinkChecks
+from stepscope.agent.health.checks.pcie import PcieChecks
+from stepscope.agent.health.checks.slowdowns import SlowdownChecks
+from stepscope.agent.health.checks.switches import SwitchChecks
+from stepscope.agent.health.checks.xids import XidChecks
+from stepscope.agent.health.episodes import Episodes
+from stepscope.agent.health.observed import Observed, ObservedGpu
+from stepscope.agent.health.patience import Patience, patience_of
+from stepscope.agent.health.signs import Sign
+from stepscope.core.health import Health, HealthEvent, HealthReport, HealthState, Severity
+from stepscope.core.readings import Labels
+
+_MACHINE = "machine"
+_UNCHECKED_SECONDS = 300.0
+"""Since a check of this had its last sample."""
+_OF_MACHINE = ("driver_", "gpu_count", "infiniband_")
+_AT_ONCE = Patience(0.0, 0.0)
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """One GPU's checks, and how it was seen last."""
+
+    labels: Labels
+    memory: MemoryChecks
+    pcie: PcieChecks
+    nvlink: NvlinkChecks
+    slowdowns: SlowdownChecks
+    observed: ObservedGpu | None = None
+
+    def signs(self, gpu: ObservedGpu, *, is_contained: bool) -> Iterator[Sign]:
+        yield from answer_signs(gpu)
+        yield from self.memory.signs(gpu, is_contained=is_contained)
+        yield from self.pcie.signs(gpu)
+        yield from self.nvlink.signs(gpu)
+        yield from self.slowdowns.signs(gpu)
+
+
+class HealthWatch:
+    """Watches a machine. GPUs that were seen once are remembered: what is not seen any more is unknown, not well."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._patience = patience_of(thresholds)
+        self._xid_patience = Patience(0.0, thresholds.xid_leave_seconds)
+        self._episodes = Episodes(self._patience_of, gap_seconds=thresholds.stale_seconds)
+        self._gpus: dict[str, _Gpu] = {}
+        self._xids = XidChecks(thresholds)
+        self._driver = DriverChecks(thresholds)
+        self._ports = PortChecks()
+        self._switches = SwitchChecks()
+
+    def step(self, observed: Observed, now_ns: int) -> list[HealthEvent]:
+        """Take what is known now; the events that began or ended with it, in order.
+
+        Args:
+            observed: what all sources say.
+            now_ns: ns since the epoch.
+        """
+        changes = []
+        for key, labels, sign in self._signs(observed, now_ns):
+            event = self._episodes.observe(key, labels, sign)
+            if event is not None:
+                changes.append(event)
+        return changes
+
+    def report(self, now_ns: int) -> HealthReport:
+        """Everything as it is after the last step.
+
+        Args:
+            now_ns: of that step.
+        """
+        events = self._episodes.open_events()
+        gpus = sorted(self._gpus.items(), key=lambda entry: _index(entry[1].labels))
+        health = tuple(
+            self._health(key, gpu, [event for whose, event in events if whose == key], now_ns) for key, gpu in gpus
+        )
+        others = [event for whose, event in events if whose not in self._gpus]
+        ended = tuple(reversed(self._episodes.ended))
+        return HealthReport(now_ns, self._machine(others, now_ns), health, tuple(event for _, event in events), ended)
+
+    def totals(self) -> dict[tuple[Labels, str], int]:
+        """How many episodes began, by labels and code."""
+        return dict(self._episodes.totals)
+
+    def _patience_of(self, code: str) -> Patience:
+        return self._patience.get(code, self._xid_patience)
+
+    def _signs(self, observed: Observed, now_ns: int) -> Iterator[tuple[str, Labels, Sign]]:
+        for gpu in self._gpus.values():
+            gpu.observed = None
+        for key, seen in observed.gpus.items():
+            known = self._gpus.get(key)
+            if known is None:
+                known = self._gpus[key] = self._new(seen.labels)
+            known.labels, known.observed = seen.labels, seen
+        for key, sign in self._xids.signs(observed.gpus, now_ns):
+            yield key, self._gpus[key].labels, sign
+        for key, seen in observed.gpus.items():
+            for sign in self._gpus[key].signs(seen, is_contained=self._xids.is_contained(key)):
+                yield key, seen.labels, sign
+        for sign in self._driver.signs(observed):
+            yield _MACHINE, (), sign
+        for port, sign in self._ports.signs(observed.machine):
+            yield f"port {port}", port, sign
+        for switch, sign in self._switches.signs(observed.machine, now_ns, was_reset=self._xids.was_reset):
+            yield f"switch {switch}", switch, sign
+
+    def _new(self, labels: Labels) -> _Gpu:
+        limits = self._thresholds
+        return _Gpu(labels, MemoryChecks(limits), PcieChecks(limits), NvlinkChecks(limits), SlowdownChecks(limits))
+
+    def _health(self, key: str, gpu: _Gpu, events: list[HealthEvent], now_ns: int) -> Health:
+        unchecked = tuple(
+            code for code in self._patience if not code.startswith(_OF_MACHINE) and self._is_old(key, code, now_ns)
+        )
+        codes = tuple(event.code for event in events)
+        state, reason = _worst(events)
+        seen = gpu.observed
+        if state is HealthState.HEALTHY and (seen is None or seen.up is None or not seen.up.value):
+            state = HealthState.UNKNOWN
+            said = (seen.detail or seen.reason) if seen is not None else ""
+            reason = said or "no source tells anything new of it"
+        return Health(gpu.labels, state, reason, codes, unchecked)
+
+    def _is_old(self, key: str, code: str, now_ns: int) -> bool:
+        last_ns = self._episodes.last_ns(key, code)
+        return code != "xid_repeats" and (last_ns is None or now_ns - last_ns > _UNCHECKED_SECONDS * 1e9)
+
+    def _machine(self, events: list[HealthEvent], now_ns: int) -> Health:
+        state, reason = _worst(events)
+        unchecked = tuple(
+            code for code in self._patience if code.startswith("driver_") and self._is_old(_MACHINE, code, now_ns)
+        )
+        if state is HealthState.HEALTHY and unchecked:
+            state, reason = HealthState.UNKNOWN, "no GPU driver was asked, or it is not there"
+        return Health((), state, reason, tuple(event.code for event in events), unchecked)
+
+
+def _worst(events: list[HealthEvent]) -> tuple[HealthState, str]:
+    """What the events make of a thing, the worst first; those of severity info make nothing."""
+    bad = [event for event in events if event.severity is not Severity.INFO]
+    if not bad:
+        return HealthState.HEALTHY, ""
+    is_critical = bad[0].severity is Severity.CRITICAL
+    return (HealthState.FAILED if is_critical else HealthState.DEGRADED), bad[0].message
+
+
+def _index(labels: Labels) -> tuple[int, Labels]:
+    index = dict(labels).get("gpu", "")
+    return (int(index) if index.isdecimal() else 1 << 30, labels)

@@ -1,0 +1,349 @@
+"""Does each check tell the two sides of its threshold apart, and say what is to be done?"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.agent.config.health import Thresholds
+from stepscope.agent.health.checks.pcie import replay_limit
+from stepscope.core.health import Action, HealthState, Severity
+from stepscope.core.host_metrics import HOST
+from stepscope.core.readings import Finding, Missing, MissingReason, labels_of
+from tests.agent.health.machines import LABELS, Machine, codes_of
+
+_WARNING, _CRITICAL = Severity.WARNING, Severity.CRITICAL
+
+
+def _throttled(reason: str) -> dict[str, float | None]:
+    return {f"throttle_reason{{reason={reason}}}": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("values", "code", "severity", "action"),
+    [
+        ({"ecc_uncorrected_errors_total": 1.0}, "ecc_uncorrected", _CRITICAL, Action.RESET_GPU),
+        ({"ecc_uncorrected_errors_total": 0.0}, None, None, None),
+        ({"row_remap_failed": 1.0}, "row_remap_failed", _CRITICAL, Action.REPLACE),
+        ({"row_remap_failed": 0.0}, None, None, None),
+        ({"row_remap_pending": 1.0}, "row_remap_pending", _WARNING, Action.RESET_GPU),
+        ({"row_remap_pending": 0.0}, None, None, None),
+        ({"remapped_rows_uncorrected_total": 512.0}, "remapped_rows", _WARNING, Action.REPLACE),
+        ({"remapped_rows_uncorrected_total": 511.0}, None, None, None),
+        (
+            {"retired_pages_corrected_total": 60.0, "retired_pages_uncorrected_total": 3.0},
+            *("retired_pages", _CRITICAL, Action.REPLACE),
+        ),
+        ({"retired_pages_corrected_total": 60.0, "retired_pages_uncorrected_total": 2.0}, None, None, None),
+        ({"retired_pages_corrected_total": 0.0, "retired_pages_uncorrected_total": 16.0}, None, None, None),
+        ({"retired_pages_pending": 1.0}, "retired_pages_pending", _WARNING, Action.RESET_GPU),
+        ({"nvlink_effective_bit_error_ratio": 1.1e-12}, "nvlink_bit_errors", _CRITICAL, Action.RUN_DIAGNOSTICS),
+        ({"nvlink_effective_bit_error_ratio": 1e-12}, None, None, None),
+        ({"nvlink_effective_bit_error_ratio": 0.0, "nvlink_symbol_error_ratio": 0.0}, None, None, None),
+        ({"nvlink_symbol_error_ratio": 15e-255}, None, None, None),  # zero, as it is written
+        ({"nvlink_symbol_error_ratio": 15e-238}, None, None, None),  # and as Blackwell's sum of links has it
+        ({"nvlink_symbol_error_ratio": 15e-237}, "nvlink_bit_errors", _CRITICAL, Action.RUN_DIAGNOSTICS),
+        ({"temperature_margin_celsius": 0.0}, "temperature_margin", _WARNING, Action.CHECK_THERMALS),
+        ({"temperature_margin_celsius": 1.0}, None, None, None),
+        ({"recovery_action{action=none}": 1.0}, None, None, None),
+        ({"recovery_action{action=gpu_reset}": 1.0}, "recovery_action", _CRITICAL, Action.RESET_GPU),
+        ({"recovery_action{action=node_reboot}": 1.0}, "recovery_action", _CRITICAL, Action.REBOOT),
+        ({"recovery_action{action=drain_and_reset}": 1.0}, "recovery_action", _CRITICAL, Action.DRAIN),
+        ({"recovery_action{action=drain_p2p}": 1.0}, "recovery_action", _WARNING, Action.DRAIN),
+        ({"recovery_action{action=action_9}": 1.0}, "recovery_action", _CRITICAL, Action.CONTACT_SUPPORT),
+        ({"fabric_state{state=completed}": 1.0}, None, None, None),
+        ({"fabric_state{state=not_supported}": 1.0}, None, None, None),  # a GPU without NVSwitches
+        ({"fabric_state{state=in_progress}": 1.0}, "fabric_state", _WARNING, Action.RESTART_FABRIC_MANAGER),
+        ({"fabric_state{state=not_started}": 1.0}, "fabric_state", _CRITICAL, Action.RESTART_FABRIC_MANAGER),
+        ({"fabric_state{state=failed}": 1.0}, "fabric_state", _CRITICAL, Action.RESTART_FABRIC_MANAGER),
+        ({"fabric_health{aspect=route}": 0.0}, "fabric_unhealthy", _CRITICAL, Action.RESTART_FABRIC_MANAGER),
+        ({"fabric_health{aspect=bandwidth}": 0.0}, "fabric_unhealthy", _CRITICAL, Action.RESTART_FABRIC_MANAGER),
+        ({"fabric_health{aspect=route_recovery}": 0.0}, "fabric_unhealthy", _WARNING, Action.RESTART_FABRIC_MANAGER),
+        ({"fabric_health{aspect=route}": 1.0}, None, None, None),
+        ({"dcgm_health_status{watch=mem,error=DBE}": 20.0}, "dcgm_health", _CRITICAL, Action.RUN_DIAGNOSTICS),
+        ({"dcgm_health_status{watch=pcie,error=}": 10.0}, "dcgm_health", _WARNING, Action.RUN_DIAGNOSTICS),
+        ({"dcgm_health_status{watch=pcie,error=}": 0.0}, None, None, None),
+        ({"up": 0.0, "up{reason=gone}": 0.0}, "gpu_lost", _CRITICAL, Action.REBOOT),
+        ({"up": 0.0, "up{reason=timed_out}": 0.0}, "gpu_hung", _CRITICAL, Action.REBOOT),
+        ({"up": 0.0, "up{reason=failed}": 0.0}, "gpu_unreadable", _CRITICAL, Action.RUN_DIAGNOSTICS),
+        ({"up": 0.0, "up{reason=no_permission}": 0.0}, None, None, None),
+        ({"up": 1.0}, None, None, None),
+    ],
+)
+def test_a_state_on_each_side_of_its_threshold(
+    values: dict[str, float | None], code: str | None, severity: Severity | None, action: Action | None
+) -> None:
+    machine = Machine()
+    if any(name.startswith("up{") for name in values):
+        machine.set({"up": None})
+        values = {name: value for name, value in values.items() if name != "up"}
+    machine.set(values)
+    machine.looks(20)
+    assert [(one.code, one.severity, one.action) for one in machine.open()] == (
+        [(code, severity, action)] if code else []
+    )
+    if code:
+        state = HealthState.FAILED if severity is _CRITICAL else HealthState.DEGRADED
+        assert machine.health().state is state
+        assert machine.health().reason == machine.open()[0].message
+        assert machine.open()[0].since_start
+
+
+@pytest.mark.parametrize(
+    ("name", "a_minute", "code", "severity"),
+    [
+        ("ecc_corrected_errors_total", 60.0, "ecc_corrected_rate", _WARNING),
+        ("ecc_corrected_errors_total", 59.0, None, None),
+        ("ecc_corrected_errors_total", 60_000.0, "ecc_corrected_rate", _CRITICAL),
+        ("ecc_corrected_errors_total", 59_999.0, "ecc_corrected_rate", _WARNING),
+        ("nvlink_crc_flit_errors_total", 60.0, "nvlink_crc_errors", _WARNING),
+        ("nvlink_crc_flit_errors_total", 59.0, None, None),
+        ("nvlink_crc_data_errors_total", 6000.0, "nvlink_crc_errors", _CRITICAL),
+        ("nvlink_crc_data_errors_total", 5999.0, "nvlink_crc_errors", _WARNING),
+        ("nvlink_replay_errors_total", 1.0, "nvlink_replays", _WARNING),
+        ("nvlink_recovery_errors_total", 1.0, "nvlink_recoveries", _CRITICAL),
+        ("nvlink_recoveries_total", 1.0, "nvlink_recoveries", _CRITICAL),
+        ("nvlink_recoveries_failed_total", 1.0, "nvlink_recoveries", _CRITICAL),
+        ("nvlink_receive_errors_total", 1.0, "nvlink_errors", _CRITICAL),
+        ("nvlink_integrity_errors_total", 1.0, "nvlink_errors", _CRITICAL),
+        ("nvlink_integrity_errors_total", 0.0, None, None),
+        ("thermal_violation_seconds_total", 0.5, "thermal_violation", _WARNING),
+        ("thermal_violation_seconds_total", 0.0, None, None),
+        ("power_violation_seconds_total", 60.0, None, None),  # at its power limit: as it is meant to run
+        ("retired_pages_uncorrected_total", 2.0, "retired_pages", _CRITICAL),  # 16 and 2 of them this week
+        ("retired_pages_uncorrected_total", 1.0, None, None),
+    ],
+)
+def test_a_counter_on_each_side_of_its_rate(
+    name: str, a_minute: float, code: str | None, severity: Severity | None
+) -> None:
+    machine = Machine()
+    machine.set({"retired_pages_corrected_total": 0.0, "retired_pages_uncorrected_total": 14.0})
+    machine.set({name: machine.gpus[0].get(name, 1e6)})
+    machine.look()
+    times = 1 if a_minute < 6 else 6
+    machine.grow(name, a_minute / times, times=times)
+    assert [(one.code, one.severity) for one in machine.open()] == ([(code, severity)] if code else [])
+    assert not [one for one in machine.open() if one.since_start]  # its counter was seen to move
+
+
+def test_old_errors_of_a_counter_are_no_event() -> None:
+    machine = Machine()
+    machine.set(dict.fromkeys(("nvlink_recoveries_total", "pcie_replays_total", "ecc_corrected_errors_total"), 1e9))
+    assert not machine.looks(10)
+    assert machine.health().state is HealthState.HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("generation", "lanes", "limit"),
+    [(1, 16, 3), (2, 16, 5), (3, 16, 8), (4, 16, 16), (5, 16, 31), (6, 16, 62), (4, 8, 8)],
+)
+def test_pcie_replays_by_generation_and_width(generation: int, lanes: int, limit: int) -> None:
+    assert replay_limit(generation, lanes) == limit
+    for growth, is_bad in ((limit, False), (limit + 1, True)):
+        machine = Machine()
+        machine.set(
+            {
+                "pcie_replays_total": 7.0,
+                "pcie_link_generation": 1.0,  # it rests
+                "pcie_link_generation_max": float(generation),
+                "pcie_link_width": float(lanes),
+                "pcie_link_width_max": float(lanes),
+            }
+        )
+        machine.look()
+        machine.grow("pcie_replays_total", float(growth), times=1)
+        assert machine.codes() == (["pcie_replays"] if is_bad else [])
+
+
+def test_pcie_replays_of_an_unknown_link_have_the_highest_limit() -> None:
+    machine = Machine()
+    machine.set({"pcie_replays_total": 7.0})
+    machine.look()
+    machine.grow("pcie_replays_total", 62.0, times=1)
+    assert machine.codes() == []
+    machine.grow("pcie_replays_total", 1.0, times=1)
+    assert machine.codes() == ["pcie_replays"]
+
+
+_LINK: dict[str, float | None] = {
+    "pcie_link_generation": 1.0,
+    "pcie_link_width": 16.0,
+    "pcie_link_generation_max": 5.0,
+    "pcie_link_width_max": 16.0,
+}
+
+
+def test_a_slow_pcie_link_counts_under_load_only() -> None:
+    machine = Machine()
+    machine.set({**_LINK, "utilization_ratio": 0.0})
+    assert not machine.looks(30)
+    machine.set({"utilization_ratio": 1.0})
+    assert not machine.looks(6)
+    machine.looks(2)
+    (event,) = machine.open()
+    assert (event.code, event.severity, event.action) == ("pcie_downgrade", _WARNING, Action.CHECK_MECHANICALS)
+    assert event.value == pytest.approx(1 / 16)
+    assert "generation 1 x16 under load" in event.message
+    machine.set({"utilization_ratio": 0.0})
+    assert not machine.looks(10)  # idle again: it may be slow, which proves nothing
+    assert machine.codes() == ["pcie_downgrade"]
+    machine.set({"pcie_link_generation": 5.0})
+    machine.looks(8)
+    assert machine.codes() == []
+
+
+def test_a_pcie_link_is_measured_against_what_gpu_and_slot_can_both_do() -> None:
+    machine = Machine()
+    machine.set({**_LINK, "pcie_link_generation": 4.0, "pcie_link_generation_max": 4.0, "utilization_ratio": 1.0})
+    assert not machine.looks(30)  # a generation 5 GPU in a generation 4 slot
+    machine.set({"pcie_link_width": 8.0})
+    machine.looks(10)
+    assert machine.codes() == ["pcie_downgrade"]
+
+
+def test_a_pcie_link_without_a_load_that_is_known_proves_nothing() -> None:
+    machine = Machine()
+    machine.set(_LINK)
+    assert not machine.looks(30)
+    assert "pcie_downgrade" in machine.health().unchecked
+
+
+@pytest.mark.parametrize(
+    ("reason", "action"),
+    [
+        ("hardware_slowdown", Action.RUN_DIAGNOSTICS),
+        ("hardware_thermal", Action.CHECK_THERMALS),
+        ("hardware_power_brake", Action.CHECK_MECHANICALS),
+    ],
+)
+def test_a_slowdown_by_the_hardware_in_6_of_10_minutes(reason: str, action: Action) -> None:
+    machine = Machine()
+    on, off = _throttled(reason), {f"throttle_reason{{reason={reason}}}": 0.0}
+    for _ in range(5):
+        machine.set(on)
+        machine.look(30)
+        machine.set(off)
+        machine.look(30)
+    assert machine.codes() == []
+    machine.set(on)
+    machine.look(30)
+    (event,) = machine.open()
+    assert (event.code, event.severity, event.action) == ("hardware_slowdown", _WARNING, action)
+    assert event.value == pytest.approx(0.6)
+    machine.set(off)
+    machine.looks(60, 30)
+    assert machine.codes() == []
+
+
+def test_the_softwares_power_cap_is_never_a_fault() -> None:
+    machine = Machine()
+    machine.set({**_throttled("software_power_cap"), "throttle_reason{reason=hardware_slowdown}": 0.0})
+    machine.set({"power_violation_seconds_total": 0.0})
+    assert not machine.grow("power_violation_seconds_total", 10.0, times=200)
+    assert machine.health().state is HealthState.HEALTHY
+
+
+def test_an_nvlink_that_was_up_is_missed_one_that_never_was_is_not() -> None:
+    machine = Machine()
+    machine.set({"nvlink_up{link=0}": 1.0, "nvlink_up{link=1}": 1.0, "nvlink_up{link=2}": 0.0})
+    assert not machine.looks(10)
+    machine.set({"nvlink_up{link=1}": 0.0})
+    machine.looks(4)
+    (event,) = machine.open()
+    assert (event.code, event.message) == ("nvlink_down", "NVLink 1 is down and was up before")
+    assert not event.since_start
+
+
+@pytest.mark.parametrize(
+    ("finding", "code", "action"),
+    [
+        ("profiling_silent", "profiling_silent", Action.RESTART_COLLECTOR),
+        ("busy_without_process", "busy_without_process", Action.RESET_GPU),
+        ("utilization_stuck", "busy_without_process", Action.RESET_GPU),
+        ("clamped", None, None),
+    ],
+)
+def test_contradictions(finding: str, code: str | None, action: Action | None) -> None:
+    machine = Machine()
+    machine.findings.append(Finding(finding, "what was seen", LABELS, 5))
+    machine.looks(10)
+    assert [(one.code, one.action) for one in machine.open()] == ([(code, action)] if code else [])
+    machine.findings.clear()
+    machine.looks(10)
+    assert machine.codes() == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        (MissingReason.VERSION_MISMATCH, "driver_mismatch"),
+        (MissingReason.TIMED_OUT, "driver_hung"),
+        (MissingReason.FAILED, "driver_failed"),
+        (MissingReason.NOT_INSTALLED, "driver_gone"),
+        (MissingReason.NOT_YET, None),
+    ],
+)
+def test_a_driver_that_cannot_be_used(reason: MissingReason, code: str | None) -> None:
+    machine = Machine()
+    machine.look()
+    machine.gpus.clear()
+    machine.missing.append(Missing("", (), reason, "why"))
+    machine.looks(5)
+    assert machine.codes() == ([code] if code else [])
+    assert machine.health().state is HealthState.UNKNOWN  # of the GPUs nothing is known
+    machine.missing.clear()
+    machine.gpus[0] = {"up": 1.0}
+    machine.looks(8)
+    assert machine.codes() == []
+
+
+def test_a_machine_that_never_had_a_driver_misses_none() -> None:
+    machine = Machine(0)
+    machine.missing.append(Missing("", (), MissingReason.NOT_INSTALLED, "no driver"))
+    assert not machine.looks(20)
+    assert machine.machine().state is HealthState.UNKNOWN
+
+
+@pytest.mark.parametrize(("expected", "is_bad"), [(0, False), (2, False), (3, True)])
+def test_the_number_of_gpus(expected: int, is_bad: bool) -> None:
+    machine = Machine(2, thresholds=Thresholds(expected_gpus=expected))
+    machine.looks(10)
+    assert machine.codes() == (["gpu_count"] if is_bad else [])
+    if is_bad:
+        assert machine.open()[0].message == "the driver knows 2 of 3 GPUs"
+        assert machine.machine().state is HealthState.FAILED
+
+
+_PORT = labels_of(device="mlx5_0", port=1)
+_UP, _ERRORS = (HOST + "infiniband_up", _PORT), HOST + "infiniband_errors_total"
+_DOWNED = (_ERRORS, labels_of(device="mlx5_0", port=1, kind="link_downed"))
+
+
+def test_an_infiniband_port_that_was_up_is_missed_until_it_is_up_for_ten_minutes() -> None:
+    machine = Machine(0)
+    machine.readings = {_UP: 1.0, _DOWNED: 0.0}
+    assert not machine.looks(3)
+    machine.readings = {_UP: 0.0, _DOWNED: 1.0}
+    assert codes_of(machine.looks(2)) == ["infiniband_port_down"]
+    assert machine.open()[0].labels == _PORT
+    assert machine.open()[0].action is Action.CHECK_NETWORK
+    machine.readings = {_UP: 1.0, _DOWNED: 1.0}
+    assert not machine.looks(60)
+    assert len(machine.looks(2)) == 1
+    assert machine.codes() == []
+
+
+def test_an_infiniband_port_that_flaps_between_two_looks() -> None:
+    machine = Machine(0)
+    machine.readings = {_UP: 1.0, _DOWNED: 4.0}
+    machine.looks(2)
+    machine.readings[_DOWNED] = 7.0
+    machine.looks(5)
+    (event,) = machine.open()
+    assert (event.code, event.severity, event.count) == ("infiniband_port_flaps", _WARNING, 3)
+
+
+def test_an_infiniband_port_that_never_was_up_may_have_no_cable() -> None:
+    machine = Machine(0)
+    machine.readings = {_UP: 0.0, _DOWNED: 0.0}
+    assert not machine.looks(100)
