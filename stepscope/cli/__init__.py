@@ -22,6 +22,7 @@ VERBS: dict[str, str] = {
     "compare": "Tell what changed between two runs, and gate on it.",
     "dashboard": "Open the web app over runs and their verdicts.",
     "demo": "Train, profile and analyse on this machine, and print the verdict.",
+    "hang": "Say which ranks hold a job up, from flight recorder dumps.",
     "report": "Write one HTML file of a run that needs no network.",
     "run": "Run a training command, unchanged, and measure its steps.",
     "steps": "Say how long every step of a run took, captured or not.",

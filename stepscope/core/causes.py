@@ -75,6 +75,9 @@ class Reason(StrEnum):
     LEAK = "leak"
     FRAGMENTATION = "fragmentation"
     # hang
+    HOST = "host"
+    DEVICE = "device"
+    DESYNC = "desync"
     MISSING_RANK = "missing_rank"
 
 

@@ -47,6 +47,7 @@ def fork(train: Callable[[Callable[[str], None]], None]) -> Training:
     try:
         os.close(read_end)
         signal.set_wakeup_fd(-1)  # a browser's tests before this one left an event loop that listens to signals
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which a test run that survives its terminal ignores
         train(lambda word: void(os.write(write_end, word.encode())))
         status = 0
     except SystemExit as leaving:

@@ -1,0 +1,146 @@
+"""How far is each rank in each of its process groups?
+
+A group is its name and its members: groups made by splitting reuse names. A rank numbers its groups for itself, and
+says only for groups of which the recorder still has a call which number is which; the others are found by their order,
+in which they were made, else by what most of the other members call them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stepscope.core.flight_recorder import FlightDump, Operation
+
+_OF_ALL = "default_pg"
+"""What torch calls the group of all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group: its members are ranks of the whole job, in the group's own order.
+
+    Attributes:
+        is_listed: a recorder says who the members are; else they are those whose dumps have calls of it.
+    """
+
+    name: str
+    members: tuple[int, ...]
+    description: str
+    is_listed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One rank in one group.
+
+    Attributes:
+        enqueued, completed: sequence numbers of the newest collective that was called, and that ended; 0: none was.
+        calls: what the recorder still has of its collectives, by sequence number.
+    """
+
+    enqueued: int
+    completed: int
+    calls: Mapping[int, Operation]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a call has not ended."""
+        return any(not call.is_done for call in self.calls.values())
+
+
+Standings = dict[Group, dict[int, Standing]]
+"""Of each group, the members whose dumps are there."""
+
+
+def standings_of(dumps: Sequence[FlightDump], world_size: int = 0) -> Standings:
+    """How far each rank is in each group that any recorder or its list of groups names.
+
+    Args:
+        dumps: at most one of each rank.
+        world_size: of the job, where it is known; for the members of groups that no recorder lists.
+    """
+    groups = _groups(dumps, world_size)
+    ids = _ids(dumps, groups)
+    found: Standings = defaultdict(dict)
+    for dump in dumps:
+        calls: dict[str, dict[int, Operation]] = defaultdict(dict)
+        for operation in dump.operations:
+            if not operation.is_p2p:
+                calls[operation.group][operation.sequence] = operation  # the newest of one number
+        for name, group in groups[dump.rank].items():
+            found[group][dump.rank] = _standing(dump, ids[dump.rank].get(name), calls[name])
+    return dict(found)
+
+
+def _standing(dump: FlightDump, group_id: int | None, calls: Mapping[int, Operation]) -> Standing:
+    progress = dump.progress.get(group_id) if group_id is not None else None
+    enqueued = max(calls, default=0)
+    completed = max((number for number, call in calls.items() if call.is_done), default=0)
+    if progress is not None:
+        enqueued = max(enqueued, progress.enqueued or 0)
+        completed = max(completed, progress.completed or 0)
+    first_open = min((number for number, call in calls.items() if not call.is_done), default=enqueued + 1)
+    return Standing(enqueued, min(completed, first_open - 1), calls)
+
+
+def _groups(dumps: Sequence[FlightDump], world_size: int) -> dict[int, dict[str, Group]]:
+    """Of each rank, its groups by their name."""
+    callers: dict[str, set[int]] = defaultdict(set)
+    descriptions: dict[str, str] = {}
+    for dump in dumps:
+        descriptions.update(dump.descriptions)
+        for operation in dump.operations:
+            callers[operation.group].add(dump.rank)
+            descriptions.setdefault(operation.group, operation.description)
+    everybody = tuple(range(max(_least_world(descriptions, callers), world_size)))
+
+    def group(name: str, listed: tuple[int, ...] | None) -> Group:
+        description = descriptions.get(name, "")
+        unlisted = everybody if description == _OF_ALL else tuple(sorted(callers[name]))
+        return Group(name, listed or unlisted, description, is_listed=listed is not None)
+
+    of_rank = {}
+    for dump in dumps:
+        names = dict.fromkeys([*dump.groups, *(operation.group for operation in dump.operations)])
+        of_rank[dump.rank] = {name: group(name, dump.groups.get(name)) for name in names}
+    return of_rank
+
+
+def _least_world(descriptions: Mapping[str, str], callers: Mapping[str, set[int]]) -> int:
+    """How many ranks there are at least: groups of one meaning are equally large, whoever of them left a dump."""
+    sizes: dict[str, list[int]] = defaultdict(list)
+    for name, ranks in callers.items():
+        if descriptions.get(name) not in ("", _OF_ALL):
+            sizes[descriptions[name]].append(len(ranks))
+    highest = 1 + max((rank for ranks in callers.values() for rank in ranks), default=-1)
+    return max([highest, *(len(of) * max(of) for of in sizes.values())])
+
+
+def _ids(dumps: Sequence[FlightDump], groups: Mapping[int, Mapping[str, Group]]) -> dict[int, dict[str, int]]:
+    """Of each rank, its own numbers of its groups."""
+    own = {dump.rank: _by_order(dump, {call.group: call.group_id for call in dump.operations}) for dump in dumps}
+    told: dict[Group, Counter[int]] = defaultdict(Counter)
+    for rank, ids in own.items():
+        for name, number in ids.items():
+            if name in groups[rank]:
+                told[groups[rank][name]][number] += 1
+    for rank, ids in own.items():
+        taken = set(ids.values())
+        for name, group in groups[rank].items():
+            if name not in ids and told[group]:
+                number = told[group].most_common(1)[0][0]
+                if number not in taken:
+                    ids[name] = number
+    return own
+
+
+def _by_order(dump: FlightDump, ids: dict[str, int]) -> dict[str, int]:
+    """All numbers, where each group has made a call: both count up in the order of their making."""
+    names = dump.groups
+    if len(names) == len(dump.progress) and all(name.isdecimal() for name in names):
+        ordered = dict(zip(sorted(names, key=int), sorted(dump.progress), strict=True))
+        if all(ordered.get(name) == number for name, number in ids.items()):
+            return ordered
+    return ids

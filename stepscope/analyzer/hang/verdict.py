@@ -1,0 +1,187 @@
+"""Which ranks hold the job up, and what of them is stuck?
+
+In this order: ranks that called something else than the others (desync); ranks that others wait for and that left no
+dump, as they could not write one any more; ranks that are behind and wait for nobody (host or device); ranks that wait
+for each other in a circle (desync); the end of a chain of messages (host). What is left is nobody's proven fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from stepscope.analyzer.hang.given_up import with_timeouts_open
+from stepscope.analyzer.hang.guilty import Guilty, guilty_ranks
+from stepscope.analyzer.hang.mismatches import Mismatch, first_mismatches
+from stepscope.analyzer.hang.stacks import waiting_groups
+from stepscope.analyzer.hang.standings import Group, Standings, standings_of
+from stepscope.analyzer.hang.waits import OpenCall, message_waits, open_calls
+from stepscope.core.causes import Cause, Reason
+from stepscope.core.flight_recorder import FlightDump
+from stepscope.core.hang import HangEvidence, HangKind, HangReport, HangVerdict
+from stepscope.core.words import ranks_words
+
+NONE = "none"
+
+_MOST_EVIDENCE = 8
+_CERTAIN, _LIKELY, _PERHAPS, _UNKNOWN = 0.95, 0.8, 0.6, 0.3
+
+_ACTIONS = {
+    HangKind.HOST: "look at what their Python does: py-spy dump --pid, or flight/rank<r>.stacks.txt of the run",
+    HangKind.DEVICE: "look for XIDs of their GPUs (dmesg, stepscope agent check); start again without these nodes",
+    HangKind.DESYNC: "find the branch on which these ranks part: data that runs out, a condition on the rank",
+    HangKind.UNKNOWN: "look at the network between the nodes, and dump with TORCH_NCCL_ENABLE_TIMING=1 the next time",
+}
+_OF_MISSING = "look at these ranks' own logs and exit codes: they died, or could not write a dump any more"
+
+
+def explain_hang(dumps: Sequence[FlightDump], *, world_size: int = 0) -> HangReport:
+    """The answer from the flight recorders of one job.
+
+    Args:
+        dumps: at least one, and at most one of each rank.
+        world_size: of the job; 0 where it is not known.
+    """
+    dumps = with_timeouts_open(dumps, world_size)
+    standings = standings_of(dumps, world_size)
+    calls = open_calls(dumps, standings)
+    present = sorted(dump.rank for dump in dumps)
+    world = {*present, *range(world_size), *(rank for group in standings for rank in group.members)}
+    missing = sorted(world - set(present))
+    verdict = _verdict(dumps, standings, calls, missing)
+    return HangReport(verdict, present, missing, waiting_groups(dumps, calls))
+
+
+def _verdict(
+    dumps: Sequence[FlightDump], standings: Standings, calls: Mapping[int, OpenCall], missing: Sequence[int]
+) -> HangVerdict:
+    mismatches = first_mismatches(standings)
+    if mismatches:
+        return _desync(min(mismatches, key=lambda one: (not one.has_majority, one.sequence)))
+    awaited = _awaited(standings, calls, missing)
+    guilty = guilty_ranks(standings, calls, messages := message_waits(dumps, standings))
+    if awaited and len(missing) <= len(dumps):
+        return _missing(awaited, guilty)
+    if guilty:
+        return _behind(guilty, calls)
+    if awaited:
+        summary = f"only {len(dumps)} of {len(dumps) + len(missing)} ranks left a dump, and they wait for others"
+        return HangVerdict(
+            Cause.INSUFFICIENT_EVIDENCE,
+            HangKind.UNKNOWN,
+            [],
+            [],
+            _UNKNOWN,
+            summary,
+            actions=["give the dumps of all ranks"],
+        )
+    return _circle(calls) or _end_of_messages(dumps, messages) or _nobody(dumps, calls)
+
+
+def _awaited(standings: Standings, calls: Mapping[int, OpenCall], missing: Sequence[int]) -> list[int]:
+    """Ranks without a dump that open calls wait for; any of them may be where recorders do not list groups."""
+    awaited = {rank for call in calls.values() for rank in call.waits_for} & set(missing)
+    if calls and not all(group.is_listed for group in standings):
+        awaited |= set(missing)
+    return sorted(awaited)
+
+
+def _desync(mismatch: Mismatch) -> HangVerdict:
+    ranks = list(mismatch.others)
+    do = "called something else than the others" if mismatch.has_majority else "do not call the same"
+    summary = f"{ranks_words(ranks)} {do} as collective {mismatch.sequence} of {_name(mismatch.group)}"
+    evidence = [HangEvidence(list(callers), f"called {call}") for call, callers in mismatch.calls.items()]
+    confidence = _CERTAIN if mismatch.has_majority else _LIKELY
+    return _hang(HangKind.DESYNC, ranks, confidence, summary, evidence)
+
+
+def _missing(awaited: Sequence[int], guilty: Sequence[Guilty]) -> HangVerdict:
+    evidence = [HangEvidence(list(awaited), "left no dump, and the others wait for them"), *map(_evidence, guilty)]
+    summary = f"{ranks_words(list(awaited))} left no dump while the others wait for them: they are the first suspects"
+    ranks = list(awaited)
+    return HangVerdict(
+        Cause.HANG, HangKind.UNKNOWN, [Reason.MISSING_RANK], ranks, _LIKELY, summary, evidence, [_OF_MISSING]
+    )
+
+
+def _behind(guilty: Sequence[Guilty], calls: Mapping[int, OpenCall]) -> HangVerdict:
+    kinds = {one.kind for one in guilty}
+    kind = guilty[0].kind if len(kinds) == 1 else HangKind.UNKNOWN
+    ranks = [one.rank for one in guilty]
+    waiting = len([rank for rank, call in calls.items() if rank not in ranks])
+    stuck = {
+        HangKind.HOST: "never called the collective that the others wait in: stuck on the host",
+        HangKind.DEVICE: "called what their peers have finished, and do not finish it: stuck on the GPU",
+    }.get(kind, "are behind, some on the host and some on the GPU")
+    summary = f"{ranks_words(ranks)} {stuck}; {waiting} other{'' if waiting == 1 else 's'} wait"
+    is_majority = 2 * len(ranks) > len(ranks) + waiting
+    confidence = _PERHAPS if is_majority or kind is HangKind.UNKNOWN else _CERTAIN
+    return _hang(kind, ranks, confidence, summary, list(map(_evidence, guilty)))
+
+
+def _evidence(one: Guilty) -> HangEvidence:
+    what = "finished" if one.kind is HangKind.DEVICE else "called"
+    collectives = f"{one.behind} collective{'' if one.behind == 1 else 's'}"
+    return HangEvidence(
+        [one.rank], f"has {what} {collectives} less of {_name(one.group)} than {ranks_words(list(one.ahead))}"
+    )
+
+
+def _circle(calls: Mapping[int, OpenCall]) -> HangVerdict | None:
+    """Ranks that wait for each other in different groups: whom most others wait so for has left the common way."""
+    mutual = {
+        rank: sum(other in calls and rank in calls[other].waits_for for other in call.waits_for)
+        for rank, call in calls.items()
+    }
+    circle = sorted(rank for rank, others in mutual.items() if others)
+    if not circle:
+        return None
+    most = max(mutual.values())
+    left = [rank for rank in circle if mutual[rank] == most]
+    is_clear = len(left) < len(circle)
+    ranks = left if is_clear else circle
+    evidence = [
+        HangEvidence(
+            [rank],
+            f"waits in {call.call.name} of {_name(call.group)} for {ranks_words(list(call.waits_for))}",
+        )
+        for rank, call in [(rank, calls[rank]) for rank in circle[:_MOST_EVIDENCE]]
+    ]
+    summary = f"{ranks_words(ranks)} wait in another group than the ranks that wait for them"
+    return _hang(HangKind.DESYNC, ranks, _LIKELY if is_clear else _PERHAPS, summary, evidence)
+
+
+def _end_of_messages(dumps: Sequence[FlightDump], messages: Mapping[int, int]) -> HangVerdict | None:
+    """Ranks that others wait for a message from, and that have nothing open themselves."""
+    is_open = {dump.rank for dump in dumps if any(not call.is_done for call in dump.operations)}
+    present = {dump.rank for dump in dumps}
+    ends = sorted({other for other in messages.values() if other in present and other not in is_open})
+    if not ends:
+        return None
+    evidence = [
+        HangEvidence(
+            sorted(rank for rank, other in messages.items() if other == end), f"wait for a message with rank {end}"
+        )
+        for end in ends
+    ]
+    summary = f"{ranks_words(ends)} neither send nor receive what their neighbours wait for: stuck on the host"
+    return _hang(HangKind.HOST, ends, _LIKELY, summary, evidence)
+
+
+def _nobody(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangVerdict:
+    num_open = sum(any(not call.is_done for call in dump.operations) for dump in dumps)
+    if not num_open:
+        return HangVerdict(NONE, None, [], [], _CERTAIN, "no call of any rank is open: nothing hangs")
+    evidence = [HangEvidence([rank], f"in {call.call.name} of {_name(call.group)}") for rank, call in calls.items()]
+    summary = f"{num_open} ranks are in calls that all others have called too: nobody is behind"
+    return _hang(HangKind.UNKNOWN, [], _UNKNOWN, summary, evidence[:_MOST_EVIDENCE])
+
+
+def _hang(
+    kind: HangKind, ranks: list[int], confidence: float, summary: str, evidence: list[HangEvidence]
+) -> HangVerdict:
+    reasons = [] if kind is HangKind.UNKNOWN else [Reason(kind.value)]
+    return HangVerdict(Cause.HANG, kind, reasons, ranks, confidence, summary, evidence, [_ACTIONS[kind]])
+
+
+def _name(group: Group) -> str:
+    return group.description if group.description not in ("", "undefined") else f"group {group.name}"

@@ -1,0 +1,76 @@
+"""Who waits for whom? By each rank's oldest call that has not ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stepscope.analyzer.hang.standings import Group, Standings
+from stepscope.core.flight_recorder import FlightDump, Operation
+
+_MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)\Z")
+_OTHER_END = {"send": "recv", "recv": "send"}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCall:
+    """A rank's oldest call that has not ended, and the ranks that have not called it yet; a dump that is missing counts
+    as not called."""
+
+    call: Operation
+    group: Group
+    waits_for: tuple[int, ...]
+
+
+def open_calls(dumps: Sequence[FlightDump], standings: Standings) -> dict[int, OpenCall]:
+    """Of each rank that has one, its oldest collective that has not ended."""
+    groups = _groups_of(standings)
+    found = {}
+    for dump in dumps:
+        call = next((one for one in dump.operations if not one.is_done and not one.is_p2p), None)
+        if call is not None:
+            group = groups[dump.rank, call.group]
+            late = [rank for rank in group.members if not _has_called(standings, group, rank, call.sequence)]
+            found[dump.rank] = OpenCall(call, group, tuple(late))
+    return found
+
+
+def message_waits(dumps: Sequence[FlightDump], standings: Standings) -> dict[int, int]:
+    """Of each rank whose oldest open call is a message: the rank at its other end, where that has no such call open."""
+    groups = _groups_of(standings)
+    open_messages = {
+        (dump.rank, *told)
+        for dump in dumps
+        for call in dump.operations
+        if call.is_p2p and not call.is_done and (told := _ends(call, groups.get((dump.rank, call.group))))
+    }
+    found = {}
+    for dump in dumps:
+        call = next((one for one in dump.operations if not one.is_done), None)
+        ends = _ends(call, groups.get((dump.rank, call.group))) if call is not None and call.is_p2p else None
+        if ends is not None:
+            way, here, there = ends
+            if (there, _OTHER_END[way], there, here) not in open_messages:
+                found[dump.rank] = there
+    return found
+
+
+def _ends(call: Operation, group: Group | None) -> tuple[str, int, int] | None:
+    """Of a message: send or recv, the rank that says so, the other one; both of the whole job."""
+    match = _MESSAGE.match(call.name)
+    if match is None or group is None:
+        return None
+    here, there = int(match[2]), int(match[3])
+    if max(here, there) >= len(group.members):
+        return None
+    return match[1], group.members[here], group.members[there]
+
+
+def _has_called(standings: Standings, group: Group, rank: int, sequence: int) -> bool:
+    standing = standings[group].get(rank)
+    return standing is not None and standing.enqueued >= sequence
+
+
+def _groups_of(standings: Standings) -> Mapping[tuple[int, str], Group]:
+    return {(rank, group.name): group for group, ranks in standings.items() for rank in ranks}

@@ -1,0 +1,60 @@
+"""`stepscope hang`: which ranks hold a job up, and is it their host or their GPU?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from stepscope.core.hang import HangReport, WaitingGroup
+
+
+@click.command("hang")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(paths: tuple[str, ...], as_json: bool) -> None:
+    """Say which ranks hold a job up, from the dumps of torch's flight recorder.
+
+    PATH is a dump (pickle or JSON, NCCL or gloo, any name that ends with the rank), a folder of them, or a run
+    directory. Nothing in a dump is ever run.
+    """
+    from stepscope.workflow.hang import read_hang
+
+    report = read_hang(paths)
+    if as_json:
+        from stepscope.store.documents import encode_document
+
+        click.echo(encode_document(report).decode())
+    else:
+        _print(report)
+    for notice in report.warnings:
+        click.echo(f"warning: {notice.message}", err=True)
+
+
+def _print(report: HangReport) -> None:
+    from stepscope.core.errors import printable
+    from stepscope.core.words import ranks_words
+
+    verdict = report.verdict
+    kind = f", {verdict.kind}" if verdict.kind else ""
+    lines = [f"VERDICT  {verdict.cause.replace('_', ' ')}{kind}  (confidence {verdict.confidence:.0%})"]
+    lines.append(f"  {verdict.summary}")
+    lines += [f"  - {ranks_words(one.ranks)}: {one.message}" for one in verdict.evidence]
+    lines += [f"  > {action}" for action in verdict.actions]
+    missing = f"; no dump of {ranks_words(report.missing_ranks)}" if report.missing_ranks else ""
+    lines.append(f"{len(report.ranks)} dumps{missing}")
+    for group in report.groups:
+        lines.append(f"{ranks_words(group.ranks)}: {_where(group)}")
+        lines += [f"    {frame}" for frame in group.stack]
+    click.echo("\n".join(map(printable, lines)))
+
+
+def _where(group: WaitingGroup) -> str:
+    from stepscope.core.words import ranks_words
+
+    if group.operation is None:
+        return "no collective is open" + ("; the last was called from" if group.stack else "")
+    name = group.description if group.description not in (None, "", "undefined") else f"group {group.process_group}"
+    waits = f", waits for {ranks_words(group.waits_for)}" if group.waits_for else ""
+    return f"in {group.operation} {group.sequence} of {name}{waits}"

@@ -1,0 +1,102 @@
+"""Which files are flight recorder dumps, and whose? Any name will do that ends with the rank; what they hold counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepscope.collectors.flight_recorder.dump import read_dump
+from stepscope.core.analysis import Notice
+from stepscope.core.errors import DataError, none_usable
+from stepscope.core.flight_recorder import FlightDump
+
+LARGEST_BYTES = 1 << 28
+_RANK = re.compile(r"(\d+)(?:\.(?:pkl|pickle|json|bin|dump))?\Z")
+_KEY_OF_ALL = b"entries"
+_HEAD_BYTES = 1 << 20
+_BY_PICKLE, _BY_JSON = b"\x80", b"{"
+
+
+@dataclass(frozen=True, slots=True)
+class DumpFile:
+    """A file that holds a dump, and the rank by its name."""
+
+    path: Path
+    rank: int
+
+
+def find_dumps(paths: Iterable[Path]) -> tuple[list[DumpFile], list[Notice]]:
+    """The dumps at these paths, each a file or a folder; of two of one rank the pickle, which also has the stacks.
+
+    Raises:
+        DataError: a path is not there.
+    """
+    found: dict[int, list[Path]] = {}
+    notices = []
+    for path in paths:
+        if not path.exists():
+            raise DataError("does not exist", where=str(path), what_next="check the path")
+        files = sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
+        for file in files:
+            match = _RANK.search(file.name)
+            if path.is_dir() and (match is None or not _looks_like_dump(file)):
+                continue
+            if match is None:
+                raise DataError(
+                    "its name does not end with a rank",
+                    where=str(file),
+                    what_next="name it like flight_3 or rank3.json",
+                )
+            found.setdefault(int(match[1]), []).append(file)
+    for rank, files in found.items():
+        files.sort(key=lambda file: (file.suffix == ".json", file.name))
+        notices += [
+            Notice("second_dump", f"{other}: rank {rank} has {files[0].name} already; left out")
+            for other in files[1:]
+            if other.suffix != ".json" or files[0].suffix == ".json"
+        ]
+    return [DumpFile(files[0], rank) for rank, files in sorted(found.items())], notices
+
+
+def read_dumps(files: Sequence[DumpFile]) -> tuple[list[FlightDump], list[Notice]]:
+    """All that can be read, and what cannot.
+
+    Raises:
+        DataError: none can be read.
+    """
+    dumps, errors = [], []
+    for file in files:
+        try:
+            dumps.append(read_dump(_content(file.path), rank=file.rank, where=str(file.path)))
+        except DataError as error:
+            errors.append(error)
+    if not dumps and errors:
+        raise none_usable(errors, "flight recorder dumps", what_next="give the files that torch wrote")
+    return dumps, [Notice("unusable_file", str(error)) for error in errors]
+
+
+def _looks_like_dump(file: Path) -> bool:
+    """Whether its beginning is a pickle's or JSON's, and names what every dump has."""
+    try:
+        with file.open("rb") as stream:
+            head = stream.read(_HEAD_BYTES)
+            size = file.stat().st_size
+            if size > _HEAD_BYTES:  # pg_config and pg_status may come after the entries
+                stream.seek(-_HEAD_BYTES, 2)
+                head += stream.read()
+    except OSError:
+        return False
+    return not head or (head.lstrip()[:1] in (_BY_PICKLE, _BY_JSON) and _KEY_OF_ALL in head)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise DataError(
+                f"is larger than {LARGEST_BYTES:,} bytes", where=str(path), what_next="give a dump of torch's"
+            )
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot be read ({error.strerror or error})", where=str(path), what_next="check it") from None

@@ -1,0 +1,249 @@
+"""Are the guilty found, and nobody else, in jobs whose fault is known?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.analyzer.hang import explain_hang
+from stepscope.core.causes import Cause
+from stepscope.core.flight_recorder import FlightDump
+from stepscope.core.hang import HangKind, HangVerdict
+from tests.analyzer.hang.recorders import WORLD, Job, mesh
+
+
+def _verdict(dumps: list[FlightDump]) -> tuple[str, HangKind | None, list[int]]:
+    verdict: HangVerdict = explain_hang(dumps).verdict
+    assert "\n" not in verdict.summary
+    return verdict.cause, verdict.kind, verdict.ranks
+
+
+def _trained(num_steps: int = 3, num_tensor: int = 2, num_data: int = 4) -> Job:
+    """Some steps of TP and DP, all ended."""
+    job = Job(mesh(num_tensor, num_data))
+    for _ in range(num_steps):
+        for group in list(job.groups)[1:]:
+            job.call(group)
+    return job
+
+
+def _others(job: Job, group: str, *ranks: int) -> list[int]:
+    return [rank for rank in job.groups[group] if rank not in ranks]
+
+
+def test_nothing_open_is_no_hang() -> None:
+    report = explain_hang(_trained().dumps())
+    assert (report.verdict.cause, report.verdict.kind, report.verdict.ranks) == ("none", None, [])
+    assert report.ranks == list(range(8))
+    assert report.missing_ranks == []
+
+
+def test_recorders_that_start_at_different_points_are_no_hang() -> None:
+    dumps = _trained(20).dumps(newest=7)
+    assert _verdict([*dumps[:3], *_trained(20).dumps(newest=50)[3:]]) == ("none", None, [])
+
+
+@given(st.integers(2, 4), st.integers(2, 4), st.data())
+def test_a_rank_that_never_calls_is_stuck_on_its_host(num_tensor: int, num_data: int, data: st.DataObject) -> None:
+    job = _trained(data.draw(st.integers(0, 3)), num_tensor, num_data)
+    guilty = data.draw(st.sampled_from(job.groups[WORLD]))
+    only_open = data.draw(st.booleans())
+    groups = list(job.groups)[1:]
+    of_guilty = [group for group in groups if guilty in job.groups[group]]
+    first = data.draw(st.sampled_from(of_guilty))
+    # the first group that misses it waits; others come as far as they can, and wait in turn
+    job.call(first, _others(job, first, guilty), done=False)
+    stuck = {*_others(job, first, guilty), guilty}
+    for group in groups:
+        if group != first and stuck & set(job.groups[group]) and stuck != set(job.groups[group]):
+            free = [rank for rank in job.groups[group] if rank not in stuck]
+            job.call(group, free, done=False)
+            stuck |= set(free)
+    assert _verdict(job.dumps(only_open=only_open)) == (Cause.HANG, HangKind.HOST, [guilty])
+
+
+@given(st.integers(2, 4), st.integers(2, 4), st.data())
+def test_a_rank_that_has_called_what_only_its_peers_finish_is_stuck_on_its_gpu(
+    num_tensor: int, num_data: int, data: st.DataObject
+) -> None:
+    job = _trained(data.draw(st.integers(0, 3)), num_tensor, num_data)
+    guilty = data.draw(st.sampled_from(job.groups[WORLD]))
+    group = next(name for name in list(job.groups)[1:] if guilty in job.groups[name])
+    job.call(group, [guilty], done=False).call(group, _others(job, group, guilty))
+    for _ in range(data.draw(st.integers(1, 3))):
+        job.call(group, done=False)
+    assert _verdict(job.dumps()) == (Cause.HANG, HangKind.DEVICE, [guilty])
+
+
+def test_two_guilty_ranks_are_both_named() -> None:
+    job = _trained()
+    for group in ("1", "3"):  # ranks 0-1 and 4-5
+        first, second = job.groups[group]
+        job.call(group, [second], done=False)
+        assert first in (0, 4)
+    job.call(WORLD, [2, 3, 6, 7], done=False)
+    assert _verdict(job.dumps()) == (Cause.HANG, HangKind.HOST, [0, 4])
+
+
+def test_calls_of_gloo_that_timed_out_are_open_though_it_calls_them_retired() -> None:
+    job = Job(mesh(2, 2), backend="gloo")
+    job.call("1").call("2").call("3").call("4")
+    job.call(WORLD, [0, 1, 3], given_up=True)
+    report = explain_hang(job.dumps())
+    assert (report.verdict.kind, report.verdict.ranks) == (HangKind.HOST, [2])
+    assert [(group.ranks, group.waits_for) for group in report.groups] == [([0, 1, 3], [2]), ([2], [])]
+
+
+def test_calls_of_gloo_that_all_have_made_are_done_when_it_tracks_them_no_more() -> None:
+    job = Job(mesh(2, 2), backend="gloo").call(WORLD, given_up=True).call(WORLD, given_up=True)
+    assert _verdict(job.dumps()) == ("none", None, [])
+
+
+def test_a_root_that_is_ahead_with_a_broadcast_waits_for_nobody() -> None:
+    job = Job(mesh(2, 2), backend="gloo").call(WORLD, given_up=True)
+    job.call(WORLD, [0], name="broadcast", given_up=True)
+    assert _verdict(job.dumps()) == ("none", None, [])
+
+
+def test_who_calls_something_else_than_most_is_named() -> None:
+    job = Job({WORLD: (0, 1, 2, 3)}).call(WORLD)
+    job.call(WORLD, [0, 1, 3], done=False).call(WORLD, [2], name="_all_gather_base", done=False)
+    job.call(WORLD, [0, 1, 3], done=False)
+    assert _verdict(job.dumps()) == (Cause.HANG, HangKind.DESYNC, [2])
+
+
+def test_the_first_rank_is_not_taken_for_right() -> None:
+    job = Job({WORLD: (0, 1, 2)}).call(WORLD, [0], size=5, done=False).call(WORLD, [1, 2], size=6, done=False)
+    assert _verdict(job.dumps()) == (Cause.HANG, HangKind.DESYNC, [0])
+
+
+def test_where_two_disagree_both_are_named_and_it_is_less_certain() -> None:
+    job = Job({WORLD: (0, 1)}).call(WORLD, [0]).call(WORLD, [1], name="_all_gather_base")
+    verdict = explain_hang(job.dumps()).verdict
+    assert (verdict.kind, verdict.ranks) == (HangKind.DESYNC, [0, 1])
+    assert verdict.confidence < 0.9
+    assert [(one.ranks, one.message) for one in verdict.evidence] == [
+        ([0], "called all_reduce of 4 Float"),
+        ([1], "called _all_gather_base of 4 Float"),
+    ]
+
+
+def test_all_to_all_of_different_sizes_is_no_mismatch() -> None:
+    job = Job({WORLD: (0, 1)}).call(WORLD, [0], name="all_to_all", size=1).call(WORLD, [1], name="all_to_all", size=9)
+    assert _verdict(job.dumps()) == ("none", None, [])
+
+
+def test_a_rank_that_left_the_loop_waits_in_another_group_than_those_that_wait_for_it() -> None:
+    job = Job({WORLD: (0, 1, 2, 3), "1": (0, 1, 2, 3)}).call("1")
+    job.call("1", [0, 1, 3], done=False).call(WORLD, [2], name="barrier", done=False)
+    assert _verdict(job.dumps()) == (Cause.HANG, HangKind.DESYNC, [2])
+
+
+def test_whom_all_wait_for_has_left_though_each_of_them_waits_in_another_group() -> None:
+    job = Job(mesh(2, 2)).call("1").call("2").call("3").call("4").call(WORLD)
+    job.call(WORLD, [3], name="barrier", done=False).call("2", [2], done=False)
+    job.call("1").call("3", [0], done=False).call("4", [1], done=False)
+    assert _verdict(job.dumps()) == (Cause.HANG, HangKind.DESYNC, [3])
+
+
+def test_a_rank_without_a_dump_that_others_wait_for_is_the_first_suspect() -> None:
+    """pytorch#196968."""
+    job = Job({WORLD: (0, 1, 2, 3)}).call(WORLD).call(WORLD, [0, 2, 3], done=False)
+    report = explain_hang(job.dumps(without=[1]))
+    assert (report.verdict.cause, report.verdict.kind, report.verdict.ranks) == (Cause.HANG, HangKind.UNKNOWN, [1])
+    assert report.missing_ranks == [1]
+
+
+def test_the_last_rank_is_missed_by_the_size_of_groups_like_its_own() -> None:
+    """gloo's recorder lists no members."""
+    job = Job(mesh(2, 2), backend="gloo").call("1").call("2").call("3").call("4").call(WORLD, [0, 1, 2], given_up=True)
+    alike = {"0": "default_pg", "1": "tensor", "2": "tensor", "3": "data", "4": "data"}
+    dumps = [
+        replace(
+            dump,
+            groups={},
+            descriptions={},
+            operations=tuple(replace(call, description=alike[call.group]) for call in dump.operations),
+        )
+        for dump in job.dumps(without=[3])
+    ]
+    assert _verdict(dumps) == (Cause.HANG, HangKind.UNKNOWN, [3])
+
+
+def test_the_last_rank_is_missed_where_the_size_of_the_job_is_known() -> None:
+    job = Job({WORLD: (0, 1)}, backend="gloo").call(WORLD).call(WORLD, [0], given_up=True)
+    unlisted = [
+        replace(
+            dump,
+            groups={},
+            descriptions={},
+            operations=tuple(replace(call, description="default_pg") for call in dump.operations),
+        )
+        for dump in job.dumps(without=[1])
+    ]
+    assert explain_hang(unlisted, world_size=2).verdict.ranks == [1]
+
+
+def test_a_rank_without_a_dump_comes_before_one_that_is_behind() -> None:
+    job = Job(mesh(2, 4)).call("1").call("2").call("3", [5], done=False).call("4", [7], done=False)
+    job.call(WORLD, [0, 1, 2, 3], done=False)
+    assert _verdict(job.dumps(without=[4]))[2] == [4]
+
+
+def test_few_dumps_that_wait_for_all_the_others_blame_nobody() -> None:
+    job = Job({WORLD: tuple(range(16))}).call(WORLD).call(WORLD, done=False)
+    cause, _, ranks = _verdict(job.dumps(without=range(2, 16)))
+    assert (cause, ranks) == (Cause.INSUFFICIENT_EVIDENCE, [])
+
+
+def test_few_dumps_can_still_blame_one_of_theirs() -> None:
+    job = Job({WORLD: tuple(range(16)), "1": (0, 1)}).call("1").call("1", [0], done=False)
+    assert _verdict(job.dumps(without=range(2, 16))) == (Cause.HANG, HangKind.HOST, [1])
+
+
+def test_where_all_wait_in_the_same_call_nobody_is_blamed() -> None:
+    job = _trained().call(WORLD, done=False)
+    cause, kind, ranks = _verdict(job.dumps())
+    assert (cause, kind, ranks) == (Cause.HANG, HangKind.UNKNOWN, [])
+
+
+def test_the_end_of_a_chain_of_messages_is_stuck_on_its_host() -> None:
+    job = Job({WORLD: (0, 1, 2, 3)}).call(WORLD)
+    job.message(WORLD, 3, "recv 3<-2", done=False).message(WORLD, 2, "recv 2<-1", done=False)
+    job.message(WORLD, 0, "send 0->1", done=False)
+    assert _verdict(job.dumps()) == (Cause.HANG, HangKind.HOST, [1])
+
+
+def test_a_message_excuses_who_does_not_come_to_a_collective() -> None:
+    """Rank 1 waits for rank 2's message, so that it calls no collective: rank 2 does neither."""
+    job = Job({WORLD: (0, 1, 2)}).call(WORLD).call(WORLD, [0], done=False)
+    job.message(WORLD, 1, "recv 1<-2", done=False)
+    assert _verdict(job.dumps()) == (Cause.HANG, HangKind.HOST, [2])
+
+
+def test_groups_of_one_name_and_other_members_are_told_apart() -> None:
+    """Groups made by splitting reuse names."""
+    left = Job({"7": (0, 1)}).call("7").call("7", [1], done=False).dumps()
+    right = Job({"7": (2, 3)}).call("7").call("7").call("7").dumps()
+    assert _verdict([*left, *right]) == (Cause.HANG, HangKind.HOST, [0])
+
+
+def test_ranks_are_grouped_by_where_they_stand() -> None:
+    job = Job({WORLD: (0, 1, 2, 3)}).call(WORLD)
+    job.call(WORLD, [0, 3], done=False, function="evaluate").call(WORLD, [2], done=False, function="backward")
+    groups = explain_hang(job.dumps()).groups
+    assert [(group.ranks, group.stack, group.waits_for) for group in groups] == [
+        ([0, 3], ["evaluate (train.py:7)"], [1]),
+        ([1], ["train (train.py:7)"], []),
+        ([2], ["backward (train.py:7)"], [1]),
+    ]
+
+
+@pytest.mark.parametrize("newest", [1, 2, 5])
+def test_short_ring_buffers_are_enough(newest: int) -> None:
+    job = _trained(9)
+    job.call("1", [1], done=False)
+    assert _verdict(job.dumps(newest=newest)) == (Cause.HANG, HangKind.HOST, [0])

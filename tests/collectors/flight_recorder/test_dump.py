@@ -1,0 +1,159 @@
+"""Is each form of a dump read, with what it hides; and what is no dump refused in one line?"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.collectors.flight_recorder import read_dump
+from stepscope.collectors.plain_pickle import UnsafePickleError
+from stepscope.core.errors import DataError
+from stepscope.core.flight_recorder import GroupProgress, StackFrame
+
+
+def _entry(record: int = 0, **more: Any) -> dict[str, Any]:
+    return {
+        "record_id": record,
+        "pg_id": 1,
+        "process_group": ("2", "TENSOR"),
+        "collective_seq_id": 7,
+        "p2p_seq_id": 0,
+        "op_id": 7,
+        "profiling_name": "nccl:all_reduce",
+        "time_created_ns": 1_795_817_000_000_000_000,
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": None,
+        "input_sizes": [[4, 2]],
+        "output_sizes": [[4, 2]],
+        "input_dtypes": ["Float"],
+        "output_dtypes": ["Float"],
+        "state": "scheduled",
+        "retired": False,
+        "timeout_ms": 600_000,
+        "is_p2p": False,
+        "frames": [{"name": "train", "filename": "train.py", "line": 7}],
+        **more,
+    }
+
+
+def _dump(*entries: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "version": "2.10",
+        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}},
+        "pg_status": {
+            "0": {"last_enqueued_collective": 9, "last_started_collective": -1, "last_completed_collective": -1}
+        },
+        "entries": list(entries),
+        **more,
+    }
+
+
+def test_pickle_and_json_say_the_same() -> None:
+    told = _dump(_entry(1), _entry(0, frames=[]))
+    by_pickle = read_dump(pickle.dumps(told, 2), rank=3, where="here")
+    assert read_dump(json.dumps(told).encode(), rank=3, where="here") == by_pickle
+    assert by_pickle.groups == {"0": (0, 1, 2)}
+    assert by_pickle.descriptions == {"0": "default_pg"}
+    assert by_pickle.progress == {0: GroupProgress(9, None)}
+    assert [one.record for one in by_pickle.operations] == [0, 1]
+    call = by_pickle.operations[1]
+    assert (call.group, call.description, call.group_id, call.sequence) == ("2", "TENSOR", 1, 7)
+    assert (call.backend, call.name, call.is_p2p, call.is_done, call.is_given_up) == (
+        "nccl", "all_reduce", False, False, False,
+    )  # fmt: skip
+    assert call.frames == (StackFrame("train", "train.py", 7),)
+    assert call.created_ns == 1_795_817_000_000_000_000
+
+
+def test_the_text_of_members_is_never_run() -> None:
+    groups = {"1": {"ranks": "__import__('os').system('true')"}, "2": {"ranks": "(0,)"}, "3": {"ranks": "'[0]'"}}
+    dump = read_dump(pickle.dumps(_dump(pg_config=groups)), rank=0, where="here")
+    assert dump.groups == {"1": None, "2": (0,), "3": None}
+
+
+def test_members_as_a_list_and_a_nameless_group_of_gloo() -> None:
+    groups = {"": {"ranks": "[0, 1]"}, "1": {"ranks": [2, 3]}, "2": {"ranks": ["a"]}, "3": {}}
+    dump = read_dump(pickle.dumps(_dump(pg_config=groups)), rank=0, where="here")
+    assert dump.groups == {"1": (2, 3), "2": None, "3": None}
+
+
+@pytest.mark.parametrize(
+    ("told", "backend", "name"),
+    [
+        ("nccl:send 0->3", "nccl", "send 0->3"),
+        ("gloo:all_reduce", "gloo", "all_reduce"),
+        ("nccl2:all_reduce", "nccl2", "all_reduce"),
+        ("nccl:coalesced", "nccl", "coalesced"),
+        ("nccl:all_gather:coalesced", "nccl", "all_gather:coalesced"),
+        ("all_reduce", "", "all_reduce"),
+    ],
+)
+def test_any_backend_is_read(told: str, backend: str, name: str) -> None:
+    dump = read_dump(pickle.dumps(_dump(_entry(profiling_name=told))), rank=0, where="here")
+    assert (dump.operations[0].backend, dump.operations[0].name) == (backend, name)
+
+
+@pytest.mark.parametrize(
+    ("state", "retired", "is_done", "is_given_up"),
+    [
+        ("completed", True, True, False),
+        ("completed", False, True, False),
+        ("scheduled", True, True, True),
+        ("started", False, False, False),
+    ],
+)
+def test_what_has_ended(state: str, retired: bool, is_done: bool, is_given_up: bool) -> None:
+    dump = read_dump(pickle.dumps(_dump(_entry(state=state, retired=retired))), rank=0, where="here")
+    assert (dump.operations[0].is_done, dump.operations[0].is_given_up) == (is_done, is_given_up)
+
+
+def test_zero_is_a_time_that_is_not_known() -> None:
+    dump = read_dump(json.dumps(_dump(_entry(time_discovered_completed_ns=0))).encode(), rank=0, where="here")
+    assert dump.operations[0].completed_ns is None
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"{}", "it has no entries"),
+        (b"{", "is no whole JSON"),
+        (b"{" * 100_000, "is no whole JSON"),
+        (pickle.dumps([]), "it has no entries"),
+        (pickle.dumps({"entries": {}}), "it has no entries"),
+        (pickle.dumps({"entries": [{}]}), "KeyError"),
+        (pickle.dumps(_dump(_entry(record_id="x"))), "ValueError"),
+        (pickle.dumps(_dump(pg_status={"0": 7})), "AttributeError"),
+        (b"\x89PNG", "is neither a pickle nor JSON"),
+        (b"\x80\x04", "is no whole pickle"),
+    ],
+)
+def test_what_is_no_dump_is_refused_in_one_line(content: bytes, said: str) -> None:
+    with pytest.raises(DataError, match=said) as refused:
+        read_dump(content, rank=0, where="dump_0")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_dump_that_would_run_something_is_refused() -> None:
+    with pytest.raises(UnsafePickleError, match="GLOBAL"):
+        read_dump(pickle.dumps(_dump(_entry(state=print))), rank=0, where="dump_0")
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=9,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(_entry())), _JSON, max_size=4), st.data())
+def test_any_values_are_read_or_refused(changed: dict[str, Any], data: st.DataObject) -> None:
+    more = data.draw(st.dictionaries(st.sampled_from(["pg_config", "pg_status", "version"]), _JSON, max_size=2))
+    with suppress(DataError):
+        read_dump(json.dumps(_dump(_entry(**changed), **more)).encode(), rank=0, where="here")

@@ -1,0 +1,50 @@
+"""Are the guilty ranks of recorded hangs named, and is nobody named in a healthy run? The truth is their origin's."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from stepscope.core.errors import DataError
+from stepscope.workflow.hang import read_hang
+
+
+@pytest.mark.parametrize(
+    ("folder", "cause", "kind", "ranks"),
+    [
+        ("diag/fr_nvrx/gpu_error_1st", "hang", "device", [12, 14]),
+        ("diag/fr_nvrx/lock_gil_1st", "hang", "host", [9, 14]),
+        ("diag/fr_gloo_torch214/hang", "hang", "host", [2]),
+        ("diag/fr_h100x2/host_sleep0", "hang", "host", [0]),
+        ("diag/fr_h100x2/order", "hang", "desync", [0, 1]),
+        ("diag/fr_h100x2/healthy", "none", None, []),
+        ("h100x2/ddp", "none", None, []),
+    ],
+)
+def test_recorded_hangs(folder: str, cause: str, kind: str | None, ranks: list[int], shared_traces: Path) -> None:
+    begin = time.process_time()
+    report = read_hang([str(shared_traces / folder)])
+    seconds = time.process_time() - begin
+    assert (report.verdict.cause, report.verdict.kind, report.verdict.ranks) == (cause, kind, ranks)
+    assert report.warnings == []
+    assert seconds < 1
+
+
+def test_json_dumps_give_the_same_answer(shared_traces: Path) -> None:
+    files = sorted((shared_traces / "diag/fr_gloo_torch214/hang").glob("fr_trace_*.json"))
+    report = read_hang([str(file) for file in files])
+    assert (report.verdict.kind, report.verdict.ranks) == ("host", [2])
+
+
+def test_without_the_guilty_rank_s_dump_it_is_the_first_suspect(shared_traces: Path) -> None:
+    folder = shared_traces / "diag/fr_gloo_torch214/hang"
+    report = read_hang([str(folder / f"_dump_{rank}") for rank in (0, 1, 3)])
+    assert report.verdict.ranks == [2]
+    assert report.missing_ranks == [2]
+
+
+def test_a_folder_without_dumps_is_said_to_have_none(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no flight recorder dump; set TORCH_FR_BUFFER_SIZE"):
+        read_hang([str(tmp_path)])
