@@ -12,6 +12,7 @@ from stepscope.agent.assembly import Parts
 from stepscope.agent.exporter import MetricsPage
 from stepscope.agent.source_state import SourceState
 from stepscope.agent.sources import GPUS, Sources
+from stepscope.agent.systemd import Systemd
 from stepscope.agent.web import Access, AgentServer, page_routes
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import MissingReason
@@ -30,18 +31,27 @@ def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) ->
     Raises:
         UsageError: the address, the socket or the token file cannot be had.
     """
-    sources, captures = parts.sources, parts.captures
+    sources, captures, systemd = parts.sources, parts.captures, Systemd()
     page = MetricsPage(sources.states, dcgm_names=parts.dcgm_names)
     with parts.training or nullcontext(), captures:
         access = Access(captures.token, parts.guard)
         scheme = "https" if parts.guard.context() else "http"
-        routes = (*page_routes(page, sources.states), *api_routes(sources.states, scheme=scheme), *captures.routes)
+        api = api_routes(sources.states, scheme=scheme, health=sources.health.report)
+        routes = (*page_routes(page, sources.states), *api, *captures.routes)
         server = AgentServer(parts.address, routes, access, parts.guard)
         with sources, server:
             say(f"{server.url}/metrics tells what is read")
             if wait_for_all(sources, stop):
-                say(what_is_read(sources.states()))
-            stop.wait()
+                line = what_is_read(sources.states())
+                say(line)
+                systemd.ready(line)
+            systemd.watch(lambda: (server.num_looks, _rounds(sources)), stop)
+            systemd.stopping()
+
+
+def _rounds(sources: Sources) -> int:
+    """Of the GPUs' source: it waits for no driver, so that it stands still only if the agent itself does."""
+    return sum(state.num_collections + state.num_errors for state in sources.states() if state.name == GPUS)
 
 
 def wait_for_all(sources: Sources, stop: threading.Event, *, seconds: float | None = None) -> bool:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stepscope.core.health import HealthReport
-
 NODE_SCHEMA = "stepscope.node/1"
 NODE_PATH = "/api/v1/node"
 
@@ -58,6 +56,50 @@ class NodeJob:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeHealth:
+    """How a device, or the machine beside its GPUs, is.
+
+    Attributes:
+        state: healthy, degraded, failed, unknown.
+        reason: one line; empty when healthy.
+        codes: of its open events, the worst first.
+        unchecked: codes of what could not be checked.
+    """
+
+    state: str
+    reason: str
+    codes: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """One episode of something being wrong; see `core.health.HealthEvent`.
+
+    Attributes:
+        code, labels, message, value, threshold, unit, first_ns, last_ns, ended_ns, count, since_start: of it.
+        severity: info, warning, critical.
+        action: what is to be done: "reset_gpu".
+        action_line: the same for people.
+    """
+
+    code: str
+    labels: dict[str, str]
+    severity: str
+    action: str
+    action_line: str
+    message: str
+    value: float | None
+    threshold: float | None
+    unit: str
+    first_ns: int
+    last_ns: int
+    ended_ns: int | None
+    count: int
+    since_start: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NodeDevice:
     """A GPU or MIG instance.
 
@@ -71,6 +113,7 @@ class NodeDevice:
         by_label: metrics with one further label: metric -> label's value -> value.
         missing: metrics that have no value -> reason, a `MissingReason`.
         jobs: who has it.
+        health: None where nobody judges it.
     """
 
     labels: dict[str, str]
@@ -82,6 +125,7 @@ class NodeDevice:
     by_label: dict[str, dict[str, float]]
     missing: dict[str, str]
     jobs: tuple[NodeJob, ...] = ()
+    health: NodeHealth | None = None
 
     @property
     def name(self) -> str:
@@ -122,7 +166,8 @@ class Node:
         sources: in the order of their trust.
         devices: GPUs and MIG instances, by index.
         findings: of the sources.
-        health: None where nobody watches it.
+        health: of the machine beside its GPUs; None where nobody judges it.
+        events: what is wrong now, the worst first, then what is over, the newest first.
         schema: of the document.
     """
 
@@ -132,5 +177,6 @@ class Node:
     sources: tuple[NodeSource, ...]
     devices: tuple[NodeDevice, ...]
     findings: tuple[NodeFinding, ...] = ()
-    health: HealthReport | None = None
+    health: NodeHealth | None = None
+    events: tuple[NodeEvent, ...] = ()
     schema: str = field(default=NODE_SCHEMA)

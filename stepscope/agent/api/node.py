@@ -9,9 +9,9 @@ from stepscope import __version__
 from stepscope.agent.exporter.page import NOT_SAMPLED, STALE_SECONDS
 from stepscope.agent.source_state import SourceState
 from stepscope.core.gpu_metrics import GPU
-from stepscope.core.health import HealthReport
+from stepscope.core.health import Health, HealthEvent, HealthReport
 from stepscope.core.jobs import Assignment, assignments_of, device_of
-from stepscope.core.node import Node, NodeDevice, NodeFinding, NodeJob, NodeSource
+from stepscope.core.node import Node, NodeDevice, NodeEvent, NodeFinding, NodeHealth, NodeJob, NodeSource
 from stepscope.core.readings import Collection, Labels, Missing, Reading
 
 _INFO = GPU + "info"
@@ -32,6 +32,10 @@ def node_of(states: Sequence[SourceState], now_ns: int, *, host: str, health: He
     fresh = [one for one in states if one.collected_ns is not None and now_ns - one.collected_ns < STALE_SECONDS * 1e9]
     for state in fresh:
         _gather(devices, state.collection)
+    if health is not None:
+        for one in health.gpus:
+            if (device := devices.get(dict(one.labels).get("uuid", ""))) is not None:
+                device.health = _health(one)
     return Node(
         host,
         __version__,
@@ -43,7 +47,8 @@ def node_of(states: Sequence[SourceState], now_ns: int, *, host: str, health: He
             for state in fresh
             for finding in state.collection.findings
         ),
-        health,
+        _health(health.machine) if health else None,
+        tuple(_event(event) for event in (*health.open_events, *health.ended_events)) if health else (),
     )
 
 
@@ -57,6 +62,7 @@ class _Device:
     by_label: dict[str, dict[str, float]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     jobs: list[NodeJob] = field(default_factory=list)
+    health: NodeHealth | None = None
 
     def order(self) -> tuple[int, str, str]:
         """By GPU, then by instance."""
@@ -99,6 +105,7 @@ class _Device:
             self.by_label,
             {metric: reason for metric, reason in self.missing.items() if metric not in known},
             tuple(self.jobs),
+            self.health,
         )
 
 
@@ -133,3 +140,26 @@ def _source(state: SourceState, now_ns: int) -> NodeSource:
     age = None if state.collected_ns is None else max(0.0, (now_ns - state.collected_ns) / 1e9)
     reason = state.reason.value if state.reason else ""
     return NodeSource(state.name, not reason, reason, state.detail, age, len(state.collection.readings))
+
+
+def _health(health: Health) -> NodeHealth:
+    return NodeHealth(health.state.value, health.reason, health.codes, health.unchecked)
+
+
+def _event(event: HealthEvent) -> NodeEvent:
+    return NodeEvent(
+        event.code,
+        dict(event.labels),
+        event.severity.value,
+        event.action.value,
+        event.action.line,
+        event.message,
+        event.value,
+        event.threshold,
+        event.unit,
+        event.first_ns,
+        event.last_ns,
+        event.ended_ns,
+        event.count,
+        event.since_start,
+    )

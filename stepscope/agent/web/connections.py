@@ -24,6 +24,7 @@ class ConnectionServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.num_looks = 0
         self._connections: dict[Any, float] = {}
         super().__init__(address, handler)
 
@@ -54,6 +55,7 @@ class ConnectionServer(ThreadingHTTPServer):
 
     def service_actions(self) -> None:
         """Now and then: end those that take too long."""
+        self.num_looks += 1
         self.cut(CONNECTION_SECONDS)
 
     def cut(self, seconds: float) -> None:

@@ -63,6 +63,11 @@ class AgentServer:
             target=self._server.serve_forever, args=(_LOOK_SECONDS,), name="stepscope-http", daemon=True
         )
 
+    @property
+    def num_looks(self) -> int:
+        """Times that it looked for new connections: it grows as long as any is taken."""
+        return self._server.num_looks
+
     def __enter__(self) -> AgentServer:
         self._thread.start()
         return self

@@ -15,8 +15,9 @@ from stepscope.agent.schedule import ScheduledSource
 from stepscope.agent.source_state import SourceState
 from stepscope.agent.web import Address, AgentServer
 from stepscope.core.gpu_metrics import GPU
+from stepscope.core.health import Action, Health, HealthEvent, HealthReport, HealthState, Severity
 from stepscope.core.jobs import Job, JobKind, job_facts, job_labels
-from stepscope.core.node import NODE_SCHEMA, Node
+from stepscope.core.node import NODE_SCHEMA, Node, NodeHealth
 from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of, with_labels
 
 _SECOND = 10**9
@@ -83,6 +84,20 @@ def test_jobs_are_with_their_device() -> None:
     (found,) = device.jobs
     assert (found.kind, found.id, found.name, found.user, found.team) == ("slurm", "42", "llama", "alice", "nlp")
     assert (found.share, found.pids) == ("exclusive", (99,))
+
+
+def test_health_is_with_its_device_and_what_is_wrong_is_told() -> None:
+    event = HealthEvent(
+        "row_remap_failed", _GPU, Severity.CRITICAL, Action.REPLACE, "no spare rows", 1.0, 0.0, "", 1, 2, None, 3, True
+    )
+    healths = (Health(_GPU, HealthState.FAILED, "no spare rows", ("row_remap_failed",), ()),)
+    report = HealthReport(5, Health((), HealthState.HEALTHY, "", (), ("fabric",)), healths, (event,), ())
+    node = node_of((_state(_reading("power_watts", 1.0)),), _NOW, host="n1", health=report)
+    assert node.devices[0].health == NodeHealth("failed", "no spare rows", ("row_remap_failed",))
+    assert node.health == NodeHealth("healthy", "", (), ("fabric",))
+    (told,) = node.events
+    assert (told.labels, told.severity, told.action, told.value) == (dict(_GPU), "critical", "replace", 1.0)
+    assert told.action_line == Action.REPLACE.line
 
 
 def test_sources_with_reason_and_age_and_no_old_values() -> None:

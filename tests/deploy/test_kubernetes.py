@@ -1,0 +1,72 @@
+"""Does Kubernetes' own client understand the manifests, every field of them?"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stepscope.agent.assembly import assembled
+from stepscope.agent.config import load
+from tests.deploy.conftest import DEPLOY, Run
+
+_FOLDER = DEPLOY / "kubernetes"
+
+
+@pytest.fixture(scope="module")
+def objects() -> dict[str, Any]:
+    """By kind."""
+    return {one["kind"]: one for one in yaml.safe_load_all((_FOLDER / "agent.yaml").read_text())}
+
+
+def test_its_objects_are_read_and_belong_together(objects: dict[str, Any], tmp_path: Path, run: Run) -> None:
+    for file in _FOLDER.glob("*.yaml"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "kustomization.yaml").write_text("resources: [agent.yaml, service-monitor.yaml]\n")
+    done = run("kubectl", "kustomize", tmp_path)
+    assert done.returncode == 0, done.stderr
+    kinds = {one["kind"] for one in yaml.safe_load_all(done.stdout)}
+    assert kinds == {*objects, "ServiceMonitor"}
+    name = {"app.kubernetes.io/name": "stepscope-agent"}
+    monitor = yaml.safe_load((_FOLDER / "service-monitor.yaml").read_text())
+    assert monitor["spec"]["selector"]["matchLabels"] == name
+    assert objects["DaemonSet"]["spec"]["template"]["metadata"]["labels"] == name
+    assert objects["Service"]["spec"]["selector"] == name
+
+
+def test_every_field_of_the_daemon_set_is_one(objects: dict[str, Any], tmp_path: Path, run: Run) -> None:
+    manifest = tmp_path / "daemonset.yaml"
+    manifest.write_text(yaml.safe_dump(objects["DaemonSet"]))
+    done = run("kubectl", "set", "env", "--local", "-f", manifest, "ANY=THING", "-o", "yaml", "--dry-run=client")
+    assert done.returncode == 0, done.stderr
+    assert not _lost(objects["DaemonSet"], yaml.safe_load(done.stdout)), "kubectl's types do not have these"
+
+
+def _lost(before: Any, after: Any, where: str = "") -> list[str]:
+    """What of a document is not in the other: typed reading drops what it does not know."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [lost for name, one in before.items() for lost in _lost(one, after.get(name), f"{where}.{name}")]
+    if isinstance(before, list) and isinstance(after, list):
+        return [lost for place, one in enumerate(before) for lost in _lost(one, after[place], f"{where}[{place}]")]
+    return [] if before == after else [where]
+
+
+def test_a_hanging_driver_restarts_no_pod(objects: dict[str, Any]) -> None:
+    spec = objects["DaemonSet"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    assert "privileged" not in container["securityContext"]
+    assert spec["terminationGracePeriodSeconds"] >= 20
+
+
+def test_the_agent_takes_its_settings(objects: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(objects["ConfigMap"]["data"]["agent.toml"])
+    (container,) = objects["DaemonSet"]["spec"]["template"]["spec"]["containers"]
+    assert str(assembled(load(file)).address.port) == str(container["ports"][0]["containerPort"])
+    for text in ((_FOLDER / "agent.yaml").read_text(), (DEPLOY / "container/Containerfile").read_text()):
+        assert not re.search(r"STEPSCOPE_AGENT__(?!WEB__)", text)

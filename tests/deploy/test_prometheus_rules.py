@@ -1,0 +1,59 @@
+"""Do the alerts fire when they should, on metrics that there are? By Prometheus' own tool."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from stepscope.agent.exporter.families import CATALOGUE
+from stepscope.core.health import Severity
+from stepscope.core.xids import XIDS
+from tests.deploy.conftest import DEPLOY, Run
+
+_FOLDER = DEPLOY / "prometheus"
+
+
+@pytest.fixture(scope="module")
+def alerts() -> dict[str, dict[str, Any]]:
+    """All rules by the alert's name."""
+    document = yaml.safe_load((_FOLDER / "rules.yml").read_text())
+    found = [rule for group in document["groups"] for rule in group["rules"]]
+    assert len({rule["alert"] for rule in found}) == len(found)
+    return {rule["alert"]: rule for rule in found}
+
+
+def test_prometheus_takes_them_and_each_fires_as_its_test_says(run: Run) -> None:
+    for arguments in (("check", "config", "prometheus.yml"), ("test", "rules", "rules_test.yml")):
+        done = run("promtool", *arguments, cwd=_FOLDER)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "SUCCESS" in done.stdout
+
+
+def test_each_alert_has_a_test_with_what_fires_and_what_does_not(alerts: dict[str, dict[str, Any]]) -> None:
+    tested = {}
+    for test in yaml.safe_load((_FOLDER / "rules_test.yml").read_text())["tests"]:
+        (expected,) = test["promql_expr_test"]
+        (name,) = re.findall(r'alertname="(\w+)",alertstate="firing"}$', expected["expr"])
+        assert name == test["name"]
+        assert 0 < len(expected["exp_samples"]) < len(test["input_series"])
+        tested[name] = expected["exp_samples"]
+    assert tested.keys() == alerts.keys()
+
+
+def test_they_ask_for_metrics_that_there_are_and_say_what_to_do(alerts: dict[str, dict[str, Any]]) -> None:
+    for name, rule in alerts.items():
+        assert set(re.findall(r"stepscope_\w+", rule["expr"])) <= CATALOGUE.keys(), name
+        assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+        assert rule["annotations"].keys() == {"summary", "description"}
+
+
+def test_xids_are_classed_as_the_catalogue_does(alerts: dict[str, dict[str, Any]]) -> None:
+    def numbers(severity: Severity) -> str:
+        return "|".join(str(number) for number, xid in sorted(XIDS.items()) if xid.severity is severity)
+
+    critical, info = numbers(Severity.CRITICAL), numbers(Severity.INFO)
+    assert f'{{xid=~"{critical}"}}' in alerts["StepscopeGpuXidCritical"]["expr"]
+    assert f'{{xid!~"{critical}",xid!~"{info}"}}' in alerts["StepscopeGpuXidWarning"]["expr"]

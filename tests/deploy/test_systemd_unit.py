@@ -1,0 +1,37 @@
+"""Does systemd understand the unit, and is it as locked up as an agent of GPUs can be?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.conftest import DEPLOY, Run
+
+_UNIT = DEPLOY / "systemd/stepscope-agent.service"
+
+
+@pytest.fixture
+def unit(tmp_path: Path) -> Path:
+    """The unit, of a program that is installed here."""
+    made = tmp_path / _UNIT.name
+    text = _UNIT.read_text()
+    assert "ExecStart=/opt/stepscope/bin/stepscope agent run --config" in text
+    made.write_text(text.replace("/opt/stepscope/bin/stepscope", "/bin/true"))
+    return made
+
+
+def test_systemd_understands_it(unit: Path, run: Run) -> None:
+    done = run("systemd-analyze", "verify", unit)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_what_is_locked_up_and_what_must_not_be(unit: Path, run: Run) -> None:
+    done = run("systemd-analyze", "security", "--offline=yes", "--threshold=40", unit)
+    assert done.returncode == 0, done.stdout.splitlines()[-1]
+    settings = [line.partition("=")[::2] for line in _UNIT.read_text().splitlines() if not line.startswith("#")]
+    told = dict(settings)
+    for hides in ("PrivateDevices", "ProtectProc", "ProcSubset", "PrivateNetwork", "PrivateUsers", "PrivateTmp"):
+        assert hides not in told, "it hides GPUs, processes or their files"
+    assert "AF_UNIX" in told["RestrictAddressFamilies"].split()
+    assert (told["Type"], told["KillMode"]) == ("notify", "mixed")
