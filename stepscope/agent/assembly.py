@@ -70,6 +70,7 @@ def sources_of(configuration: Configuration, training: TrainingServer | None = N
         dcgm_exporter=exporter,
         training=training,
         thresholds=settings.health,
+        jobs=settings.jobs.settings(),
     )
 
 

@@ -9,6 +9,7 @@ from stepscope.agent.config.health import Thresholds
 from stepscope.agent.gpu_sources import GpuSource, KernelLogSource
 from stepscope.agent.health import HealthSource
 from stepscope.agent.isolation import GpuProbes, Timing
+from stepscope.agent.jobs import JobSettings, job_sources
 from stepscope.agent.schedule import ScheduledSource
 from stepscope.agent.source_state import SourceState
 from stepscope.agent.training_link import TrainingServer, TrainingSource
@@ -37,6 +38,7 @@ class Sources:
         timing: Timing | None = None,
         *,
         dcgm_exporter: Endpoint | None = None,
+        jobs: JobSettings | None = None,
         environment: Mapping[str, str] | None = None,
         training: TrainingServer | None = None,
         thresholds: Thresholds | None = None,
@@ -45,6 +47,7 @@ class Sources:
         Args:
             timing: of the GPUs.
             dcgm_exporter: a page of dcgm-exporter to read beside.
+            jobs: how it is found out who uses the GPUs.
             environment: of the processes that read GPUs; the agent's own where none is given.
             training: who hears training processes; opened and closed by others.
             thresholds: of health.
@@ -61,11 +64,14 @@ class Sources:
             ScheduledSource("host", HostCollector(gpu_users=self._gpu_users), interval=host_interval),
             ScheduledSource("infiniband", InfinibandCollector(), interval=host_interval),
         ]
+        of_gpus = [self._gpus]
         if dcgm_exporter is not None:
             exporter = DcgmExporterCollector(dcgm_exporter)
-            self._sources.append(ScheduledSource("dcgm_exporter", exporter, interval=_DCGM_SECONDS))
+            of_gpus.append(ScheduledSource("dcgm_exporter", exporter, interval=_DCGM_SECONDS))
+            self._sources.append(of_gpus[-1])
         if training is not None:
             self._sources.append(ScheduledSource("training", TrainingSource(training), interval=timing.interval))
+        self._sources += job_sources(lambda: [source.state() for source in of_gpus], jobs or JobSettings())
         self.health = HealthSource(self._read_states, GPUS, thresholds=thresholds)
         health_interval = max(timing.interval, _HEALTH_SECONDS)
         self._derived = [ScheduledSource("health", self.health, interval=health_interval)]

@@ -113,7 +113,8 @@ def variable_of(path: str) -> str:
 
 def _unknown(name: str, known: Iterable[str], what: str, *, where: str) -> UsageError:
     known = list(known)
-    near = difflib.get_close_matches(name, known, 1, 0.5)
+    as_known = name.upper() if all(one.isupper() for one in known) else name
+    near = difflib.get_close_matches(as_known, known, 1, 0.5)
     if not near and "." in name:  # right key, wrong section
         near = [one for one in known if one.partition(".")[2] == name.partition(".")[2]]
     hint = f"is {near[0]} meant?" if near else f"known: {', '.join(known)}"

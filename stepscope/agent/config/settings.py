@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepscope.agent.config.health import Thresholds
+from stepscope.agent.config.jobs import Jobs
 from stepscope.agent.config.keys import Key, key, keys_of
 from stepscope.core.agent_messages import DEFAULT_SOCKET, MAX_CAPTURED_STEPS
 
@@ -94,6 +95,7 @@ class Settings:
     training: Training = Training()
     captures: Captures = Captures()
     health: Thresholds = Thresholds()  # noqa: RUF009 - it is frozen
+    jobs: Jobs = Jobs()  # noqa: RUF009
 
 
 KEYS: dict[str, Key] = keys_of(Settings)

@@ -139,7 +139,8 @@ def test_what_is_shown_is_a_file_that_says_the_same(listen: str, interval: float
 def test_each_setting_has_a_sentence_and_a_variable() -> None:
     for path, key in KEYS.items():
         assert key.help.endswith("."), path
-        text = str(key.default).lower() if key.type is bool else "" if key.type is tuple else str(key.default)
+        text = ",".join(key.default) if key.type is tuple else str(key.default)
+        text = text.lower() if key.type is bool else text
         assert load(environment={variable_of(path): text}).settings == Settings(), path
 
 

@@ -1,0 +1,184 @@
+"""Where does each device-second go? Wall time, each instant in one state and of one owner.
+
+A device that several jobs have is split evenly among them, so that all jobs together never get more than there is. A
+stretch without kernels is held back until it is known what it is: once it lasts for `idle_seconds` all of it was
+held_but_idle, and a shorter one was part of the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stepscope.core.jobs import JobKind, UseState
+from stepscope.core.readings import Labels
+
+GAP_SECONDS = 60.0
+"""Nobody looked for longer than that (the machine slept, the driver hung): the state in between is not known."""
+ENDED_SECONDS = 300.0
+"""Series of an ended job stay for so long, for the last scrape (NVIDIA/dcgm-exporter#140)."""
+_MOST_JOBS = 1000
+
+JobKey = tuple[JobKind, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A job has a device: whether its kernels ran lately; None: not known."""
+
+    job: JobKey
+    ran: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A device at one moment.
+
+    Attributes:
+        device: its labels.
+        holders: jobs that have it.
+        state: where nobody has it, or it does not answer; None: the jobs' activity tells.
+    """
+
+    device: Labels
+    holders: tuple[Held, ...] = ()
+    state: UseState | None = None
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """How a job's time on a device goes."""
+
+    waiting: float = 0.0
+    quiet_seconds: float = 0.0
+    has_run: bool = False
+    state: UseState = UseState.BUSY
+
+
+@dataclass(slots=True)
+class _JobTime:
+    ended: float | None = None
+    seconds: dict[tuple[str, UseState], float] = field(default_factory=dict)
+
+
+class UseLedger:
+    """Books time. Counters only rise, but for those of ended jobs, which go."""
+
+    def __init__(self, idle_seconds: float) -> None:
+        """
+        Args:
+            idle_seconds: length of a stretch without kernels from which it counts as idle.
+        """
+        self._idle_seconds = idle_seconds
+        self._last: float | None = None
+        self._stretches: dict[tuple[Labels, JobKey], _Stretch] = {}
+        self._devices: dict[Labels, dict[UseState, float]] = {}
+        self._jobs: dict[JobKey, _JobTime] = {}
+        self._states: dict[Labels, UseState] = {}
+
+    def observe(self, seen: Sequence[Seen], now: float) -> None:
+        """Book the time since the last call.
+
+        Args:
+            seen: all devices, each once. One that is no longer there is forgotten.
+            now: seconds, of a clock that only goes forward.
+        """
+        seconds = 0.0 if self._last is None else max(0.0, now - self._last)
+        self._last = now
+        held = {(one.device, holder.job) for one in seen for holder in one.holders}
+        for device, job in self._stretches.keys() - held:
+            self._settle(device, job)
+        for one in seen:
+            if seconds > GAP_SECONDS:
+                self._book(one, seconds, UseState.UNKNOWN)
+            self._observe(one, seconds if seconds <= GAP_SECONDS else 0.0)
+        there = {one.device for one in seen}
+        self._devices = {device: time for device, time in self._devices.items() if device in there}
+        self._states = {device: state for device, state in self._states.items() if device in there}
+        self._end_jobs({job for _, job in held}, now)
+
+    def device_seconds(self) -> dict[tuple[Labels, UseState], float]:
+        """Time of each device in each state, without stretches that are still open."""
+        return {(device, state): value for device, time in self._devices.items() for state, value in time.items()}
+
+    def job_seconds(self) -> dict[tuple[JobKey, str, UseState], float]:
+        """Time of each job on whole GPUs (profile "") and MIG instances of each profile."""
+        return {
+            (job, profile, state): value
+            for job, time in self._jobs.items()
+            for (profile, state), value in time.seconds.items()
+        }
+
+    def open_seconds(self) -> float:
+        """Time in stretches that are still open."""
+        return sum(stretch.waiting for stretch in self._stretches.values())
+
+    def states(self) -> dict[Labels, UseState]:
+        """What each device is used for now."""
+        return dict(self._states)
+
+    def _observe(self, one: Seen, seconds: float) -> None:
+        if one.state is not None or not one.holders:
+            state = one.state or UseState.FREE
+            self._book(one, seconds, state)
+            self._states[one.device] = state
+            return
+        share = seconds / len(one.holders)
+        states = [self._advance(one.device, holder, seconds, share) for holder in one.holders]
+        order = (UseState.BUSY, UseState.UNKNOWN, UseState.HELD_BUT_IDLE)
+        self._states[one.device] = next(state for state in order if state in states)
+
+    def _advance(self, device: Labels, holder: Held, seconds: float, share: float) -> UseState:
+        stretch = self._stretches.setdefault((device, holder.job), _Stretch())
+        if holder.ran is None:
+            self._add(device, holder.job, UseState.UNKNOWN, share)
+            stretch.state = UseState.UNKNOWN
+        elif holder.ran:
+            self._add(device, holder.job, UseState.BUSY, stretch.waiting + share)
+            stretch.waiting, stretch.quiet_seconds, stretch.has_run, stretch.state = 0.0, 0.0, True, UseState.BUSY
+        else:
+            stretch.waiting += share
+            stretch.quiet_seconds += seconds
+            is_idle = stretch.quiet_seconds >= self._idle_seconds
+            stretch.state = UseState.HELD_BUT_IDLE if is_idle else UseState.BUSY
+            if is_idle:
+                self._add(device, holder.job, UseState.HELD_BUT_IDLE, stretch.waiting)
+                stretch.waiting = 0.0
+        return stretch.state
+
+    def _settle(self, device: Labels, job: JobKey) -> None:
+        """The job has the device no more. A stretch that was still open was work, if it ever worked there."""
+        stretch = self._stretches.pop((device, job))
+        if stretch.waiting:
+            state = UseState.BUSY if stretch.has_run else UseState.HELD_BUT_IDLE
+            self._add(device, job, state, stretch.waiting)
+
+    def _book(self, one: Seen, seconds: float, state: UseState) -> None:
+        """The same state for all that have it."""
+        if not one.holders:
+            time = self._devices.setdefault(one.device, {})
+            time[state] = time.get(state, 0.0) + seconds
+        for holder in one.holders:
+            self._add(one.device, holder.job, state, seconds / len(one.holders))
+
+    def _add(self, device: Labels, job: JobKey, state: UseState, seconds: float) -> None:
+        of_device = self._devices.setdefault(device, {})
+        of_device[state] = of_device.get(state, 0.0) + seconds
+        of_job = self._jobs.setdefault(job, _JobTime()).seconds
+        key = _profile_of(device), state
+        of_job[key] = of_job.get(key, 0.0) + seconds
+
+    def _end_jobs(self, here: set[JobKey], now: float) -> None:
+        for job, time in self._jobs.items():
+            time.ended = None if job in here else time.ended if time.ended is not None else now
+        ended = sorted((time.ended, job) for job, time in self._jobs.items() if time.ended is not None)
+        num_over = len(self._jobs) - _MOST_JOBS
+        for position, (since, job) in enumerate(ended):
+            if now - since >= ENDED_SECONDS or position < num_over:
+                del self._jobs[job]
+
+
+def _profile_of(device: Labels) -> str:
+    """Of a MIG instance; several compute instances in one have none. Empty of a whole GPU."""
+    told = dict(device)
+    return told.get("mig_profile", "") or ("unknown" if "gpu_instance" in told else "")

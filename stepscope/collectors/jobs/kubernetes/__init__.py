@@ -1,0 +1,1 @@
+"""What do the kubelet and the Kubernetes API tell of the pods of this node?"""
