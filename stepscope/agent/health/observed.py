@@ -49,7 +49,7 @@ class ObservedGpu:
 
     Attributes:
         labels: which.
-        source: the first that tells of it.
+        source: the first that tells whether it answers, else the first that tells of it.
         values: by metric without its prefix, of the whole GPU.
         parts: those with further labels, by metric and the labels' values in the order of their names.
         up: whether it answers; None: not known.
@@ -142,8 +142,8 @@ class Observer:
         sample = Sample(reading.value, reading.time_ns, source)
         name = reading.metric.removeprefix(GPU)
         if name == "up":
-            if gpu.up is None and gpu.source == source:
-                gpu.up, gpu.reason = sample, further[0] if further else ""
+            if gpu.up is None:
+                gpu.up, gpu.source, gpu.reason = sample, source, further[0] if further else ""
         elif further:
             gpu.parts.setdefault(name, {}).setdefault(further, sample)
         else:

@@ -34,7 +34,7 @@ def patience_of(thresholds: Thresholds) -> dict[str, Patience]:
         "profiling_silent": Patience(0.0, 60.0),
         "busy_without_process": Patience(0.0, 60.0),
         # memory
-        "ecc_uncorrected": Patience(15.0, 0.0),  # an XID that says that it was contained comes first
+        "ecc_uncorrected": Patience(5.0, 0.0),  # an XID that says that it was contained comes first
         "ecc_corrected_rate": errors,
         "row_remap_failed": Patience(0.0, 0.0),
         "row_remap_pending": Patience(0.0, 0.0),

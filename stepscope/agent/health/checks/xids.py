@@ -4,8 +4,8 @@
 - 43 and 45 follow another XID; with one before or after them they are no event, however many there are
   (NVIDIA/NVSentinel#1748: 11,760 of a healthy node).
 - 48 with 63 or 64 beside it: the row is replaced at the reset, so drain first.
-- 13 and 31 are an application's fault, unless one GPU has them with one process after the other, more than any other of
-  the machine.
+- 13 and 31 are an application's fault, unless one GPU has them with one process after the other, and no other of the
+  machine half as often.
 - What needs a reset or more stays open until the GPU was reset: its count of energy began anew.
 """
 
@@ -26,6 +26,8 @@ _UNTIL_RESET = frozenset({Action.RESET_GPU, Action.DRAIN, Action.REBOOT, Action.
 _BEFORE_NS, _AFTER_NS = 60 * 10**9, 10 * 10**9
 """How long before and after a follower the error may come that it follows."""
 _ROW_XIDS = frozenset({63, 64})
+_PROCESSES_NS = 15 * 10**9
+"""A little more than the time between two looks for processes."""
 _MOST_REMEMBERED = 4096
 _MOST_FAULTS = 64
 
@@ -42,6 +44,7 @@ class _Gpu:
     open_until_reset: set[str] = field(default_factory=set)
     pids: frozenset[str] = frozenset()
     pids_before: frozenset[str] = frozenset()
+    pids_changed_ns: int = 0
     faults: deque[tuple[int, int, frozenset[str]]] = field(default_factory=lambda: deque(maxlen=_MOST_FAULTS))
 
     def num_victims(self, number: int) -> int:
@@ -84,7 +87,7 @@ class XidChecks:
                 yield from ((key, Sign(code, now_ns, Standing.OVER)) for code in sorted(gpu.open_until_reset))
                 gpu.open_until_reset.clear()
                 gpu.memory_xids.clear()
-            _note_processes(gpu, observed)
+            _note_processes(gpu, observed, now_ns)
             for number, count in _new_xids(gpu, observed):
                 yield from ((key, sign) for sign in self._comes(key, gpu, number, count, now_ns))
         yield from self._left_alone(now_ns)
@@ -106,7 +109,8 @@ class XidChecks:
         if number in MEMORY_XIDS:
             gpu.memory_xids.add(number)
         if number in REPEATABLE:
-            gpu.faults.append((now_ns, number, gpu.pids | gpu.pids_before))
+            has_just_changed = now_ns - gpu.pids_changed_ns < _PROCESSES_NS
+            gpu.faults.append((now_ns, number, gpu.pids | gpu.pids_before if has_just_changed else gpu.pids))
             yield from self._repeats(key, gpu, number, now_ns)
         yield self._sign(gpu, number, now_ns, count)
         if number == 48 or (number in _ROW_XIDS and "xid_48" in gpu.open_until_reset):
@@ -121,7 +125,7 @@ class XidChecks:
         while self._followers and now_ns - self._followers[0][0] >= _AFTER_NS:
             time_ns, key, number, count = self._followers.popleft()
             if not any(-_BEFORE_NS <= at - time_ns <= _AFTER_NS for at, _, _ in self._recent):
-                yield key, self._sign(self._gpus[key], number, time_ns, count)
+                yield key, self._sign(self._gpus[key], number, now_ns, count)
 
     def _sign(self, gpu: _Gpu, number: int, time_ns: int, count: int) -> Sign:
         xid = xid_of(number)
@@ -138,11 +142,11 @@ class XidChecks:
                 one.faults.popleft()
         victims, needed = gpu.num_victims(number), self._thresholds.repeats
         elsewhere = max((one.num_victims(number) for other, one in self._gpus.items() if other != key), default=0)
-        if victims >= needed and elsewhere < victims:
+        if victims >= needed and 2 * elsewhere < victims:
             gpu.open_until_quiet.add("xid_repeats")
             said = (
-                f"XID {number} with {victims} processes one after the other, and on no other GPU of this machine as "
-                "often: it may be the GPU"
+                f"XID {number} with {victims} processes one after the other, and on no other GPU of this machine "
+                "half as often: it may be the GPU"
             )
             evidence = Evidence(
                 Severity.WARNING, Action.RUN_DIAGNOSTICS, said, float(victims), float(needed), "processes"
@@ -159,11 +163,11 @@ def _was_reset(gpu: _Gpu, observed: ObservedGpu) -> bool:
     return before is not None and energy.source == before.source and energy.value < before.value
 
 
-def _note_processes(gpu: _Gpu, observed: ObservedGpu) -> None:
+def _note_processes(gpu: _Gpu, observed: ObservedGpu, now_ns: int) -> None:
     """Who holds the GPU, and held it before: a process that met an XID may be gone by the next look."""
     pids = frozenset(pid for _, pid in observed.parts.get("process_memory_bytes", {}))
     if pids != gpu.pids:
-        gpu.pids_before, gpu.pids = gpu.pids, pids
+        gpu.pids_before, gpu.pids, gpu.pids_changed_ns = gpu.pids, pids, now_ns
 
 
 def _new_xids(gpu: _Gpu, observed: ObservedGpu) -> list[tuple[int, int]]:

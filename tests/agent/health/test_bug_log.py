@@ -1,0 +1,239 @@
+"""What went wrong in other monitors, by the report: does the right thing happen here?"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.core.health import Action, HealthState, Severity
+from stepscope.core.readings import Finding, Missing, MissingReason
+from tests.agent.health.machines import LABELS, Machine, codes_of
+
+
+def _hang(machine: Machine, gpu: int = 0) -> None:
+    machine.gpus[gpu] = {"up{reason=timed_out}": 0.0}
+
+
+def test_gpu_monitoring_tools_46_a_gpu_that_hangs_is_an_event_and_not_a_healthy_one() -> None:
+    machine = Machine(2)
+    machine.look()
+    _hang(machine)
+    machine.look()
+    assert machine.health().state is HealthState.UNKNOWN  # for now
+    machine.looks(4)
+    assert machine.health().state is HealthState.FAILED
+    assert machine.health(1).state is HealthState.HEALTHY
+
+
+def test_nvsentinel_1576_a_driver_that_hangs_for_ever_is_one_event() -> None:
+    machine = Machine()
+    machine.look()
+    _hang(machine)
+    machine.looks(5000)
+    assert codes_of(machine.changes) == ["gpu_hung"]
+    assert "a call of its driver does not return" in machine.open()[0].message
+
+
+def test_nvsentinel_1748_corrected_errors_at_a_high_rate_are_said_also_when_reading_stalls() -> None:
+    machine = Machine()
+    machine.set({"ecc_corrected_errors_total": 9.6e9})
+    machine.look()
+    machine.grow("ecc_corrected_errors_total", 17_657.0 * 45, times=4, seconds=45)
+    (event,) = machine.open()
+    assert (event.code, event.severity) == ("ecc_corrected_rate", Severity.CRITICAL)
+    assert event.value == pytest.approx(17_657)
+    _hang(machine)
+    machine.looks(10)
+    assert machine.codes() == ["gpu_hung", "ecc_corrected_rate"]  # why it hangs stays known
+
+
+def test_nvsentinel_1748_45_in_masses_takes_no_node_out_of_service() -> None:
+    machine = Machine(4)
+    machine.look()
+    for _ in range(120):
+        for gpu in machine.gpus:
+            machine.gpus[gpu]["xid_errors_total{xid=45}"] = machine.gpus[gpu].get("xid_errors_total{xid=45}", 0) + 98
+        machine.look()
+    assert len(machine.changes) == 4
+    assert {machine.health(gpu).state for gpu in machine.gpus} == {HealthState.HEALTHY}
+
+
+def test_gpud_117_a_gpu_that_hangs_after_a_45() -> None:
+    machine = Machine()
+    machine.look()
+    machine.set({"xid_errors_total{xid=45}": 1.0})
+    machine.look()
+    machine.gpus[0] = {"up{reason=timed_out}": 0.0, "xid_errors_total{xid=45}": 1.0}
+    machine.looks(6)
+    assert machine.codes() == ["gpu_hung", "xid_45"]
+
+
+def test_nvitop_139_a_gpu_whose_reading_ends_the_process() -> None:
+    machine = Machine(2)
+    machine.look()
+    machine.gpus[0] = {"up{reason=failed}": 0.0}
+    machine.missing.append(Missing("", LABELS, MissingReason.FAILED, "reading it ended the process"))
+    machine.looks(5)
+    assert machine.codes() == ["gpu_unreadable"]
+    assert machine.open()[0].message == "the GPU cannot be read: reading it ended the process"
+    assert machine.health(1).state is HealthState.HEALTHY
+
+
+def test_nvgpu_6_one_lost_gpu_leaves_the_others_healthy() -> None:
+    machine = Machine(8)
+    machine.look()
+    machine.gpus[3] = {"up{reason=gone}": 0.0}
+    machine.looks(3)
+    assert [machine.health(gpu).state is HealthState.HEALTHY for gpu in range(8)] == [gpu != 3 for gpu in range(8)]
+
+
+def test_gpud_604_a_lost_gpu_is_called_lost_whatever_call_found_out() -> None:
+    machine = Machine()
+    machine.gpus[0] = {"up{reason=gone}": 0.0}
+    detail = "the GPU is lost: it fell off the bus (Xid 79); drain the node and reboot; it answered last 7 s ago"
+    machine.missing.append(Missing("", LABELS, MissingReason.GONE, detail))
+    machine.looks(3)
+    (event,) = machine.open()
+    assert event.message == "the GPU is lost: it fell off the bus (Xid 79); drain the node and reboot"
+
+
+def test_nvsentinel_155_off_the_bus_without_an_xid_is_the_same_event_as_with_one() -> None:
+    machine = Machine()
+    machine.look()
+    machine.gpus[0] = {"up{reason=gone}": 0.0}
+    machine.looks(2)
+    machine.set({"xid_errors_total{xid=79}": 1.0})  # the kernel log's text, told as the XID that it stands for
+    machine.looks(5)
+    assert codes_of(machine.changes) == ["gpu_lost"]
+
+
+@pytest.mark.parametrize("report", ["nvidia_gpu_exporter_63", "nvtop_95", "pai_5452"])
+def test_a_version_mismatch_is_said_with_what_to_do(report: str) -> None:
+    machine = Machine(0)
+    detail = "the driver's library and kernel module are of different versions: reboot, or reload the module"
+    machine.missing.append(Missing("", (), MissingReason.VERSION_MISMATCH, detail))
+    machine.looks(2)
+    (event,) = machine.open()
+    assert (event.code, event.action) == ("driver_mismatch", Action.RELOAD_DRIVER), report
+    assert machine.machine().state is HealthState.FAILED
+
+
+def test_dcgm_exporter_662_and_dcgm_303_counters_that_are_silent() -> None:
+    machine = Machine()
+    machine.findings.append(Finding("profiling_silent", "all profiling counters are 0", LABELS, 5))
+    machine.looks(3)
+    assert machine.health().state is HealthState.DEGRADED
+    assert machine.open()[0].action is Action.RESTART_COLLECTOR
+
+
+def test_dcgm_exporter_500_the_same_xid_twice_is_two_and_an_old_one_is_no_event() -> None:
+    machine = Machine()
+    machine.set({"xid_last": 31.0})  # for ever, as DCGM has it
+    machine.looks(20)
+    assert not machine.changes
+    machine.set({"xid_errors_total{xid=94}": 1.0})
+    machine.look()
+    machine.set({"xid_errors_total{xid=94}": 2.0})
+    machine.look()
+    assert machine.open()[0].count == 2
+
+
+def test_gpu_monitoring_tools_188_old_values_served_as_new_prove_nothing() -> None:
+    machine = Machine()
+    machine.set({"temperature_margin_celsius": 5.0})
+    machine.looks(3)
+    for _ in range(20):
+        assert not machine.look(is_stale=True)
+    assert machine.health().state is HealthState.UNKNOWN
+    assert machine.health().reason == "no source tells anything new of it"
+
+
+def test_an_old_value_that_is_bad_begins_no_event() -> None:
+    machine = Machine()
+    machine.set({"temperature_margin_celsius": -5.0})
+    machine.look()
+    for _ in range(20):
+        assert not machine.look(1, is_stale=True)  # one sample, repeated
+
+
+def test_go_dcgm_38_a_gpu_that_nobody_tells_of_any_more_is_unknown() -> None:
+    machine = Machine(2)
+    machine.looks(3)
+    del machine.gpus[1]
+    machine.looks(10)
+    assert machine.health(1).state is HealthState.UNKNOWN
+    assert machine.health(0).state is HealthState.HEALTHY
+
+
+def test_nvsentinel_889_a_fabric_manager_that_does_not_run_is_seen_within_minutes() -> None:
+    machine = Machine()
+    machine.set({"fabric_state{state=not_started}": 1.0, "fabric_state{state=completed}": 0.0})
+    machine.looks(14)
+    assert machine.codes() == ["fabric_state"]
+    assert "is the fabric manager running?" in machine.open()[0].message
+
+
+def test_eks_node_monitoring_agent_141_a_machine_without_that_service_misses_none() -> None:
+    machine = Machine()
+    machine.set({"fabric_state{state=completed}": 1.0, "fabric_state{state=not_started}": 0.0})  # GB200: no service
+    assert not machine.looks(100)
+
+
+def test_lium_io_1140_a_ghost_that_is_busy_without_a_process() -> None:
+    machine = Machine()
+    machine.findings.append(Finding("busy_without_process", "100 % utilisation, no process", LABELS, 5))
+    machine.looks(3)
+    assert [(one.code, one.action) for one in machine.open()] == [("busy_without_process", Action.RESET_GPU)]
+
+
+def test_a_page_without_values_for_a_check_says_what_is_not_checked() -> None:
+    machine = Machine(source="dcgm_exporter")  # the default page has neither ECC nor links
+    machine.set({"row_remap_failed": 0.0, "power_watts": 125.0})
+    machine.looks(5)
+    health = machine.health()
+    assert health.state is HealthState.HEALTHY
+    assert {"ecc_uncorrected", "ecc_corrected_rate", "pcie_replays", "nvlink_crc_errors"} <= set(health.unchecked)
+    assert "row_remap_failed" not in health.unchecked
+
+
+_HEALTHY = {
+    **dict.fromkeys(("ecc_uncorrected_errors_total", "row_remap_failed", "row_remap_pending"), 0.0),
+    "ecc_corrected_errors_total": 7.0,
+    "remapped_rows_uncorrected_total": 4.0,
+    "pcie_replays_total": 12.0,
+    "nvlink_crc_flit_errors_total": 3.0,
+    "nvlink_replay_errors_total": 2.0,
+    "nvlink_recoveries_total": 1.0,
+    "nvlink_effective_bit_error_ratio": 0.0,
+    "temperature_margin_celsius": 30.0,
+    "energy_joules_total": 9.0,
+    "thermal_violation_seconds_total": 50.0,
+    "throttle_reason{reason=software_power_cap}": 1.0,
+    "throttle_reason{reason=hardware_slowdown}": 0.0,
+    "recovery_action{action=none}": 1.0,
+    "fabric_state{state=completed}": 1.0,
+    "nvlink_up{link=0}": 1.0,
+}
+_COUNTERS = [name for name in _HEALTHY if name.endswith("_total")]
+
+
+@given(st.lists(st.tuples(st.integers(1, 200), st.booleans()), max_size=40))
+def test_a_healthy_gpu_has_no_event_however_it_is_looked_at(looks: list[tuple[int, bool]]) -> None:
+    machine = Machine()
+    machine.set(_HEALTHY)
+    for seconds, is_stale in [(1, False), *looks]:
+        assert not machine.look(seconds, is_stale=is_stale)
+
+
+@given(st.lists(st.tuples(st.sampled_from(_COUNTERS), st.integers(1, 60)), max_size=40))
+def test_a_driver_that_is_reloaded_makes_no_errors(resets: list[tuple[str, int]]) -> None:
+    """Counters that begin anew with what they had at first."""
+    machine = Machine()
+    machine.set(_HEALTHY)
+    machine.look()
+    for name, seconds in resets:
+        if name != "ecc_uncorrected_errors_total":
+            machine.set({name: 0.0})
+            machine.look(seconds)
+    assert not machine.changes

@@ -1,0 +1,166 @@
+"""One event an episode, whatever flaps: by hand, and for any run of samples."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.agent.health.episodes import MOST_ENDED, Episodes
+from stepscope.agent.health.patience import Patience
+from stepscope.agent.health.signs import Evidence, Sign, Standing, bad, good
+from stepscope.core.health import Action, HealthEvent, Severity
+from stepscope.core.readings import labels_of
+from tests.agent.health.machines import SECOND
+
+_LABELS = labels_of(gpu=0, uuid="GPU-0")
+
+
+def _evidence(value: float = 2.0, severity: Severity = Severity.WARNING) -> Evidence:
+    return Evidence(severity, Action.REBOOT, f"it is {value}", value, 1.0, "errors")
+
+
+class _Run:
+    def __init__(self, enter: float, leave: float, gap: float = 60.0) -> None:
+        self.episodes = Episodes(lambda _: Patience(enter, leave), gap_seconds=gap)
+        self.changes: list[HealthEvent] = []
+
+    def bad(self, at: float, evidence: Evidence | None = None) -> None:
+        self._take(bad("code", int(at * SECOND), evidence or _evidence()))
+
+    def good(self, at: float) -> None:
+        self._take(good("code", int(at * SECOND)))
+
+    def between(self, at: float) -> None:
+        self._take(Sign("code", int(at * SECOND), Standing.BETWEEN))
+
+    def _take(self, sign: Sign) -> None:
+        event = self.episodes.observe("GPU-0", _LABELS, sign)
+        if event is not None:
+            self.changes.append(event)
+
+
+def test_it_begins_when_it_has_been_bad_for_long_enough() -> None:
+    run = _Run(enter=30, leave=60)
+    run.good(0)
+    for at in (10, 20, 30):
+        run.bad(at)
+    assert not run.changes
+    run.bad(40)
+    (event,) = run.changes
+    assert (event.first_ns, event.last_ns, event.count) == (10 * SECOND, 40 * SECOND, 4)
+    assert (event.ended_ns, event.since_start) == (None, False)
+
+
+def test_it_is_over_when_all_has_been_well_for_long_enough() -> None:
+    run = _Run(enter=0, leave=60)
+    run.bad(0)
+    for at in (10, 30, 60):
+        run.good(at)
+    assert len(run.changes) == 1
+    run.good(70)
+    began, ended = run.changes
+    assert began.since_start
+    assert (ended.last_ns, ended.ended_ns) == (0, 10 * SECOND)
+    assert not run.episodes.open_events()
+    assert list(run.episodes.ended) == [ended]
+
+
+def test_what_flaps_is_one_event() -> None:
+    run = _Run(enter=0, leave=60)
+    for at in range(0, 1000, 20):
+        run.bad(at)
+        run.good(at + 10)
+    assert len(run.changes) == 1
+    assert run.episodes.open_events()[0][1].count == 50
+
+
+def test_a_good_sample_begins_the_wait_anew() -> None:
+    run = _Run(enter=30, leave=60)
+    for at in range(0, 300, 30):
+        run.bad(at)
+        run.bad(at + 10)
+        run.good(at + 20)
+    assert not run.changes
+
+
+def test_between_the_thresholds_nothing_begins_and_nothing_ends() -> None:
+    run = _Run(enter=0, leave=20)
+    run.between(0)
+    run.bad(10)
+    for at in range(20, 200, 10):
+        run.between(at)
+    assert len(run.changes) == 1
+    assert run.episodes.open_events()
+
+
+def test_samples_far_apart_prove_nothing_of_the_time_between() -> None:
+    run = _Run(enter=30, leave=60)
+    for at in (0, 100, 200, 300):
+        run.bad(at)
+    assert not run.changes
+    run.bad(330)
+    assert len(run.changes) == 1
+    for at in (400, 500, 600):
+        run.good(at)
+    assert run.episodes.open_events()
+
+
+def test_the_same_sample_again_counts_for_nothing() -> None:
+    run = _Run(enter=0, leave=60)
+    run.bad(5)
+    run.bad(5)
+    assert run.episodes.open_events()[0][1].count == 1
+
+
+def test_the_worst_of_an_episode_stays() -> None:
+    run = _Run(enter=0, leave=60)
+    run.bad(0, _evidence(50.0))
+    run.bad(10, _evidence(200.0, Severity.CRITICAL))
+    run.bad(20, _evidence(70.0))
+    run.bad(30, _evidence(150.0, Severity.CRITICAL))
+    (event,) = (event for _, event in run.episodes.open_events())
+    assert (event.severity, event.value, event.message) == (Severity.CRITICAL, 200.0, "it is 200.0")
+    assert len(run.changes) == 1
+
+
+def test_ended_events_are_kept_up_to_a_number() -> None:
+    run = _Run(enter=0, leave=0)
+    for at in range(MOST_ENDED + 50):
+        run.bad(2 * at)
+        run.good(2 * at + 1)
+    assert len(run.episodes.ended) == MOST_ENDED
+    assert run.episodes.ended[-1].first_ns == 2 * (MOST_ENDED + 49) * SECOND
+    assert run.episodes.totals == {(_LABELS, "code"): MOST_ENDED + 50}
+
+
+_SIGNS = st.lists(st.tuples(st.sampled_from(["bad", "good", "between", "over"]), st.integers(-40, 100)), max_size=80)
+
+
+@given(_SIGNS, st.integers(0, 60), st.integers(0, 60))
+def test_whatever_comes_one_is_open_at_most_and_none_ends_before_it_began(
+    signs: list[tuple[str, int]], enter: int, leave: int
+) -> None:
+    run, now = _Run(enter, leave), 1000
+    for kind, seconds in signs:
+        now += seconds  # clocks are set back, too
+        if kind == "over":
+            run._take(Sign("code", now * SECOND, Standing.OVER))
+        else:
+            getattr(run, kind)(now)
+        opened = run.episodes.open_events()
+        assert len(opened) <= 1
+        for event in (*run.changes, *(event for _, event in opened)):
+            assert event.first_ns <= event.last_ns
+            assert event.ended_ns is None or event.last_ns <= event.ended_ns
+            assert event.count >= 1
+    kinds = [event.ended_ns is None for event in run.changes]
+    assert kinds == [index % 2 == 0 for index in range(len(kinds))]  # begin, end, begin, end
+
+
+@given(st.lists(st.integers(1, 100), max_size=50), st.integers(0, 60), st.integers(0, 60))
+def test_good_samples_make_no_event(gaps: list[int], enter: int, leave: int) -> None:
+    run, now = _Run(enter, leave), 0
+    for gap in gaps:
+        now += gap
+        run.good(now)
+    assert not run.changes

@@ -1,0 +1,157 @@
+"""Is health on the page, in the log and in the report? Also end to end, on the fake driver."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stepscope.agent.config.health import Thresholds
+from stepscope.agent.exporter import MetricsPage
+from stepscope.agent.gpu_sources import KernelLogSource
+from stepscope.agent.health import HealthSource
+from stepscope.agent.isolation import GpuProbes, Timing
+from stepscope.agent.source_state import SourceState
+from stepscope.agent.sources import GPUS, Sources
+from stepscope.collectors.kernel_log import KernelLog
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.health import HealthState
+from stepscope.core.readings import Collection, Reading, labels_of, with_labels
+from tests.agent.health.machines import LABELS, SECOND, START
+from tests.collectors.fake_nvml import profiles
+from tests.collectors.fake_nvml.library import FakeNvml
+
+_QUICK = Timing(interval=0.1, seldom=0.2, deadline=1.0, start_deadline=20, look=2.0, slow=0.3, grace=2)
+_LOGGER = "stepscope.agent.health.source"
+
+
+class _Gpu:
+    """One GPU whose memory margin is set by the test."""
+
+    def __init__(self) -> None:
+        self.now_ns = START
+        self.margin = 30.0
+        self.source = HealthSource(self.states, GPUS, wall_clock_ns=lambda: self.now_ns)
+
+    def states(self) -> tuple[SourceState, ...]:
+        values = {"up": 1.0, "temperature_margin_celsius": self.margin}
+        readings = tuple(Reading(GPU + name, value, LABELS, self.now_ns) for name, value in values.items())
+        return (SourceState(GPUS, Collection(readings), self.now_ns),)
+
+    def look(self, times: int = 1) -> Collection:
+        for _ in range(times):
+            self.now_ns += 10 * SECOND
+            collection = self.source.collect()
+        return collection
+
+
+def _values(collection: Collection, metric: str) -> dict[tuple[tuple[str, str], ...], float]:
+    return {one.labels: one.value for one in collection.readings if one.metric == metric}
+
+
+def test_an_event_is_on_the_page_while_it_is_open_and_its_begin_and_end_are_one_line_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gpu = _Gpu()
+    assert gpu.source.report().machine.state is HealthState.UNKNOWN
+    assert gpu.source.events() == ()
+    with caplog.at_level(logging.WARNING, _LOGGER):
+        gpu.look(3)
+        gpu.margin = -2.0
+        during = gpu.look(20)
+        gpu.margin = 30.0
+        after = gpu.look(20)
+    event = {"code": "temperature_margin", "action": "check_thermals", "severity": "warning"}
+    assert _values(during, GPU + "health_event") == {with_labels(LABELS, **event): 1.0}
+    assert _values(during, GPU + "health") == {
+        with_labels(LABELS, state=state): float(state == "degraded")
+        for state in ("healthy", "degraded", "failed", "unknown")
+    }
+    assert _values(after, GPU + "health_event") == {}
+    assert _values(after, GPU + "health_events_total") == {with_labels(LABELS, code="temperature_margin"): 1.0}
+    assert [record.getMessage() for record in caplog.records] == [
+        "GPU 0 (GPU-0): temperature_margin, warning: -2 degrees are left up to the temperature at which it slows down; "
+        "look at fans, air or water flow, and the temperature of the room",
+        "GPU 0 (GPU-0): temperature_margin is over after 200 s, seen 20 times",
+    ]
+    (ended,) = gpu.source.events()
+    assert ended.ended_ns is not None
+    assert gpu.source.report().ended_events == (ended,)
+
+
+def test_every_reading_of_health_is_of_the_catalogue() -> None:
+    gpu = _Gpu()
+    gpu.margin = -2.0
+    collection = gpu.look(5)
+    state = SourceState("health", collection, gpu.now_ns)
+    page = MetricsPage(lambda: (state,), wall_clock_ns=lambda: gpu.now_ns)
+    text = page.encoded()[0].decode()
+    assert "readings_dropped" not in text
+    assert 'stepscope_gpu_health{gpu="0",state="degraded",uuid="GPU-0"} 1.0\n' in text
+    assert 'stepscope_host_health{state="healthy"} 1.0\n' in text
+    assert "sample_age_seconds" not in text  # health is made anew of values that may be old
+
+
+def test_sxids_of_the_kernel_log_are_counted(tmp_path: Path) -> None:
+    log_file = tmp_path / "kmsg"
+    log_file.touch()
+    with KernelLog(log_file) as kernel_log:
+        source = KernelLogSource(kernel_log, GpuProbes())
+        with log_file.open("a") as stream:
+            stream.write("4,1,1000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20001, Non-fatal, Link 36 TLC\n")
+        source.collect()
+        with log_file.open("a") as stream:
+            stream.write("4,2,2000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20001, Non-fatal, Link 37 TLC\n")
+        source.collect()
+        with log_file.open("a") as stream:
+            stream.write("4,3,3000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 37 LTSSM\n")
+        counts = {one.labels: one.value for one in source.collect().readings}
+    switch = "00000000:C1:00.0"
+    assert counts == {
+        labels_of(pci_bus_id=switch, sxid=20001, severity="nonfatal"): 2.0,
+        labels_of(pci_bus_id=switch, sxid=20034, severity="fatal"): 1.0,
+    }
+
+
+def _until(health: HealthSource, is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        health.collect()
+        if is_so():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"never so: {health.report()}")
+
+
+def test_xid_ecc_error_and_a_lost_gpu_end_to_end(machine: FakeNvml) -> None:
+    for index in range(3):
+        machine.add(profiles.h100(index))
+    machine.write()
+    with Sources(_QUICK, environment=machine.environment()) as sources:
+        health = HealthSource(sources.states, GPUS, thresholds=Thresholds(hung_seconds=0.5))
+
+        def states() -> list[str]:
+            return [one.state.value for one in health.report().gpus]
+
+        def codes(gpu: int) -> set[str]:
+            return {event.code for event in health.events() if ("gpu", str(gpu)) in event.labels}
+
+        _until(health, lambda: states() == ["healthy"] * 3)
+        assert health.report().machine.state is HealthState.HEALTHY
+        machine.set(0, xids=2, xid__0=94, xid__1=45)
+        machine.set(1, ecc__1__0=2)
+        machine.set(2, xids=1, xid__0=79, lost=1)
+        machine.write()
+        _until(health, lambda: states() == ["degraded", "failed", "failed"])
+        _until(health, lambda: codes(2) == {"gpu_lost"})
+        assert codes(0) == {"xid_94"}  # the 45 follows it
+        assert codes(1) == {"ecc_uncorrected"}
+        (lost,) = (event for event in health.report().open_events if event.code == "gpu_lost")
+        assert lost.message.startswith(("the GPU is lost", "XID 79"))
+        machine.set(1, ecc__1__0=0)  # the driver was reloaded
+        machine.set(0, energy_mj=5, hang="nvmlDeviceGetPowerUsage")
+        machine.write()
+        _until(health, lambda: "gpu_hung" in codes(0) and states()[1] == "healthy")
