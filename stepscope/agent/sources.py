@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from stepscope.agent.config.health import Thresholds
+from stepscope.agent.fleet import FleetSource
 from stepscope.agent.gpu_sources import GpuSource, KernelLogSource
 from stepscope.agent.health import HealthSource
 from stepscope.agent.isolation import GpuProbes, Timing
@@ -74,7 +75,11 @@ class Sources:
         self._sources += job_sources(lambda: [source.state() for source in of_gpus], jobs or JobSettings())
         self.health = HealthSource(self._read_states, GPUS, thresholds=thresholds)
         health_interval = max(timing.interval, _HEALTH_SECONDS)
-        self._derived = [ScheduledSource("health", self.health, interval=health_interval)]
+        self.fleet = FleetSource(self.states)
+        self._derived = [
+            ScheduledSource("health", self.health, interval=health_interval),
+            ScheduledSource("fleet_class", self.fleet, interval=timing.interval),
+        ]
         self._open = ExitStack()
 
     def __enter__(self) -> Sources:

@@ -79,6 +79,13 @@ class Reason(StrEnum):
     DEVICE = "device"
     DESYNC = "desync"
     MISSING_RANK = "missing_rank"
+    # idle
+    HELD = "held"
+    # throttled
+    HEAT = "heat"
+    POWER_CAP = "power_cap"
+    HARDWARE_SLOWDOWN = "hardware_slowdown"
+    CLOCK_SETTING = "clock_setting"
 
 
 HEALTHY_CAUSES = frozenset({Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND})

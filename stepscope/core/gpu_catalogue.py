@@ -8,6 +8,7 @@ most sheets print.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 
@@ -89,3 +90,27 @@ ROWS: tuple[Row, ...] = (
 
 OTHER_CARDS = ("laptop", "max-q", "mobile", "4090 d", "5090 d", "mig ")
 """Words in the names of slower cards that are called like one of the rows, and of slices of a card."""
+
+BOARD_WATTS: tuple[tuple[str, float], ...] = (
+    ("GB300", 1400), ("GB200", 1200), ("B300", 1400), ("B200", 1000), ("GH200", 900), ("H200 NVL", 600), ("H200", 700),
+    ("H100 NVL", 400), ("H100 PCIe", 350), ("H100", 700), ("H800 PCIe", 350), ("H800", 700), ("H20", 400),
+    ("A100-SXM4", 400), ("A100 80GB PCIe", 300), ("A100-PCIE", 250), ("A800-SXM4", 400), ("A800 80GB PCIe", 300),
+    ("A40", 300), ("A30", 165), ("A10G", 300), ("A10", 150), ("L40S", 350), ("L40", 300), ("L20", 275), ("L4", 72),
+    ("T4", 70), ("RTX 5090", 575), ("RTX 4090", 450), ("RTX 3090", 350), ("RTX A6000", 300), ("RTX 6000 Ada", 300),
+    ("RTX 2080 Ti", 250), ("V100S", 250), ("V100-PCIE", 250), ("V100-DGXS", 300), ("V100", 300),
+)  # fmt: skip
+"""Power that the data sheet allows a board, by words of the driver's device name, the most particular first. The limit
+that the driver enforces may be lower; a dcgm-exporter's default page does not have it."""
+
+
+def board_power_watts(device_name: str) -> float | None:
+    """The data sheet's power limit of a device, None where it is not in the table."""
+    name = device_name.lower()
+    if any(word in name for word in OTHER_CARDS):
+        return None
+    return next((watts for words, watts in BOARD_WATTS if is_called(words, name)), None)
+
+
+def is_called(words: str, device_name: str) -> bool:
+    """Whether a device's name has these words, whole: A100 is no A10."""
+    return re.search(rf"(?<![a-z0-9]){re.escape(words.lower())}(?![a-z0-9])", device_name.lower()) is not None

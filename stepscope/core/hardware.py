@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from stepscope.core.gpu_catalogue import OTHER_CARDS, ROWS, Row
+from stepscope.core.gpu_catalogue import OTHER_CARDS, ROWS, Row, is_called
 
 _AS_FLOAT32 = ("tfloat32", "bfloat16")
 """Where the matrix units do not know these types (before Ampere), products run on the vector units as float32."""
@@ -71,7 +70,6 @@ def find_gpu(device_name: str | None) -> GpuModel | None:
     if any(word in name for word in OTHER_CARDS):
         return None
     for model in GPU_MODELS:
-        # whole words: A100 is no A10
-        if re.search(rf"(?<![a-z0-9]){re.escape(model.name.lower())}(?![a-z0-9])", name):
+        if is_called(model.name, name):
             return model
     return None

@@ -139,7 +139,8 @@ def test_the_check_tells_of_each_gpu_what_is_had_and_what_not(machine: FakeNvml)
     machine.add(profiles.h100(0))
     machine.write()
     found = check_machine(Sources(_QUICK, environment=machine.environment()), samples_seconds=1.0)
-    assert [source.name for source in found.sources] == ["nvml", "kernel_log", "host", "infiniband", "jobs", "health"]
+    named = [source.name for source in found.sources]
+    assert named == ["nvml", "kernel_log", "host", "infiniband", "jobs", "health", "fleet_class"]
     of_machine, of_gpu = found.capabilities
     assert of_machine.labels == ()
     assert "stepscope_host_cpus" in of_machine.collected

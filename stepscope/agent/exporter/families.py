@@ -17,6 +17,7 @@ from prometheus_client.utils import floatToGoString
 
 from stepscope.core.agent_metrics import AGENT_METRICS
 from stepscope.core.fabric_metrics import FABRIC_METRICS
+from stepscope.core.fleet_metrics import FLEET_METRICS
 from stepscope.core.gpu_metrics import GPU_METRICS
 from stepscope.core.health_metrics import HEALTH_METRICS
 from stepscope.core.host_metrics import HOST_METRICS
@@ -31,6 +32,7 @@ CATALOGUE: dict[str, Metric] = {
         *AGENT_METRICS,
         *GPU_METRICS,
         *JOB_METRICS,
+        *FLEET_METRICS,
         *TRAINING_METRICS,
         *FABRIC_METRICS,
         *HOST_METRICS,

@@ -1,0 +1,5 @@
+"""What do GPUs and jobs spend their time on, by their counters alone?"""
+
+from stepscope.agent.fleet.source import FleetSource, JobClass
+
+__all__ = ["FleetSource", "JobClass"]

@@ -1,0 +1,160 @@
+"""What do this machine's GPUs and jobs spend their time on? Asked every few seconds, of the last minute."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from stepscope.agent.fleet.history import KEPT_SECONDS, GpuHistory
+from stepscope.agent.fleet.host_use import HostHistory
+from stepscope.agent.fleet.sampling import told_of_gpus
+from stepscope.agent.source_state import SourceState
+from stepscope.core.causes import Cause
+from stepscope.core.fleet_class import FLEET_CAUSES, FleetClass
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.job_metrics import JOB
+from stepscope.core.jobs import Job, assignments_of, job_labels
+from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, with_labels
+from stepscope.workflow.fleet_class import class_of_job, classify
+
+_log = logging.getLogger(__name__)
+
+WINDOW_SECONDS = 60.0
+_EVERY_SECONDS = 10.0
+_SHORTEST_SECONDS = 10.0
+_GONE_SECONDS = 60.0
+_SPENT = ("computing", "waiting", "copying", "empty")
+_JOB_CAUSES = (*FLEET_CAUSES, Cause.STRAGGLER)
+
+
+@dataclass(frozen=True, slots=True)
+class JobClass:
+    """A job and what its devices on this machine spent their time on."""
+
+    job: Job
+    devices: tuple[Labels, ...]
+    told: FleetClass
+
+
+class FleetSource:
+    """Keeps minutes of samples, and says what the newest minute of them means. A `Collector`."""
+
+    def __init__(
+        self,
+        states: Callable[[], Sequence[SourceState]],
+        *,
+        window_seconds: float = WINDOW_SECONDS,
+        every_seconds: float = _EVERY_SECONDS,
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """
+        Args:
+            states: all sources of the agent.
+            window_seconds: of a class.
+            every_seconds: from one class to the next; samples are taken at each call.
+            wall_clock_ns: now, ns since the epoch.
+        """
+        self._states = states
+        self._window_seconds = window_seconds
+        self._every_seconds = every_seconds
+        self._wall_clock_ns = wall_clock_ns
+        self._gpus: dict[Labels, GpuHistory] = {}
+        self._host = HostHistory()
+        self._classes: dict[Labels, FleetClass] = {}
+        self._jobs: tuple[JobClass, ...] = ()
+        self._collection = Collection()
+        self._told_ns: int | None = None
+
+    def collect(self) -> Collection:
+        """Take a sample of each GPU; what it says stays until the next look."""
+        states, now_ns = self._states(), self._wall_clock_ns()
+        self._host.observe(states)
+        for labels, told in told_of_gpus(states).items():
+            self._gpus.setdefault(labels, GpuHistory()).add(told)
+        for labels, history in list(self._gpus.items()):
+            if now_ns - history.newest_ns > _GONE_SECONDS * 1e9:
+                del self._gpus[labels]
+        if self._told_ns is None or now_ns - self._told_ns >= self._every_seconds * 1e9:
+            self._told_ns = now_ns
+            self._judge(states, now_ns)
+        return self._collection
+
+    def classes(self) -> dict[Labels, FleetClass]:
+        """The newest class of each GPU and MIG instance, with its evidence."""
+        return dict(self._classes)
+
+    def job_classes(self) -> tuple[JobClass, ...]:
+        """The newest class of each job."""
+        return self._jobs
+
+    def _judge(self, states: Sequence[SourceState], now_ns: int) -> None:
+        classes: dict[Labels, FleetClass] = {}
+        missing = []
+        for labels, history in self._gpus.items():
+            told = self._class_of(labels, history)
+            if told is None:
+                detail = f"it takes {_SHORTEST_SECONDS:.0f} s of samples"
+                missing.append(Missing(GPU + "class", labels, MissingReason.NOT_YET, detail))
+            else:
+                classes[labels] = told
+        self._say(classes)
+        self._jobs = _job_classes(states, classes)
+        self._classes = classes
+        readings = [reading for labels, told in classes.items() for reading in _readings(labels, told, now_ns)]
+        readings += [reading for job in self._jobs for reading in _job_readings(job, now_ns)]
+        findings = tuple(
+            Finding("hang", told.summary, labels, now_ns)
+            for labels, told in classes.items()
+            if told.cause is Cause.HANG
+        )
+        self._collection = Collection(tuple(readings), tuple(missing), findings)
+
+    def _class_of(self, labels: Labels, history: GpuHistory) -> FleetClass | None:
+        samples = history.last(self._window_seconds)
+        if not samples or samples[-1].time_ns - samples[0].time_ns < 0.9 * _SHORTEST_SECONDS * 1e9:
+            return None
+        host = self._host.use_of(dict(labels).get("uuid", ""), self._window_seconds)
+        told = classify(samples, history.facts, host)
+        if told.cause is Cause.HANG:  # the longer it hangs, the surer it is
+            longer = classify(history.last(KEPT_SECONDS), history.facts, host)
+            return longer if longer.cause is Cause.HANG else told
+        return told
+
+    def _say(self, classes: dict[Labels, FleetClass]) -> None:
+        """One line when a GPU begins to hang."""
+        for labels, told in classes.items():
+            before = self._classes.get(labels)
+            if told.cause is Cause.HANG and (before is None or before.cause is not Cause.HANG):
+                about = dict(labels)
+                _log.warning("GPU %s (%s) seems to hang: %s", about.get("gpu", "?"), about.get("uuid"), told.summary)
+
+
+def _job_classes(states: Sequence[SourceState], classes: dict[Labels, FleetClass]) -> tuple[JobClass, ...]:
+    by_uuid = {dict(labels).get("uuid"): (labels, told) for labels, told in classes.items()}
+    jobs: dict[tuple[str, str], tuple[Job, dict[Labels, FleetClass]]] = {}
+    for state in states:
+        for assignment in assignments_of(state.collection):
+            found = by_uuid.get(assignment.uuid)
+            if found is not None:
+                _, devices = jobs.setdefault((assignment.job.kind, assignment.job.id), (assignment.job, {}))
+                devices[found[0]] = found[1]
+    return tuple(JobClass(job, tuple(devices), class_of_job(list(devices.values()))) for job, devices in jobs.values())
+
+
+def _readings(labels: Labels, told: FleetClass, now_ns: int) -> Iterator[Reading]:
+    for cause in FLEET_CAUSES:
+        yield Reading(GPU + "class", float(cause is told.cause), with_labels(labels, cause=cause.value), now_ns)
+    yield Reading(GPU + "class_confidence_ratio", told.confidence, labels, now_ns)
+    for spent in _SPENT:
+        share = getattr(told.shares, spent, None)
+        if share is not None:
+            yield Reading(GPU + "time_ratio", share, with_labels(labels, spent=spent), now_ns)
+
+
+def _job_readings(about: JobClass, now_ns: int) -> Iterator[Reading]:
+    labels = job_labels(about.job)
+    for cause in _JOB_CAUSES:
+        yield Reading(JOB + "class", float(cause is about.told.cause), with_labels(labels, cause=cause.value), now_ns)
+    yield Reading(JOB + "class_confidence_ratio", about.told.confidence, labels, now_ns)

@@ -1,0 +1,55 @@
+"""Does a GPU hang: a kernel that polls for ever, at 100 % utilisation, without power, arithmetic or bytes?"""
+
+from __future__ import annotations
+
+from stepscope.analyzer.fleet.limits import Limits
+from stepscope.analyzer.fleet.shares import spins
+from stepscope.analyzer.fleet.window import Window
+from stepscope.core.analysis import Evidence
+
+_ALWAYS = 0.99
+_LONG = 5
+"""Times the least, after which there is no doubt."""
+
+
+def hang_evidence(window: Window, limits: Limits) -> tuple[float, list[Evidence]] | None:
+    """Confidence and evidence; None where it does not hang or nobody can tell.
+
+    A collective whose peers never come keeps its kernel on the GPU. All that is known must agree: kernels all the time,
+    power low and flat, no bytes over links, no tensor or memory activity where these are counted.
+    """
+    if window.seconds < limits.hang_seconds or window.is_held is False:
+        return None
+    counted = all(sample.engine is not None and sample.tensor is not None for sample in window.samples)
+    if counted:
+        if not all(spins(sample, limits) for sample in window.samples):
+            return None
+    elif any(value < _ALWAYS for value in _utilizations(window)) or not _utilizations(window):
+        return None
+    powers = [sample.power_watts for sample in window.samples if sample.power_watts is not None]
+    limit = window.facts.power_limit_watts
+    if not limit or not powers or window.power is None or window.power >= limits.high_power:
+        return None
+    spread = (max(powers) - min(powers)) / limit
+    if spread > limits.hang_spread or (window.mean.link_bytes or 0.0) >= limits.link_traffic:
+        return None
+    if not counted and (window.mean.memory_busy or 0.0) > limits.idle_busy:
+        return None
+    evidence = [
+        Evidence("busy_ratio", window.busy or 0.0, "ratio", _ALWAYS),
+        Evidence("power_of_limit_ratio", window.power, "ratio", limits.high_power),
+        Evidence("power_spread_of_limit_ratio", spread, "ratio", limits.hang_spread),
+        Evidence("seconds", window.seconds, "seconds", limits.hang_seconds),
+    ]
+    if counted:
+        evidence.append(Evidence("tensor_active_ratio", window.mean.tensor or 0.0, "ratio", limits.spin_activity))
+    if window.mean.link_bytes is not None:
+        evidence.append(
+            Evidence("nvlink_bytes_per_second", window.mean.link_bytes, "bytes_per_second", limits.link_traffic)
+        )
+    lasting = min(1.0, window.seconds / (_LONG * limits.hang_seconds))
+    return (0.9 if counted else 0.6) * (0.6 + 0.4 * lasting), evidence
+
+
+def _utilizations(window: Window) -> list[float]:
+    return [sample.utilization for sample in window.samples if sample.utilization is not None]

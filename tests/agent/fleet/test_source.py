@@ -1,0 +1,147 @@
+"""Does the agent say what its GPUs and jobs spend their time on, and go on saying it right?"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from stepscope.agent.exporter import MetricsPage
+from stepscope.agent.fleet import FleetSource
+from stepscope.agent.source_state import SourceState
+from stepscope.core.causes import Cause
+from stepscope.core.fleet_class import FLEET_CAUSES, Counters
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.job_metrics import JOB
+from stepscope.core.jobs import Job, JobKind, job_labels
+from stepscope.core.readings import Collection, Labels, MissingReason, Reading, with_labels
+from tests.agent.fleet.states import COMPUTING, GPU0, GPU1, SECOND, SPINNING, WAITING, of_gpu, state
+
+
+class _Machine:
+    """Two GPUs and a clock."""
+
+    def __init__(self) -> None:
+        self.second = 0
+        self.gpus: dict[Labels, dict[str, float]] = {GPU0: COMPUTING, GPU1: COMPUTING}
+        self.others: list[SourceState] = []
+        self.source = FleetSource(self.states, wall_clock_ns=lambda: self.second * SECOND)
+
+    def states(self) -> list[SourceState]:
+        time_ns = self.second * SECOND
+        readings = [one for labels, values in self.gpus.items() for one in of_gpu(labels, values, time_ns)]
+        return [state("nvml", readings, time_ns), *self.others]
+
+    def run(self, seconds: int) -> Collection:
+        for _ in range(seconds):
+            self.second += 1
+            collection = self.source.collect()
+        return collection
+
+
+def _cause(collection: Collection, labels: Labels) -> list[str]:
+    return [
+        dict(one.labels)["cause"]
+        for one in collection.readings
+        if one.metric == GPU + "class" and one.value == 1 and set(labels) <= set(one.labels)
+    ]
+
+
+def test_a_class_comes_after_ten_seconds_and_follows_the_gpu() -> None:
+    machine = _Machine()
+    early = machine.run(5)
+    assert not early.readings
+    machine.run(25)
+    collection = machine.run(1)
+    assert _cause(collection, GPU0) == _cause(collection, GPU1) == ["compute_bound"]
+    assert sum(one.metric == GPU + "class" for one in collection.readings) == 2 * len(FLEET_CAUSES)
+    machine.gpus[GPU0] = WAITING
+    collection = machine.run(70)
+    assert (_cause(collection, GPU0), _cause(collection, GPU1)) == (["communication"], ["compute_bound"])
+    told = machine.source.classes()[GPU0]
+    assert told.counters is Counters.SM
+    assert {one.metric for one in told.evidence} >= {"waiting_ratio", "nvlink_bytes_per_second"}
+
+
+def test_it_says_why_there_is_no_class_yet() -> None:
+    machine = _Machine()
+    machine.run(1)
+    (one, _) = machine.run(1).missing
+    assert (one.metric, one.reason) == (GPU + "class", MissingReason.NOT_YET)
+
+
+def test_a_hang_is_found_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    machine = _Machine()
+    machine.gpus = {GPU0: SPINNING}
+    with caplog.at_level(logging.WARNING):
+        collection = machine.run(75)
+        assert _cause(collection, GPU0) == ["hang"]
+        first = machine.source.classes()[GPU0].confidence
+        collection = machine.run(250)
+    assert [one.code for one in collection.findings] == ["hang"]
+    assert machine.source.classes()[GPU0].confidence > first
+    assert len(caplog.records) == 1
+    machine.gpus = {GPU0: COMPUTING}
+    assert machine.run(80).findings == ()
+
+
+def test_a_page_without_profiling_counters_is_never_idle_by_that() -> None:
+    """Facts 0.3 and bug log 18: 125 W and no PROF fields, called idle with 0.00 by another tool."""
+    machine = _Machine()
+    machine.gpus = {GPU0: {"power_watts": 125.0, "memory_used_bytes": 60e9}}
+    assert _cause(machine.run(70), GPU0) == ["insufficient_evidence"]
+    machine.gpus = {GPU0: {"power_watts": 610.0, "utilization_ratio": 0.98, "memory_bandwidth_busy_ratio": 0.4}}
+    assert _cause(machine.run(70), GPU0) == ["compute_bound"]
+
+
+def test_silent_counters_are_seen_through() -> None:
+    """Bug log 17."""
+    machine = _Machine()
+    machine.gpus = {GPU0: {name: 0.0 if "active" in name else value for name, value in COMPUTING.items()}}
+    machine.run(70)
+    told = machine.source.classes()[GPU0]
+    assert told.cause is Cause.COMPUTE_BOUND
+    assert "profiling_silent" in {one.metric for one in told.evidence}
+
+
+def test_a_gpu_that_is_gone_has_no_class() -> None:
+    machine = _Machine()
+    machine.run(30)
+    del machine.gpus[GPU1]
+    collection = machine.run(75)
+    assert _cause(collection, GPU0) == ["compute_bound"]
+    assert _cause(collection, GPU1) == []
+
+
+def test_a_job_has_the_cause_of_the_gpu_that_is_waited_for() -> None:
+    machine = _Machine()
+    machine.gpus = {GPU0: WAITING, GPU1: COMPUTING}
+    job = job_labels(Job(JobKind.SLURM, "42"))
+    info = [
+        Reading(
+            GPU + "job_info", 1, with_labels(gpu, **dict(job), share="exclusive", source="process", step="0"), SECOND
+        )
+        for gpu in (GPU0, GPU1)
+    ]
+    machine.others = [state("jobs", info, SECOND)]
+    collection = machine.run(70)
+    (told,) = machine.source.job_classes()
+    assert (told.job.id, told.told.cause, len(told.devices)) == ("42", Cause.STRAGGLER, 2)
+    named = [one for one in collection.readings if one.metric == JOB + "class" and one.value == 1]
+    assert [dict(one.labels)["cause"] for one in named] == ["straggler"]
+    now_ns = machine.second * SECOND
+    page = MetricsPage(lambda: [state("fleet_class", list(collection.readings), now_ns)], wall_clock_ns=lambda: now_ns)
+    text = page.encoded()[0].decode()
+    assert 'stepscope_job_class{cause="straggler",job_id="42",job_kind="slurm"} 1.0' in text
+    assert 'reason="unknown_metric"' not in text
+
+
+def test_what_the_agent_loads_for_it_is_light() -> None:
+    code = (
+        "import sys, stepscope.agent.fleet; "
+        "print([name for name in ('numpy', 'pandas', 'msgspec', 'duckdb', 'torch') if name in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"

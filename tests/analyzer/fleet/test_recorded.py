@@ -1,0 +1,67 @@
+"""Is what two H100s did under real training told right, also by poorer sources?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fleet_class_recordings import MODES
+from benchmarks.labelled_windows import Labelled, projected, read_windows, write_windows
+from stepscope.analyzer.fleet import classify
+from stepscope.core.causes import Cause
+from stepscope.core.fleet_class import Counters
+
+_WINDOWS = read_windows(Path(__file__).with_name("h100x2.jsonl"))
+_HOST_OR_LOADER = ("pp_many", 1)
+"""Large kernels, yet the host is late: without figures of the host it looks like a loader (docs/fleet-class.md)."""
+
+
+def _outcomes(mode: str) -> dict[tuple[str, int], Cause]:
+    windows = [projected(window, MODES[mode]) for window in _WINDOWS]
+    return {(one.run, one.gpu): classify(one.samples, one.facts, one.host).cause for one in windows}
+
+
+@pytest.mark.parametrize("mode", ["GPM", "default dcgm-exporter page"])
+def test_all_but_one_are_right(mode: str) -> None:
+    told = _outcomes(mode)
+    wrong = [(one.run, one.gpu) for one in _WINDOWS if told[one.run, one.gpu] not in one.right]
+    assert wrong == [_HOST_OR_LOADER]
+    assert told[_HOST_OR_LOADER] is Cause.DATA_LOADING
+
+
+def test_without_any_figure_of_links_waiting_is_unknown_and_the_rest_as_before() -> None:
+    told = _outcomes("the same without NVLink")
+    for window in _WINDOWS:
+        here = told[window.run, window.gpu]
+        unknown = window.right == {Cause.COMMUNICATION}
+        assert here is Cause.INSUFFICIENT_EVIDENCE if unknown else here in window.right or window.run == "pp_many"
+
+
+def test_power_says_nothing_of_windows_that_short() -> None:
+    told = _outcomes("NVML without profiling counters")
+    assert {one.run for one in _WINDOWS if told[one.run, one.gpu] in one.right} == {"ckpt_stall"}
+    assert all(
+        told[one.run, one.gpu] in one.right or told[one.run, one.gpu] is Cause.INSUFFICIENT_EVIDENCE for one in _WINDOWS
+    )
+
+
+def test_shares_of_time_agree_with_the_trace() -> None:
+    for window in _WINDOWS:
+        told = classify(window.samples, window.facts)
+        assert told.counters is Counters.SM
+        shares = told.shares
+        assert shares is not None
+        assert shares.computing == pytest.approx(window.spent["compute"], abs=0.1)
+        assert shares.waiting == pytest.approx(window.spent["exposed_comm"], abs=0.12)
+        assert shares.empty + shares.copying == pytest.approx(window.spent["idle"] + window.spent["copy"], abs=0.17)
+
+
+def test_a_window_is_written_and_read_again(tmp_path: Path) -> None:
+    write_windows(tmp_path / "windows.jsonl", _WINDOWS)
+    assert _same(read_windows(tmp_path / "windows.jsonl"), _WINDOWS)
+
+
+def _same(these: Sequence[Labelled], those: Sequence[Labelled]) -> bool:
+    return list(these) == list(those)
