@@ -1,0 +1,167 @@
+"""Does a real Prometheus find, scrape and understand a real agent, over TLS with a password, also while a GPU hangs?
+
+The agent reads the fake driver. All that deploy/ asks of Prometheus, rules and board, is asked of it here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import bcrypt
+import pytest
+import yaml
+
+from tests.agent.web.certificates import self_signed
+from tests.collectors.fake_nvml import profiles
+from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
+from tests.deploy.conftest import DEPLOY
+from tests.deploy.test_grafana_board import queries
+
+_PATIENCE = 60.0
+
+
+@pytest.fixture
+def machine(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> FakeNvml:
+    """A machine with two GPUs."""
+    fake = FakeNvml(build_fake_nvml(tmp_path_factory.getbasetemp() / "fake_nvml"), tmp_path / "nvml.conf")
+    for index in range(2):
+        fake.add(profiles.h100(index))
+    fake.write()
+    return fake
+
+
+@contextmanager
+def _process(command: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+class _Prometheus:
+    def __init__(self, port: int) -> None:
+        self._base = f"http://127.0.0.1:{port}/api/v1/"
+
+    def ask(self, what: str, **parameters: str) -> Any:
+        url = f"{self._base}{what}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return json.load(answer)["data"]
+
+    def query(self, query: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.ask("query", query=query)["result"]
+        return found
+
+    def until(self, query: str, is_so: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        end = time.monotonic() + _PATIENCE
+        while time.monotonic() < end:
+            try:
+                found = self.query(query)
+            except OSError:  # it has only begun
+                pass
+            else:
+                if is_so(found):
+                    return found
+            time.sleep(0.2)
+        raise AssertionError(f"{query} never became so: {found}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _web_config(folder: Path) -> Path:
+    self_signed(folder, "server")
+    file = folder / "web.yml"
+    users = {"prometheus": bcrypt.hashpw(b"secret", bcrypt.gensalt(6)).decode()}
+    tls = {"cert_file": "server.crt", "key_file": "server.key"}
+    file.write_text(yaml.safe_dump({"tls_server_config": tls, "basic_auth_users": users}))
+    return file
+
+
+def _scrape_config(folder: Path, agent: str) -> Path:
+    access = {
+        "tls_config": {"ca_file": str(folder / "server.crt")},
+        "basic_auth": {"username": "prometheus", "password": "secret"},
+    }
+    job = {"job_name": "stepscope", **access, "http_sd_configs": [{"url": f"{agent}/sd", **access}]}
+    document = {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(DEPLOY / "prometheus/rules.yml")],
+        "scrape_configs": [job],
+    }
+    file = folder / "prometheus.yml"
+    file.write_text(yaml.safe_dump(document))
+    return file
+
+
+def test_a_real_prometheus_and_systemd_s_socket(machine: FakeNvml, tmp_path: Path) -> None:
+    prometheus = shutil.which("prometheus")
+    if prometheus is None:
+        pytest.skip("prometheus is not installed")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(_PATIENCE)
+        told = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "4000000"}
+        settings = {"STEPSCOPE_AGENT__WEB__CONFIG_FILE": str(_web_config(tmp_path))}
+        settings |= {"STEPSCOPE_AGENT__STATE__DIRECTORY": str(tmp_path), "STEPSCOPE_AGENT__TRAINING__SOCKET": ""}
+        command = [sys.executable, "-m", "stepscope", "agent", "run", "--listen", "127.0.0.1:0"]
+        with _process(command, {**machine.environment(), **settings, **told}) as agent:
+            assert agent.stderr is not None
+            url = agent.stderr.readline().split()[2].removesuffix("/metrics")
+            assert url.startswith("https://")
+            assert systemd.recv(1000).startswith(b"READY=1\nSTATUS=reads 2 GPUs and ")
+            port = _free_port()
+            command = [prometheus, f"--config.file={_scrape_config(tmp_path, url)}", "--log.level=error"]
+            command += [f"--web.listen-address=127.0.0.1:{port}", f"--storage.tsdb.path={tmp_path / 'data'}"]
+            with _process(command, dict(os.environ)) as server:
+                _ask_everything(_Prometheus(port), machine)
+                server.send_signal(signal.SIGTERM)
+                server.wait(_PATIENCE)
+            assert systemd.recv(1000) == b"WATCHDOG=1"
+            agent.send_signal(signal.SIGTERM)
+            assert agent.wait(_PATIENCE) == 0
+        while (last := systemd.recv(1000)) == b"WATCHDOG=1":
+            pass
+        assert last == b"STOPPING=1"
+
+
+def _ask_everything(prometheus: _Prometheus, machine: FakeNvml) -> None:
+    found = prometheus.until("stepscope_gpu_power_watts", lambda found: len(found) == 2)
+    assert {one["metric"]["gpu"] for one in found} == {"0", "1"}
+    assert all(one["metric"]["job"] == "stepscope" for one in found)
+    # PromQL over what the catalogue promises: a counter, a ratio, a join with what the GPU is
+    prometheus.until("rate(stepscope_gpu_energy_joules_total[30s])", lambda found: len(found) == 2)
+    (share,) = prometheus.query("avg(stepscope_gpu_memory_used_bytes / stepscope_gpu_memory_total_bytes)")
+    assert 0 <= float(share["value"][1]) <= 1
+    named = prometheus.query("stepscope_gpu_up * on (instance, uuid) group_left (name) stepscope_gpu_info")
+    assert {one["metric"]["name"] for one in named} == {"NVIDIA H100 80GB HBM3"}
+
+    with_values = [query for query in queries() if prometheus.query(query)]  # each is understood
+    assert len(with_values) > 15
+    machine.set(1, hang="any")
+    machine.write()
+    (silent,) = prometheus.until("stepscope_gpu_up == 0", lambda found: bool(found))
+    assert (silent["metric"]["gpu"], silent["metric"]["reason"]) == ("1", "timed_out")
+    assert [one["value"][1] for one in prometheus.query('min_over_time(up{job="stepscope"}[1m])')] == ["1"]
+    (waiting,) = prometheus.until('ALERTS{alertname="StepscopeGpuHangs"}', lambda found: bool(found))
+    assert waiting["metric"]["alertstate"] == "pending"
+    rules = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
+    assert len(rules) > 25
+    assert {rule["name"]: rule.get("lastError") for rule in rules if rule.get("lastError")} == {}
