@@ -1,48 +1,89 @@
-"""How do gates read to a CI server? JUnit XML: one test case a gate; undecided and unmeasured ones are skipped."""
+"""How do gates and checks read to a CI server? JUnit XML: one test case each; what was not decided is skipped."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from xml.etree import ElementTree as Xml
 
-from stepscope.core.comparison import Comparison, Gate, GateOutcome
+from stepscope.core.comparison import Comparison, GateOutcome
+from stepscope.core.preflight import CheckResult, Outcome, Preflight
+from stepscope.core.words import number_runs
 
 _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One test case; the texts are why it failed, or was skipped."""
+
+    name: str
+    failure: str | None = None
+    skipped: str | None = None
+
+
 def gates_as_junit(comparison: Comparison) -> bytes:
     """The gates as one JUnit document; without gates it holds none."""
-    gates = comparison.gates
-    undecided = (GateOutcome.INCONCLUSIVE, GateOutcome.NOT_MEASURED)
+    cases = [
+        _Case(
+            gate.text,
+            failure=gate.summary if gate.outcome is GateOutcome.FAILED else None,
+            skipped=gate.summary if gate.outcome in (GateOutcome.INCONCLUSIVE, GateOutcome.NOT_MEASURED) else None,
+        )
+        for gate in comparison.gates
+    ]
+    notes = [notice.message for notice in (*comparison.findings, *comparison.warnings)]
+    return _document("compare", "regression", cases, "\n".join([comparison.summary, *notes]))
+
+
+def checks_as_junit(preflight: Preflight) -> bytes:
+    """The checks as one JUnit document; warnings pass, and are in its output."""
+    cases = [
+        _Case(
+            f"{check.check} {who_of(check)}".rstrip(),
+            failure=check.detail if check.outcome is Outcome.FAIL else None,
+            skipped=check.detail if check.outcome is Outcome.SKIPPED else None,
+        )
+        for check in preflight.checks
+    ]
+    warned = [
+        f"{check.check} {who_of(check)}: {check.detail}" for check in preflight.checks if check.outcome is Outcome.WARN
+    ]
+    return _document(
+        "preflight", "unfit", cases, "\n".join([*warned, *(notice.message for notice in preflight.warnings)])
+    )
+
+
+def who_of(check: CheckResult) -> str:
+    """Of which GPUs a check is: "gpu 3", "gpu 0 to 1", "gpu 0-7"."""
+    if check.check == "peer_copy" and len(check.gpus) == 2:
+        return f"gpu {check.gpus[0]} to {check.gpus[1]}"
+    return f"gpu {number_runs(sorted(check.gpus), dash='-')}" if check.gpus else ""
+
+
+def _document(name: str, kind: str, cases: Sequence[_Case], output: str) -> bytes:
     suite = Xml.Element(
         "testsuite",
-        name="stepscope compare",
-        tests=str(len(gates)),
-        failures=str(sum(gate.outcome is GateOutcome.FAILED for gate in gates)),
+        name=f"stepscope {name}",
+        tests=str(len(cases)),
+        failures=str(sum(case.failure is not None for case in cases)),
         errors="0",
-        skipped=str(sum(gate.outcome in undecided for gate in gates)),
+        skipped=str(sum(case.skipped is not None for case in cases)),
     )
-    for gate in gates:
-        suite.append(_test_case(gate))
-    Xml.SubElement(suite, "system-out").text = _legal("\n".join([comparison.summary, *_notes(comparison)]))
+    for case in cases:
+        element = Xml.SubElement(suite, "testcase", classname=f"stepscope.{name}", name=_legal(case.name), time="0")
+        if case.failure is not None:
+            text = _legal(case.failure)
+            Xml.SubElement(element, "failure", message=text, type=kind).text = text
+        elif case.skipped is not None:
+            Xml.SubElement(element, "skipped", message=_legal(case.skipped))
+    Xml.SubElement(suite, "system-out").text = _legal(output)
     suites = Xml.Element("testsuites")
     suites.append(suite)
     Xml.indent(suites)
     content: bytes = Xml.tostring(suites, encoding="utf-8", xml_declaration=True)
     return content + b"\n"
-
-
-def _test_case(gate: Gate) -> Xml.Element:
-    case = Xml.Element("testcase", classname="stepscope.compare", name=_legal(gate.text), time="0")
-    if gate.outcome is GateOutcome.FAILED:
-        Xml.SubElement(case, "failure", message=_legal(gate.summary), type="regression").text = _legal(gate.summary)
-    elif gate.outcome is not GateOutcome.PASSED:
-        Xml.SubElement(case, "skipped", message=_legal(gate.summary))
-    return case
-
-
-def _notes(comparison: Comparison) -> list[str]:
-    return [notice.message for notice in (*comparison.findings, *comparison.warnings)]
 
 
 def _legal(text: str) -> str:

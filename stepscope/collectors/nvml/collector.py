@@ -123,6 +123,17 @@ class NvmlCollector:
         """Whether a GPU that was swept answered to the end."""
         return key in self._gpus
 
+    def nvlink_ends(self, key: str) -> dict[str, int]:
+        """Active NVLinks of a GPU by where they end, see `nvlinks.nvlink_ends`.
+
+        Args:
+            key: of its target.
+
+        Raises:
+            DriverUnusableError, GpuUnusableError: it does not answer.
+        """
+        return (self._gpus.get(key) or self._open(self._session(), key)).nvlink_ends()
+
     def collect(self) -> Collection:
         """Read all GPUs once, also those that were there earlier; what is not due stays as it was read."""
         try:

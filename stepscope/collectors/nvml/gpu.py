@@ -11,6 +11,7 @@ from stepscope.collectors.nvml.gathering import Gathering
 from stepscope.collectors.nvml.gpm import GpmSampler
 from stepscope.collectors.nvml.identity import GpuIdentity
 from stepscope.collectors.nvml.mig import MigInstances
+from stepscope.collectors.nvml.nvlinks import nvlink_ends
 from stepscope.collectors.nvml.processes import ProcessReader
 from stepscope.collectors.nvml.queries import QueryTable
 from stepscope.core.gpu_metrics import GPU
@@ -97,6 +98,10 @@ class Gpu:
             into.missing = [missing for missing in into.missing if missing.metric != used]
             into.add("memory_used_bytes", self._processes.memory_bytes)
             into.add("memory_unified", 1)
+
+    def nvlink_ends(self) -> dict[str, int]:
+        """See `nvlinks.nvlink_ends`."""
+        return nvlink_ends(self._nvml, self._handle)
 
     def close(self) -> None:
         """Give back what the library keeps for this GPU."""

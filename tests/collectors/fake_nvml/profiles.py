@@ -78,6 +78,7 @@ def h100(index: int) -> dict[str, object]:
         "gpm__20": 0.515,
         "gpm__21": 0.342,
         **{f"nvlink__{link}": 1 for link in range(18)},
+        **{f"nvlink_end_type__{link}": 2 for link in range(18)},
         f"field__138__{_ALL_LINKS}": "c 1000",
         f"field__139__{_ALL_LINKS}": "c 2000",
         "field__197": "c 5000",

@@ -106,6 +106,12 @@ nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, struct pci_info *info)
     return copy_text(device_text(device, "pci_bus_id"), info->bus_id, sizeof info->bus_id);
 }
 
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned link, struct pci_info *info) {
+    GATE(device);
+    memset(info, 0, sizeof *info);
+    return copy_text(device_text(device, "nvlink_end.%u", link), info->bus_id, sizeof info->bus_id);
+}
+
 nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *pending) {
     GATE(device);
     const char *mode = device_text(device, "mig_mode");

@@ -54,6 +54,7 @@ UINT_BY(nvmlDeviceGetMaxClockInfo, "clock_max")
 UINT_BY(nvmlDeviceGetTemperature, "temperature")
 UINT_BY(nvmlDeviceGetTemperatureThreshold, "threshold")
 UINT_BY(nvmlDeviceGetNvLinkState, "nvlink")
+UINT_BY(nvmlDeviceGetNvLinkRemoteDeviceType, "nvlink_end_type")
 
 #define UINT_AND_PERIOD(function, key)                                                                                 \
     nvmlReturn_t function(nvmlDevice_t device, unsigned *out, unsigned *period_us) {                                   \

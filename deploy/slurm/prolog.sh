@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Slurm Prolog: are the job's GPUs fit? A node whose GPU failed is drained, and the job goes elsewhere.
+#
+#   slurm.conf:  Prolog=/etc/slurm/prolog.d/stepscope.sh    PrologFlags=Alloc    PrologEpilogTimeout=180
+#
+# It runs as root on each node of the job. STEPSCOPE: the command. STEPSCOPE_PREFLIGHT_SECONDS: for all of it.
+# STEPSCOPE_PREFLIGHT_LOGS: where reports are kept.
+set -u
+stepscope=${STEPSCOPE:-stepscope}
+limit=${STEPSCOPE_PREFLIGHT_SECONDS:-120}
+logs=${STEPSCOPE_PREFLIGHT_LOGS:-/var/log/stepscope}
+job=${SLURM_JOB_ID:-unknown}
+
+[[ -n ${SLURM_JOB_GPUS:-} ]] || exit 0 # a job without GPUs
+command -v "$stepscope" >/dev/null || exit 0
+mkdir -p "$logs"
+report=$logs/preflight-$job.txt
+
+# GPUs may be named by index, or by UUID from Slurm 25.11 on; both are understood
+timeout --kill-after=10 "$limit" "$stepscope" preflight --quick --gpus "$SLURM_JOB_GPUS" >"$report" 2>&1
+code=$?
+
+case $code in
+  0) exit 0 ;;
+  1 | 4) reason=$(grep -m 1 -E '^(FAIL|stepscope:)' "$report" | cut -c 1-200) ;;
+  124 | 137) reason="no answer within $limit s" ;;
+  *) # wrong use, no torch: not the node's fault
+    logger -t stepscope "preflight of job $job could not be made (exit code $code), see $report"
+    exit 0
+    ;;
+esac
+logger -t stepscope "preflight of job $job: $reason"
+scontrol update NodeName="${SLURMD_NODENAME:-$(hostname -s)}" State=DRAIN Reason="stepscope preflight: $reason"
+exit 1

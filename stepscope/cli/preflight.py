@@ -1,0 +1,95 @@
+"""`stepscope preflight`: are this node's GPUs fit for a job?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stepscope.core.preflight import Outcome
+
+if TYPE_CHECKING:
+    from stepscope.workflow.preflight.run import Progress
+
+
+@click.command("preflight")
+@click.option("--quick", is_flag=True, help="Shorter runs: a rough answer in about 20 s.")
+@click.option("--checks", metavar="A,B", help="Only these: state, memory, matmul, results, host, peers, all_reduce.")
+@click.option("--gpus", metavar="0,2-3", help="Only these: indices as nvidia-smi shows them, or UUIDs.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1.0, 3600.0),
+    default=60.0,
+    show_default=True,
+    help="Seconds that one check may take on one GPU; then the GPU counts as hung.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write a JUnit file, one test case a check."
+)
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    show_default=True,
+    help="cpu: try the same code on the CPU with gloo.",
+)
+def command(
+    quick: bool,
+    checks: str | None,
+    gpus: str | None,
+    timeout: float,
+    as_json: bool,
+    junit: Path | None,
+    device: str,
+) -> None:
+    """Measure this node's GPUs and compare them with what such GPUs give: a gate before a job.
+
+    Memory, matrix products and their results, PCIe, NVLink, an all-reduce, and what the driver tells of errors. It ends
+    with 1 when a GPU failed, with 3 when there is none to measure, with 4 when the driver does not answer.
+    """
+    from stepscope.cli.preflight_report import report_lines
+    from stepscope.core.preflight import CheckGroup
+    from stepscope.store.files import write_whole
+    from stepscope.workflow.junit import checks_as_junit
+    from stepscope.workflow.preflight.request import PreflightRequest, gpus_of, groups_of
+    from stepscope.workflow.preflight.run import run_preflight
+
+    request = PreflightRequest(
+        device_type=device,
+        quick=quick,
+        groups=frozenset(CheckGroup) if checks is None else groups_of(checks),
+        gpus=None if gpus is None else gpus_of(gpus),
+        seconds=timeout,
+    )
+    with _progress() as on_progress:
+        preflight = run_preflight(request, on_progress=on_progress)
+    if junit is not None:
+        write_whole(junit, checks_as_junit(preflight))
+    if as_json:
+        click.echo(json.dumps(asdict(preflight), indent=1))
+    else:
+        for line, colour in report_lines(preflight):
+            click.secho(line, fg=colour)
+        for notice in preflight.warnings:
+            click.echo(f"warning: {notice.message}", err=True)
+    if preflight.outcome is Outcome.FAIL:
+        click.get_current_context().exit(1)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """One line on stderr that tells what is measured now, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    try:
+        yield lambda what: click.echo(f"\r\x1b[K{what} ...", err=True, nl=False)
+    finally:
+        click.echo("\r\x1b[K", err=True, nl=False)

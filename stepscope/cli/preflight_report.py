@@ -1,0 +1,103 @@
+"""How does a preflight read in a terminal? A line a check over all GPUs, then what is wrong, then the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepscope.core.preflight import CheckResult, Outcome, Preflight, worst
+from stepscope.core.words import number_runs
+from stepscope.workflow.junit import who_of
+
+Line = tuple[str, str | None]
+"""Text, and its colour where it has one."""
+
+_COLOURS = {Outcome.FAIL: "red", Outcome.WARN: "yellow", Outcome.PASS: "green", Outcome.SKIPPED: None}
+_SCALES = {"bytes/s": (1e9, "GB/s"), "FLOP/s": (1e12, "TFLOP/s")}
+
+
+def report_lines(preflight: Preflight) -> list[Line]:
+    """The whole report."""
+    lines: list[Line] = [(_head(preflight), None), ("", None)]
+    lines += _table(preflight.checks)
+    bad = [check for check in preflight.checks if check.outcome in (Outcome.WARN, Outcome.FAIL)]
+    skipped = _skipped(preflight.checks)
+    if bad:
+        lines.append(("", None))
+        lines += [(_sentence(check), _COLOURS[check.outcome]) for check in sorted(bad, key=_worst_first)]
+    if skipped:
+        lines += [("", None), *((line, None) for line in skipped)]
+    return [*lines, ("", None), (_answer(preflight), _COLOURS[preflight.outcome])]
+
+
+def _head(preflight: Preflight) -> str:
+    names = sorted({gpu.name for gpu in preflight.gpus})
+    what = f"{len(preflight.gpus)} x {' and '.join(names)}" if preflight.gpus else "no GPU"
+    versions = ", ".join(f"{name} {version}" for name, version in preflight.versions.items())
+    return f"{preflight.host}: {what}" + (f" ({versions})" if versions else "")
+
+
+def _table(checks: Sequence[CheckResult]) -> list[Line]:
+    rows: list[tuple[tuple[str, ...], str | None]] = [(("check", "result", "measured", "expected"), None)]
+    for name in dict.fromkeys(check.check for check in checks):
+        of_it = [check for check in checks if check.check == name]
+        outcome = worst(check.outcome for check in of_it)
+        if outcome is Outcome.SKIPPED:
+            continue
+        rows.append(((name, outcome.value, _range(of_it), _expected(of_it)), _COLOURS[outcome]))
+    widths = [max(len(row[column]) for row, _ in rows) for column in range(4)]
+    return [
+        ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), colour)
+        for row, colour in rows
+    ]
+
+
+def _range(checks: Sequence[CheckResult]) -> str:
+    values = [check.value for check in checks if check.value is not None and check.unit]
+    if not values:
+        return ""
+    unit = next(check.unit for check in checks if check.unit)
+    low, high = _number(min(values), unit), _number(max(values), unit)
+    return f"{low if low == high else f'{low} to {high}'} {_SCALES[unit][1]}"
+
+
+def _expected(checks: Sequence[CheckResult]) -> str:
+    told = next((check for check in checks if check.unit and check.expected is not None), None)
+    if told is None or told.expected is None or told.fail_below is None:
+        return ""
+    return f"{_number(told.expected, told.unit)} (fails below {_number(told.fail_below, told.unit)})"
+
+
+def _number(value: float, unit: str) -> str:
+    scaled = value / _SCALES[unit][0]
+    return f"{scaled:,.0f}" if scaled >= 100 else f"{scaled:.1f}" if scaled >= 10 else f"{scaled:.3g}"
+
+
+def _sentence(check: CheckResult) -> str:
+    measured = f" {_number(check.value, check.unit)} {_SCALES[check.unit][1]}," if check.value and check.unit else ""
+    return f"{check.outcome.value.upper()}  {who_of(check)}  {check.check}:{measured} {check.detail}"
+
+
+def _worst_first(check: CheckResult) -> bool:
+    return check.outcome is not Outcome.FAIL
+
+
+def _skipped(checks: Sequence[CheckResult]) -> list[str]:
+    """One line a reason."""
+    reasons: dict[str, list[str]] = {}
+    for check in checks:
+        if check.outcome is Outcome.SKIPPED:
+            names = reasons.setdefault(check.detail, [])
+            if check.check not in names:
+                names.append(check.check)
+    return [f"skipped  {', '.join(names)}: {why}" for why, names in reasons.items()]
+
+
+def _answer(preflight: Preflight) -> str:
+    bad = {outcome: [gpu.index for gpu in preflight.gpus if gpu.outcome is outcome] for outcome in Outcome}
+    total, seconds = len(preflight.gpus), f"{preflight.seconds:.0f} s"
+    if preflight.outcome is Outcome.FAIL:
+        lost = {index for check in preflight.checks if check.outcome is Outcome.FAIL for index in check.gpus}
+        return f"preflight failed: gpu {number_runs(sorted(lost), dash='-')} ({seconds})"
+    if preflight.outcome is Outcome.WARN:
+        return f"preflight passed with warnings: gpu {number_runs(bad[Outcome.WARN], dash='-')} ({seconds})"
+    return f"preflight passed: {total} of {total} ({seconds})"

@@ -1,0 +1,121 @@
+"""What is asked of a device? The real one is torch's; tests have others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class UnsupportedError(Exception):
+    """This device cannot do it, and need not: the check is skipped. The message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """Which device is it?
+
+    Attributes:
+        index: among those visible to the process.
+        name, uuid, pci_bus_id: as the driver has them; empty where unknown.
+        num_sms: of the GPU; 0 on the CPU.
+        memory_bytes: of the GPU; 0 on the CPU.
+    """
+
+    index: int
+    name: str
+    uuid: str
+    pci_bus_id: str
+    num_sms: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long is something run before it counts, and then?
+
+    Attributes:
+        warm_seconds: until clocks have risen and caches are filled; these runs do not count.
+        seconds: to measure.
+        min_runs, max_runs: bounds of the number of runs, whatever their time.
+    """
+
+    warm_seconds: float
+    seconds: float
+    min_runs: int
+    max_runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long did a run take?
+
+    Attributes:
+        seconds: the median run.
+        spread: interquartile range over the median.
+        num_runs: how many were timed.
+    """
+
+    seconds: float
+    spread: float
+    num_runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Were matrix products right?
+
+    Attributes:
+        num_repeats: how often the same product was made again.
+        num_differing: of these, how many were not bit for bit the first.
+        num_wrong: elements of a product of whole numbers that are not the exact result.
+    """
+
+    num_repeats: int
+    num_differing: int
+    num_wrong: int
+
+
+class Device(Protocol):
+    """One device, or all that a process sees. Every call may raise UnsupportedError; anything else is its failure."""
+
+    def describe(self) -> tuple[dict[str, str], list[DeviceFacts]]:
+        """Versions of the software, and the devices that this process sees."""
+        ...
+
+    def copy(self, num_bytes: int, pace: Pace) -> Timing:
+        """Copy within the device's memory."""
+        ...
+
+    def upload(self, num_bytes: int, pace: Pace) -> Timing:
+        """Copy from pinned host memory to the device."""
+        ...
+
+    def download(self, num_bytes: int, pace: Pace) -> Timing:
+        """Copy from the device to pinned host memory."""
+        ...
+
+    def multiply(self, dtype: str, size: int, pace: Pace) -> Timing:
+        """Multiply two square matrices of normally distributed numbers.
+
+        Args:
+            dtype: a word of `core.preflight.DTYPES`.
+            size: rows and columns.
+            pace: how long.
+        """
+        ...
+
+    def check_products(self, dtype: str, size: int, num_repeats: int) -> Products:
+        """Make the same product again and again, and one whose exact result is known."""
+        ...
+
+    def copy_to_peer(self, source: int, target: int, num_bytes: int, pace: Pace) -> tuple[Timing, bool, int]:
+        """Copy from one visible device to another: time, whether they reach each other directly, wrong bytes."""
+        ...
+
+    def join(self, rank: int, world_size: int, path: str, seconds: float) -> None:
+        """Meet the other processes of a group through a file."""
+        ...
+
+    def all_reduce(self, num_bytes: int, num_warm: int, num_runs: int) -> tuple[Timing, int]:
+        """Sum up over the group: time, and elements that are not the exact sum."""
+        ...

@@ -1,0 +1,163 @@
+"""Which GPUs are to be measured, by which names do NVML, CUDA and people know them?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.core.analysis import Notice
+from stepscope.core.errors import DataError, UnreachableError, UsageError
+from stepscope.core.preflight import CheckResult, Outcome
+from stepscope.workflow.preflight.driver import DriverGpu, DriverLook
+from stepscope.workflow.preflight.gpus import MeasuredGpu
+from stepscope.workflow.preflight.request import PreflightRequest, Programs
+from stepscope.workflow.preflight.workers import Failure, Reply, Worker, ask
+
+_NUM_PROCESSES = 2
+"""On the CPU, where none are named."""
+_DOCTOR = "run: stepscope doctor"
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What was found.
+
+    Attributes:
+        gpus: to measure.
+        versions: of torch and CUDA.
+        results: of GPUs that cannot be measured.
+        warnings: on what was found.
+    """
+
+    gpus: tuple[MeasuredGpu, ...]
+    versions: dict[str, str]
+    results: tuple[CheckResult, ...] = ()
+    warnings: tuple[Notice, ...] = ()
+
+
+def visible_names(programs: Programs, variable: str) -> list[str] | None:
+    """What the caller's environment lets CUDA see, in CUDA's order; None for everything."""
+    text = programs.environment.get(variable)
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def discover_cpu(request: PreflightRequest) -> Discovery:
+    """Processes on the CPU that stand for GPUs.
+
+    Raises:
+        UsageError: one is no number.
+    """
+    names = request.gpus or tuple(map(str, range(_NUM_PROCESSES)))
+    if not all(name.isdecimal() for name in names):
+        raise UsageError("processes on the CPU have numbers", where="--gpus", what_next="name them so: 0,1")
+    return Discovery(tuple(MeasuredGpu(int(name), name, "CPU") for name in names), {})
+
+
+def discover_by_driver(request: PreflightRequest, driver: DriverLook) -> Discovery:
+    """GPUs that NVML knows, where nothing is to be run on them: that needs no torch.
+
+    Raises:
+        UsageError: a GPU was asked for that is not there.
+        DataError: NVML cannot be asked, or knows no GPU.
+        UnreachableError: the driver hangs.
+    """
+    if driver.hangs:
+        raise UnreachableError(f"the driver hangs: {driver.why_not}", what_next="drain the node and reboot it")
+    if not driver.gpus and not driver.lost:
+        raise DataError(driver.why_not or "NVML knows no GPU here", what_next=_DOCTOR)
+    gpus = [_by_driver(one) for one in driver.gpus]
+    return Discovery(tuple(_chosen(gpus, request.gpus, driver)), {}, _lost(driver.lost, request))
+
+
+def discover(request: PreflightRequest, programs: Programs, driver: DriverLook) -> Discovery:
+    """GPUs of this node that CUDA sees, and those that NVML knows.
+
+    Raises:
+        UsageError: a GPU was asked for that is not there, or torch is not installed.
+        DataError: this torch cannot use GPUs, or there is none.
+        UnreachableError: the driver hangs.
+    """
+    with Worker((*programs.device, "cuda"), programs.environment) as scout:
+        reply = ask(scout, {"do": "describe"}, request.start_seconds)
+    versions = reply["versions"] if isinstance(reply, dict) else {}
+    devices = reply["devices"] if isinstance(reply, dict) else []
+    warnings = []
+    if devices:
+        variable = "HIP_VISIBLE_DEVICES" if "hip" in versions else "CUDA_VISIBLE_DEVICES"
+        visible = visible_names(programs, variable)
+        gpus = [_gpu(one, visible, driver) for one in devices]
+        unseen = [] if visible is not None else _unseen(driver, gpus)
+    else:
+        _check_hope(reply, versions)
+        why = reply.detail if isinstance(reply, Failure) else "torch sees no GPU"
+        if not driver.gpus:
+            if isinstance(reply, Failure):
+                raise UnreachableError(f"torch cannot look for GPUs: {why}", what_next=_DOCTOR)
+            raise DataError(f"{why} here", what_next=f"{_DOCTOR}, or try --device cpu")
+        # one GPU off the bus can hide all others from CUDA: each is tried alone
+        warnings.append(Notice("cuda_sees_no_gpu", f"{why}; each GPU that NVML knows is tried alone"))
+        gpus = [_by_driver(one) for one in driver.gpus]
+        unseen = []
+    lost = _lost((*driver.lost, *unseen), request)
+    return Discovery(tuple(_chosen(gpus, request.gpus, driver)), versions, lost, tuple(warnings))
+
+
+def _by_driver(gpu: DriverGpu) -> MeasuredGpu:
+    return MeasuredGpu(gpu.index, gpu.uuid, "", gpu.uuid.removeprefix("GPU-"), gpu.key)
+
+
+def _lost(gpus: Iterable[tuple[int, str]], request: PreflightRequest) -> tuple[CheckResult, ...]:
+    return tuple(
+        CheckResult("driver", (index,), Outcome.FAIL, why)
+        for index, why in gpus
+        if request.gpus is None or str(index) in request.gpus
+    )
+
+
+def _gpu(told: dict[str, Any], visible: list[str] | None, driver: DriverLook) -> MeasuredGpu:
+    """A device of CUDA's under the names that NVML has for it, where it has any."""
+    ordinal, uuid = told["index"], told["uuid"]
+    known = next((gpu for gpu in driver.gpus if uuid and gpu.uuid == f"GPU-{uuid}"), None)
+    name = visible[ordinal] if visible else known.uuid if known else str(ordinal)
+    if known is None:
+        return MeasuredGpu(ordinal, name, told["name"], uuid, told["pci_bus_id"])
+    return MeasuredGpu(known.index, name, told["name"], uuid, known.key)
+
+
+def _check_hope(reply: Reply, versions: dict[str, str]) -> None:
+    """Raise a UsageError or DataError where this Python will never measure a GPU."""
+    if isinstance(reply, Failure) and "No module named 'torch'" in reply.detail:
+        raise UsageError("torch is not installed", what_next='run: pip install "stepscope[workloads]"')
+    if isinstance(reply, dict) and "cuda" not in versions and "hip" not in versions:
+        what = f"no GPU can be measured: this torch ({versions['torch']}) is built without CUDA"
+        raise DataError(what, what_next="install one with CUDA, or try --device cpu")
+
+
+def _unseen(driver: DriverLook, gpus: Sequence[MeasuredGpu]) -> list[tuple[int, str]]:
+    if any(not gpu.uuid or "MIG" in gpu.name for gpu in gpus):
+        return []  # they cannot be told apart, or are parts of GPUs
+    seen = {gpu.uuid for gpu in gpus}
+    return [
+        (one.index, "the driver knows it and CUDA does not see it: look for XIDs, reset it")
+        for one in driver.gpus
+        if one.uuid.removeprefix("GPU-") not in seen
+    ]
+
+
+def _chosen(gpus: Sequence[MeasuredGpu], names: tuple[str, ...] | None, driver: DriverLook) -> list[MeasuredGpu]:
+    if names is None:
+        return list(gpus)
+    chosen = []
+    for name in names:
+        found = [
+            gpu
+            for gpu in gpus
+            if name == str(gpu.index) or (len(name) > 4 and gpu.uuid.startswith(name.removeprefix("GPU-")))
+        ]
+        is_lost = any(name == str(index) for index, _ in driver.lost)
+        if not found and not is_lost:
+            known = ", ".join(str(gpu.index) for gpu in gpus)
+            raise UsageError(f"there is no GPU {name}", where="--gpus", what_next=f"there are {known}")
+        chosen += [gpu for gpu in found if gpu not in chosen]
+    return chosen

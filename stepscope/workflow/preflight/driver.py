@@ -1,0 +1,141 @@
+"""What does NVML tell before, during and after? Asked in a process a GPU, as any call may hang."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.readings import Collection, Finding
+from stepscope.core.readings_wire import decode, labels_from
+from stepscope.workflow.preflight.request import Programs
+from stepscope.workflow.preflight.state_judging import GpuState, value_of
+from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Worker, ask, ask_all, close_all
+
+
+@dataclass(frozen=True, slots=True)
+class DriverGpu:
+    """A GPU as NVML knows it.
+
+    Attributes:
+        key: its address on PCI, by which it is asked for.
+        index: NVML's.
+        uuid: its own.
+    """
+
+    key: str
+    index: int
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class DriverLook:
+    """What NVML knows.
+
+    Attributes:
+        gpus: that answer.
+        lost: index, and why it does not answer.
+        why_not: why nothing is known of any; empty otherwise.
+        hangs: whether that is because the driver hangs.
+    """
+
+    gpus: tuple[DriverGpu, ...] = ()
+    lost: tuple[tuple[int, str], ...] = ()
+    why_not: str = ""
+    hangs: bool = False
+
+
+def look(programs: Programs, seconds: float) -> DriverLook:
+    """Which GPUs there are.
+
+    Args:
+        programs: which process asks.
+        seconds: after which the driver counts as hanging.
+    """
+    with Worker(programs.state, programs.environment) as worker:
+        reply = ask(worker, {"do": "look"}, seconds)
+    if isinstance(reply, Failure):
+        text = reply.detail.removeprefix("DriverUnusableError: ")
+        return DriverLook(why_not=text, hangs=reply.kind is FailureKind.HUNG)
+    assert isinstance(reply, dict)
+    gpus = []
+    for told in reply["gpus"]:
+        labels = dict(labels_from(told["labels"]))
+        gpus.append(DriverGpu(told["key"], int(labels["gpu"]), labels["uuid"]))
+    return DriverLook(tuple(gpus), tuple((int(index), detail or reason) for index, reason, detail in reply["lost"]))
+
+
+class DriverWatch:
+    """Asks about some GPUs. A context manager."""
+
+    def __init__(self, keys: Mapping[int, str], programs: Programs, seconds: float) -> None:
+        """Start.
+
+        Args:
+            keys: by index.
+            programs: which processes.
+            seconds: after which the driver counts as hanging.
+        """
+        self._keys = keys
+        self._seconds = seconds
+        self._workers = {index: Worker(programs.state, programs.environment) for index in keys}
+        self._before: dict[int, Collection] = {}
+        self._ends: dict[int, Mapping[str, int]] = {}
+
+    def __enter__(self) -> DriverWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        close_all(list(self._workers.values()))
+
+    def begin(self) -> None:
+        """Read all, and go on reading what changes under load."""
+        for index, reply in self._ask_all("read").items():
+            if isinstance(reply, dict):
+                self._before[index] = decode(reply["collection"])
+                self._ends[index] = reply["ends"]
+        self._ask_all("watch")
+
+    def end(self, logged: Mapping[str, tuple[Finding, ...]] | None) -> dict[int, GpuState | Failure]:
+        """Read all again: what was told of each GPU, or how its process failed.
+
+        Args:
+            logged: what the kernel logged meanwhile, by address on PCI; None where its log cannot be read.
+        """
+        samples = self._ask_all("told")
+        states: dict[int, GpuState | Failure] = {}
+        for index, reply in self._ask_all("read").items():
+            sampled = samples[index]
+            if not isinstance(reply, dict) or not isinstance(sampled, dict) or index not in self._before:
+                states[index] = self._workers[index].failure or Failure(FailureKind.DIED, "it told nothing")
+                continue
+            states[index] = GpuState(
+                self._before[index],
+                tuple(decode(sample) for sample in sampled["samples"]),
+                decode(reply["collection"]),
+                None if logged is None else logged.get(self._keys[index], ()),
+            )
+        return states
+
+    def facts(self, index: int) -> dict[str, str]:
+        """What is told once: name, driver, ..."""
+        before = self._before.get(index, Collection())
+        return next((dict(reading.labels) for reading in before.readings if reading.metric == GPU + "info"), {})
+
+    def pcie(self, index: int) -> tuple[int, int] | None:
+        """Generation and lanes that GPU and slot can do."""
+        before = self._before.get(index, Collection())
+        generation, width = (value_of(before, f"pcie_link_{what}_max") for what in ("generation", "width"))
+        return None if generation is None or width is None else (int(generation), int(width))
+
+    def nvlinks(self, index: int) -> Mapping[str, int] | None:
+        """See `collectors.nvml.nvlinks`."""
+        return self._ends.get(index)
+
+    def _ask_all(self, do: str) -> dict[int, Reply]:
+        requests: dict[Worker, Mapping[str, Any]] = {
+            worker: {"do": do, "key": self._keys[index]} for index, worker in self._workers.items()
+        }
+        replies = ask_all(requests, self._seconds)
+        return {index: replies[worker] for index, worker in self._workers.items()}

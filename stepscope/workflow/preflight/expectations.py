@@ -1,0 +1,145 @@
+"""What should a GPU of this kind give, and below what is it unfit? Shares of the data sheets' peaks that are reached.
+
+No GPU reaches its data sheet. Shares measured elsewhere, by torch's own products and copies:
+
+- 16-bit products: H100 SXM 80 %, GH200 83 %, A100 SXM 86 %, MI325X 60 %, MI300X 51 %; float8: H100 71 %, GH200 78 %:
+  the best shapes found (github.com/stas00/ml-engineering, compute/accelerator, "Maximum Achievable Matmul FLOPS").
+  8192 x 8192 on H200: 78 to 81 %.
+- memory: H200 4.3 of 4.8 TB/s (90 %) with torch's copy; H100 77 % with p2pBandwidthLatencyTest (NVIDIA/nccl#1264).
+- NVLink: 380 of 450 GB/s one way on H100 (NVIDIA/nccl#1264), 20 of 25 GB/s a link before (`core.links`).
+- PCIe: 52.8 of 63 GB/s on H100 (NVIDIA/nvbandwidth#24), 26.3 of 31.5 GB/s on A6000 (NVIDIA/nvbandwidth#50).
+- all-reduce in one host of 8 H100: 275 (one that asked why so little) to 370 GB/s (NVIDIA/nccl-tests#309).
+
+The expectations lie under the best of these; a warning starts at 85 % of the expectation, a failure at 70 %. Healthy
+GPUs of one node differ by 5 % and more (ml-engineering, as above).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepscope.core.hardware import GpuModel
+from stepscope.core.links import NVLINK_SHARE, PCIE_BYTES_PER_SECOND, bus_factor, pcie_link, scale_up_link
+
+WARN_SHARE = 0.85
+FAIL_SHARE = 0.7
+
+_MEMORY_SHARE = 0.82
+_MEMORY_SHARE_GDDR = 0.75
+"""GDDR cards keep their ECC bits in the same memory."""
+_HBM_BYTES_PER_SECOND = 1.2e12
+"""Whoever has more has HBM."""
+
+_PRODUCT_SHARE = {"float16": 0.72, "bfloat16": 0.72, "tfloat32": 0.65, "float32": 0.7, "float8": 0.62}
+_POWER_LIMITED_SHARE = 0.45
+"""Cards of 70 to 400 W cannot hold their clock in large products; what theirs reach differs by card and cooling."""
+_AMD_SHARE = 0.45
+_PCIE_SHARE = 0.8
+_COLLECTIVE = (0.75, 0.5)
+"""Shares from which an all-reduce over NVLink is worth a warning, a failure: few GPUs or rings reach less."""
+_SHARED_TREE = (0.3, 0.05)
+"""The same where bytes between GPUs go over PCIe: how much of a slot's rate is left depends on the board's switches,
+and may go through the host's memory."""
+_BOARDS = frozenset({"H100", "H200", "H800", "GH200", "B200", "B300", "GB200", "GB300"})
+"""Rows of the catalogue that are boards of 700 W and more; cards of the same chips have rows of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What is expected.
+
+    Attributes:
+        value: in the check's unit.
+        source: where it is from.
+        warn_share, fail_share: of the value; below, it is worth a warning or a failure.
+    """
+
+    value: float
+    source: str
+    warn_share: float = WARN_SHARE
+    fail_share: float = FAIL_SHARE
+
+    @property
+    def warn_below(self) -> float:
+        """Less is worth a warning."""
+        return self.value * self.warn_share
+
+    @property
+    def fail_below(self) -> float:
+        """Less is a failure."""
+        return self.value * self.fail_share
+
+
+def expect_memory(gpu: GpuModel) -> Expectation:
+    """Bytes a second of a copy within the memory, counting what is read and what is written."""
+    share = _MEMORY_SHARE if gpu.memory_bytes_per_second > _HBM_BYTES_PER_SECOND else _MEMORY_SHARE_GDDR
+    return Expectation(gpu.memory_bytes_per_second * share, f"{gpu.source}, {share:.0%} of it")
+
+
+def expect_product(gpu: GpuModel, device_name: str, dtype: str) -> Expectation | None:
+    """FLOP/s of a large product; None where the catalogue has no peak for the type."""
+    peak = gpu.peak_flops(dtype)
+    if peak is None:
+        return None
+    share = _product_share(gpu, device_name, dtype)
+    return Expectation(peak * share, f"{gpu.source}, {share:.0%} of it")
+
+
+def expect_host_copy(device_name: str, generation: int | None, lanes: int | None) -> Expectation:
+    """Bytes a second between pinned host memory and the GPU.
+
+    Args:
+        device_name: the driver's, which tells the generation where NVML does not.
+        generation, lanes: the most that GPU and slot can; None where not known.
+    """
+    if generation is None or lanes is None or generation not in PCIE_BYTES_PER_SECOND:
+        link = pcie_link(device_name)
+        return Expectation(link.bytes_per_second, link.source)
+    rate = PCIE_BYTES_PER_SECOND[generation] * lanes / 16
+    return Expectation(rate * _PCIE_SHARE, f"PCIe {generation}.0 x{lanes}, {_PCIE_SHARE:.0%} of it")
+
+
+def expect_peer_copy(gpu: GpuModel, device_name: str, num_links: int, num_shared: int) -> Expectation:
+    """Bytes a second of a copy from one GPU to another, one way.
+
+    Args:
+        gpu: the model.
+        device_name: the driver's.
+        num_links: NVLinks of the GPU, all together.
+        num_shared: those that lead from the one to the other, by a switch or directly; 0: the bytes go over PCIe.
+    """
+    if gpu.link_bytes_per_second is None or not num_shared:
+        link = pcie_link(device_name)
+        return Expectation(link.bytes_per_second, link.source, *_SHARED_TREE)
+    rate = gpu.link_bytes_per_second * min(num_shared / num_links, 1.0) * NVLINK_SHARE
+    return Expectation(rate, f"{gpu.source}, {num_shared} of {num_links} links, {NVLINK_SHARE:.0%} of it")
+
+
+def expect_all_reduce(gpu: GpuModel, device_name: str, num_gpus: int, *, is_meshed: bool) -> Expectation:
+    """Bytes a second of an all-reduce's bus bandwidth (nccl-tests' busbw).
+
+    Args:
+        gpu: the model.
+        device_name: the driver's.
+        num_gpus: of the group.
+        is_meshed: whether NVLink joins all of them; else the bytes go over PCIe.
+    """
+    link = scale_up_link(gpu, device_name, num_gpus) if is_meshed else pcie_link(device_name)
+    return Expectation(link.bytes_per_second, link.source, *(_COLLECTIVE if is_meshed else _SHARED_TREE))
+
+
+def is_board(gpu: GpuModel | None, device_name: str) -> bool:
+    """Whether it sits on a board with others (SXM), with all the power that its chip can use and all NVLinks in use."""
+    return "SXM" in device_name or (gpu is not None and gpu.name in _BOARDS)
+
+
+def bus_bytes(num_bytes: int, num_gpus: int) -> float:
+    """What crosses each link in an all-reduce of so many bytes."""
+    return num_bytes * bus_factor("all_reduce", num_gpus)
+
+
+def _product_share(gpu: GpuModel, device_name: str, dtype: str) -> float:
+    if gpu.name.startswith("MI"):
+        return _AMD_SHARE
+    is_limited = not is_board(gpu, device_name)
+    return min(_POWER_LIMITED_SHARE, _PRODUCT_SHARE[dtype]) if is_limited else _PRODUCT_SHARE[dtype]

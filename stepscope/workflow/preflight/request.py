@@ -1,0 +1,87 @@
+"""What is a preflight asked for, and which programs measure?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stepscope.core.errors import UsageError
+from stepscope.core.preflight import CHECKS, CheckGroup
+
+_MOST_GPUS = 1024
+"""In one node: no range is longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightRequest:
+    """What to check.
+
+    Attributes:
+        device_type: "cuda", or "cpu" to try the code without GPUs.
+        quick: the short form.
+        groups: of checks.
+        gpus: indices or beginnings of UUIDs; None for all.
+        seconds: that one check may take on one GPU before it counts as hung.
+        start_seconds: that a process may take to import torch and open its GPU.
+        driver_seconds: that NVML may take to tell all of a GPU; some tens of ms are usual.
+    """
+
+    device_type: str = "cuda"
+    quick: bool = False
+    groups: frozenset[CheckGroup] = frozenset(CheckGroup)
+    gpus: tuple[str, ...] | None = None
+    seconds: float = 60.0
+    start_seconds: float = 180.0
+    driver_seconds: float = 15.0
+
+    @property
+    def runs(self) -> bool:
+        """Whether anything is run on the GPUs, or the driver only asked."""
+        return self.groups != {CheckGroup.STATE}
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Commands of the processes, and their environment.
+
+    Attributes:
+        device: measures; the kind of device is appended.
+        state: asks the driver.
+        environment: of this process.
+    """
+
+    device: tuple[str, ...] = (sys.executable, "-m", "stepscope.workflow.preflight.child")
+    state: tuple[str, ...] = (sys.executable, "-m", "stepscope.workflow.preflight.state_child")
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+
+def gpus_of(text: str) -> tuple[str, ...]:
+    """GPUs as they are named: "0,2-4,GPU-1b2c3d4e"."""
+    names: list[str] = []
+    for name in (word.strip() for word in text.split(",")):
+        first, dash, last = name.partition("-")
+        if dash and first.isdecimal() and last.isdecimal() and int(last) < _MOST_GPUS:
+            names += map(str, range(int(first), int(last) + 1))
+        elif name:
+            names.append(name)
+    return tuple(dict.fromkeys(names))
+
+
+def groups_of(text: str) -> frozenset[CheckGroup]:
+    """The groups that are named, by themselves or by one of their checks: "memory,matmul".
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    groups = set()
+    for name in (word.strip().replace("-", "_") for word in text.split(",")):
+        if name in CHECKS:
+            groups.add(CHECKS[name])
+        elif name in CheckGroup.__members__.values():
+            groups.add(CheckGroup(name))
+        else:
+            known = ", ".join(CheckGroup)
+            raise UsageError(f"there is no check {name!r}", where="--checks", what_next=f"there are {known}")
+    return frozenset(groups)

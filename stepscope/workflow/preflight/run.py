@@ -1,0 +1,214 @@
+"""From a request to the whole document: who is started when, and what is kept?"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+from stepscope.collectors.kernel_log import KernelLog
+from stepscope.core.preflight import (
+    CHECKS,
+    PREFLIGHT_SCHEMA,
+    CheckGroup,
+    CheckResult,
+    Outcome,
+    Preflight,
+    PreflightGpu,
+    worst,
+)
+from stepscope.core.readings import Finding
+from stepscope.workflow.preflight.discovery import Discovery, discover, discover_by_driver, discover_cpu
+from stepscope.workflow.preflight.driver import DriverLook, DriverWatch, look
+from stepscope.workflow.preflight.expectations import is_board
+from stepscope.workflow.preflight.gpus import MeasuredGpu
+from stepscope.workflow.preflight.judging import judge_failure, with_neighbours
+from stepscope.workflow.preflight.measuring import Measuring
+from stepscope.workflow.preflight.measuring_links import measure_all_reduce, measure_peers
+from stepscope.workflow.preflight.request import PreflightRequest, Programs
+from stepscope.workflow.preflight.sizes import sizes_for
+from stepscope.workflow.preflight.state_judging import GpuState, judge_state
+from stepscope.workflow.preflight.workers import Failure, Worker, ask, close_all
+
+Progress = Callable[[str], None]
+
+
+def run_preflight(
+    request: PreflightRequest, *, programs: Programs | None = None, on_progress: Progress = lambda _: None
+) -> Preflight:
+    """Check the GPUs of this node; takes some seconds to minutes.
+
+    Args:
+        request: what to check.
+        programs: processes that measure; ours where none are given.
+        on_progress: is told what is measured now.
+
+    Raises:
+        UsageError: a GPU was asked for that is not there.
+        DataError: nothing can be measured: no torch that can, no GPU.
+        UnreachableError: the driver does not answer at all.
+    """
+    programs = programs or Programs()
+    began, time_ns = time.monotonic(), time.time_ns()
+    on_progress("looking for GPUs")
+    is_cuda = request.device_type == "cuda"
+    driver = look(programs, request.driver_seconds) if is_cuda else DriverLook(why_not="the CPU is no GPU")
+    found = _discover(request, programs, driver)
+    states: dict[int, GpuState | Failure] = {}
+    with ExitStack() as stack:
+        log = stack.enter_context(KernelLog()) if is_cuda else None
+        watched = {gpu.index: gpu.pci_bus_id for gpu in found.gpus if gpu.pci_bus_id in {g.key for g in driver.gpus}}
+        watch = stack.enter_context(DriverWatch(watched, programs, request.driver_seconds))
+        watch.begin()
+        gpus = [_with_facts(gpu, watch) for gpu in found.gpus]
+        versions = {**found.versions, **_driver_version(gpus, watch)}
+        results = _measure(gpus, request, programs, on_progress)
+        if CheckGroup.STATE in request.groups:
+            on_progress("asking the driver")
+            states = watch.end(_logged(log))
+            results += _judge_states(gpus, states, driver, is_loaded=request.runs)
+    results = with_neighbours([*found.results, *results], {gpu.index: gpu.name for gpu in gpus})
+    order = list(CHECKS)
+    results.sort(key=lambda result: (order.index(result.check), result.gpus))
+    return Preflight(
+        schema=PREFLIGHT_SCHEMA,
+        host=socket.gethostname(),
+        device_type=request.device_type,
+        time_ns=time_ns,
+        seconds=time.monotonic() - began,
+        quick=request.quick,
+        versions=versions,
+        outcome=worst(result.outcome for result in results),
+        gpus=[_document_gpu(gpu, results, states.get(gpu.index)) for gpu in gpus],
+        checks=results,
+        warnings=list(found.warnings),
+    )
+
+
+def _discover(request: PreflightRequest, programs: Programs, driver: DriverLook) -> Discovery:
+    if request.device_type == "cpu":
+        return discover_cpu(request)
+    return discover(request, programs, driver) if request.runs else discover_by_driver(request, driver)
+
+
+def _measure(
+    gpus: Sequence[MeasuredGpu], request: PreflightRequest, programs: Programs, on_progress: Progress
+) -> list[CheckResult]:
+    is_cuda = request.device_type == "cuda"
+    sizes = sizes_for(request.device_type, quick=request.quick)
+    groups = request.groups
+    if not request.runs:
+        return []
+
+    def worker_for(*visible: MeasuredGpu) -> Worker:
+        return Worker((*programs.device, request.device_type), _environment(programs, visible))
+
+    def open_worker(*visible: MeasuredGpu) -> Worker:
+        worker = worker_for(*visible)
+        ask(worker, {"do": "describe"}, request.start_seconds)
+        return worker
+
+    with ExitStack() as stack:
+        workers = {gpu.index: worker_for(gpu) for gpu in gpus}
+        stack.callback(close_all, list(workers.values()))
+        pairs = CheckGroup.PEERS in groups and is_cuda and len(gpus) > 1
+        all_seeing = stack.enter_context(worker_for(*gpus)) if pairs else None
+        measuring = Measuring(gpus, workers, sizes, seconds=request.seconds, is_cuda=is_cuda)
+        on_progress("starting a process for each GPU")
+        measuring.start(request.start_seconds, beside=all_seeing)
+        phases: tuple[tuple[CheckGroup, str, Callable[[], None]], ...] = (
+            (CheckGroup.MEMORY, "memory", measuring.memory),
+            (CheckGroup.MATMUL, "matrix products", measuring.products),
+            (CheckGroup.RESULTS, "their results", measuring.right_results),
+            (CheckGroup.HOST, "host copies", measuring.host_copies),
+        )
+        for group, what, measure in phases:
+            if group in groups:
+                on_progress(what)
+                measure()
+        results = measuring.results
+        fit = measuring.healthy()
+        if CheckGroup.PEERS in groups:
+            on_progress("copies between GPUs")
+            if all_seeing is not None and len(fit) > 1:
+                first = all_seeing if len(fit) == len(gpus) else None
+                results += measure_peers(fit, first, lambda: open_worker(*fit), sizes, request.seconds)
+            else:
+                results.append(_alone("peer_copy", fit, "" if is_cuda else "the CPU has no peers"))
+        if CheckGroup.ALL_REDUCE in groups:
+            on_progress("all-reduce")
+            if len(fit) > 1:
+                results.append(measure_all_reduce(fit, workers, sizes, request.seconds, is_cuda=is_cuda))
+            else:
+                results.append(_alone("all_reduce", fit))
+        return results
+
+
+def _alone(check: str, gpus: Sequence[MeasuredGpu], why: str = "") -> CheckResult:
+    return CheckResult(check, tuple(gpu.index for gpu in gpus), Outcome.SKIPPED, why or "it takes two GPUs that work")
+
+
+def _environment(programs: Programs, visible: Sequence[MeasuredGpu]) -> Mapping[str, str]:
+    """Of a process that sees these GPUs only, so that one that is lost does not take the others with it."""
+    names = ",".join(gpu.visible for gpu in visible)
+    variables = [name for name in ("HIP_VISIBLE_DEVICES",) if name in programs.environment]
+    return {
+        **programs.environment,
+        **dict.fromkeys(variables or ("CUDA_VISIBLE_DEVICES",), names),
+    }
+
+
+def _judge_states(
+    gpus: Sequence[MeasuredGpu], states: Mapping[int, GpuState | Failure], driver: DriverLook, *, is_loaded: bool
+) -> list[CheckResult]:
+    results = []
+    for gpu in gpus:
+        state = states.get(gpu.index)
+        if state is None:
+            why = driver.why_not or "NVML does not know this device: it is a part of a GPU, or none of NVIDIA's"
+            outcome = Outcome.FAIL if driver.hangs else Outcome.SKIPPED
+            results.append(CheckResult("driver", (gpu.index,), outcome, why))
+        elif isinstance(state, Failure):
+            results.append(judge_failure("driver", (gpu.index,), state))
+        else:
+            results += judge_state(gpu.index, state, is_board=is_board(gpu.model, gpu.name), is_loaded=is_loaded)
+    return results
+
+
+def _logged(log: KernelLog | None) -> dict[str, tuple[Finding, ...]] | None:
+    """XIDs that the kernel logged since the log was opened, by address on PCI; None where it cannot be read."""
+    told = None if log is None else log.collect()
+    if told is None or told.missing:
+        return None
+    found: dict[str, tuple[Finding, ...]] = {}
+    for finding in told.findings:
+        if finding.code == "xid":
+            place = dict(finding.labels)["pci_bus_id"]
+            found[place] = (*found.get(place, ()), finding)
+    return found
+
+
+def _with_facts(gpu: MeasuredGpu, watch: DriverWatch) -> MeasuredGpu:
+    name = gpu.name or watch.facts(gpu.index).get("name", "")
+    return replace(gpu, name=name, pcie=watch.pcie(gpu.index), nvlinks=watch.nvlinks(gpu.index))
+
+
+def _driver_version(gpus: Sequence[MeasuredGpu], watch: DriverWatch) -> dict[str, str]:
+    told = next((facts["driver"] for gpu in gpus if "driver" in (facts := watch.facts(gpu.index))), "")
+    return {"driver": told} if told else {}
+
+
+def _document_gpu(gpu: MeasuredGpu, results: Sequence[CheckResult], state: GpuState | Failure | None) -> PreflightGpu:
+    outcome = worst(result.outcome for result in results if gpu.index in result.gpus)
+    about = PreflightGpu(gpu.index, gpu.name, gpu.uuid, gpu.pci_bus_id, outcome)
+    if not isinstance(state, GpuState):
+        return about
+    clocks, heat, power = (state.sampled(name) for name in ("sm_clock_hertz", "temperature_celsius", "power_watts"))
+    return replace(
+        about,
+        sm_clock_hertz=(min(clocks), max(clocks)) if clocks else None,
+        temperature_celsius=max(heat, default=None),
+        power_watts=max(power, default=None),
+    )

@@ -1,0 +1,107 @@
+"""What does a process do that asks the driver about GPUs? It answers as `child` does.
+
+{"do": "look"}                 {"gpus": [{"key": ..., "labels": [...]}], "lost": [[index, reason, detail]]}
+{"do": "read", "key": ...}     {"collection": ..., "ends": {...}}: all of one GPU, and where its NVLinks end
+{"do": "watch", "key": ...}    {}; from then on it reads what changes under load
+{"do": "told"}                 {"samples": [...]}: what it read since
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+from stepscope.collectors.nvml import GpuTarget, NvmlCollector
+from stepscope.collectors.nvml.binding import GpuUnusableError
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.readings import Collection
+from stepscope.core.readings_wire import encode
+from stepscope.workflow.preflight.child import Answer, Request, serve
+
+SAMPLED = frozenset(
+    GPU + name
+    for name in (
+        "throttle_reason",
+        "sm_clock_hertz",
+        "temperature_celsius",
+        "power_watts",
+        "pcie_link_generation",
+        "pcie_link_width",
+    )
+)
+"""Metrics that are told of each sample."""
+
+_SECONDS_APART = 0.5
+_MOST_SAMPLES = 1200
+
+
+class StateServer:
+    """Answers for one process."""
+
+    def __init__(self, collector: NvmlCollector) -> None:
+        self._collector = collector
+        self._samples: list[Collection] = []
+        self._stop = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def answer(self, request: Request) -> Answer:
+        """The answer to one request.
+
+        Raises:
+            DriverUnusableError: no GPU can be asked.
+        """
+        do = request["do"]
+        if do == "look":
+            return self._look()
+        if do == "read":
+            return {"collection": encode(self._read(request["key"])), "ends": self._ends(request["key"])}
+        if do == "watch":
+            self._stop.clear()
+            self._watcher = threading.Thread(target=self._watch, args=(request["key"],), daemon=True)
+            self._watcher.start()
+            return {}
+        self._stop.set()
+        if self._watcher is not None:
+            self._watcher.join()
+        return {"samples": [encode(sample) for sample in self._samples]}
+
+    def _look(self) -> Answer:
+        found = [self._collector.target(index) for index in range(self._collector.count())]
+        lost = [
+            [int(dict(one.labels)["gpu"]), one.reason, one.detail] for one in found if not isinstance(one, GpuTarget)
+        ]
+        return {"gpus": [{"key": one.key, "labels": one.labels} for one in found if isinstance(one, GpuTarget)]} | {
+            "lost": lost
+        }
+
+    def _read(self, key: str) -> Collection:
+        return Collection.joined(self._collector.sweep(key).values())
+
+    def _ends(self, key: str) -> dict[str, int]:
+        try:
+            return self._collector.nvlink_ends(key)
+        except GpuUnusableError:
+            return {}
+
+    def _watch(self, key: str) -> None:
+        while not self._stop.is_set() and len(self._samples) < _MOST_SAMPLES:
+            whole = self._read(key)
+            told = tuple(
+                reading
+                for reading in whole.readings
+                if reading.metric in SAMPLED and (reading.value or not reading.metric.endswith("throttle_reason"))
+            )
+            self._samples.append(Collection(told, whole.missing[:0], whole.findings))
+            self._stop.wait(_SECONDS_APART)
+
+
+def main() -> int:
+    """Run as a process."""
+    return serve(StateServer(NvmlCollector(seldom_seconds=0.0)).answer)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # no farewell to a driver: it can hang

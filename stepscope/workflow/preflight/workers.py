@@ -1,0 +1,204 @@
+"""How are processes asked that may hang or die? All at once, each with a deadline; none is ever waited for longer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Any
+
+_GRACE_SECONDS = 3.0
+"""What processes may take to end: by themselves, then when they are told, then when they are killed."""
+_LONGEST_ANSWER = 32 * 1024**2
+
+
+class FailureKind(StrEnum):
+    """How a process failed to answer."""
+
+    HUNG = "hung"
+    DIED = "died"
+    ERROR = "error"  # it said which, and ended
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request that was not answered.
+
+    Attributes:
+        kind: how.
+        detail: one line for people.
+    """
+
+    kind: FailureKind
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """A request that the device cannot do, and why."""
+
+    detail: str
+
+
+Reply = dict[str, Any] | Unsupported | Failure
+
+
+class Worker:
+    """One process that answers requests, a line of JSON each way. A context manager."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start it.
+
+        Args:
+            command: its program and arguments.
+            environment: all of it.
+        """
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            bufsize=0,
+            env=dict(environment),
+            start_new_session=True,  # ^C is for this process, which ends the others
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        os.set_blocking(self._output.fileno(), False)
+        self._partial = b""
+        self.failure: Failure | None = None
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        """File descriptor that is readable when there is an answer, or the process has ended."""
+        return self._output.fileno()
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        """Ask; one that has ended is noticed when its answer is waited for."""
+        with contextlib.suppress(OSError):
+            self._input.write(json.dumps(request).encode() + b"\n")
+
+    def receive(self) -> Reply | None:
+        """The answer; None while it has not come whole."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._output.fileno(), 1 << 16):
+                self._partial += data
+                if len(self._partial) > _LONGEST_ANSWER:
+                    return self.fail(FailureKind.DIED, "it answered what is no answer")
+                if data.endswith(b"\n"):
+                    break
+            else:
+                return self.fail(FailureKind.DIED, self._last_words())
+        if not self._partial.endswith(b"\n"):
+            return None
+        line, self._partial = self._partial, b""
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            return self.fail(FailureKind.DIED, "it answered what is no answer")
+        if "unsupported" in answer:
+            return Unsupported(str(answer["unsupported"]))
+        return self.fail(FailureKind.ERROR, str(answer["error"])) if "error" in answer else answer
+
+    def fail(self, kind: FailureKind, detail: str) -> Failure:
+        """Note that it can be asked no more, and why."""
+        self.failure = Failure(kind, detail)
+        return self.failure
+
+    def close(self) -> None:
+        """End it. One that hangs in the kernel cannot be ended: it is left."""
+        close_all([self])
+
+    def _has_ended(self, seconds: float) -> bool:
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _last_words(self) -> str:
+        """Why it ended: the signal or exit code, and the last line that it wrote."""
+        self._has_ended(1.0)
+        code = self._process.poll()
+        how = "its process ended"
+        if code is not None:
+            how += f" with {signal.Signals(-code).name}" if code < 0 else f" with exit code {code}"
+        size = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, size - 4096))
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        said = [line.strip() for line in lines if line.strip()]
+        return f"{how}: {said[-1][:300]}" if said else how
+
+
+def close_all(workers: Sequence[Worker]) -> None:
+    """End them together: each way of ending is waited for once, not once a process."""
+    for worker in workers:
+        with contextlib.suppress(OSError):
+            worker._input.close()
+        if worker.failure is not None:
+            worker._process.terminate()
+    for tell in (None, signal.SIGTERM, signal.SIGKILL):
+        left = [worker for worker in workers if worker._process.poll() is None]
+        for worker in left:
+            if tell is not None:
+                worker._process.send_signal(tell)
+        deadline = time.monotonic() + _GRACE_SECONDS
+        for worker in left:
+            worker._has_ended(max(0.0, deadline - time.monotonic()))
+    for worker in workers:
+        worker._output.close()
+        worker._errors.close()
+
+
+def ask_all(requests: Mapping[Worker, Mapping[str, Any]], seconds: float) -> dict[Worker, Reply]:
+    """Ask each its request, and wait for all answers. One that failed before gives its failure again.
+
+    Args:
+        requests: by worker.
+        seconds: after which those that have not answered count as hung.
+    """
+    replies: dict[Worker, Reply] = {}
+    with selectors.DefaultSelector() as selector:
+        for worker, request in requests.items():
+            if worker.failure is not None:
+                replies[worker] = worker.failure
+                continue
+            worker.send(request)
+            selector.register(worker.fileno(), selectors.EVENT_READ, worker)
+        deadline = time.monotonic() + seconds
+        while selector.get_map():
+            for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+                reply = key.data.receive()
+                if reply is not None:
+                    replies[key.data] = reply
+                    selector.unregister(key.fd)
+            if time.monotonic() >= deadline:
+                break
+        for key in list(selector.get_map().values()):
+            replies[key.data] = key.data.fail(FailureKind.HUNG, f"no answer within {seconds:g} s")
+    return replies
+
+
+def ask(worker: Worker, request: Mapping[str, Any], seconds: float) -> Reply:
+    """Ask one."""
+    return ask_all({worker: request}, seconds)[worker]

@@ -1,0 +1,115 @@
+"""Does `stepscope preflight` end with the contract's codes, in one line where nothing can be measured?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as Xml
+
+import pytest
+
+from stepscope.cli import main
+from stepscope.core.analysis import Notice
+from stepscope.core.errors import UnreachableError
+from stepscope.core.preflight import CheckResult, Outcome, Preflight, PreflightGpu
+
+
+def document(outcome: Outcome) -> Preflight:
+    checks = [
+        CheckResult(
+            "memory_bandwidth", (0,), Outcome.PASS, value=2.9e12, unit="bytes/s", expected=2.7e12, fail_below=2e12
+        ),
+        CheckResult(
+            "memory_bandwidth",
+            (1,),
+            outcome,
+            "too slow",
+            value=1.1e12,
+            unit="bytes/s",
+            expected=2.7e12,
+            fail_below=2e12,
+        ),
+        CheckResult("peer_copy", (0, 1), Outcome.PASS, value=380e9, unit="bytes/s"),
+        CheckResult("matmul_float8", (0,), Outcome.SKIPPED, "no units"),
+        CheckResult("matmul_float8", (1,), Outcome.SKIPPED, "no units"),
+    ]
+    gpus = [PreflightGpu(i, "NVIDIA H100 80GB HBM3", "", "", o) for i, o in ((0, Outcome.PASS), (1, outcome))]
+    warnings = [Notice("cuda_sees_no_gpu", "tried alone")]
+    versions = {"torch": "2.9.0"}
+    return Preflight("stepscope.preflight/1", "n1", "cuda", 0, 12.3, True, versions, outcome, gpus, checks, warnings)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, answer: Preflight | Exception, *arguments: str) -> int:
+    def run_preflight(*_: Any, **__: Any) -> Preflight:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("stepscope.workflow.preflight.run.run_preflight", run_preflight)
+    with pytest.raises(SystemExit) as ended:
+        main(["preflight", *arguments])
+    return int(ended.value.code or 0)
+
+
+def test_a_failure_ends_with_1_and_names_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, document(Outcome.FAIL)) == 1
+    said = capsys.readouterr()
+    assert said.err == "warning: tried alone\n"
+    assert said.out.splitlines() == [
+        "n1: 2 x NVIDIA H100 80GB HBM3 (torch 2.9.0)",
+        "",
+        "check             result  measured             expected",
+        "memory_bandwidth  fail    1,100 to 2,900 GB/s  2,700 (fails below 2,000)",
+        "peer_copy         pass    380 GB/s",
+        "",
+        "FAIL  gpu 1  memory_bandwidth: 1,100 GB/s, too slow",
+        "",
+        "skipped  matmul_float8: no units",
+        "",
+        "preflight failed: gpu 1 (12 s)",
+    ]
+
+
+def test_a_warning_passes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    junit = tmp_path / "j.xml"
+    assert run(monkeypatch, document(Outcome.WARN), "--json", "--junit", str(junit)) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["outcome"] == "warn"
+    assert found["checks"][2] | {"gpus": [0, 1], "value": 380e9} == found["checks"][2]
+    suite = Xml.parse(junit).find("testsuite")
+    assert suite is not None
+    assert suite.attrib == {
+        "name": "stepscope preflight", "tests": "5", "failures": "0", "errors": "0", "skipped": "2"
+    }  # fmt: skip
+    assert [case.get("name") for case in suite.findall("testcase")][2] == "peer_copy gpu 0 to 1"
+    output = suite.find("system-out")
+    assert output is not None
+    assert output.text == "memory_bandwidth gpu 1: too slow\ntried alone"
+
+
+def test_a_driver_that_does_not_answer_ends_with_4(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, UnreachableError("the driver hangs", what_next="reboot")) == 4
+    assert capsys.readouterr().err == "stepscope: the driver hangs; reboot\n"
+
+
+@pytest.mark.parametrize("arguments", [["--checks", "memory,speed"], ["--timeout", "0"], ["--device", "tpu"]])
+def test_wrong_use_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["preflight", *arguments])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_without_a_gpu_it_ends_with_3_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(SystemExit) as ended:
+        main(["preflight"])
+    assert ended.value.code == 3
+    assert capsys.readouterr().err.count("\n") == 1

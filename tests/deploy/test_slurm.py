@@ -1,0 +1,75 @@
+"""Do Slurm's prologue and epilogue drain a node whose GPU failed, and only that?"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+_SCRIPTS = Path(__file__).resolve().parents[2] / "deploy" / "slurm"
+
+
+def run(
+    script: str, folder: Path, code: int, *, said: str = "", gpus: str = "0,1", seconds: str = "20"
+) -> tuple[int, str]:
+    """Its exit code, and what it asked of others."""
+    calls = folder / "calls"
+    calls.write_text("")
+    programs = {
+        "stepscope": f'echo "stepscope $*" >>{calls}; echo "{said}"; {"sleep 30" if code == 124 else f"exit {code}"}',
+        "logger": f'echo "logger $*" >>{calls}',
+        "scontrol": f'echo "scontrol $*" >>{calls}',
+    }
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    environment = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "17",
+        "SLURMD_NODENAME": "n1",
+        "STEPSCOPE_PREFLIGHT_LOGS": str(folder / "logs"),
+        "STEPSCOPE_PREFLIGHT_SECONDS": seconds,
+        **({"SLURM_JOB_GPUS": gpus} if gpus else {}),
+    }
+    ended = subprocess.run([str(_SCRIPTS / script)], env=environment, timeout=60)
+    return ended.returncode, calls.read_text()
+
+
+@pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh"])
+def test_a_job_without_gpus_and_a_node_that_is_well_are_left_alone(script: str, tmp_path: Path) -> None:
+    assert run(script, tmp_path, 1, gpus="") == (0, "")
+    code, calls = run(script, tmp_path, 0)
+    assert code == 0
+    assert "--gpus 0,1" in calls
+    assert "scontrol" not in calls
+
+
+@pytest.mark.parametrize(("script", "ends"), [("prolog.sh", 1), ("epilog.sh", 0)])
+def test_a_failed_gpu_drains_the_node_with_the_reason(script: str, ends: int, tmp_path: Path) -> None:
+    code, calls = run(script, tmp_path, 1, said="FAIL  gpu 3  ecc: 2 uncorrected memory errors")
+    assert code == ends
+    drained = calls.splitlines()[-1]
+    assert drained.startswith("scontrol update NodeName=n1 State=DRAIN Reason=stepscope ")
+    assert drained.endswith("FAIL  gpu 3  ecc: 2 uncorrected memory errors")
+
+
+def test_a_preflight_that_hangs_drains_the_node(tmp_path: Path) -> None:
+    code, calls = run("prolog.sh", tmp_path, 124, seconds="1")
+    assert code == 1
+    assert "no answer within 1 s" in calls
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_what_is_no_fault_of_the_node_lets_the_job_start(code: int, tmp_path: Path) -> None:
+    ended, calls = run("prolog.sh", tmp_path, code, said="stepscope: torch is not installed")
+    assert ended == 0
+    assert "scontrol" not in calls
+    assert "logger" in calls
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck here")
+def test_the_scripts_are_clean() -> None:
+    subprocess.run(["shellcheck", *map(str, _SCRIPTS.glob("*.sh"))], check=True)

@@ -1,0 +1,117 @@
+"""A process that stands in for one that measures GPUs: H100s, some of them with the faults that a file names.
+
+FAKE_GPUS is a file: {"GPU-...": {"slow": {"copy": 0.5}, "hang": "multiply", "die": "upload", "error": "copy",
+"gone": true, "differing": 2, "wrong": 3, "wrong_bytes": 4}}. What takes time only says so: nothing waits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from stepscope.workflow.preflight.child import answer_device, serve
+from stepscope.workflow.preflight.device import DeviceFacts, Pace, Products, Timing, UnsupportedError
+
+NAME = "NVIDIA H100 80GB HBM3"
+RATES = {
+    "copy": 2.9e12,
+    "upload": 54e9,
+    "download": 53e9,
+    "bfloat16": 740e12,
+    "float16": 735e12,
+    "tfloat32": 380e12,
+    "float32": 50e12,
+    "float8": 1350e12,
+    "copy_to_peer": 380e9,
+    "all_reduce": 365e9,
+}
+
+
+def uuid_of(index: int) -> str:
+    """As the fake NVML has it."""
+    return f"GPU-{index:08x}-0000-4000-8000-000000000000"
+
+
+class FakeDevice:
+    """See `device.Device`."""
+
+    def __init__(self, faults: dict[str, dict[str, Any]], visible: list[str]) -> None:
+        self._faults = faults
+        self._visible = visible
+        self._world_size = 0
+
+    def describe(self) -> tuple[dict[str, str], list[DeviceFacts]]:
+        self._fault("describe")
+        versions = {"torch": "2.9.0", "cuda": "12.8"}
+        if any(self._of(place).get("gone") for place in range(len(self._visible))):
+            return versions, []  # one GPU off the bus can hide all others from CUDA
+        return versions, [
+            DeviceFacts(place, NAME, name.removeprefix("GPU-"), "", 132, 80 * 1024**3)
+            for place, name in enumerate(self._visible)
+        ]
+
+    def copy(self, num_bytes: int, pace: Pace) -> Timing:  # noqa: ARG002 - the interface's
+        return self._timing("copy", 2 * num_bytes)
+
+    def upload(self, num_bytes: int, pace: Pace) -> Timing:  # noqa: ARG002
+        return self._timing("upload", num_bytes)
+
+    def download(self, num_bytes: int, pace: Pace) -> Timing:  # noqa: ARG002
+        return self._timing("download", num_bytes)
+
+    def multiply(self, dtype: str, size: int, pace: Pace) -> Timing:  # noqa: ARG002
+        self._fault("multiply")
+        return self._timing(dtype, 2 * size**3)
+
+    def check_products(self, dtype: str, size: int, num_repeats: int) -> Products:  # noqa: ARG002
+        self._fault("check_products")
+        if dtype == "float8":
+            raise UnsupportedError("no units")
+        return Products(num_repeats, self._of(0).get("differing", 0), self._of(0).get("wrong", 0))
+
+    def copy_to_peer(self, source: int, target: int, num_bytes: int, pace: Pace) -> tuple[Timing, bool, int]:  # noqa: ARG002
+        wrong = sum(self._of(place).get("wrong_bytes", 0) for place in (source, target))
+        return self._timing("copy_to_peer", num_bytes, target), True, wrong
+
+    def join(self, rank: int, world_size: int, path: str, seconds: float) -> None:  # noqa: ARG002
+        self._fault("join")
+        assert Path(path).parent.is_dir()
+        self._world_size = world_size
+
+    def all_reduce(self, num_bytes: int, num_warm: int, num_runs: int) -> tuple[Timing, int]:  # noqa: ARG002
+        return self._timing("all_reduce", num_bytes * 2 * (self._world_size - 1) / self._world_size), 0
+
+    def _timing(self, what: str, amount: float, place: int = 0) -> Timing:
+        self._fault(what, place)
+        return Timing(amount / RATES[what] / self._of(place).get("slow", {}).get(what, 1.0), 0.01, 20)
+
+    def _fault(self, what: str, place: int = 0) -> None:
+        mine = self._of(place)
+        if mine.get("hang") == what:
+            threading.Event().wait()
+        if mine.get("die") == what:
+            sys.stderr.write("Xid: the device is lost\n")
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGABRT)
+        if mine.get("error") == what:
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+    def _of(self, place: int) -> dict[str, Any]:
+        return self._faults.get(self._visible[place], {}) if self._visible else {}
+
+
+def main() -> int:
+    names = [uuid_of(index) for index in range(int(os.environ["FAKE_GPU_COUNT"]))]
+    told = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = names if told is None else [names[int(one)] if one.isdecimal() else one for one in told.split(",")]
+    device = FakeDevice(json.loads(Path(os.environ["FAKE_GPUS"]).read_text()), visible)
+    return serve(lambda request: answer_device(device, request))
+
+
+if __name__ == "__main__":
+    os._exit(main())

@@ -1,0 +1,26 @@
+"""Are GPUs and checks named as people and Slurm name them?"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.core.errors import UsageError
+from stepscope.core.preflight import CheckGroup
+from stepscope.workflow.preflight.request import PreflightRequest, gpus_of, groups_of
+
+
+def test_gpus_by_index_range_and_uuid() -> None:
+    assert gpus_of("0,2-4, 3,GPU-1b2c3d4e-0000,MIG-17") == ("0", "2", "3", "4", "GPU-1b2c3d4e-0000", "MIG-17")
+    assert gpus_of("0-99999999") == ("0-99999999",)
+    assert gpus_of(" ,") == ()
+
+
+def test_groups_by_their_name_or_one_of_their_checks() -> None:
+    assert groups_of("memory, all-reduce,ecc") == {CheckGroup.MEMORY, CheckGroup.ALL_REDUCE, CheckGroup.STATE}
+    with pytest.raises(UsageError, match="there is no check 'speed'; there are state, memory"):
+        groups_of("speed")
+
+
+def test_the_driver_alone_runs_nothing() -> None:
+    assert not PreflightRequest(groups=frozenset({CheckGroup.STATE})).runs
+    assert PreflightRequest().runs

@@ -1,0 +1,176 @@
+"""Does a preflight tell good GPUs from those that are slow, hang, die, lie or are lost, and go on with the others?"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.core.errors import DataError, UnreachableError, UsageError
+from stepscope.core.preflight import CHECKS, CheckGroup, CheckResult, Outcome, Preflight
+from tests.collectors.fake_nvml.library import FakeNvml
+from tests.workflow.preflight.conftest import RunNode
+from tests.workflow.preflight.fake_devices import uuid_of
+
+_RATES = frozenset({CheckGroup.MEMORY, CheckGroup.MATMUL, CheckGroup.HOST})
+
+
+def found(preflight: Preflight, check: str, *gpus: int) -> CheckResult:
+    (result,) = (one for one in preflight.checks if one.check == check and one.gpus == gpus)
+    return result
+
+
+def test_good_gpus_pass_every_check(run_node: RunNode) -> None:
+    preflight = run_node()
+    assert [check for check in preflight.checks if check.outcome in (Outcome.WARN, Outcome.FAIL)] == []
+    assert preflight.outcome is Outcome.PASS
+    assert [gpu.index for gpu in preflight.gpus] == [0, 1, 2, 3]
+    assert {check.check for check in preflight.checks} == set(CHECKS) - {"start"}
+    assert preflight.versions == {"torch": "2.9.0", "cuda": "12.8", "driver": "580.159.03"}
+    memory = found(preflight, "memory_bandwidth", 2)
+    assert memory.value == pytest.approx(2.9e12)
+    assert memory.expected == pytest.approx(3350e9 * 0.82)
+    assert found(preflight, "peer_copy", 0, 3).expected == pytest.approx(450e9 * 0.8)
+    assert found(preflight, "all_reduce", 0, 1, 2, 3).value == pytest.approx(365e9)
+    assert found(preflight, "results_float8", 0).outcome is Outcome.SKIPPED
+    assert preflight.gpus[0].sm_clock_hertz == (345e6, 345e6)
+    assert preflight.gpus[0].uuid == uuid_of(0).removeprefix("GPU-")
+
+
+def test_slow_wrong_hanging_dying_and_failing_gpus_are_named_and_nothing_else(run_node: RunNode) -> None:
+    preflight = run_node(
+        {
+            uuid_of(0): {"slow": {"copy": 0.6, "bfloat16": 0.8}},
+            uuid_of(1): {"hang": "multiply"},
+            uuid_of(2): {"die": "upload", "differing": 2},
+            uuid_of(3): {"error": "check_products"},
+        },
+        seconds=2.0,
+    )
+    assert preflight.outcome is Outcome.FAIL
+    memory = found(preflight, "memory_bandwidth", 0)
+    assert memory.outcome is Outcome.FAIL
+    assert memory.detail == "63% of what such a GPU gives"
+    assert found(preflight, "memory_bandwidth", 1).outcome is Outcome.PASS
+    assert found(preflight, "matmul_bfloat16", 0).outcome is Outcome.WARN
+    hung = found(preflight, "matmul_bfloat16", 1)
+    assert hung.outcome is Outcome.FAIL
+    assert hung.detail.startswith("no answer within 2 s; the GPU or its driver hangs")
+    assert found(preflight, "matmul_float8", 1) == CheckResult(
+        "matmul_float8", (1,), Outcome.SKIPPED, "not made after matmul_bfloat16 failed"
+    )
+    differing = found(preflight, "results_float32", 2)
+    assert differing.outcome is Outcome.FAIL
+    assert differing.value == 2
+    assert differing.detail.startswith("2 of 20 repeats of one product have other bits")
+    died = found(preflight, "host_to_device", 2)
+    assert died.outcome is Outcome.FAIL
+    assert died.detail.startswith("its process ended with SIGABRT: Xid: the device is lost; ")
+    failed = found(preflight, "results_bfloat16", 3)
+    assert failed.outcome is Outcome.FAIL
+    assert failed.detail.startswith("RuntimeError: CUDA error: uncorrectable ECC error encountered; ")
+    assert found(preflight, "all_reduce", 0).detail == "it takes two GPUs that work"
+    assert [gpu.outcome for gpu in preflight.gpus] == [Outcome.FAIL] * 4
+
+
+def test_a_hang_between_gpus_ends_that_pair_and_an_all_reduce_names_who_does_not_answer(run_node: RunNode) -> None:
+    faults = {uuid_of(3): {"hang": "copy_to_peer"}, uuid_of(2): {"hang": "all_reduce", "wrong_bytes": 4}}
+    preflight = run_node(faults, groups=frozenset({CheckGroup.PEERS, CheckGroup.ALL_REDUCE}), seconds=1.5)
+    assert found(preflight, "peer_copy", 0, 1).outcome is Outcome.PASS
+    assert found(preflight, "peer_copy", 0, 3).outcome is Outcome.FAIL
+    assert found(preflight, "peer_copy", 1, 2).detail.startswith("4 bytes are wrong")
+    assert found(preflight, "all_reduce", 0, 1, 2, 3).detail.startswith("GPU 2: no answer within 1.5 s")
+
+
+def test_a_gpu_that_gives_less_than_its_neighbours_is_worth_a_warning(run_node: RunNode) -> None:
+    preflight = run_node({uuid_of(2): {"slow": {"copy": 0.88}}}, groups=_RATES)
+    slow = found(preflight, "memory_bandwidth", 2)
+    assert slow.outcome is Outcome.WARN
+    assert slow.detail.startswith("12% less than the other GPUs")
+    assert [gpu.outcome for gpu in preflight.gpus] == [Outcome.PASS, Outcome.PASS, Outcome.WARN, Outcome.PASS]
+
+
+def test_what_the_driver_tells_of_each_gpu(run_node: RunNode, machine: FakeNvml) -> None:
+    machine.set(0, ecc__1__0=1, throttle_mask=0x8)
+    machine.set(1, remap_pending=1, pcie_width=8, nvlink__7=0)
+    machine.set(2, remap_failed=1, fabric_state=1, compute__count=1, compute__0__pid=4711, compute__0__memory=1024)
+    machine.set(3, throttle_mask=0x24, ecc_mode=0, pcie_generation=3)
+    machine.write()
+    preflight = run_node(groups=frozenset({CheckGroup.STATE, CheckGroup.MEMORY}))
+    outcomes = {
+        (check.check, check.gpus[0]): check.outcome
+        for check in preflight.checks
+        if check.outcome in (Outcome.WARN, Outcome.FAIL)
+    }
+    assert outcomes == {
+        ("ecc", 0): Outcome.FAIL,
+        ("throttling", 0): Outcome.FAIL,
+        ("row_remap", 1): Outcome.FAIL,
+        ("pcie_link", 1): Outcome.FAIL,
+        ("nvlink", 1): Outcome.FAIL,
+        ("row_remap", 2): Outcome.FAIL,
+        ("fabric", 2): Outcome.FAIL,
+        ("in_use", 2): Outcome.WARN,
+        ("throttling", 3): Outcome.WARN,
+        ("ecc", 3): Outcome.WARN,
+        ("pcie_link", 3): Outcome.WARN,
+    }
+    assert found(preflight, "pcie_link", 1).detail.startswith("x8 of x16 lanes")
+    assert "pid 4711" in found(preflight, "in_use", 2).detail
+
+
+def test_where_one_lost_gpu_hides_all_from_cuda_each_other_is_tried_alone(run_node: RunNode, machine: FakeNvml) -> None:
+    machine.set(1, lost=1)
+    machine.write()
+    lost = {uuid_of(1): {"gone": True}}
+    preflight = run_node(lost, groups=frozenset({CheckGroup.STATE, CheckGroup.MEMORY}))
+    assert found(preflight, "driver", 1).outcome is Outcome.FAIL
+    assert "Xid 79" in found(preflight, "driver", 1).detail
+    assert found(preflight, "memory_bandwidth", 3).outcome is Outcome.PASS
+    assert [(gpu.index, gpu.name) for gpu in preflight.gpus] == [(i, "NVIDIA H100 80GB HBM3") for i in (0, 2, 3)]
+    assert [notice.code for notice in preflight.warnings] == ["cuda_sees_no_gpu"]
+
+
+def test_a_driver_that_hangs_on_one_gpu_fails_that_one(run_node: RunNode, machine: FakeNvml) -> None:
+    machine.set(2, hang="nvmlDeviceGetPowerUsage")
+    machine.write()
+    preflight = run_node(groups=frozenset({CheckGroup.STATE}), driver_seconds=3.0)
+    assert found(preflight, "driver", 2).outcome is Outcome.FAIL
+    assert [gpu.outcome for gpu in preflight.gpus] == [Outcome.PASS, Outcome.PASS, Outcome.FAIL, Outcome.PASS]
+
+
+def test_the_driver_alone_is_asked_without_torch_and_idle_links_are_no_fault(
+    run_node: RunNode, machine: FakeNvml
+) -> None:
+    machine.set(0, pcie_generation=1, ecc__1__0=1)
+    machine.write()
+    state = frozenset({CheckGroup.STATE})
+    preflight = run_node({uuid_of(0): {"die": "describe"}}, groups=state)
+    bad = [(check.check, check.gpus) for check in preflight.checks if check.outcome in (Outcome.WARN, Outcome.FAIL)]
+    assert bad == [("ecc", (0,))]
+    assert preflight.versions == {"driver": "580.159.03"}
+    machine.values["error"] = "9"
+    machine.write()
+    with pytest.raises(DataError, match="the NVIDIA driver is not loaded"):
+        run_node(groups=state)
+    machine.values |= {"error": "0", "hang": "nvmlDeviceGetCount_v2"}
+    machine.write()
+    with pytest.raises(UnreachableError, match="the driver hangs"):
+        run_node(groups=state, driver_seconds=1.5)
+
+
+def test_only_some_gpus(run_node: RunNode) -> None:
+    memory = frozenset({CheckGroup.MEMORY})
+    preflight = run_node(groups=memory, gpus=("1", uuid_of(3)[:12]))
+    assert [gpu.index for gpu in preflight.gpus] == [1, 3]
+    visible = run_node(groups=memory, CUDA_VISIBLE_DEVICES=f"2,{uuid_of(0)}")
+    assert [gpu.index for gpu in visible.gpus] == [2, 0]
+    with pytest.raises(UsageError, match="there is no GPU 9"):
+        run_node(gpus=("9",))
+
+
+def test_nothing_to_measure(run_node: RunNode, machine: FakeNvml) -> None:
+    machine.values["error"] = "9"
+    machine.write()
+    with pytest.raises(DataError, match="torch sees no GPU here; run: stepscope doctor"):
+        run_node(FAKE_GPU_COUNT="0")
+    with pytest.raises(UnreachableError, match="torch cannot look for GPUs"):
+        run_node({uuid_of(0): {"die": "describe"}})
