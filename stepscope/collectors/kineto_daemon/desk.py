@@ -1,0 +1,233 @@
+"""Who has the processes of this node traced? The desk takes requests, and sees to each until its traces lie in a run.
+
+Three kinds of threads: the server's answers polls and nothing else; the desk's looks at processes and files and decides
+five times a second; two readers compress traces, at the lowest priority, as training runs beside. Who asks the desk
+waits for none of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepscope.collectors.kineto_daemon.capture import Action, Capture, Offer, Outcome, Take
+from stepscope.collectors.kineto_daemon.orders import Orders
+from stepscope.collectors.kineto_daemon.recording import Recording, said
+from stepscope.collectors.kineto_daemon.registry import KinetoProcess
+from stepscope.collectors.kineto_daemon.server import KinetoServer
+from stepscope.collectors.kineto_daemon.targets import Target, Targets, key_of
+from stepscope.core.agent_messages import AnswerState
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.2
+_NUM_READERS = 2
+_LOWEST_PRIORITY = 19
+_LINGER_SECONDS = 60.0
+"""How long a capture's folders stay after its end: a process that was asked may still be writing to its own."""
+_MOST_FINISHED = 64
+"""Captures of which the desk still tells what became of them."""
+
+GONE = "no such process asks any more"
+TAKEN = "another capture of this process is under way"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A capture that somebody asks for.
+
+    Attributes:
+        id: names it; one that is known is not taken twice.
+        keys: of the targets.
+        num_steps: optimizer steps.
+        begin: not asked before, monotonic seconds.
+        until: given up after, monotonic seconds; None for the desk's own patience.
+        max_bytes: of one compressed trace.
+    """
+
+    id: str
+    keys: tuple[str, ...]
+    num_steps: int
+    begin: float = 0.0
+    until: float | None = None
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What has become of a capture on one process.
+
+    Attributes:
+        capture_id: of the request.
+        outcome: how far it is.
+        path: of the trace, once it is done.
+        num_bytes: of it.
+    """
+
+    capture_id: str
+    outcome: Outcome
+    path: Path | None = None
+    num_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class _Job:
+    id: str
+    capture: Capture
+    recording: Recording
+    over_since: float | None = None
+
+
+class KinetoDesk:
+    """Captures processes that were started with KINETO_USE_DAEMON=1. A context manager: works while it is open.
+
+    Attributes:
+        server: what answers the processes.
+    """
+
+    def __init__(self, folder: Path, *, socket_folder: str | None = None) -> None:
+        """
+        Args:
+            folder: below which runs come to lie.
+            socket_folder: the processes' KINETO_IPC_SOCKET_DIR, None without.
+
+        Raises:
+            UsageError: the daemon's address cannot be had.
+        """
+        self._orders = Orders()
+        self.server = KinetoServer(self._orders.take, folder=socket_folder)
+        self._look_up = Targets(folder)
+        self._targets: Mapping[str, Target] = {}
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._news: deque[News] = deque()
+        self._jobs: dict[str, _Job] = {}
+        self._told: dict[str, dict[str, News]] = {}
+        self._ended = threading.Event()
+        self._readers = ThreadPoolExecutor(_NUM_READERS, "stepscope-kineto-reader", initializer=_be_unhurried)
+        self._thread = threading.Thread(target=self._run, name="stepscope-kineto-desk", daemon=True)
+
+    def __enter__(self) -> KinetoDesk:
+        self.server.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave everything: a process that traces does so to its end, and training goes on."""
+        self.server.close()
+        self._ended.set()
+        self._thread.join()
+        self._readers.shutdown(cancel_futures=True)
+        for job in self._jobs.values():
+            job.recording.finished()
+            job.recording.close()
+
+    def targets(self) -> Sequence[Target]:
+        """The processes that could be captured, as of a moment ago."""
+        return list(self._targets.values())
+
+    def request(self, wish: Wish) -> None:
+        """Capture processes together; `news` tells of each, at least once."""
+        self._inbox.append(lambda: self._begin(wish))
+
+    def cancel(self, capture_id: str) -> None:
+        """Leave a capture; no trace of it is kept."""
+        self._inbox.append(lambda: self._cancel(capture_id))
+
+    def news(self) -> list[News]:
+        """What was not told yet, the oldest first."""
+        return [self._news.popleft() for _ in range(len(self._news))]
+
+    def _run(self) -> None:
+        while not self._ended.wait(_LOOK_SECONDS):
+            processes = {key_of(process): process for process in self.server.processes()}
+            self._targets = self._look_up.of(processes.values())
+            while self._inbox:
+                self._inbox.popleft()()
+            for job in list(self._jobs.values()):
+                self._see_to(job, processes)
+
+    def _begin(self, wish: Wish) -> None:
+        if wish.id in self._told:
+            self._news += (news for key, news in self._told[wish.id].items() if key in wish.keys)
+            return
+        taken = {key for job in self._jobs.values() if not job.capture.is_over for key in job.recording.targets}
+        targets = {key: self._targets[key] for key in wish.keys if key in self._targets and key not in taken}
+        for key in wish.keys:
+            if key not in targets:
+                refused = Outcome(key, AnswerState.REFUSED, TAKEN if key in taken else GONE)
+                self._say(News(wish.id, refused))
+        if targets:
+            begin = max(wish.begin, time.monotonic())
+            capture = Capture(list(targets), num_steps=wish.num_steps, begin=begin, until=wish.until)
+            recording = Recording(
+                targets,
+                num_steps=wish.num_steps,
+                max_bytes=wish.max_bytes,
+                orders=self._orders,
+                readers=self._readers,
+            )
+            self._jobs[wish.id] = _Job(wish.id, capture, recording)
+
+    def _cancel(self, capture_id: str) -> None:
+        job = self._jobs.get(capture_id)
+        if job is not None:
+            self._act(job, job.capture.cancel())
+
+    def _see_to(self, job: _Job, processes: Mapping[str, KinetoProcess]) -> None:
+        now = time.monotonic()
+        for key, read in job.recording.finished():
+            if isinstance(read, str):
+                job.capture.not_taken(key, read)
+            else:
+                job.capture.taken(key, read.summary)
+        if not job.capture.is_over:
+            sights = {key: job.recording.sight(key, processes.get(key)) for key in job.recording.targets}
+            self._act(job, job.capture.step(sights, now))
+        self._tell(job)
+        if job.capture.is_over and not job.recording.is_reading:
+            job.over_since = job.over_since or now
+            if now > job.over_since + _LINGER_SECONDS:
+                job.recording.close()
+                del self._jobs[job.id]
+
+    def _act(self, job: _Job, actions: Collection[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Offer):
+                try:
+                    job.recording.offer(action)
+                except (OSError, ValueError) as error:
+                    self._orders.withdraw(action.key)
+                    job.capture.not_taken(action.key, said(error))
+            elif isinstance(action, Take):
+                job.recording.start_reading(action)
+            else:
+                self._orders.withdraw(action.key)
+
+    def _tell(self, job: _Job) -> None:
+        outcomes = job.capture.news()
+        done = [outcome.key for outcome in outcomes if outcome.state is AnswerState.DONE]
+        kept = job.recording.keep(done) if done else {}
+        for outcome in outcomes:
+            trace = kept.get(outcome.key)
+            if isinstance(trace, str):
+                outcome = Outcome(outcome.key, AnswerState.FAILED, trace)
+            path, num_bytes = trace if isinstance(trace, tuple) else (None, None)
+            self._say(News(job.id, outcome, path, num_bytes))
+
+    def _say(self, news: News) -> None:
+        self._news.append(news)
+        self._told.setdefault(news.capture_id, {})[news.outcome.key] = news
+        for old in [known for known in self._told if known not in self._jobs][:-_MOST_FINISHED]:
+            del self._told[old]
+
+
+def _be_unhurried() -> None:
+    """Lower the calling thread's priority alone, as Linux has one for each."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)

@@ -1,0 +1,214 @@
+"""Who answers libkineto? A thread that does nothing else: a process waits 90 ms for its answer, once.
+
+An answer that comes later lies in the process's socket until it asks again, and every answer after it is one late; so a
+question that has waited too long already gets none. An answer from a socket of another name than the process expects
+ends it (libkineto: "Unexpected socket name", std::terminate); such a process gets none, and is told of.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stepscope.collectors.kineto_daemon.registry import Address, KinetoProcess, Peer, Registry
+from stepscope.collectors.kineto_daemon.wire import (
+    MAX_DATAGRAM_BYTES,
+    Poll,
+    WireError,
+    decode,
+    encode_config,
+    encode_count,
+)
+from stepscope.core.errors import UsageError
+
+_log = logging.getLogger(__name__)
+
+ABSTRACT_ADDRESS = b"\0dynolog\0"
+_SOCKET_NAME = "dynolog"
+_CREDENTIALS = struct.Struct("=iII")
+_TIME = struct.Struct("@qq")
+_SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_TIME.size)
+_WAIT_SECONDS = 0.5
+_TOO_LATE_SECONDS = 0.06
+_MOST_ODD_PLACES = 16
+
+TakeConfig = Callable[[KinetoProcess], str]
+"""The text that a process gets at this poll, empty for none. Called on the server's thread: it waits for nothing."""
+
+
+class KinetoServer:
+    """Answers processes' polls. A context manager: listens while it is open.
+
+    Attributes:
+        address: where.
+    """
+
+    def __init__(self, take: TakeConfig, *, folder: str | None = None) -> None:
+        """
+        Args:
+            take: what to answer.
+            folder: of the socket, letter for letter as the processes' KINETO_IPC_SOCKET_DIR; None for the abstract
+                address that libkineto uses without.
+
+        Raises:
+            UsageError: the address cannot be had.
+        """
+        self._take = take
+        self.address: Address = ABSTRACT_ADDRESS if folder is None else f"{folder}/{_SOCKET_NAME}"
+        self._registry = Registry()
+        self._lock = threading.Lock()
+        self._odd_places: set[str] = set()
+        self._num_rejected = 0
+        self._ended = threading.Event()
+        self._socket = _bound_socket(self.address)
+        self._thread = threading.Thread(target=self._run, name="stepscope-kineto", daemon=True)
+
+    def __enter__(self) -> KinetoServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Answer no more. Training goes on; libkineto goes on asking, every 5 s, whoever takes the address next."""
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._socket.close()
+        if isinstance(self.address, str):
+            Path(self.address).unlink(missing_ok=True)
+
+    def processes(self) -> tuple[KinetoProcess, ...]:
+        """Those that ask."""
+        with self._lock:
+            return self._registry.processes(time.monotonic())
+
+    def odd_places(self) -> tuple[str, ...]:
+        """Folders in which processes look for the daemon under another name than its own; they cannot be answered."""
+        with self._lock:
+            return tuple(sorted(self._odd_places))
+
+    @property
+    def num_rejected(self) -> int:
+        """Datagrams that were no questions."""
+        return self._num_rejected
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                datagram, ancillary, _, sender = self._socket.recvmsg(MAX_DATAGRAM_BYTES, _ANCILLARY_BYTES)
+            except TimeoutError:
+                continue
+            except OSError as error:
+                _log.warning("no answers to PyTorch processes any more: %s", error.strerror or error)
+                return
+            self._answer(datagram, ancillary, sender)
+
+    def _answer(self, datagram: bytes, ancillary: list[tuple[int, int, bytes]], sender: Any) -> None:
+        try:
+            question = decode(datagram)
+        except WireError as error:
+            self._num_rejected += 1
+            _log.debug("not a question of libkineto's: %s", error)
+            return
+        peer, waited = _peer_of(ancillary), _waited_seconds(ancillary)
+        if peer is None or not sender or not self._would_take_answer(sender):
+            return
+        if isinstance(question, Poll):
+            with self._lock:
+                process = self._registry.saw(sender, peer, question, time.monotonic())
+            if waited < _TOO_LATE_SECONDS:
+                self._send(encode_config(self._take(process) if process is not None else ""), sender)
+        elif waited < _TOO_LATE_SECONDS:
+            with self._lock:
+                known = self._registry.processes(time.monotonic())
+            self._send(encode_count(sum(one.job_id == question.job_id for one in known) or 1), sender)
+
+    def _would_take_answer(self, sender: Address) -> bool:
+        """Whether the process expects answers from a socket of our name (libkineto, Endpoint.h, getName)."""
+        if isinstance(sender, bytes) or isinstance(self.address, bytes):
+            return isinstance(sender, bytes) and isinstance(self.address, bytes)
+        its_folder = sender.rpartition("/")[0]
+        if self.address.startswith(its_folder + "/"):
+            return True
+        with self._lock:
+            if len(self._odd_places) < _MOST_ODD_PLACES and its_folder not in self._odd_places:
+                self._odd_places.add(its_folder)
+                _log.warning(
+                    "processes have KINETO_IPC_SOCKET_DIR=%s, this daemon's folder is %s: no answer, as it would end "
+                    "them; mount and name the folder alike",
+                    its_folder,
+                    os.path.dirname(self.address),
+                )
+        return False
+
+    def _send(self, answer: bytes, to: Address) -> None:
+        try:
+            self._socket.sendto(answer, socket.MSG_DONTWAIT, to)
+        except OSError as error:  # it has ended, or does not read
+            if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
+                with self._lock:
+                    self._registry.forget(to)
+
+
+def _bound_socket(address: Address) -> socket.socket:
+    ours = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        ours.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        ours.settimeout(_WAIT_SECONDS)
+        if isinstance(address, str):
+            _remove_dead(address)
+        ours.bind(address)
+        if isinstance(address, str):
+            os.chmod(address, 0o666)  # training runs as any user
+    except OSError as error:
+        ours.close()
+        taken = error.errno == errno.EADDRINUSE
+        raise UsageError(
+            "another daemon answers PyTorch processes there"
+            if taken
+            else f"no socket there ({error.strerror or error})",
+            where=address if isinstance(address, str) else "the abstract socket dynolog",
+            what_next="stop it (dynolog?), or go without captures by KINETO_USE_DAEMON"
+            if taken
+            else "choose another folder",
+        ) from None
+    return ours
+
+
+def _remove_dead(path: str) -> None:
+    """Remove the socket that a daemon left which ended badly; one that lives keeps it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+
+
+def _peer_of(ancillary: list[tuple[int, int, bytes]]) -> Peer | None:
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(data) == _CREDENTIALS.size:
+            return Peer(*_CREDENTIALS.unpack(data))
+    return None
+
+
+def _waited_seconds(ancillary: list[tuple[int, int, bytes]]) -> float:
+    """How long a datagram lay in our socket."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(data) == _TIME.size:
+            seconds, nanoseconds = _TIME.unpack(data)
+            return float(time.time() - seconds - nanoseconds / 1e9)
+    return 0.0

@@ -1,0 +1,115 @@
+"""Does a trace that a process wrote hold what was asked for? Read as a stream, without building its events.
+
+A trace of the right kind can still be empty, hold imports alone, or another number of steps; only reading it tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+_EVENT = b'"ph"'
+_CATEGORY = re.compile(rb'"cat"\s*:\s*"([A-Za-z_]+)"')
+_WHEN = rb'\s*,\s*"pid"\s*:\s*[^,]+,\s*"tid"\s*:\s*[^,]+,\s*"ts"\s*:\s*(\d+)(?:\.(\d{1,3}))?'
+_STEP = re.compile(rb'"cat"\s*:\s*"user_annotation"\s*,\s*"name"\s*:\s*"Optimizer\.step#[^"]*"' + _WHEN)
+_BEGIN = re.compile(rb'"name"\s*:\s*"Iteration Start: [^"]*"' + _WHEN)
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
+_RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]*"rank"\s*:\s*(\d{1,9})')
+_LONGEST_EVENT_BYTES = 1 << 20
+_LONGEST_HEAD_BYTES = 1 << 16
+_TAIL_BYTES = 1 << 10
+_WORK = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What is in a trace.
+
+    Attributes:
+        num_bytes: as written, not compressed.
+        is_whole: it begins and ends as a JSON object does.
+        num_events: by category ("cpu_op", "python_function").
+        begin_ns: when recording began, in a step's last instant; ns since the epoch, None where it is not told.
+        step_ends_ns: begins of the optimizer's calls, which end the steps, ns since the epoch, ascending.
+        rank: of distributedInfo, None without.
+    """
+
+    num_bytes: int
+    is_whole: bool
+    num_events: dict[str, int]
+    begin_ns: int | None
+    step_ends_ns: tuple[int, ...]
+    rank: int | None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Median length of a step; None where nothing tells."""
+        ends = self.step_ends_ns if self.begin_ns is None else (self.begin_ns, *self.step_ends_ns)
+        between = sorted(b - a for a, b in pairwise(ends))
+        return between[len(between) // 2] / 1e9 if between else None
+
+
+def what_is_wrong(summary: TraceSummary, num_steps: int) -> str | None:
+    """Why a trace is not what was asked for, one line; None when it is."""
+    if not summary.is_whole:
+        return f"the trace is cut short at {summary.num_bytes} bytes"
+    if not any(summary.num_events.get(category) for category in _WORK):
+        held = ", ".join(f"{count} {name}" for name, count in sorted(summary.num_events.items()))
+        return f"the trace holds no operators ({held or 'no events at all'})"
+    if len(summary.step_ends_ns) != num_steps:
+        return f"the trace holds {len(summary.step_ends_ns)} optimizer steps of {num_steps}"
+    return None
+
+
+@dataclass(slots=True)
+class TraceReader:
+    """Takes a trace block by block; needs memory for an event, not for the file."""
+
+    _rest: bytes = b""
+    _head: bytes = b""
+    _tail: bytes = b""
+    _num_bytes: int = 0
+    _num_events: Counter[bytes] = field(default_factory=Counter)
+    _begins: list[int] = field(default_factory=list)
+    _steps: list[int] = field(default_factory=list)
+
+    def feed(self, block: bytes) -> None:
+        """The next bytes of the file."""
+        self._num_bytes += len(block)
+        if len(self._head) < _LONGEST_HEAD_BYTES:
+            self._head += block[: _LONGEST_HEAD_BYTES - len(self._head)]
+        self._tail = (self._tail + block[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        text = self._rest + block
+        end = text.rfind(_EVENT)
+        if end <= 0 and len(text) > _LONGEST_EVENT_BYTES:
+            end = len(text)
+        end = max(end, 0)
+        self._take(text[:end])
+        self._rest = text[end:]
+
+    def summary(self) -> TraceSummary:
+        """What the blocks so far hold; the last call."""
+        self._take(self._rest)
+        ends = self._head + self._tail  # older libkineto writes both behind the events
+        base, rank = _BASE.search(ends), _RANK.search(ends)
+        base_ns = int(base[1]) if base else 0
+        return TraceSummary(
+            num_bytes=self._num_bytes,
+            is_whole=self._head.lstrip().startswith(b"{") and self._tail.rstrip().endswith(b"}"),
+            num_events={name.decode(): count for name, count in self._num_events.items()},
+            begin_ns=base_ns + min(self._begins) if self._begins else None,
+            step_ends_ns=tuple(sorted(base_ns + time for time in self._steps)),
+            rank=int(rank[1]) if rank else None,
+        )
+
+    def _take(self, text: bytes) -> None:
+        self._num_events.update(_CATEGORY.findall(text))
+        self._steps += map(_nanoseconds, _STEP.finditer(text))
+        self._begins += map(_nanoseconds, _BEGIN.finditer(text))
+
+
+def _nanoseconds(event: re.Match[bytes]) -> int:
+    """Of an event's microseconds."""
+    return int(event[1]) * 1000 + int((event[2] or b"0").ljust(3, b"0"))

@@ -1,0 +1,112 @@
+"""From a request to files in a run, over real sockets and files; the processes speak as libkineto does."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stepscope.collectors.kineto_daemon import staging
+from stepscope.collectors.kineto_daemon.desk import GONE, TAKEN, KinetoDesk, News, Wish
+from stepscope.core.agent_messages import AnswerState
+from tests.collectors.kineto_daemon.libkineto import Libkineto, trace_text
+
+POLL_SECONDS = 0.3
+
+
+@pytest.fixture(autouse=True)
+def traces_in_a_folder_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(staging, "DEFAULT_FOLDER", str(folder))
+    return folder
+
+
+@contextmanager
+def asking(desk: KinetoDesk, *clients: Libkineto) -> Iterator[tuple[str, ...]]:
+    try:
+        for client in clients:
+            client.start(POLL_SECONDS)
+        wait_for(lambda: len(desk.targets()) == len(clients))
+        yield tuple(target.key for target in desk.targets())
+    finally:
+        for client in clients:
+            client.close()
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def final(desk: KinetoDesk, count: int) -> dict[str, News]:
+    told: dict[str, News] = {}
+
+    def is_told() -> bool:
+        told.update({one.outcome.key: one for one in desk.news() if one.outcome.state.is_final})
+        return len(told) == count
+
+    wait_for(is_told)
+    return told
+
+
+def test_a_young_process_is_captured_on_the_first_request(
+    tmp_path: Path, socket_folder: Path, traces_in_a_folder_of_the_test: Path
+) -> None:
+    with KinetoDesk(tmp_path / "runs", socket_folder=str(socket_folder)) as desk:
+        client = Libkineto(desk.server.address, socket_folder, job_id=77, rank=5, refuses=2)
+        with asking(desk, client) as keys:
+            desk.request(Wish("one", keys, 3))
+            (news,) = final(desk, 1).values()
+            assert (news.capture_id, news.outcome.state) == ("one", AnswerState.DONE)
+            assert news.path == tmp_path / "runs/slurm-77/traces/step0/rank5.json.gz"
+            assert gzip.decompress(news.path.read_bytes()).decode() == trace_text(3, rank=5)
+            assert news.num_bytes == news.path.stat().st_size
+            assert client.num_taken == 1
+            desk.request(Wish("one", keys, 3))  # asked again, it is told again
+            assert final(desk, 1)[keys[0]] == news
+            desk.request(Wish("two", keys, 1))
+            (news,) = final(desk, 1).values()
+            assert news.path == tmp_path / "runs/slurm-77/traces/step1/rank5.json.gz"
+            assert client.num_taken == 2
+    assert list(traces_in_a_folder_of_the_test.iterdir()) == []
+    assert [path.name for path in (tmp_path / "runs").rglob(".*")] == []
+
+
+def test_a_trace_larger_than_allowed_is_not_kept(tmp_path: Path, socket_folder: Path) -> None:
+    with KinetoDesk(tmp_path / "runs", socket_folder=str(socket_folder)) as desk:
+        client = Libkineto(desk.server.address, socket_folder, job_id=77)
+        with asking(desk, client) as keys:
+            desk.request(Wish("one", keys, 3, max_bytes=100))
+            (news,) = final(desk, 1).values()
+            assert news.outcome.reason == "the compressed trace is larger than 100 bytes"
+    assert [path for path in (tmp_path / "runs").rglob("*") if path.is_file()] == []
+
+
+def test_who_is_gone_or_taken_is_refused(tmp_path: Path, socket_folder: Path) -> None:
+    with KinetoDesk(tmp_path / "runs", socket_folder=str(socket_folder)) as desk:
+        client = Libkineto(desk.server.address, socket_folder, refuses=10**6)
+        with asking(desk, client) as keys:
+            desk.request(Wish("one", keys, 3))
+            desk.request(Wish("two", (*keys, "kineto-nobody"), 3))
+            told = final(desk, 2)
+            assert {key: news.outcome.reason for key, news in told.items()} == {keys[0]: TAKEN, "kineto-nobody": GONE}
+            desk.cancel("one")
+            assert final(desk, 1)[keys[0]].outcome.state is AnswerState.CANCELLED
+
+
+def test_runs_that_cannot_be_written_are_told_of(tmp_path: Path, socket_folder: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    with KinetoDesk(tmp_path / "runs", socket_folder=str(socket_folder)) as desk:
+        client = Libkineto(desk.server.address, socket_folder, job_id=77)
+        with asking(desk, client) as keys:
+            desk.request(Wish("one", keys, 3))
+            (news,) = final(desk, 1).values()
+            assert news.outcome.state is AnswerState.FAILED
+            assert str(tmp_path / "runs") in news.outcome.reason

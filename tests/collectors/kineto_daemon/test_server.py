@@ -1,0 +1,121 @@
+"""Every question is answered at once, and no answer can end a process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stepscope.collectors.kineto_daemon.registry import KinetoProcess
+from stepscope.collectors.kineto_daemon.server import KinetoServer
+from stepscope.core.errors import UsageError
+from tests.collectors.kineto_daemon.conftest import PATIENT_SECONDS
+from tests.collectors.kineto_daemon.libkineto import Libkineto
+
+
+def nothing(_: KinetoProcess) -> str:
+    return ""
+
+
+@contextmanager
+def client_of(server: KinetoServer, folder: Path | None, job_id: int = 0) -> Iterator[Libkineto]:
+    client = Libkineto(server.address, folder, job_id=job_id)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def test_a_process_is_known_by_the_kernels_word_and_gets_its_text(socket_folder: Path) -> None:
+    with (
+        KinetoServer(
+            lambda process: f"A={process.num_polls}\n" if process.accepts else "", folder=str(socket_folder)
+        ) as server,
+        client_of(server, socket_folder, job_id=77) as client,
+    ):
+        client.pid = 4711  # in its own namespace
+        client.obeys = False
+        assert client.ask() == "A=1\n"
+        assert client.ask(accepts=False) == ""
+        assert client.register() == 1
+        (process,) = server.processes()
+        assert (process.peer.pid, process.peer.uid, process.pid) == (os.getpid(), os.getuid(), 4711)
+        assert (process.job_id, process.num_polls, process.accepts) == (77, 2, False)
+        assert os.stat(str(server.address)).st_mode & 0o777 == 0o666
+    assert not (socket_folder / "dynolog").exists()
+
+
+def test_bytes_that_are_no_question_are_counted_and_answered_by_nothing(socket_folder: Path) -> None:
+    with KinetoServer(nothing, folder=str(socket_folder)) as server, client_of(server, socket_folder) as client:
+        for content in (b"x", b"\xff" * 4000, struct.pack("<Q32s", 8, b"req") + b"\0" * 8):
+            client._socket.sendto(content, server.address)
+        assert client.ask() == ""  # the next question's answer is the first
+        assert server.num_rejected == 3
+
+
+def test_a_process_that_names_the_folder_otherwise_is_not_answered_as_that_would_end_it(
+    socket_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = socket_folder / "seen-from-a-container"
+    other.symlink_to(socket_folder)
+    with KinetoServer(nothing, folder=str(socket_folder)) as server, client_of(server, other) as client:
+        client._socket.settimeout(0.3)
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                client.ask()
+        assert server.odd_places() == (str(other),)
+        assert server.processes() == ()
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert f"KINETO_IPC_SOCKET_DIR={other}" in line
+
+
+def test_a_question_that_waited_too_long_gets_no_answer_to_be_taken_for_the_next_ones(socket_folder: Path) -> None:
+    server = KinetoServer(lambda process: f"A={process.num_polls}\n", folder=str(socket_folder))
+    with client_of(server, socket_folder) as client:
+        client.obeys = False
+        client._socket.settimeout(0.01)
+        with pytest.raises(TimeoutError):
+            client.ask()  # the server is there and does not read: it was stopped, or the machine was
+        time.sleep(1.2 * PATIENT_SECONDS)
+        client._socket.settimeout(2.0)
+        with server:
+            assert client.ask() == "A=2\n"
+
+
+def test_another_daemon_at_the_address_is_one_clear_line(socket_folder: Path) -> None:
+    with KinetoServer(nothing, folder=str(socket_folder)):
+        with pytest.raises(UsageError, match="another daemon answers PyTorch processes there"):
+            KinetoServer(nothing, folder=str(socket_folder))
+        assert (socket_folder / "dynolog").exists()
+    with pytest.raises(UsageError, match="no socket there"):
+        KinetoServer(nothing, folder=str(socket_folder / "missing"))
+
+
+def test_what_a_daemon_left_that_ended_badly_is_in_nobodys_way(socket_folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
+        dead.bind(str(socket_folder / "dynolog"))
+    with KinetoServer(nothing, folder=str(socket_folder)) as server, client_of(server, socket_folder) as client:
+        assert client.ask() == ""
+
+
+def test_a_process_that_has_ended_is_in_nobodys_way(socket_folder: Path) -> None:
+    with KinetoServer(nothing, folder=str(socket_folder)) as server, client_of(server, socket_folder) as other:
+        with client_of(server, socket_folder) as client:
+            client._socket.sendto(struct.pack("<Q32siiqi", 20, b"req", 3, 1, 0, 1), server.address)
+        assert other.ask() == ""
+
+
+def test_answers_come_well_within_what_a_process_waits(socket_folder: Path) -> None:
+    with KinetoServer(nothing, folder=str(socket_folder)) as server, client_of(server, socket_folder) as client:
+        took = []
+        for _ in range(200):
+            begin = time.perf_counter()
+            client.ask()
+            took.append(time.perf_counter() - begin)
+    assert sorted(took)[10] < 0.02

@@ -1,0 +1,72 @@
+"""Nobody but the process writes a trace, and nothing but its plain file is read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from stepscope.collectors.kineto_daemon.registry import Peer
+from stepscope.collectors.kineto_daemon.staging import Staging
+
+PEER = Peer(os.getpid(), os.getuid(), os.getgid())
+
+
+def test_a_folder_of_its_own_is_made_and_removed_with_what_is_in_it(tmp_path: Path) -> None:
+    staging = Staging(PEER, str(tmp_path))
+    folder = Path(staging.path)
+    assert folder.parent == tmp_path
+    assert folder.stat().st_mode & 0o777 == 0o700
+    trace = staging.path / "attempt1_7.json"
+    assert not staging.has(trace)
+    Path(trace).write_text("{}")
+    assert staging.has(trace)
+    file = staging.open(trace)
+    assert os.read(file, 10) == b"{}"
+    os.close(file)
+    staging.remove()
+    assert list(tmp_path.iterdir()) == []
+    staging.remove()  # again is nothing new
+    assert not staging.has(trace)
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder"])
+def test_what_is_no_plain_file_of_the_user_is_not_read(tmp_path: Path, kind: str) -> None:
+    staging = Staging(PEER, str(tmp_path))
+    trace = Path(staging.path / "attempt1_7.json")
+    secret = tmp_path / "secret"
+    secret.write_text("{}")
+    if kind == "link":
+        trace.symlink_to(secret)
+    elif kind == "hard link":
+        trace.hardlink_to(secret)
+    elif kind == "pipe":
+        os.mkfifo(trace)
+    else:
+        trace.mkdir()
+    with pytest.raises(OSError, match=r"plain file|symbolic links"):
+        staging.open(PurePosixPath(trace))
+    assert kind == "hard link" or not staging.has(PurePosixPath(trace))
+
+
+def test_another_users_file_is_not_read(tmp_path: Path) -> None:
+    staging = Staging(PEER, str(tmp_path))
+    trace = Path(staging.path / "attempt1_7.json")
+    trace.write_text("{}")
+    staging._peer = Peer(PEER.pid, PEER.uid + 1, PEER.gid)
+    with pytest.raises(PermissionError, match="plain file"):
+        staging.open(PurePosixPath(trace))
+
+
+def test_links_on_the_way_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(OSError, match="directory"):
+        Staging(PEER, str(tmp_path / "link"))
+
+
+@pytest.mark.parametrize("folder", ["relative", "/tmp/../etc"])
+def test_a_folder_that_leads_elsewhere_is_refused(folder: str) -> None:
+    with pytest.raises(ValueError, match="KINETO_ONDEMAND_TRACE_DIR"):
+        Staging(PEER, folder)
