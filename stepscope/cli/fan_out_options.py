@@ -14,8 +14,10 @@ def fan_out_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def with_fan_out(*, workers: int | None, engine: str, scheduler: str | None, **others: Any) -> None:
+        from stepscope.cli.freed_memory import keep_freed_memory
         from stepscope.workflow.fan_out import Engine, FanOut
 
+        keep_freed_memory()
         command(fan_out=FanOut(Engine(engine), workers, scheduler), **others)
 
     for option in reversed(_OPTIONS):

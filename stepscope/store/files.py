@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 
 from stepscope.core.errors import DataError
@@ -15,7 +14,7 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         DataError: the folder cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
         try:
             with temporary.open("xb") as file:

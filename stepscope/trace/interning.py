@@ -15,9 +15,6 @@ _WIDTHS = tuple(
     (np.dtype(width), int(np.iinfo(width).min), int(np.iinfo(width).max)) for width in (np.int8, np.int16, np.int32)
 )
 
-_GROWTH_SHARE = 8
-"""A full column grows by this part of its length."""
-
 
 class Numbered(dict[Value, int]):
     """Value -> number; asking for a new value numbers it."""
@@ -48,7 +45,7 @@ def integers(values: Collection[int]) -> IntColumn:
 
 
 class GrowingColumn:
-    """One column, grown in place: large arrays move by remapping pages, where joining parts would double the memory."""
+    """One column that grows: its room doubles, and what is not filled yet takes no memory."""
 
     def __init__(self) -> None:
         self._array: IntColumn = np.empty(0, np.int8)
@@ -56,11 +53,13 @@ class GrowingColumn:
 
     def add(self, part: IntColumn) -> None:
         """Append a part; the column widens when a part is wider."""
-        if part.dtype.itemsize > self._array.dtype.itemsize:
-            self._array = self._array[: self._count].astype(part.dtype)
         count = self._count + len(part)
-        if count > len(self._array):
-            self._array.resize(count + count // _GROWTH_SHARE, refcheck=False)
+        is_wider = part.dtype.itemsize > self._array.dtype.itemsize
+        if is_wider or count > len(self._array):
+            room = 2 * count if count > len(self._array) else len(self._array)
+            larger = np.empty(room, part.dtype if is_wider else self._array.dtype)
+            larger[: self._count] = self._array[: self._count]
+            self._array = larger
         self._array[self._count : count] = part
         self._count = count
 

@@ -77,7 +77,10 @@ def innermost_on_thread(trace: TraceColumns, operators: Rows, launches: Rows) ->
 
 def _empty_from_here_on(start: IntColumn, end: IntColumn) -> Rows:
     """For each row, how many of it and those after it begin and end where it begins: in microseconds some take none."""
-    empty = np.cumsum(start == end)
-    before = empty - (start == end)
-    up_to_here = empty[np.searchsorted(start, start, side="right") - 1]
-    return np.asarray(up_to_here - before)
+    is_empty = start == end
+    if not is_empty.any():
+        return np.zeros(len(start), np.intp)
+    empty = np.cumsum(is_empty)
+    last = np.flatnonzero(np.concatenate((start[1:] != start[:-1], [True])))  # of the rows that begin together
+    up_to_here = np.repeat(empty[last], np.diff(last, prepend=-1))
+    return np.asarray(up_to_here - (empty - is_empty))

@@ -184,9 +184,19 @@ static Place take_field(Place p, Place end, uint8_t field, void *target) {
     }
 }
 
-static uint8_t reads_of(const Scanner *scanner, Span category) {
-    int64_t number = category.at ? intern_find(&scanner->categories, category) : -1;
-    return number < 0 ? 0 : scanner->reads[number];
+static inline bool is_same(Span one, Span other) {
+    return one.size == other.size && (!one.size || memcmp(one.at, other.at, one.size) == 0);
+}
+
+static uint8_t reads_of(Scanner *scanner, Span category) {
+    if (!category.at)
+        return 0;
+    if (!is_same(category, scanner->last_category)) {
+        int64_t number = intern_find(&scanner->categories, category);
+        scanner->last_category = category;
+        scanner->last_reads = number < 0 ? 0 : scanner->reads[number];
+    }
+    return scanner->last_reads;
 }
 
 /* What a frame of Python is read for: only modules are. */
@@ -229,6 +239,17 @@ static int number_recorded(Scanner *scanner, Interned *table, const Span *parts,
     return SCANNED;
 }
 
+static int64_t track_of(Scanner *scanner, const Event *event) {
+    const Span ran_on[NUM_TRACK_TEXTS] = {event->category, event->process, event->thread};
+    const Span *last = scanner->last_track;
+    if (scanner->last_track_number < 0 || !is_same(ran_on[0], last[0]) || !is_same(ran_on[1], last[1])
+        || !is_same(ran_on[2], last[2])) {
+        memcpy(scanner->last_track, ran_on, sizeof ran_on);
+        scanner->last_track_number = intern_joined(scanner, &scanner->tracks, ran_on, NUM_TRACK_TEXTS);
+    }
+    return scanner->last_track_number;
+}
+
 static int64_t *append(Integers *integers, size_t count) {
     if (integers->room - integers->count < count) {
         size_t room = integers->room * 2 + 1024 * count;
@@ -243,11 +264,10 @@ static int64_t *append(Integers *integers, size_t count) {
 }
 
 static int write_row(Scanner *scanner, const Event *event, uint8_t reads, Place text) {
-    const Span ran_on[NUM_TRACK_TEXTS] = {event->category, event->process, event->thread};
     int64_t *cell = append(&scanner->rows, NUM_COLUMNS);
     if (!cell)
         return NO_MEMORY;
-    cell[TRACK] = intern_joined(scanner, &scanner->tracks, ran_on, NUM_TRACK_TEXTS);
+    cell[TRACK] = track_of(scanner, event);
     cell[NAME] = intern(&scanner->names, event->name);
     cell[START_NS] = event->start_ns;
     cell[DURATION_NS] = event->duration_ns;
@@ -319,6 +339,8 @@ int scan(Scanner *scanner, const uint8_t *text, size_t size) {
     for (int i = 0; i < NUM_TABLES; i++)
         counts[i] = tables[i]->count;
     scanner->num_rows = scanner->num_events = scanner->rows.count = scanner->calls.count = 0;
+    scanner->last_track_number = -1;
+    scanner->last_category = (Span){NULL, 0};
     int status = scan_events(scanner, text, text + size);
     for (int i = 0; status != SCANNED && i < NUM_TABLES; i++)
         intern_forget(tables[i], counts[i]);

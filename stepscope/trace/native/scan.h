@@ -49,6 +49,10 @@ typedef struct {
     Integers calls;      /* for each row that names a collective or an event: its index, begin and end of its arguments */
     size_t num_rows;
     size_t num_events;   /* entries of all phases in it */
+    Span last_track[NUM_TRACK_TEXTS]; /* of the row before, in the text being scanned: most rows have the same */
+    int64_t last_track_number;        /* -1 without such a row */
+    Span last_category;
+    uint8_t last_reads;               /* what rows of that category are read for */
     uint8_t *joined;     /* scratch */
     size_t joined_room;
 } Scanner;
