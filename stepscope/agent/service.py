@@ -36,7 +36,7 @@ def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) ->
     with parts.training or nullcontext(), captures:
         access = Access(captures.token, parts.guard)
         scheme = "https" if parts.guard.context() else "http"
-        api = api_routes(sources.states, scheme=scheme, health=sources.health.report)
+        api = api_routes(sources.states, scheme=scheme, health=sources.health.report, fleet=sources.fleet.report)
         routes = (*page_routes(page, sources.states), *api, *captures.routes)
         server = AgentServer(parts.address, routes, access, parts.guard)
         with sources, server:

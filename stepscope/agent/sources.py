@@ -75,7 +75,7 @@ class Sources:
         self._sources += job_sources(lambda: [source.state() for source in of_gpus], jobs or JobSettings())
         self.health = HealthSource(self._read_states, GPUS, thresholds=thresholds)
         health_interval = max(timing.interval, _HEALTH_SECONDS)
-        self.fleet = FleetSource(self.states)
+        self.fleet = FleetSource(self._read_states)
         self._derived = [
             ScheduledSource("health", self.health, interval=health_interval),
             ScheduledSource("fleet_class", self.fleet, interval=timing.interval),

@@ -6,11 +6,14 @@ kernel is slow) stays with the traces.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stepscope.core.analysis import Evidence
 from stepscope.core.causes import Cause, Reason
+from stepscope.core.jobs import Job
+from stepscope.core.readings import Labels
 
 FLEET_CAUSES: tuple[Cause, ...] = (
     Cause.COMPUTE_BOUND,
@@ -87,3 +90,26 @@ class FleetClass:
     begin_ns: int
     end_ns: int
     num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobClass:
+    """A job, and what its devices on one machine spent their time on.
+
+    Attributes:
+        job: which.
+        devices: labels of its devices; evidence names them by this order.
+        told: the class.
+    """
+
+    job: Job
+    devices: tuple[Labels, ...]
+    told: FleetClass
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """The newest classes on one machine, of devices by their labels, and of jobs."""
+
+    devices: Mapping[Labels, FleetClass] = field(default_factory=dict)
+    jobs: tuple[JobClass, ...] = ()

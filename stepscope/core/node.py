@@ -100,6 +100,49 @@ class NodeEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeEvidence:
+    """One number behind a class."""
+
+    metric: str
+    value: float
+    unit: str
+    threshold: float | None = None
+    devices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClass:
+    """What a device or a job spent the last minute on; see `core.fleet_class.FleetClass`.
+
+    Attributes:
+        cause, reasons: in the words of `core.causes`.
+        confidence, summary, counters, begin_ns, end_ns: of it.
+        shares: of time: computing, waiting, copying, empty; those that are known.
+        evidence: numbers; of a job's, `devices` are places in its `devices`.
+    """
+
+    cause: str
+    reasons: tuple[str, ...]
+    confidence: float
+    summary: str
+    counters: str
+    shares: dict[str, float]
+    evidence: tuple[NodeEvidence, ...]
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJobClass:
+    """What the devices of a job on this machine spent their time on; `devices` are their UUIDs."""
+
+    job_kind: str
+    job_id: str
+    devices: tuple[str, ...]
+    told: NodeClass
+
+
+@dataclass(frozen=True, slots=True)
 class NodeDevice:
     """A GPU or MIG instance.
 
@@ -114,6 +157,7 @@ class NodeDevice:
         missing: metrics that have no value -> reason, a `MissingReason`.
         jobs: who has it.
         health: None where nobody judges it.
+        spent: what it spent the last minute on; None where that is not known yet.
     """
 
     labels: dict[str, str]
@@ -126,6 +170,7 @@ class NodeDevice:
     missing: dict[str, str]
     jobs: tuple[NodeJob, ...] = ()
     health: NodeHealth | None = None
+    spent: NodeClass | None = None
 
     @property
     def name(self) -> str:
@@ -168,6 +213,7 @@ class Node:
         findings: of the sources.
         health: of the machine beside its GPUs; None where nobody judges it.
         events: what is wrong now, the worst first, then what is over, the newest first.
+        job_classes: what each job spent the last minute on.
         schema: of the document.
     """
 
@@ -179,4 +225,5 @@ class Node:
     findings: tuple[NodeFinding, ...] = ()
     health: NodeHealth | None = None
     events: tuple[NodeEvent, ...] = ()
+    job_classes: tuple[NodeJobClass, ...] = ()
     schema: str = field(default=NODE_SCHEMA)

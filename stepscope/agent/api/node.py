@@ -6,19 +6,28 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from stepscope import __version__
+from stepscope.agent.api.fleet import job_classes_of, spent_of
 from stepscope.agent.exporter.page import NOT_SAMPLED, STALE_SECONDS
 from stepscope.agent.source_state import SourceState
+from stepscope.core.fleet_class import FleetReport
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.health import Health, HealthEvent, HealthReport
 from stepscope.core.jobs import Assignment, assignments_of, device_of
-from stepscope.core.node import Node, NodeDevice, NodeEvent, NodeFinding, NodeHealth, NodeJob, NodeSource
+from stepscope.core.node import Node, NodeClass, NodeDevice, NodeEvent, NodeFinding, NodeHealth, NodeJob, NodeSource
 from stepscope.core.readings import Collection, Labels, Missing, Reading
 
 _INFO = GPU + "info"
 _UP = GPU + "up"
 
 
-def node_of(states: Sequence[SourceState], now_ns: int, *, host: str, health: HealthReport | None = None) -> Node:
+def node_of(
+    states: Sequence[SourceState],
+    now_ns: int,
+    *,
+    host: str,
+    health: HealthReport | None = None,
+    fleet: FleetReport | None = None,
+) -> Node:
     """The document.
 
     Args:
@@ -27,6 +36,7 @@ def node_of(states: Sequence[SourceState], now_ns: int, *, host: str, health: He
         now_ns: ns since the epoch.
         host: name of the machine.
         health: of it.
+        fleet: what its GPUs and jobs spent the last minute on.
     """
     devices: dict[str, _Device] = {}
     fresh = [one for one in states if one.collected_ns is not None and now_ns - one.collected_ns < STALE_SECONDS * 1e9]
@@ -36,6 +46,9 @@ def node_of(states: Sequence[SourceState], now_ns: int, *, host: str, health: He
         for one in health.gpus:
             if (device := devices.get(dict(one.labels).get("uuid", ""))) is not None:
                 device.health = _health(one)
+    for labels, told in fleet.devices.items() if fleet else ():
+        if (device := devices.get(dict(labels).get("uuid", ""))) is not None:
+            device.spent = spent_of(told)
     return Node(
         host,
         __version__,
@@ -49,6 +62,7 @@ def node_of(states: Sequence[SourceState], now_ns: int, *, host: str, health: He
         ),
         _health(health.machine) if health else None,
         tuple(_event(event) for event in (*health.open_events, *health.ended_events)) if health else (),
+        job_classes_of(fleet) if fleet else (),
     )
 
 
@@ -63,6 +77,7 @@ class _Device:
     missing: dict[str, str] = field(default_factory=dict)
     jobs: list[NodeJob] = field(default_factory=list)
     health: NodeHealth | None = None
+    spent: NodeClass | None = None
 
     def order(self) -> tuple[int, str, str]:
         """By GPU, then by instance."""
@@ -106,6 +121,7 @@ class _Device:
             {metric: reason for metric, reason in self.missing.items() if metric not in known},
             tuple(self.jobs),
             self.health,
+            self.spent,
         )
 
 

@@ -13,6 +13,7 @@ from stepscope import __version__
 from stepscope.agent.api.node import node_of
 from stepscope.agent.source_state import SourceState
 from stepscope.agent.web import Reply, Request, Route, json_reply
+from stepscope.core.fleet_class import FleetReport
 from stepscope.core.health import HealthReport
 from stepscope.core.node import NODE_PATH
 
@@ -25,6 +26,7 @@ def api_routes(
     *,
     scheme: str,
     health: Callable[[], HealthReport] | None = None,
+    fleet: Callable[[], FleetReport] | None = None,
 ) -> tuple[Route, ...]:
     """Their routes.
 
@@ -32,11 +34,18 @@ def api_routes(
         states: the sources now; must wait for nothing.
         scheme: http or https, as the agent is asked.
         health: of this machine now.
+        fleet: what its GPUs and jobs spend their time on now.
     """
     host = socket.gethostname()
 
     def node(_: Request) -> Reply:
-        found = node_of(states(), time.time_ns(), host=host, health=health() if health else None)
+        found = node_of(
+            states(),
+            time.time_ns(),
+            host=host,
+            health=health() if health else None,
+            fleet=fleet() if fleet else None,
+        )
         return json_reply(HTTPStatus.OK, asdict(found))
 
     def discovery(request: Request) -> Reply:

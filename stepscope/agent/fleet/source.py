@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from stepscope.agent.fleet.history import KEPT_SECONDS, GpuHistory
 from stepscope.agent.fleet.host_use import HostHistory
 from stepscope.agent.fleet.sampling import told_of_gpus
 from stepscope.agent.source_state import SourceState
 from stepscope.core.causes import Cause
-from stepscope.core.fleet_class import FLEET_CAUSES, FleetClass
+from stepscope.core.fleet_class import FLEET_CAUSES, FleetClass, FleetReport, JobClass
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.job_metrics import JOB
 from stepscope.core.jobs import Job, assignments_of, job_labels
@@ -27,15 +26,6 @@ _SHORTEST_SECONDS = 10.0
 _GONE_SECONDS = 60.0
 _SPENT = ("computing", "waiting", "copying", "empty")
 _JOB_CAUSES = (*FLEET_CAUSES, Cause.STRAGGLER)
-
-
-@dataclass(frozen=True, slots=True)
-class JobClass:
-    """A job and what its devices on this machine spent their time on."""
-
-    job: Job
-    devices: tuple[Labels, ...]
-    told: FleetClass
 
 
 class FleetSource:
@@ -62,8 +52,7 @@ class FleetSource:
         self._wall_clock_ns = wall_clock_ns
         self._gpus: dict[Labels, GpuHistory] = {}
         self._host = HostHistory()
-        self._classes: dict[Labels, FleetClass] = {}
-        self._jobs: tuple[JobClass, ...] = ()
+        self._report = FleetReport()
         self._collection = Collection()
         self._told_ns: int | None = None
 
@@ -81,13 +70,9 @@ class FleetSource:
             self._judge(states, now_ns)
         return self._collection
 
-    def classes(self) -> dict[Labels, FleetClass]:
-        """The newest class of each GPU and MIG instance, with its evidence."""
-        return dict(self._classes)
-
-    def job_classes(self) -> tuple[JobClass, ...]:
-        """The newest class of each job."""
-        return self._jobs
+    def report(self) -> FleetReport:
+        """The newest classes, with their evidence."""
+        return self._report
 
     def _judge(self, states: Sequence[SourceState], now_ns: int) -> None:
         classes: dict[Labels, FleetClass] = {}
@@ -100,10 +85,9 @@ class FleetSource:
             else:
                 classes[labels] = told
         self._say(classes)
-        self._jobs = _job_classes(states, classes)
-        self._classes = classes
+        self._report = FleetReport(classes, _job_classes(states, classes))
         readings = [reading for labels, told in classes.items() for reading in _readings(labels, told, now_ns)]
-        readings += [reading for job in self._jobs for reading in _job_readings(job, now_ns)]
+        readings += [reading for job in self._report.jobs for reading in _job_readings(job, now_ns)]
         findings = tuple(
             Finding("hang", told.summary, labels, now_ns)
             for labels, told in classes.items()
@@ -125,7 +109,7 @@ class FleetSource:
     def _say(self, classes: dict[Labels, FleetClass]) -> None:
         """One line when a GPU begins to hang."""
         for labels, told in classes.items():
-            before = self._classes.get(labels)
+            before = self._report.devices.get(labels)
             if told.cause is Cause.HANG and (before is None or before.cause is not Cause.HANG):
                 about = dict(labels)
                 _log.warning("GPU %s (%s) seems to hang: %s", about.get("gpu", "?"), about.get("uuid"), told.summary)

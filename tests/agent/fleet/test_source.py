@@ -6,8 +6,10 @@ import logging
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
+from stepscope.agent.api import node_of
 from stepscope.agent.exporter import MetricsPage
 from stepscope.agent.fleet import FleetSource
 from stepscope.agent.source_state import SourceState
@@ -16,6 +18,7 @@ from stepscope.core.fleet_class import FLEET_CAUSES, Counters
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.job_metrics import JOB
 from stepscope.core.jobs import Job, JobKind, job_labels
+from stepscope.core.node import Node
 from stepscope.core.readings import Collection, Labels, MissingReason, Reading, with_labels
 from tests.agent.fleet.states import COMPUTING, GPU0, GPU1, SECOND, SPINNING, WAITING, of_gpu, state
 
@@ -60,7 +63,7 @@ def test_a_class_comes_after_ten_seconds_and_follows_the_gpu() -> None:
     machine.gpus[GPU0] = WAITING
     collection = machine.run(70)
     assert (_cause(collection, GPU0), _cause(collection, GPU1)) == (["communication"], ["compute_bound"])
-    told = machine.source.classes()[GPU0]
+    told = machine.source.report().devices[GPU0]
     assert told.counters is Counters.SM
     assert {one.metric for one in told.evidence} >= {"waiting_ratio", "nvlink_bytes_per_second"}
 
@@ -78,10 +81,10 @@ def test_a_hang_is_found_and_told_once(caplog: pytest.LogCaptureFixture) -> None
     with caplog.at_level(logging.WARNING):
         collection = machine.run(75)
         assert _cause(collection, GPU0) == ["hang"]
-        first = machine.source.classes()[GPU0].confidence
+        first = machine.source.report().devices[GPU0].confidence
         collection = machine.run(250)
     assert [one.code for one in collection.findings] == ["hang"]
-    assert machine.source.classes()[GPU0].confidence > first
+    assert machine.source.report().devices[GPU0].confidence > first
     assert len(caplog.records) == 1
     machine.gpus = {GPU0: COMPUTING}
     assert machine.run(80).findings == ()
@@ -101,7 +104,7 @@ def test_silent_counters_are_seen_through() -> None:
     machine = _Machine()
     machine.gpus = {GPU0: {name: 0.0 if "active" in name else value for name, value in COMPUTING.items()}}
     machine.run(70)
-    told = machine.source.classes()[GPU0]
+    told = machine.source.report().devices[GPU0]
     assert told.cause is Cause.COMPUTE_BOUND
     assert "profiling_silent" in {one.metric for one in told.evidence}
 
@@ -127,7 +130,7 @@ def test_a_job_has_the_cause_of_the_gpu_that_is_waited_for() -> None:
     ]
     machine.others = [state("jobs", info, SECOND)]
     collection = machine.run(70)
-    (told,) = machine.source.job_classes()
+    (told,) = machine.source.report().jobs
     assert (told.job.id, told.told.cause, len(told.devices)) == ("42", Cause.STRAGGLER, 2)
     named = [one for one in collection.readings if one.metric == JOB + "class" and one.value == 1]
     assert [dict(one.labels)["cause"] for one in named] == ["straggler"]
@@ -136,6 +139,14 @@ def test_a_job_has_the_cause_of_the_gpu_that_is_waited_for() -> None:
     text = page.encoded()[0].decode()
     assert 'stepscope_job_class{cause="straggler",job_id="42",job_kind="slurm"} 1.0' in text
     assert 'reason="unknown_metric"' not in text
+    node = node_of(machine.states(), now_ns, host="n1", fleet=machine.source.report())
+    assert msgspec.json.decode(msgspec.json.encode(node), type=Node) == node
+    (of_job,) = node.job_classes
+    assert (of_job.job_id, of_job.devices, of_job.told.cause) == ("42", ("GPU-0", "GPU-1"), "straggler")
+    spent = node.devices[0].spent
+    assert spent is not None
+    assert (spent.cause, set(spent.shares)) == ("communication", {"computing", "waiting", "copying", "empty"})
+    assert spent.evidence
 
 
 def test_what_the_agent_loads_for_it_is_light() -> None:
