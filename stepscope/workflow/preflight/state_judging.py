@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepscope.core.gpu_metrics import GPU
+from stepscope.core.health import Severity
 from stepscope.core.preflight import CheckResult, Outcome
 from stepscope.core.readings import Collection, Finding
+from stepscope.core.xids import xid_of
 
 _HELD_BYTES = 1024**3
 """More than driver and firmware keep of a GPU that nobody uses."""
@@ -27,6 +29,9 @@ _FABRIC = {
     "not_started": (Outcome.FAIL, "the NVLink fabric was not set up: is the fabric manager running?"),
     "in_progress": (Outcome.WARN, "the NVLink fabric is still being set up: wait for the fabric manager"),
 }
+
+_XID_OUTCOMES = {Severity.CRITICAL: Outcome.FAIL, Severity.WARNING: Outcome.WARN, Severity.INFO: Outcome.WARN}
+"""No application is at fault here, so that even an XID that is usually one's is worth a look."""
 
 _Judged = tuple[Outcome, str]
 _UNKNOWN: _Judged = (Outcome.SKIPPED, "this GPU or driver does not tell")
@@ -153,7 +158,10 @@ def _xid(state: GpuState) -> _Judged:
     if not numbers:
         listens = not any(one.metric == GPU + "xid_errors_total" for one in state.after.missing)
         return _GOOD if listens or state.logged is not None else _UNKNOWN
-    return Outcome.FAIL, f"XID {', '.join(map(str, numbers))} came during the preflight"
+    gravest = max(map(xid_of, numbers), key=lambda xid: xid.severity.rank)
+    others = f" (and {', '.join(str(one) for one in numbers if one != gravest.number)})" if len(numbers) > 1 else ""
+    said = f"XID {gravest.number}{others} came: {gravest.sentence} {gravest.action.line}"
+    return _XID_OUTCOMES[gravest.severity], said
 
 
 def _throttling(state: GpuState) -> _Judged:
