@@ -19,6 +19,7 @@ from stepscope.core.errors import StepscopeError
 VERBS: dict[str, str] = {
     "agent": "Read this machine's GPUs and serve what they say to Prometheus.",
     "analyze": "Book every instant of every step, follow waits to their cause, give a verdict.",
+    "capture": "Trace steps of a job that trains, without a restart.",
     "compare": "Tell what changed between two runs, and gate on it.",
     "dashboard": "Open the web app over runs and their verdicts.",
     "demo": "Train, profile and analyse on this machine, and print the verdict.",

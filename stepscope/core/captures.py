@@ -28,6 +28,7 @@ from stepscope.core.checked_fields import (
     word,
 )
 
+NODE_CAPTURE_SCHEMA = "stepscope.node-capture/1"
 CAPTURE_SCHEMA = "stepscope.capture/1"
 CAPTURES_PATH = "/api/v1/captures"
 _ID = re.compile(r"(?!rule-)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -155,7 +156,7 @@ def whole_state(of_ranks: tuple[RankCapture, ...]) -> CaptureState:
 
 def report_document(report: CaptureReport) -> dict[str, Any]:
     """The report as JSON has it."""
-    return {"schema": CAPTURE_SCHEMA, "state": report.state, **asdict(report)}
+    return {"schema": NODE_CAPTURE_SCHEMA, "state": report.state, **asdict(report)}
 
 
 def order_of(document: object) -> CaptureOrder:

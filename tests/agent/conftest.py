@@ -1,7 +1,10 @@
-"""The fake NVML, for the processes of the agent."""
+"""The fake NVML, for the processes of the agent, and a place for its socket."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,3 +19,11 @@ def machine(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> FakeNvm
     fake = FakeNvml(library, tmp_path / "nvml.conf")
     fake.write()
     return fake
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A path short enough for a socket: the kernel takes 107 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="stepscope-"))
+    yield folder / "agent.sock"
+    shutil.rmtree(folder)

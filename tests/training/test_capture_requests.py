@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,57 +19,14 @@ from stepscope.core.agent_messages import (
     Hello,
     Step,
 )
+from tests.training.gloo_ranks import steps_in, training
 from tests.training.stand_in_agent import StandInAgent
 
 pytest.importorskip("torch")
 
-_ROOT = Path(__file__).resolve().parents[2]
-
-
-@contextmanager
-def _training(folder: Path, agent: Path, world_size: int, *options: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """The ranks, ended and found well at the end of the block."""
-    environment = os.environ | {
-        "WORLD_SIZE": str(world_size),
-        "STEPSCOPE_AGENT_SOCKET": str(agent),
-        "PYTHONPATH": str(_ROOT),
-        "OMP_NUM_THREADS": "1",
-    }
-    script = Path(__file__).with_name("gloo_training.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(folder / "runs"), str(folder), *options],
-            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        yield ranks
-        (folder / "stop").touch()
-        for rank in ranks:
-            errors = rank.communicate(timeout=60)[1]
-            assert rank.returncode == 0, errors
-            warnings = [line for line in errors.splitlines() if line.startswith("WARNING:")]
-            assert [line for line in warnings if "anomaly" not in line] == []  # a busy machine's steps are uneven
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-
-
-def _steps_in(path: str | None) -> list[int]:
-    assert path is not None
-    document: dict[str, Any] = json.loads(gzip.decompress(Path(path).read_bytes()))
-    whole: list[int] = document["stepscope_whole_steps"]
-    marks = {event["name"] for event in document["traceEvents"] if event.get("name", "").startswith("ProfilerStep#")}
-    assert {f"ProfilerStep#{step}" for step in whole} <= marks
-    return whole
-
 
 def test_two_ranks_trace_the_very_same_steps_however_they_are_asked(tmp_path: Path, socket_file: Path) -> None:
-    with StandInAgent(socket_file) as agent, _training(tmp_path, socket_file, 2):
+    with StandInAgent(socket_file) as agent, training(tmp_path, socket_file, 2):
         agent.wait_until(lambda: all(any(step.index for step in agent.of(Step, rank)) for rank in (0, 1)))
         hellos = [agent.of(Hello, rank)[0] for rank in (0, 1)]
         assert [(hello.rank, hello.world_size, hello.run) for hello in hellos] == [(0, 2, "r"), (1, 2, "r")]
@@ -87,8 +37,8 @@ def test_two_ranks_trace_the_very_same_steps_however_they_are_asked(tmp_path: Pa
         agent.say(CaptureRequest("soon", 3), 1)
         soon = agent.wait_final("soon", 0, 1)
         assert [answer.state for answer in soon] == [AnswerState.DONE] * 2
-        assert _steps_in(soon[0].path) == _steps_in(soon[1].path)
-        assert len(_steps_in(soon[0].path)) == 3
+        assert steps_in(soon[0].path) == steps_in(soon[1].path)
+        assert len(steps_in(soon[0].path)) == 3
         for rank, answer in enumerate(soon):
             assert agent.states("soon", rank) == ["accepted", "started", "done"]
             accepted = next(answer for answer in agent.of(Answer, rank) if answer.id == "soon")
@@ -101,7 +51,7 @@ def test_two_ranks_trace_the_very_same_steps_however_they_are_asked(tmp_path: Pa
         at_ns = time.time_ns() + 1_000_000_000
         agent.say(CaptureRequest("then", 2, start_unix_ns=at_ns))
         then = agent.wait_final("then", 0, 1)
-        assert _steps_in(then[0].path) == _steps_in(then[1].path)
+        assert steps_in(then[0].path) == steps_in(then[1].path)
         lines = (tmp_path / "runs" / "r" / "steps" / "rank0.jsonl").read_text().splitlines()
         starts = {line["index"]: line["start_ns"] for line in map(json.loads, lines)}
         assert then[0].start_step is not None
@@ -111,7 +61,7 @@ def test_two_ranks_trace_the_very_same_steps_however_they_are_asked(tmp_path: Pa
         start = (agent.of(Step, 0)[-1].index or 0) + 100
         agent.say(CaptureRequest("at", 2, start_step=start))
         at = agent.wait_final("at", 0, 1)
-        assert [_steps_in(answer.path) for answer in at] == [[start, start + 1]] * 2
+        assert [steps_in(answer.path) for answer in at] == [[start, start + 1]] * 2
 
         agent.say(CaptureRequest("one", 1, ranks=(1,)))
         one = agent.wait_final("one", 0, 1)
@@ -123,7 +73,7 @@ def test_two_ranks_trace_the_very_same_steps_however_they_are_asked(tmp_path: Pa
             assert answer.stopped_by is EarlyStop.MAX_BYTES
             assert answer.bytes is not None
             assert answer.bytes < 45_000  # a forecast, within half
-            assert len(_steps_in(answer.path)) == answer.steps
+            assert len(steps_in(answer.path)) == answer.steps
 
         agent.say(CaptureRequest("off", 300))
         agent.wait_until(lambda: all("started" in agent.states("off", rank) for rank in (0, 1)))
@@ -139,20 +89,20 @@ def test_two_ranks_trace_the_very_same_steps_however_they_are_asked(tmp_path: Pa
 
 
 def test_an_agent_that_dies_during_a_capture_gets_the_answer_when_it_is_back(tmp_path: Path, socket_file: Path) -> None:
-    with _training(tmp_path, socket_file, 2):
+    with training(tmp_path, socket_file, 2):
         with StandInAgent(socket_file) as agent:
             agent.wait_until(lambda: all(any(step.index for step in agent.of(Step, rank)) for rank in (0, 1)))
             agent.say(CaptureRequest("a", 3))
             agent.wait_until(lambda: all(agent.states("a", rank) for rank in (0, 1)))
         with StandInAgent(socket_file) as agent:
             done = agent.wait_final("a", 0, 1)
-            assert _steps_in(done[0].path) == _steps_in(done[1].path)
+            assert steps_in(done[0].path) == steps_in(done[1].path)
             agent.say(CaptureRequest("a", 3))  # asked once more, it is answered with what became of it
             agent.wait_until(lambda: all(agent.states("a", rank).count("done") == 2 for rank in (0, 1)))
 
 
 def test_slow_steps_are_captured_on_all_ranks_at_once_without_an_agent(tmp_path: Path, socket_file: Path) -> None:
-    with _training(tmp_path, socket_file, 3, "slow_step"):
+    with training(tmp_path, socket_file, 3, "slow_step"):
         traces = tmp_path / "runs" / "r" / "traces"
         deadline = time.monotonic() + 90
         while not list(traces.glob("step2/rank0.json.gz")):
@@ -164,7 +114,7 @@ def test_slow_steps_are_captured_on_all_ranks_at_once_without_an_agent(tmp_path:
             assert time.monotonic() < deadline, list(traces.glob("*/*"))
             time.sleep(0.05)
     (folder,) = (folder for folder in traces.iterdir() if folder.name != "step2")
-    steps = [_steps_in(str(folder / f"rank{rank}.json.gz")) for rank in range(3)]
+    steps = [steps_in(str(folder / f"rank{rank}.json.gz")) for rank in range(3)]
     assert steps == [steps[0]] * 3
     assert len(steps[0]) == 2
     lines = (tmp_path / "runs" / "r" / "steps" / "rank0.jsonl").read_text().splitlines()

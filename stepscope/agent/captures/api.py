@@ -14,7 +14,7 @@ from stepscope.core.captures import CAPTURES_PATH, order_of, report_document
 from stepscope.core.checked_fields import FieldError
 
 _MOST_BYTES = 64 << 10
-_SCHEMA_OF_ALL = "stepscope.captures/1"
+_SCHEMA_OF_ALL = "stepscope.node-captures/1"
 _SCHEMA_OF_ERRORS = "stepscope.error/1"
 _ASK_AGAIN_SECONDS = "60"
 

@@ -13,8 +13,8 @@ from stepscope.agent.captures.backend import CaptureBackend
 from stepscope.agent.captures.choosing import CaptureLimits
 from stepscope.agent.captures.desk import CaptureDesk, audit
 from stepscope.agent.state_directory import TOKEN_FILE
+from stepscope.agent.token_file import token_in
 from stepscope.agent.web import Route
-from stepscope.agent.web.token import token_in
 from stepscope.core.errors import UsageError
 
 _log = logging.getLogger(__name__)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,14 +59,6 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 30.0) -> None:
     while not is_so():
         assert time.monotonic() < end, f"not within {seconds} s"
         time.sleep(0.01)
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A path short enough for a socket: the kernel takes 107 bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="stepscope-"))
-    yield folder / "agent.sock"
-    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -1,0 +1,161 @@
+"""`stepscope capture --run R --steps N`: trace a job that trains, without a restart."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from stepscope.workflow.capture import CapturedJob
+
+_MOST_SHOWN = 16
+
+
+@click.command("capture")
+@click.option("--run", help="Name of the run, or its directory.")
+@click.option("--job", help="Job of the scheduler, or as `stepscope top` calls it.")
+@click.option("--steps", type=click.IntRange(min=1), required=True, help="Optimizer steps to trace.")
+@click.option("--ranks", default="all", show_default=True, metavar="0,3|all", help="Ranks to trace.")
+@click.option("--start-step", type=click.IntRange(min=0), help="First step.  [default: the first that all ranks can]")
+@click.option(
+    "--agent",
+    "urls",
+    multiple=True,
+    metavar="URL",
+    envvar="STEPSCOPE_AGENTS",
+    help="Agent of a node; once for each node of the job.  [default: http://127.0.0.1:9455]",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="STEPSCOPE_TOKEN_FILE",
+    help="File with the agents' token.  [default: where an agent of this user keeps it]",
+)
+@click.option("--ca-file", default="", metavar="FILE", help="Certificates to trust instead of the system's.")
+@click.option("--max-bytes", type=click.IntRange(min=1), help="Of one rank's compressed trace.")
+@click.option("--max-overhead", type=click.FloatRange(min=0), help="Stop when steps are longer by this share (0.5).")
+@click.option(
+    "--timeout",
+    "timeout_seconds",
+    type=click.FloatRange(min=1.0),
+    default=600.0,
+    show_default=True,
+    help="Seconds until the capture is given up.",
+)
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the traces are written.")
+@click.option("--json", "as_json", is_flag=True, help="Print one stepscope.capture/1 document.")
+def command(
+    run: str | None,
+    job: str | None,
+    steps: int,
+    ranks: str,
+    start_step: int | None,
+    urls: tuple[str, ...],
+    token_file: Path | None,
+    ca_file: str,
+    max_bytes: int | None,
+    max_overhead: float | None,
+    timeout_seconds: float,
+    wait: bool,
+    as_json: bool,
+) -> None:
+    """Trace steps of a job that trains, through the agents of its nodes. Nothing is restarted.
+
+    All ranks begin with the same step. The traces go into the run's directory. Ctrl-C cancels the capture.
+    """
+    from stepscope.agent.state_directory import TOKEN_FILE, state_directory
+    from stepscope.agent.token_file import token_in
+    from stepscope.core.captures import CaptureOrder
+    from stepscope.workflow.agent_client import DEFAULT_URL, agent_client
+    from stepscope.workflow.capture import capture_job
+
+    if run is None and job is None:
+        raise click.UsageError("say what to capture: --run or --job")
+    token = token_in(token_file or state_directory() / TOKEN_FILE)
+    agents = [agent_client(url, token=token, ca_file=ca_file) for url in dict.fromkeys(urls or (DEFAULT_URL,))]
+    order = CaptureOrder(
+        "new",
+        steps,
+        run,
+        job,
+        _ranks(ranks),
+        start_step,
+        None,
+        max_bytes,
+        max_overhead,
+        time.time_ns() + int(timeout_seconds * 1e9),
+    )
+    captured = capture_job(agents, order, wait=wait, tell=lambda line: click.echo(line, err=True))
+    if as_json:
+        click.echo(json.dumps(_document(captured)))
+    elif wait:
+        click.echo("\n".join(_lines(captured)))
+    else:
+        click.echo(captured.order.id)
+    for warning in captured.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    if wait:
+        _end(captured)
+
+
+def _ranks(text: str) -> tuple[int, ...] | None:
+    if text == "all":
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 8 for part in parts):
+        raise click.UsageError(f"--ranks takes numbers with commas, or all, not {text!r}")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def _lines(captured: CapturedJob) -> list[str]:
+    from stepscope.core.errors import printable
+    from stepscope.core.words import size
+
+    shown = captured.ranks[:_MOST_SHOWN]
+    lines = []
+    for one in shown:
+        words = [f"rank {'?' if one.rank is None else one.rank}", one.state.value]
+        if one.path and one.start_step is not None and one.steps:
+            words.append(f"steps {one.start_step} to {one.start_step + one.steps - 1}")
+            words.append(f"{size(one.bytes)}  {printable(one.path)}")
+        words += [f"stopped by {one.stopped_by}"] if one.stopped_by else []
+        words += [printable(one.reason)] if one.reason else []
+        lines.append("  ".join(words))
+    if len(captured.ranks) > len(shown):
+        lines.append(f"and {len(captured.ranks) - len(shown)} ranks more")
+    if captured.folder:
+        lines.append(f"stepscope analyze {shlex.quote(printable(captured.folder))}")
+    return lines
+
+
+def _document(captured: CapturedJob) -> dict[str, object]:
+    from stepscope.core.captures import CAPTURE_SCHEMA, report_document
+
+    return {
+        "schema": CAPTURE_SCHEMA,
+        "id": captured.order.id,
+        "state": captured.state,
+        "folder": captured.folder,
+        "agents": [{"url": url, **report_document(report)} for url, report in captured.reports.items()],
+        "warnings": [{"code": "capture", "message": line} for line in captured.warnings],
+    }
+
+
+def _end(captured: CapturedJob) -> None:
+    """
+    Raises:
+        DataError: a rank has left no trace.
+    """
+    from stepscope.core.captures import CaptureState
+    from stepscope.core.errors import DataError
+
+    without = [one for one in captured.ranks if one.state is not CaptureState.DONE]
+    if without:
+        first = without[0]
+        what = f"{len(without)} of {len(captured.ranks)} ranks left no trace; rank {first.rank}: {first.state}"
+        raise DataError(f"{what}, {first.reason}" if first.reason else what, where=f"capture {captured.order.id}")
