@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
-from stepscope.agent.api import api_routes
+from stepscope.agent.api import api_routes, node_of
 from stepscope.agent.assembly import Parts
 from stepscope.agent.exporter import MetricsPage
 from stepscope.agent.source_state import SourceState
@@ -15,6 +15,7 @@ from stepscope.agent.sources import GPUS, Sources
 from stepscope.agent.systemd import Systemd
 from stepscope.agent.web import Access, AgentServer, page_routes
 from stepscope.core.gpu_metrics import GPU
+from stepscope.core.node import Node
 from stepscope.core.readings import MissingReason
 
 _LOOK_SECONDS = 0.2
@@ -36,7 +37,7 @@ def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) ->
     with parts.training or nullcontext(), captures:
         access = Access(captures.token, parts.guard)
         scheme = "https" if parts.guard.context() else "http"
-        api = api_routes(sources.states, scheme=scheme, health=sources.health.report, fleet=sources.fleet.report)
+        api = api_routes(lambda host: _node(parts, host), scheme=scheme)
         routes = (*page_routes(page, sources.states), *api, *captures.routes)
         server = AgentServer(parts.address, routes, access, parts.guard)
         with sources, server:
@@ -47,6 +48,18 @@ def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) ->
                 systemd.ready(line)
             systemd.watch(lambda: (server.num_looks, _rounds(sources)), stop)
             systemd.stopping()
+
+
+def _node(parts: Parts, host: str) -> Node:
+    sources, training = parts.sources, parts.training
+    return node_of(
+        sources.states(),
+        time.time_ns(),
+        host=host,
+        health=sources.health.report(),
+        fleet=sources.fleet.report(),
+        ranks=training.ranks() if training else (),
+    )
 
 
 def _rounds(sources: Sources) -> int:

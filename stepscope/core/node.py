@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stepscope.core.training_ranks import TrainingRank
+
 NODE_SCHEMA = "stepscope.node/1"
 NODE_PATH = "/api/v1/node"
 
@@ -214,6 +216,7 @@ class Node:
         health: of the machine beside its GPUs; None where nobody judges it.
         events: what is wrong now, the worst first, then what is over, the newest first.
         job_classes: what each job spent the last minute on.
+        ranks: training processes that speak to the agent.
         schema: of the document.
     """
 
@@ -226,4 +229,5 @@ class Node:
     health: NodeHealth | None = None
     events: tuple[NodeEvent, ...] = ()
     job_classes: tuple[NodeJobClass, ...] = ()
+    ranks: tuple[TrainingRank, ...] = ()
     schema: str = field(default=NODE_SCHEMA)

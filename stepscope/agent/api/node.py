@@ -15,6 +15,7 @@ from stepscope.core.health import Health, HealthEvent, HealthReport
 from stepscope.core.jobs import Assignment, assignments_of, device_of
 from stepscope.core.node import Node, NodeClass, NodeDevice, NodeEvent, NodeFinding, NodeHealth, NodeJob, NodeSource
 from stepscope.core.readings import Collection, Labels, Missing, Reading
+from stepscope.core.training_ranks import TrainingRank
 
 _INFO = GPU + "info"
 _UP = GPU + "up"
@@ -27,6 +28,7 @@ def node_of(
     host: str,
     health: HealthReport | None = None,
     fleet: FleetReport | None = None,
+    ranks: Sequence[TrainingRank] = (),
 ) -> Node:
     """The document.
 
@@ -37,17 +39,17 @@ def node_of(
         host: name of the machine.
         health: of it.
         fleet: what its GPUs and jobs spent the last minute on.
+        ranks: training processes that speak to the agent.
     """
     devices: dict[str, _Device] = {}
     fresh = [one for one in states if one.collected_ns is not None and now_ns - one.collected_ns < STALE_SECONDS * 1e9]
     for state in fresh:
         _gather(devices, state.collection)
-    if health is not None:
-        for one in health.gpus:
-            if (device := devices.get(dict(one.labels).get("uuid", ""))) is not None:
-                device.health = _health(one)
+    for one in health.gpus if health else ():
+        if (device := devices.get(_uuid(one.labels))) is not None:
+            device.health = _health(one)
     for labels, told in fleet.devices.items() if fleet else ():
-        if (device := devices.get(dict(labels).get("uuid", ""))) is not None:
+        if (device := devices.get(_uuid(labels))) is not None:
             device.spent = spent_of(told)
     return Node(
         host,
@@ -63,6 +65,7 @@ def node_of(
         _health(health.machine) if health else None,
         tuple(_event(event) for event in (*health.open_events, *health.ended_events)) if health else (),
         job_classes_of(fleet) if fleet else (),
+        tuple(ranks),
     )
 
 
@@ -130,9 +133,8 @@ def _gather(devices: dict[str, _Device], collection: Collection) -> None:
 
     def device(labels: Labels) -> _Device | None:
         if labels not in found:
-            of_device = dict(device_of(labels))
-            uuid = of_device.get("uuid", "")
-            found[labels] = devices.setdefault(uuid, _Device(of_device)) if uuid else None
+            uuid = _uuid(labels)
+            found[labels] = devices.setdefault(uuid, _Device(dict(device_of(labels)))) if uuid else None
         return found[labels]
 
     for reading in collection.readings:
@@ -150,6 +152,10 @@ def _add_jobs(devices: dict[str, _Device], assignments: Iterable[Assignment]) ->
         if device is not None:
             facts = (job.name, job.user, job.account, job.team, job.project, job.queue, job.workload)
             device.jobs.append(NodeJob(job.kind.value, job.id, *facts, one.share.value, one.pids))
+
+
+def _uuid(labels: Labels) -> str:
+    return dict(labels).get("uuid", "")
 
 
 def _source(state: SourceState, now_ns: int) -> NodeSource:

@@ -6,6 +6,7 @@ import http.client
 import json
 import threading
 import time
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -14,11 +15,14 @@ from stepscope.agent.api import api_routes, node_of
 from stepscope.agent.schedule import ScheduledSource
 from stepscope.agent.source_state import SourceState
 from stepscope.agent.web import Address, AgentServer
+from stepscope.core.causes import Cause
+from stepscope.core.fleet_class import Counters, FleetClass, FleetReport, TimeShares
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.health import Action, Health, HealthEvent, HealthReport, HealthState, Severity
 from stepscope.core.jobs import Job, JobKind, job_facts, job_labels
 from stepscope.core.node import NODE_SCHEMA, Node, NodeHealth
 from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of, with_labels
+from stepscope.core.training_ranks import TrainingRank
 
 _SECOND = 10**9
 _NOW = 1_000 * _SECOND
@@ -100,6 +104,20 @@ def test_health_is_with_its_device_and_what_is_wrong_is_told() -> None:
     assert told.action_line == Action.REPLACE.line
 
 
+def test_what_a_device_does_and_who_trains_on_it() -> None:
+    shares = TimeShares(0.5, 0.25, 0.0, 0.25)
+    told = FleetClass(Cause.COMMUNICATION, (), 0.9, "waits for peers", (), shares, Counters.SM, 1, 2, 60)
+    rank = TrainingRank("k", "run", "/runs/run", 0, 0, 8, 4711, 1000, "n1", 1, 50.0)
+    state = _state(_reading("power_watts", 1.0))
+    node = node_of((state,), _NOW, host="n1", fleet=FleetReport({_GPU: told, _OTHER: told}), ranks=(rank,))
+    again = msgspec.json.decode(json.dumps(asdict(node)), type=Node)
+    assert again == node
+    (device,) = again.devices
+    assert device.spent is not None
+    assert (device.spent.cause, device.spent.shares["waiting"]) == ("communication", 0.25)
+    assert again.ranks == (rank,)
+
+
 def test_sources_with_reason_and_age_and_no_old_values() -> None:
     old = _state(
         _reading("power_watts", 1.0),
@@ -141,7 +159,7 @@ def test_it_is_told_while_a_source_hangs() -> None:
             return Collection()
 
     with ScheduledSource("nvml", Hangs(), interval=1.0, deadline=0.01) as source:
-        routes = api_routes(lambda: (source.state(),), scheme="http")
+        routes = api_routes(lambda host: node_of((source.state(),), time.time_ns(), host=host), scheme="http")
         with AgentServer(Address("127.0.0.1", 0), routes) as server:
             end = time.monotonic() + 20
             while source.state().reason is not MissingReason.TIMED_OUT:
@@ -156,7 +174,9 @@ def test_it_is_told_while_a_source_hangs() -> None:
 
 
 def test_prometheus_is_told_the_name_by_which_it_asked() -> None:
-    with AgentServer(Address("127.0.0.1", 0), api_routes(lambda: (), scheme="https")) as server:
+    with AgentServer(
+        Address("127.0.0.1", 0), api_routes(lambda host: node_of((), 1, host=host), scheme="https")
+    ) as server:
         status, kind, body = _get(server, "/sd", Host="node7:9455")
         (found,) = json.loads(body)
         assert (status, kind) == (200, "application/json")
