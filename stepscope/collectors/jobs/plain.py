@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from stepscope.collectors.jobs.processes import Process, Processes
 
@@ -43,8 +44,7 @@ def leader_of(process: Process, processes: Processes) -> Process:
 
 def name_of(process: Process) -> str:
     """What it runs: the script, "train.py", or the module; else its command."""
-    words = process.arguments
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+    for word, following in pairwise((*process.arguments, "")):
         if word == "-m" and following:
             return following
         if word.endswith(".py"):

@@ -23,6 +23,7 @@ _PAGE = 100
 _MOST_PAGES = 20
 _LARGEST = 8 << 20
 """Bytes of a page."""
+_READ_BYTES = 1 << 16
 
 
 class ApiError(Exception):
@@ -104,14 +105,20 @@ class ApiServer:
 
 
 def _page(connection: http.client.HTTPSConnection, path: str, token: str, end: float) -> dict[str, Any]:
-    left = end - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    if connection.sock is not None:
-        connection.sock.settimeout(left)
     connection.request("GET", path, headers={"Authorization": f"Bearer {token}", "Accept": _ACCEPT})
     answer = connection.getresponse()
-    body = answer.read(_LARGEST + 1)
+    body = bytearray()
+    while len(body) <= _LARGEST:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        if connection.sock is not None:
+            connection.sock.settimeout(left)
+        part = answer.read1(_READ_BYTES)
+        if not part:
+            answer.read()  # at its end: Python 3.11 does not see it in read1
+            break
+        body += part
     if answer.status in (401, 403):
         detail = "it may not list pods: give its service account the verb list on pods"
         raise ApiError(MissingReason.NO_PERMISSION, f"HTTP {answer.status}: {detail}")

@@ -52,7 +52,7 @@ def call(path: str, method: str, request: bytes, *, seconds: float) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(seconds)
         connection.connect(path)
-        exchange = _Exchange(method, request, seconds)
+        exchange = _Exchange(method, request)
         try:
             while not exchange.is_over:
                 left = end - time.monotonic()
@@ -72,7 +72,7 @@ def call(path: str, method: str, request: bytes, *, seconds: float) -> bytes:
 class _Exchange:
     """One request and its answer, apart from the socket."""
 
-    def __init__(self, method: str, request: bytes, seconds: float) -> None:
+    def __init__(self, method: str, request: bytes) -> None:
         self._connection = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding="utf-8"))
         self._connection.initiate_connection()
         self._stream = self._connection.get_next_available_stream_id()
@@ -87,7 +87,6 @@ class _Exchange:
             ("te", "trailers"),
             ("content-type", "application/grpc"),
             ("user-agent", "stepscope"),
-            ("grpc-timeout", f"{max(1, int(seconds * 1000))}m"),
         ]
         self._connection.send_headers(self._stream, headers)
         self._connection.send_data(self._stream, _PREFIX.pack(0, len(request)) + request, end_stream=True)

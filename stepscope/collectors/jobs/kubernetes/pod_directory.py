@@ -19,6 +19,8 @@ _SECONDS = 5.0
 _PAUSE_SECONDS = 10.0
 """Between two questions, however many pods come."""
 _MISS_SECONDS = 300.0
+_REFRESH_SECONDS = 600.0
+"""The kubelet tells no uid: a pod that came again under its name cannot be told from the one before."""
 _LONGEST_PAUSE_SECONDS = 900.0
 
 
@@ -53,6 +55,7 @@ class PodDirectory:
         self._wanted_uids: frozenset[str] = frozenset()
         self._missed: dict[tuple[str, str] | str, float] = {}
         self._due = 0.0
+        self._answered = float("-inf")
         self._pause = _PAUSE_SECONDS
         self._failure: Missing | None = None
 
@@ -80,7 +83,8 @@ class PodDirectory:
             return False
         self._missed = {key: until for key, until in self._missed.items() if until > now}
         unknown = {*(self._wanted - self._by_name.keys()), *(self._wanted_uids - self._by_uid.keys())}
-        return bool(unknown - self._missed.keys())
+        is_old = now - self._answered >= _REFRESH_SECONDS and bool(self._wanted | self._wanted_uids)
+        return is_old or bool(unknown - self._missed.keys())
 
     def _ask(self, now: float) -> None:
         wanted, uids = self._wanted, self._wanted_uids
@@ -94,6 +98,7 @@ class PodDirectory:
             self._due = now + self._pause
             return
         self._failure, self._pause, self._due = None, _PAUSE_SECONDS, now + _PAUSE_SECONDS
+        self._answered = now
         told = (pod_of(item, self._naming.team, self._naming.project) for item in items)
         pods: Sequence[Pod] = [pod for pod in told if pod is not None]
         self._by_name = {(pod.namespace, pod.name): pod for pod in pods}

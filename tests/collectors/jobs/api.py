@@ -1,0 +1,143 @@
+"""A Kubernetes API: a real HTTPS server that lists pods in pages, to whoever has the token."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from stepscope.collectors.jobs.kubernetes.api_server import ApiServer
+from tests.agent.web.certificates import self_signed
+
+TOKEN = "eyJhbGciOi.of-a.service-account"
+NODE = "node-7"
+
+
+@dataclass(slots=True)
+class Api:
+    """What it has, and how it answers.
+
+    Attributes:
+        server: for whoever asks.
+        pods: items of the list.
+        status: other than 200: an error.
+        body: instead of a list.
+        page: items a page.
+        drip: seconds between the bytes of a body.
+        asked: queries, in their order.
+        hold: set it to let it answer.
+    """
+
+    server: ApiServer
+    pods: list[dict[str, Any]] = field(default_factory=list)
+    status: int = 200
+    body: bytes | None = None
+    page: int = 100
+    drip: float = 0.0
+    asked: list[dict[str, list[str]]] = field(default_factory=list)
+    accepted: list[str] = field(default_factory=list)
+    hold: threading.Event = field(default_factory=threading.Event)
+
+    def answer(self, path: str, token: str, accept: str) -> tuple[int, bytes]:
+        """Status and body."""
+        parts = urlsplit(path)
+        query = parse_qs(parts.query)
+        self.asked.append(query)
+        self.accepted.append(accept)
+        self.hold.wait(20)
+        if token != f"Bearer {(self.server.account / 'token').read_text().strip()}":
+            return 401, _failure(401, "Unauthorized")
+        if self.status != 200:
+            return self.status, _failure(self.status, 'pods is forbidden: User "stepscope" cannot list resource "pods"')
+        if self.body is not None:
+            return 200, self.body
+        if parts.path != "/api/v1/pods" or query["fieldSelector"] != [f"spec.nodeName={NODE}"]:
+            return 404, _failure(404, "not found")
+        begin = int(query.get("continue", ["0"])[0])
+        items, rest = self.pods[begin : begin + self.page], self.pods[begin + self.page :]
+        metadata = {"resourceVersion": "1"} | ({"continue": str(begin + self.page)} if rest else {})
+        kind = {"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1"}
+        return 200, json.dumps(kind | {"metadata": metadata, "items": items}).encode()
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Api]:
+    """The server on a free port, its certificate and token in a service account's folder."""
+    cert, key = self_signed(folder, "api")
+    account = folder / "account"
+    account.mkdir()
+    (account / "ca.crt").write_bytes(cert.read_bytes())
+    (account / "token").write_text(TOKEN + "\n")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            headers = self.headers
+            status, body = api.answer(self.path, headers.get("Authorization", ""), headers.get("Accept", ""))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            with suppress(OSError):  # it did not wait for all of it
+                for begin in range(0, len(body), step := 1 if api.drip else max(1, len(body))):
+                    self.wfile.write(body[begin : begin + step])
+                    time.sleep(api.drip)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    api = Api(ApiServer("127.0.0.1", server.server_address[1], account))
+    api.hold.set()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield api
+    finally:
+        api.hold.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def pod(
+    namespace: str,
+    name: str,
+    uid: str = "",
+    labels: dict[str, str] | None = None,
+    owner: tuple[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """A pod as the API tells its metadata."""
+    metadata: dict[str, Any] = {
+        "name": name,
+        "namespace": namespace,
+        "uid": uid or f"uid-of-{name}",
+        "resourceVersion": "123",
+        "creationTimestamp": "2026-11-01T00:00:00Z",
+        "labels": labels or {},
+        "annotations": annotations or {},
+    }
+    if owner is not None:
+        kind, owner_name = owner
+        metadata["ownerReferences"] = [
+            {"apiVersion": "v1", "kind": "Node", "name": "x", "uid": "u"},
+            {"apiVersion": "batch/v1", "kind": kind, "name": owner_name, "uid": "u", "controller": True},
+        ]
+    return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}
+
+
+def _failure(code: int, message: str) -> bytes:
+    return json.dumps({"kind": "Status", "status": "Failure", "message": message, "code": code}).encode()
