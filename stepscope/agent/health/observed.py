@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from stepscope.agent.health.counters import Sample
 from stepscope.agent.source_state import SourceState
@@ -16,8 +17,8 @@ from stepscope.core.host_metrics import HOST
 from stepscope.core.readings import Collection, Labels, Missing, MissingReason, Reading
 
 _WHOSE = frozenset({"gpu", "uuid", "pci_bus_id"})
-_OF_GPU = frozenset(
-    GPU + name
+_OF_GPU = {
+    GPU + name: name
     for name in (
         *("utilization_ratio", "energy_joules_total", "up"),
         *("ecc_corrected_errors_total", "ecc_uncorrected_errors_total", "row_remap_failed", "row_remap_pending"),
@@ -33,11 +34,11 @@ _OF_GPU = frozenset(
         *("thermal_violation_seconds_total", "temperature_margin_celsius"),
         *("xid_errors_total", "process_memory_bytes"),
     )
-)
-"""What is looked at."""
-_NOT_DATED = frozenset({GPU + "xid_errors_total"})
+}
+"""What is looked at, and what it is called here."""
+_NOT_DATED = frozenset({"xid_errors_total"})
 """A count with the time of its last event stays true."""
-_MACHINES = frozenset(
+_OF_MACHINE = frozenset(
     {HOST + "infiniband_up", HOST + "infiniband_errors_total", SWITCH + "sxid_errors_total", SWITCH + "sxid_fatal_last"}
 )
 _MOST_LABELS = 20_000
@@ -93,13 +94,21 @@ class Observed:
         return next((one for one in missing if not one.metric and not one.labels), None)
 
 
+class _Whose(NamedTuple):
+    """A GPU's key and labels, and the values of a reading's others."""
+
+    key: str
+    labels: Labels
+    further: tuple[str, ...]
+
+
 class Observer:
     """Makes sources' states into what is known of each thing. Remembers how labels are to be read."""
 
     def __init__(self, driver_source: str, stale_seconds: float) -> None:
         self._driver_source = driver_source
         self._stale_ns = int(stale_seconds * 1e9)
-        self._whose: dict[Labels, tuple[Labels, tuple[str, ...]] | None] = {}
+        self._whose: dict[Labels, _Whose | None] = {}
 
     def observe(self, states: Sequence[SourceState], now_ns: int) -> Observed:
         """What is known now.
@@ -113,39 +122,34 @@ class Observer:
             if state.name == self._driver_source:
                 observed.driver = state
             collection = state.collection
-            looked_ns = (
-                state.collected_ns if state.collected_ns and self._is_fresh(state.collected_ns, now_ns) else None
-            )
             self._read(observed, state.name, collection.readings, now_ns)
-            if looked_ns is not None:
+            looked_ns = state.collected_ns
+            if looked_ns is not None and looked_ns > now_ns - self._stale_ns:
                 self._explain(observed, state.name, collection, looked_ns)
         return observed
 
-    def _is_fresh(self, time_ns: int, now_ns: int) -> bool:
-        return now_ns - time_ns < self._stale_ns
-
     def _read(self, observed: Observed, source: str, readings: Iterable[Reading], now_ns: int) -> None:
+        oldest_ns = now_ns - self._stale_ns
         for reading in readings:
             metric = reading.metric
-            if metric in _OF_GPU:
-                if self._is_fresh(reading.time_ns, now_ns) or metric in _NOT_DATED:
-                    self._read_gpu(observed, source, reading)
-            elif metric in _MACHINES and (self._is_fresh(reading.time_ns, now_ns) or metric.startswith(SWITCH)):
+            name = _OF_GPU.get(metric)
+            if name is not None:
+                if reading.time_ns > oldest_ns or name in _NOT_DATED:
+                    self._read_gpu(observed, source, name, reading)
+            elif metric in _OF_MACHINE and (reading.time_ns > oldest_ns or metric.startswith(SWITCH)):
                 observed.machine.append((reading, source))
 
-    def _read_gpu(self, observed: Observed, source: str, reading: Reading) -> None:
-        known = self._whose_is(reading.labels)
-        if known is None:
+    def _read_gpu(self, observed: Observed, source: str, name: str, reading: Reading) -> None:
+        whose = self._whose_is(reading.labels)
+        if whose is None:
             return
-        labels, further = known
-        gpu = _gpu_in(observed, labels, source)
+        gpu = _gpu_in(observed, whose, source)
         sample = Sample(reading.value, reading.time_ns, source)
-        name = reading.metric.removeprefix(GPU)
         if name == "up":
             if gpu.up is None:
-                gpu.up, gpu.source, gpu.reason = sample, source, further[0] if further else ""
-        elif further:
-            gpu.parts.setdefault(name, {}).setdefault(further, sample)
+                gpu.up, gpu.source, gpu.reason = sample, source, whose.further[0] if whose.further else ""
+        elif whose.further:
+            gpu.parts.setdefault(name, {}).setdefault(whose.further, sample)
         else:
             gpu.values.setdefault(name, sample)
 
@@ -155,29 +159,26 @@ class Observer:
             if gpu.source == source:
                 gpu.looked_ns = looked_ns
         for missing in collection.missing:
-            if missing.metric or not missing.labels:
-                continue
-            known = self._whose_is(missing.labels)
-            if known is not None and not known[1]:
-                gpu = _gpu_in(observed, known[0], source)
+            whose = self._whose_is(missing.labels) if not missing.metric and missing.labels else None
+            if whose is not None and not whose.further:
+                gpu = _gpu_in(observed, whose, source)
                 if gpu.source == source and not gpu.detail:
                     gpu.reason, gpu.detail = missing.reason.value, missing.detail
         for finding in collection.findings:
             if not finding.labels:
                 observed.findings.setdefault(finding.code, finding.message)
                 continue
-            known = self._whose_is(tuple(pair for pair in finding.labels if pair[0] in _WHOSE))
-            key = _key(known[0]) if known is not None else None
-            if key not in observed.gpus or observed.gpus[key].source != source:
+            whose = self._whose_is(tuple(pair for pair in finding.labels if pair[0] in _WHOSE))
+            found = observed.gpus.get(whose.key) if whose is not None else None
+            if found is None or found.source != source:
                 continue
-            if finding.code == "xid":
-                if source != self._driver_source:  # its XIDs are counted
-                    observed.gpus[key].told_xids.append((int(dict(finding.labels)["xid"]), finding.time_ns))
-            else:
-                observed.gpus[key].findings.setdefault(finding.code, finding.message)
+            if finding.code != "xid":
+                found.findings.setdefault(finding.code, finding.message)
+            elif source != self._driver_source:  # its XIDs are counted
+                found.told_xids.append((int(dict(finding.labels)["xid"]), finding.time_ns))
 
-    def _whose_is(self, labels: Labels) -> tuple[Labels, tuple[str, ...]] | None:
-        """The GPU's own labels, and the values of the others; None of MIG instances and what is no GPU's."""
+    def _whose_is(self, labels: Labels) -> _Whose | None:
+        """Whose a reading is; None of MIG instances and what is no GPU's."""
         try:
             return self._whose[labels]
         except KeyError:
@@ -187,15 +188,14 @@ class Observer:
         own = tuple(pair for pair in labels if pair[0] in _WHOSE)
         is_whole = bool(own) and not any(name == "gpu_instance" for name, _ in labels)
         further = tuple(value for name, value in labels if name not in _WHOSE)
-        self._whose[labels] = (own, further) if is_whole else None
+        self._whose[labels] = _Whose(_key(own), own, further) if is_whole else None
         return self._whose[labels]
 
 
-def _gpu_in(observed: Observed, labels: Labels, source: str) -> ObservedGpu:
-    key = _key(labels)
-    gpu = observed.gpus.get(key)
+def _gpu_in(observed: Observed, whose: _Whose, source: str) -> ObservedGpu:
+    gpu = observed.gpus.get(whose.key)
     if gpu is None:
-        gpu = observed.gpus[key] = ObservedGpu(labels, source, reason=MissingReason.NOT_YET.value)
+        gpu = observed.gpus[whose.key] = ObservedGpu(whose.labels, source, reason=MissingReason.NOT_YET.value)
     return gpu
 
 

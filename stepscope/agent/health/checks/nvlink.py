@@ -72,7 +72,9 @@ class NvlinkChecks:
         growth, newest_ns = 0.0, None
         for name in names:
             sample = gpu.values.get(name)
-            window = self._windows.setdefault(name, CounterWindow(_MINUTE))
+            window = self._windows.get(name)
+            if window is None:
+                window = self._windows[name] = CounterWindow(_MINUTE)
             if window.add(sample) and sample is not None:
                 newest_ns = max(newest_ns or 0, sample.time_ns)
             growth += window.growth
