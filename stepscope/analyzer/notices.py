@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext, hfu_of
 from stepscope.core.analysis import Job, Notice, TraceQuality
+from stepscope.core.listing import listed
 from stepscope.core.trace_doubts import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
-from stepscope.core.words import listed
 
 LOSS_WORTH_SAYING = 0.02
 """Share of lost launches, and of activities before their launch, from which a reader is told."""

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from stepscope.cli.terminal import report_console
 from stepscope.core.comparison import Change, ComparedSide, Comparison, Difference, GateOutcome
-from stepscope.core.words import listed
+from stepscope.core.listing import listed
 
 MOST_ROWS = 12
 LONGEST_NAME = 72

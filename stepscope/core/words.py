@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from itertools import islice
 from typing import TypeGuard
 
 from stepscope.core.analysis import Evidence, Job, MeshSizes, Pipeline
@@ -174,12 +173,6 @@ def bandwidth(value_gbs: float | None) -> str:
 def count(number: int | None) -> str:
     """A whole number with thousands apart: '12 345'."""
     return f"{number:,}".replace(",", _NARROW_SPACE) if _can_be_read(number) and number >= 0 else UNKNOWN
-
-
-def listed(items: Iterable[object], most: int = 8) -> str:
-    """[0, 1, 2] -> '0, 1, 2'; of more than `most` the first: '0, 1, ...'."""
-    shown = [str(item) for item in islice(items, most + 1)]
-    return ", ".join(shown if len(shown) <= most else [*shown[:most], "..."])
 
 
 def ranks_words(ranks: list[int], *, world_size: int | None = None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stepscope.core.words import listed
+from stepscope.core.listing import listed
 
 _LOOKED_AT_BYTES = 512 * 1024
 

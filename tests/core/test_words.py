@@ -138,7 +138,5 @@ def test_moments_are_utc_and_say_so() -> None:
     assert words.moment(1_785_938_592_123_456_789) == "2026-08-05 14:03 UTC"
 
 
-def test_long_lists_name_the_first_and_say_that_there_are_more() -> None:
-    assert words.listed([3, 1]) == "3, 1"
-    assert words.listed(range(9), most=8) == "0, 1, 2, 3, 4, 5, 6, 7, ..."
+def test_numbers_that_follow_one_another_are_a_run() -> None:
     assert words.number_runs([0, 1, 2, 5], dash="-") == "0-2, 5"

@@ -11,7 +11,7 @@ from stepscope.analyzer.what_if.model import ReplayModel
 from stepscope.analyzer.what_if.pipeline_schedule import FIXED_CAUSES, PipelineSchedule, replay_schedules
 from stepscope.analyzer.what_if.predict import TRUSTED_ERROR, binds_next
 from stepscope.core.analysis import Evidence, Notice, RootCause, Verdict, WhatIf
-from stepscope.core.words import listed
+from stepscope.core.listing import listed
 
 REPLAYED_FROM = 0.05
 """A cause is worth a replay from this share of the time on (the verdict names second causes from here)."""
