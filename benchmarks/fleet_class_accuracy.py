@@ -36,6 +36,8 @@ _RANGES: dict[str, tuple[float, ...]] = {
     "idle_busy": (0.005, 0.01, 0.02, 0.03, 0.05, 0.08),
 }
 _PASSES = 2
+_FEWEST_RUNS = 3
+"""To fit thresholds to some of them."""
 
 
 def _class_of(window: Labelled, limits: Limits = LIMITS) -> FleetClass:
@@ -125,6 +127,8 @@ def main() -> None:
         for name, chosen in ((f"{mode}, training", training), (f"{mode}, idle", resting)):
             poorer = [projected(window, missing) for window in chosen]
             print(_row(name, [(window, _class_of(window).cause) for window in poorer]))
+    if len(_by_run(windows)) < _FEWEST_RUNS:
+        return
     for mode, missing in list(MODES.items())[:2]:
         told = held_out([projected(window, missing) for window in windows])
         print(_row(f"{mode}, training, held out", [one for one in told if one[0].run not in RESTING]))

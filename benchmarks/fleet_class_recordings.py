@@ -15,19 +15,16 @@ from collections.abc import Iterator
 from itertools import groupby, pairwise
 from pathlib import Path
 
-from benchmarks.labelled_windows import Labelled
+from benchmarks.labelled_windows import SPENT, Labelled, right_of
 from stepscope.analyzer.fleet import GpuFacts, Sample
 from stepscope.core.causes import Cause
 
 _FACTS = GpuFacts("NVIDIA H100 80GB HBM3", 700.0, 1.98e9, 85.5e9, None, True)
 RESTING = ("start", "none")
 """Runs that are none: before a run's first kernels, and between runs."""
-_SPENT = ("compute", "exposed_comm", "copy", "idle")
 _MIB = 1048576.0
 _HELD_BYTES = 0.56e9
 """The driver keeps 0.50 GB of a GPU without a process."""
-_NAMED, _EITHER = 0.25, 0.05
-"""A loss of this share of the trace's window is the label; within 0.05 of it, both are right."""
 _REASONS = ((0x1, "idle"), (0x4, "software_power_cap"), (0x8, "hardware_slowdown"), (0x20, "software_thermal"))
 
 
@@ -42,8 +39,10 @@ def recorded(folder: Path) -> list[Labelled]:
             inside = _inside(samples, begin, end)
             if inside:
                 rank = about["ranks"][gpu]
-                spent = {name: rank[name] for name in _SPENT}
-                windows.append(_labelled(run, gpu, inside, _right(Cause(about["cause"][0]), spent), spent))
+                spent = {name: rank[name] for name in SPENT}
+                cause = Cause(about["cause"][0])
+                healthy = frozenset({cause if cause is Cause.MEMORY_BOUND else Cause.COMPUTE_BOUND})
+                windows.append(_labelled(run, gpu, inside, right_of(spent, cause, healthy), spent))
     for gpu, samples in series.items():
         windows += _idle(gpu, samples)
     return windows
@@ -53,17 +52,6 @@ def _labelled(
     run: str, gpu: int, samples: list[Sample], right: frozenset[Cause], spent: dict[str, float] | None = None
 ) -> Labelled:
     return Labelled(run, gpu, right, tuple(samples), 0.2 * len(samples), _FACTS, spent=spent or {})
-
-
-def _right(cause: Cause, spent: dict[str, float]) -> frozenset[Cause]:
-    """The largest loss of the trace's plain reading; a loss on the host's side has the cause that was built in."""
-    host = spent["idle"] + spent["copy"]
-    loss = max(host, spent["exposed_comm"])
-    named = Cause.COMMUNICATION if spent["exposed_comm"] > host else cause
-    healthy = cause if cause is Cause.MEMORY_BOUND else Cause.COMPUTE_BOUND
-    if loss >= _NAMED + _EITHER:
-        return frozenset({named})
-    return frozenset({healthy}) if loss < _NAMED - _EITHER else frozenset({healthy, named})
 
 
 def _idle(gpu: int, samples: list[Sample]) -> Iterator[Labelled]:

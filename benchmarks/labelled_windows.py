@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,10 @@ from typing import Any
 from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample
 from stepscope.core.causes import Cause
 
+SPENT = ("compute", "exposed_comm", "copy", "idle")
+"""A plain reading of a trace: shares of time with kernels that compute, else communication, else copies, nothing."""
+_NAMED, _EITHER = 0.25, 0.05
+"""A loss of this share of the trace's window is the label; within 0.05 of it, both are right."""
 _FIELDS = tuple(field.name for field in fields(Sample))
 
 
@@ -36,6 +40,22 @@ class Labelled:
     facts: GpuFacts = field(default_factory=GpuFacts)
     host: HostUse = field(default_factory=HostUse)
     spent: dict[str, float] = field(default_factory=dict)
+
+
+def right_of(spent: Mapping[str, float], host: Cause, healthy: frozenset[Cause]) -> frozenset[Cause]:
+    """Which classes are right.
+
+    Args:
+        spent: the plain reading of a trace.
+        host: why the GPU was empty, where it was.
+        healthy: what bounds its kernels.
+    """
+    empty, waited = spent["idle"] + spent["copy"], spent["exposed_comm"]
+    named = frozenset({Cause.COMMUNICATION if waited > empty else host})
+    loss = max(empty, waited)
+    if loss >= _NAMED + _EITHER:
+        return named
+    return healthy if loss < _NAMED - _EITHER else healthy | named
 
 
 def projected(window: Labelled, missing: Sequence[str]) -> Labelled:

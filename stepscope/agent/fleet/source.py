@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from stepscope.agent.fleet.history import KEPT_SECONDS, GpuHistory
 from stepscope.agent.fleet.host_use import HostHistory
@@ -24,6 +24,8 @@ WINDOW_SECONDS = 60.0
 _EVERY_SECONDS = 10.0
 _SHORTEST_SECONDS = 10.0
 _GONE_SECONDS = 60.0
+_SURE_OF_A_HANG = 0.6
+"""Reached after some two minutes: peers that write a checkpoint are waited for as long as that."""
 _SPENT = ("computing", "waiting", "copying", "empty")
 _JOB_CAUSES = (*FLEET_CAUSES, Cause.STRAGGLER)
 
@@ -88,11 +90,7 @@ class FleetSource:
         self._report = FleetReport(classes, _job_classes(states, classes))
         readings = [reading for labels, told in classes.items() for reading in _readings(labels, told, now_ns)]
         readings += [reading for job in self._report.jobs for reading in _job_readings(job, now_ns)]
-        findings = tuple(
-            Finding("hang", told.summary, labels, now_ns)
-            for labels, told in classes.items()
-            if told.cause is Cause.HANG
-        )
+        findings = tuple(Finding("hang", told.summary, labels, now_ns) for labels, told in _hanging(classes))
         self._collection = Collection(tuple(readings), tuple(missing), findings)
 
     def _class_of(self, labels: Labels, history: GpuHistory) -> FleetClass | None:
@@ -107,12 +105,20 @@ class FleetSource:
         return told
 
     def _say(self, classes: dict[Labels, FleetClass]) -> None:
-        """One line when a GPU begins to hang."""
-        for labels, told in classes.items():
-            before = self._report.devices.get(labels)
-            if told.cause is Cause.HANG and (before is None or before.cause is not Cause.HANG):
+        """One line when it is sure enough that a GPU hangs."""
+        before = {labels for labels, _ in _hanging(self._report.devices)}
+        for labels, told in _hanging(classes):
+            if labels not in before:
                 about = dict(labels)
                 _log.warning("GPU %s (%s) seems to hang: %s", about.get("gpu", "?"), about.get("uuid"), told.summary)
+
+
+def _hanging(classes: Mapping[Labels, FleetClass]) -> list[tuple[Labels, FleetClass]]:
+    return [
+        (labels, told)
+        for labels, told in classes.items()
+        if told.cause is Cause.HANG and told.confidence >= _SURE_OF_A_HANG
+    ]
 
 
 def _job_classes(states: Sequence[SourceState], classes: dict[Labels, FleetClass]) -> tuple[JobClass, ...]:

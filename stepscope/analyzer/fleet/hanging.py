@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepscope.analyzer.fleet.limits import Limits
+from stepscope.analyzer.fleet.samples import Sample
 from stepscope.analyzer.fleet.shares import spins
 from stepscope.analyzer.fleet.window import Window
 from stepscope.core.analysis import Evidence
@@ -20,11 +21,8 @@ def hang_evidence(window: Window, limits: Limits) -> tuple[float, list[Evidence]
     """
     if window.seconds < limits.hang_seconds or window.is_held is False:
         return None
-    counted = all(sample.engine is not None and sample.tensor is not None for sample in window.samples)
-    if counted:
-        if not all(spins(sample, limits) for sample in window.samples):
-            return None
-    elif any(value < _ALWAYS for value in _utilizations(window)) or not _utilizations(window):
+    counted = all(_is_counted(sample) for sample in window.samples)
+    if not all(spins(sample, limits) if counted else _may_spin(sample, limits) for sample in window.samples):
         return None
     powers = [sample.power_watts for sample in window.samples if sample.power_watts is not None]
     limit = window.facts.power_limit_watts
@@ -32,8 +30,6 @@ def hang_evidence(window: Window, limits: Limits) -> tuple[float, list[Evidence]
         return None
     spread = (max(powers) - min(powers)) / limit
     if spread > limits.hang_spread or (window.mean.link_bytes or 0.0) >= limits.link_traffic:
-        return None
-    if not counted and (window.mean.memory_busy or 0.0) > limits.idle_busy:
         return None
     evidence = [
         Evidence("busy_ratio", window.busy or 0.0, "ratio", _ALWAYS),
@@ -48,8 +44,16 @@ def hang_evidence(window: Window, limits: Limits) -> tuple[float, list[Evidence]
             Evidence("nvlink_bytes_per_second", window.mean.link_bytes, "bytes_per_second", limits.link_traffic)
         )
     lasting = min(1.0, window.seconds / (_LONG * limits.hang_seconds))
-    return (0.9 if counted else 0.6) * (0.6 + 0.4 * lasting), evidence
+    return (0.9 if counted else 0.6) * (0.4 + 0.6 * lasting), evidence
 
 
-def _utilizations(window: Window) -> list[float]:
-    return [sample.utilization for sample in window.samples if sample.utilization is not None]
+def _is_counted(sample: Sample) -> bool:
+    return sample.engine is not None and sample.tensor is not None and sample.dram is not None
+
+
+def _may_spin(sample: Sample, limits: Limits) -> bool:
+    """Whether kernels ran all the time, and nothing that is known says that they did any work."""
+    busy = sample.engine if sample.engine is not None else sample.utilization
+    if busy is None or busy < _ALWAYS or (sample.memory_busy or 0.0) > limits.idle_busy:
+        return False
+    return max(sample.tensor or 0.0, sample.dram or 0.0) <= limits.spin_activity

@@ -13,6 +13,7 @@ from stepscope.core.fleet_class import Counters, FleetClass, TimeShares
 _FAR_LESS = 1 / 3
 """Of the longest wait: whoever waits for less than this share of it is not waiting for the same."""
 _OFTEN = 0.5
+_STILL = (Cause.HANG, Cause.IDLE, Cause.INSUFFICIENT_EVIDENCE)
 _WORST_FIRST = (Counters.NONE, Counters.POWER, Counters.PIPES, Counters.SM)
 
 
@@ -21,7 +22,7 @@ def class_of_job(classes: Sequence[FleetClass], limits: Limits = LIMITS) -> Flee
 
     GPUs in a collective wait for the last to come. So where some wait and others hardly do, the job's cause is that of
     the others, and `straggler` where they compute. Where all wait, it is the communication itself, or a GPU of another
-    node. A hang of any GPU is the job's: a collective ends for all or none.
+    node. A hang is the job's when no GPU of it works: one that saves its state for minutes is only waited for.
 
     Raises:
         ValueError: there is no GPU.
@@ -29,7 +30,8 @@ def class_of_job(classes: Sequence[FleetClass], limits: Limits = LIMITS) -> Flee
     if not classes:
         raise ValueError("a job without GPUs has no class")
     hanging = [at for at, one in enumerate(classes) if one.cause is Cause.HANG]
-    if hanging:
+    working = [at for at, one in enumerate(classes) if one.cause not in _STILL]
+    if hanging and not working:
         return _joined(classes, Cause.HANG, hanging, ())
     waits = [one.shares.waiting for one in classes if one.shares is not None and one.shares.waiting is not None]
     if len(waits) == len(classes) and max(waits) >= limits.named_loss:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -100,6 +101,13 @@ def test_a_wait_is_a_hang_only_after_a_minute_and_surer_the_longer() -> None:
     minute, longer = (classify(series(SPINNING, count=count), H100) for count in (61, 300))
     assert minute.cause is longer.cause is Cause.HANG
     assert longer.confidence > minute.confidence
+
+
+def test_a_hang_is_seen_also_where_some_counters_are_missing() -> None:
+    for name in ("dram", "tensor", "engine", "sm", "link_bytes"):
+        nothing: dict[str, Any] = {name: None}
+        assert _minute(replace(SPINNING, **nothing)).cause is Cause.HANG
+    assert _minute(replace(SPINNING, power_watts=None)).cause is not Cause.HANG
 
 
 @pytest.mark.parametrize(

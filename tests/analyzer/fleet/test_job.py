@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.analyzer.fleet import Sample, class_of_job, classify
 from stepscope.core.causes import Cause
-from tests.analyzer.fleet.samples import COMPUTING, H100, HELD, LAUNCHING, SPINNING, STARVED, WAITING, series
+from tests.analyzer.fleet.samples import COMPUTING, H100, HELD, LAUNCHING, SAVING, SPINNING, STARVED, WAITING, series
 
 
 def _job(*samples: Sample) -> list[Cause]:
@@ -23,6 +23,7 @@ def _job(*samples: Sample) -> list[Cause]:
         ([WAITING, STARVED, WAITING], Cause.DATA_LOADING),
         ([WAITING, LAUNCHING], Cause.HOST_BOUND),
         ([SPINNING, HELD], Cause.HANG),
+        ([SPINNING, SAVING, SPINNING], Cause.CHECKPOINT),
         ([HELD, HELD], Cause.IDLE),
     ],
 )

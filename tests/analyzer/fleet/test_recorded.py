@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from benchmarks.fleet_class_recordings import MODES
-from benchmarks.labelled_windows import Labelled, projected, read_windows, write_windows
+from benchmarks.labelled_windows import projected, read_windows, right_of, write_windows
 from stepscope.analyzer.fleet import classify
 from stepscope.core.causes import Cause
 from stepscope.core.fleet_class import Counters
@@ -58,10 +57,20 @@ def test_shares_of_time_agree_with_the_trace() -> None:
         assert shares.empty + shares.copying == pytest.approx(window.spent["idle"] + window.spent["copy"], abs=0.17)
 
 
+@pytest.mark.parametrize(
+    ("waited", "empty", "right"),
+    [
+        (0.05, 0.1, {Cause.MEMORY_BOUND}),
+        (0.27, 0.1, {Cause.MEMORY_BOUND, Cause.COMMUNICATION}),
+        (0.4, 0.3, {Cause.COMMUNICATION}),
+        (0.1, 0.6, {Cause.DATA_LOADING}),
+    ],
+)
+def test_the_label_is_the_largest_loss_of_the_trace(waited: float, empty: float, right: set[Cause]) -> None:
+    spent = {"compute": 1 - waited - empty, "exposed_comm": waited, "copy": 0.0, "idle": empty}
+    assert right_of(spent, Cause.DATA_LOADING, frozenset({Cause.MEMORY_BOUND})) == right
+
+
 def test_a_window_is_written_and_read_again(tmp_path: Path) -> None:
     write_windows(tmp_path / "windows.jsonl", _WINDOWS)
-    assert _same(read_windows(tmp_path / "windows.jsonl"), _WINDOWS)
-
-
-def _same(these: Sequence[Labelled], those: Sequence[Labelled]) -> bool:
-    return list(these) == list(those)
+    assert read_windows(tmp_path / "windows.jsonl") == _WINDOWS

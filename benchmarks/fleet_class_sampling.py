@@ -1,0 +1,198 @@
+"""How often is the fleet class right on GPUs that train with known faults? Records minutes of them, with labels.
+
+    python -m benchmarks.fleet_class_sampling OUT [--preset two-gpu] [--cases 'ddp-*,pp-healthy'] [--seconds 75]
+    python -m benchmarks.fleet_class_accuracy OUT/windows.jsonl
+
+Needs GPUs. The agent's own sources read them once a second while cases of the labelled suite train, each long enough
+for some windows of 30 s after its capture. The label of a GPU's window is its rank's ledger of that capture: the
+largest share of time that was lost, and under which heading. Runs that a fault ends have no label and are left out.
+Windows are kept as soon as they are known, so that a session that ends early has what it had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.labelled_windows import Labelled, right_of, write_windows
+from stepscope.agent.fleet.history import GpuHistory
+from stepscope.agent.fleet.host_use import HostHistory
+from stepscope.agent.fleet.sampling import told_of_gpus
+from stepscope.agent.isolation import Timing
+from stepscope.agent.sources import Sources
+from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample
+from stepscope.core.causes import Cause
+from stepscope.core.errors import StepscopeError
+from stepscope.core.headings import COMPUTE_HEADINGS, EXPOSED_COMMUNICATION_HEADINGS, IDLE_HEADINGS, Heading
+from stepscope.core.readings import Labels
+from stepscope.reference_workloads.launch import run_workload
+from stepscope.reference_workloads.suite.cases import Case, find_cases
+from stepscope.store.step_lines import read_run_steps
+from stepscope.workflow.analyze import analyze
+
+_SETTLED_FROM = 13
+"""Steps of the suite's schedule: captured ones end with 9, and the one after the traces are written is longer."""
+_PROBE_STEPS = 9
+_HOST_CAUSES = {Heading.DATA_LOADING: Cause.DATA_LOADING, Heading.CHECKPOINT: Cause.CHECKPOINT}
+"""Whatever else a GPU was empty for is its host."""
+_CLOSE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One window of one GPU, not labelled yet."""
+
+    gpu: int
+    begin_ns: int
+    end_ns: int
+    samples: tuple[Sample, ...]
+    facts: GpuFacts
+    host: HostUse
+
+
+class Recorder:
+    """Samples all GPUs by the agent's sources, and cuts windows. A context manager."""
+
+    def __init__(self, interval: float, window: float) -> None:
+        self._interval = interval
+        self._window = window
+        self._sources = Sources(Timing(interval=interval))
+        self._histories: dict[Labels, GpuHistory] = {}
+        self._host = HostHistory()
+        self._cuts: list[Cut] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Recorder:
+        self._sources.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._sources.__exit__()
+
+    def cuts_within(self, begin_ns: int, end_ns: int) -> list[Cut]:
+        """Windows that lie inside a span of time, ns since the epoch."""
+        return [cut for cut in list(self._cuts) if begin_ns <= cut.begin_ns and cut.end_ns <= end_ns]
+
+    def _run(self) -> None:
+        next_cut = time.monotonic() + self._window
+        while not self._ended.wait(self._interval):
+            states = self._sources.states()
+            self._host.observe(states)
+            for labels, told in told_of_gpus(states).items():
+                self._histories.setdefault(labels, GpuHistory()).add(told)
+            if time.monotonic() >= next_cut:
+                next_cut += self._window
+                for labels, history in self._histories.items():
+                    self._cut(labels, history)
+
+    def _cut(self, labels: Labels, history: GpuHistory) -> None:
+        samples = tuple(history.last(self._window))
+        told = dict(labels)
+        if len(samples) >= 2 and told.get("gpu", "").isdecimal():
+            begin_ns = samples[0].time_ns - int(self._interval * 1e9)  # rates are of the time before
+            host = self._host.use_of(told["uuid"], self._window)
+            self._cuts.append(Cut(int(told["gpu"]), begin_ns, samples[-1].time_ns, samples, history.facts, host))
+
+
+def record_case(case: Case, out: Path, recorder: Recorder, seconds: float) -> list[Labelled]:
+    """Train one case for a while; the labelled windows of its GPUs.
+
+    Raises:
+        StepscopeError: it cannot be trained or analysed.
+    """
+    job = case.run.job
+    probe = _train(case, out, f"{case.name}-probe", _PROBE_STEPS, profiled=False)
+    num_steps = _SETTLED_FROM + max(job.num_steps, int(seconds / max(probe, 1e-3)))
+    _train(case, out, case.name, num_steps, profiled=True)
+    directory = out / case.name
+    analysis = analyze([str(directory)], keep=False).analysis
+    spans = {}
+    for rank in read_run_steps(directory)[0]:
+        settled = [step for step in rank.steps if step.index >= _SETTLED_FROM]
+        if settled:
+            spans[rank.rank] = settled[0].start_ns, settled[-1].end_ns
+    windows = []
+    for ledger in analysis.ranks:
+        spent, right = _label(ledger.ledger)
+        for cut in recorder.cuts_within(*spans.get(ledger.rank, (0, 0))):
+            if cut.gpu == ledger.rank:
+                length = (cut.end_ns - cut.begin_ns) / 1e9
+                windows.append(
+                    Labelled(case.name, cut.gpu, right, cut.samples, length, cut.facts, cut.host, dict(spent))
+                )
+    return windows
+
+
+def _train(case: Case, out: Path, name: str, num_steps: int, *, profiled: bool) -> float:
+    """Seconds of a step."""
+    job = case.run.job
+    result = run_workload(
+        job.plan,
+        out=out,
+        run=name,
+        preset=job.preset,
+        recipe=job.recipe,
+        injections=job.injections,
+        num_steps=num_steps,
+        simulate_compute_ms=job.simulate_ms,
+        profiled=profiled,
+        schedule=job.schedule if profiled else None,
+        seed=job.seed,
+        device=job.device_type,
+    )
+    return result.step_seconds
+
+
+def _label(ledger: Mapping[Heading, float]) -> tuple[dict[str, float], frozenset[Cause]]:
+    """What the rank's time went into by its trace, and which classes say so."""
+    spent = {
+        "compute": sum(ledger[heading] for heading in COMPUTE_HEADINGS),
+        "exposed_comm": sum(ledger[heading] for heading in EXPOSED_COMMUNICATION_HEADINGS),
+        "copy": ledger[Heading.COPY],
+        "idle": sum(ledger[heading] for heading in IDLE_HEADINGS),
+    }
+    why = max(IDLE_HEADINGS, key=lambda heading: ledger[heading])
+    bounds = {Cause.COMPUTE_BOUND: ledger[Heading.COMPUTE_BOUND] + ledger[Heading.COMPUTE_OTHER]}
+    bounds |= {Cause.MEMORY_BOUND: ledger[Heading.MEMORY_BOUND], Cause.LATENCY_BOUND: ledger[Heading.LATENCY_BOUND]}
+    most = max(bounds.values())
+    healthy = frozenset(cause for cause, share in bounds.items() if share >= most - _CLOSE)
+    return spent, right_of(spent, _HOST_CAUSES.get(why, Cause.HOST_BOUND), healthy)
+
+
+def main() -> None:
+    """Record all cases."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--preset", default="two-gpu")
+    parser.add_argument("--cases", default="", help="names or patterns, with commas between; all when left out")
+    parser.add_argument("--seconds", type=float, default=75.0, help="of training a case, after its capture")
+    parser.add_argument("--window", type=float, default=30.0)
+    parser.add_argument("--interval", type=float, default=1.0)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    kept: list[Labelled] = []
+    with Recorder(options.interval, options.window) as recorder:
+        for case in find_cases(options.preset, only=[name for name in options.cases.split(",") if name]):
+            if case.injection is not None and case.injection.ends_run:
+                continue
+            try:
+                windows = record_case(case, options.out, recorder, options.seconds)
+            except StepscopeError as error:
+                print(f"{case.name}: {error}", file=sys.stderr)
+                continue
+            kept += windows
+            write_windows(options.out / "windows.jsonl", kept)
+            print(f"{case.name}: {len(windows)} windows", flush=True)
+
+
+if __name__ == "__main__":
+    main()
