@@ -1,0 +1,159 @@
+"""Does the desk take orders, also over HTTP, keep them over a restart, and say who asked?"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stepscope.agent.captures import CaptureLimits, CapturePlaces, CaptureService
+from stepscope.agent.captures.choosing import RefusedError
+from stepscope.agent.captures.desk import CaptureDesk
+from stepscope.agent.captures.kept import KeptCaptures
+from stepscope.agent.token_file import token_in
+from stepscope.agent.web import Access, Address, AgentServer
+from stepscope.core.agent_messages import Answer, AnswerState
+from stepscope.core.captures import CaptureOrder, CaptureState
+from stepscope.core.errors import UsageError
+from tests.agent.captures.fake_backend import FakeBackend, target
+
+_ACCEPTED = Answer("", AnswerState.ACCEPTED, start_step=8)
+_DONE = Answer("", AnswerState.DONE, path="/runs/r/traces/step8/rank0.json.gz", bytes=9)
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_an_order_comes_about_and_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "stepscope.agent.audit")
+    backend = FakeBackend([target(0)], {"k0": [_ACCEPTED, _DONE]})
+    with CaptureDesk([FakeBackend([]), backend]) as desk:
+        order = CaptureOrder("c", 3, "r")
+        desk.order(order, by="10.0.0.1")
+        _wait_until(lambda: desk.report("c").state is CaptureState.DONE)
+        assert desk.order(order, by="10.0.0.1").state is CaptureState.DONE  # asked again, told again
+        with pytest.raises(RefusedError, match="another capture has this id"):
+            desk.order(CaptureOrder("c", 4, "r"), by="10.0.0.1")
+        with pytest.raises(RefusedError, match="no process of run q"):
+            desk.order(CaptureOrder("d", 4, "q"), by="10.0.0.2")
+    assert len(backend.asked) == 1
+    assert backend.asked[0][0].max_bytes == 1 << 30
+    assert [record.message for record in caplog.records] == [
+        "capture c asked by 10.0.0.1: 3 steps of run r, ranks 0",
+        "capture c: rank 0 of r: accepted",
+        "capture c: rank 0 of r: done /runs/r/traces/step8/rank0.json.gz (9 bytes)",
+        "capture c asked by 10.0.0.1: refused, another capture has this id",
+        "capture d asked by 10.0.0.2: refused, no process of run q is known here; connected are: r",
+    ]
+
+
+def test_a_process_that_has_ended_is_noticed(tmp_path: Path) -> None:
+    backend = FakeBackend([target(0, pid=os.getpid()), target(1, pid=1 << 22)])
+    with CaptureDesk([backend], directory=tmp_path) as desk:
+        desk.order(CaptureOrder("c", 3, "r"), by="me")
+        backend.known.clear()
+        desk.wake()
+        _wait_until(lambda: desk.report("c").ranks[1].reason == "its process has ended")
+        assert desk.report("c").ranks[0].state is CaptureState.ASKED
+        desk.cancel("c", by="me")
+        backend.known.append(target(0, pid=os.getpid()))
+        _wait_until(lambda: desk.report("c").state is CaptureState.CANCELLED)
+    assert len(backend.asked) == 1  # who comes back is told that it is cancelled, and not asked
+
+
+def test_captures_outlive_the_agent(tmp_path: Path) -> None:
+    backend = FakeBackend([target(0)], {"k0": [_ACCEPTED]})
+    with CaptureDesk([backend], directory=tmp_path) as desk:
+        desk.order(CaptureOrder("c", 3, "r"), by="me")
+        _wait_until(lambda: desk.report("c").state is CaptureState.ACCEPTED)
+    assert (tmp_path / "captures.json").stat().st_mode & 0o777 == 0o600
+    backend.says["k0"] = [_DONE]
+    with CaptureDesk([backend], directory=tmp_path) as desk:
+        _wait_until(lambda: desk.report("c").state is CaptureState.DONE)
+    once = CaptureDesk([backend], directory=tmp_path, limits=CaptureLimits(max_per_hour=1))
+    with once, pytest.raises(RefusedError, match="captured 1 times"):  # a restart makes nobody freer
+        once.order(CaptureOrder("d", 3, "r"), by="me")
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1]", '{"a": 1}', '[{"host": "h"}]', '[{"order": []}]'])
+def test_a_file_that_is_damaged_is_said_and_forgotten(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "captures.json").write_text(text)
+    assert KeptCaptures(tmp_path).read() == []
+    assert "captures of before are forgotten" in caplog.text
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Callable[..., tuple[int, dict[str, object]]]]:
+    backend = FakeBackend([target(0)], {"k0": [_ACCEPTED]})
+    service = CaptureService([backend], CapturePlaces(tmp_path / "state"))
+    with service, AgentServer(Address("127.0.0.1", 0), service.routes, Access(service.token)) as server:
+
+        def ask(method: str, path: str, body: str | None = None, **headers: str) -> tuple[int, dict[str, object]]:
+            connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
+            told = {"Authorization": f"Bearer {service.token}", "Content-Type": "application/json"} | headers
+            connection.request(method, f"/api/v1/captures{path}", body, told)
+            answer = connection.getresponse()
+            document = json.loads(answer.read())
+            connection.close()
+            return answer.status, document
+
+        yield ask
+
+
+def test_orders_over_http(api: Callable[..., tuple[int, dict[str, object]]]) -> None:
+    status, document = api("POST", "", '{"run": "r", "steps": 3}')
+    assert (status, document["schema"]) == (202, "stepscope.node-capture/1")
+    order = document["order"]
+    assert isinstance(order, dict)
+    capture_id = order["id"]
+    assert api("GET", f"/{capture_id}")[0] == 200
+    assert api("GET", "")[1]["schema"] == "stepscope.node-captures/1"
+    assert api("DELETE", f"/{capture_id}")[0] == 202
+    assert api("GET", "/nobody")[0] == 404
+    # a page of somebody else's can send forms and plain texts to this machine, and no JSON
+    assert api("POST", "", '{"run": "r", "steps": 3}', **{"Content-Type": "text/plain"})[0] == 415
+    for body in ("", "[", "[]", '{"steps": 3}', '{"run": "r", "steps": 3, "step": 3}', '{"run": "r", "steps": true}'):
+        status, document = api("POST", "", body)
+        assert (status, document["schema"]) == (400, "stepscope.error/1")
+        assert "\n" not in str(document["error"])
+
+
+def test_the_token_is_made_once_and_for_its_user_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "token"
+    token = token_in(file, is_made=True)
+    assert len(token) >= 32
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert token_in(file, is_made=True) == token_in(file) == token
+    assert not caplog.text
+    file.chmod(0o644)
+    assert token_in(file, is_made=True) == token
+    assert "chmod 600" in caplog.text
+    for text in ("", "short", "two words of some length", "x" * 600, "é" * 20):
+        file.write_text(text)
+        with pytest.raises(UsageError, match="is no token"):
+            token_in(file)
+    with pytest.raises(UsageError, match=r"cannot be read \(No such file"):
+        token_in(tmp_path / "nowhere")
+
+
+def test_without_a_place_for_the_token_nobody_may_ask_and_the_agent_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with CaptureService([], CapturePlaces(tmp_path / "file" / "state")) as service:
+        assert service.token is None
+    assert "nobody can ask for captures" in caplog.text
+    with pytest.raises(UsageError), CaptureService([], CapturePlaces(tmp_path, tmp_path / "file")):
+        pass

@@ -1,0 +1,196 @@
+"""Do the agents of several nodes capture together, or else not at all?"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from stepscope.agent.captures import CapturePlaces, CaptureService
+from stepscope.agent.web import Access, Address, AgentServer
+from stepscope.core.agent_messages import Alignment, Answer, AnswerState
+from stepscope.core.captures import CaptureOrder, CaptureState
+from stepscope.core.errors import DataError, UnreachableError, UsageError
+from stepscope.workflow import capture as capture_module
+from stepscope.workflow.agent_client import AgentClient, agent_client
+from stepscope.workflow.capture import capture_job
+from tests.agent.captures.fake_backend import FakeBackend, target
+
+_ORDER = CaptureOrder("new", 3, "r", deadline_unix_ns=time.time_ns() + 600 * 10**9)
+
+
+class _Node:
+    """A node with one rank, whose agent listens."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.backend = FakeBackend([target(rank, step_ms=100.0)])
+        self.service = CaptureService([self.backend], CapturePlaces(folder))
+        self.key = f"k{rank}"
+
+    def listen(self, opened: ExitStack) -> AgentClient:
+        opened.enter_context(self.service)
+        server = AgentServer(Address("127.0.0.1", 0), self.service.routes, Access(self.service.token))
+        opened.enter_context(server)
+        return agent_client(server.url, token=self.service.token or "")
+
+    def will_say(self, *answers: Answer) -> None:
+        self.backend.says[self.key] = list(answers)
+
+
+def _done(rank: int, start: int = 8) -> Answer:
+    path = f"/runs/r/traces/step{start}/rank{rank}.json.gz"
+    return Answer("", AnswerState.DONE, start_step=start, steps=3, path=path, bytes=10)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> list[_Node]:
+    return [_Node(tmp_path / str(rank), rank) for rank in range(2)]
+
+
+@pytest.fixture
+def agents(nodes: list[_Node], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[AgentClient]]:
+    monkeypatch.setattr(capture_module, "_LOOK_SECONDS", 0.02)
+    with ExitStack() as opened:
+        yield [node.listen(opened) for node in nodes]
+
+
+def test_all_nodes_are_asked_the_same_at_once(nodes: list[_Node], agents: list[AgentClient]) -> None:
+    for rank, node in enumerate(nodes):
+        node.will_say(_done(rank))
+    lines: list[str] = []
+    captured = capture_job(agents, _ORDER, tell=lines.append)
+    assert captured.state is CaptureState.DONE
+    assert [one.rank for one in captured.ranks] == [0, 1]
+    assert captured.folder == "/runs/r/traces/step8"
+    assert captured.warnings == ()
+    asked = [node.backend.asked[0][0] for node in nodes]
+    assert asked[0] == asked[1]
+    assert asked[0].start_unix_ns is not None  # time for all to hear of it
+    assert lines[0].endswith(": asked 2 ranks on 2 nodes")
+
+
+def test_a_node_that_is_not_named_or_not_of_the_job_is_said(nodes: list[_Node], agents: list[AgentClient]) -> None:
+    nodes[1].will_say(_done(1))
+    captured = capture_job(agents[1:], _ORDER)
+    assert captured.warnings == ("ranks 0 are at none of these agents; name all nodes' with --agent",)
+    nodes[0].backend.known.clear()
+    assert list(capture_job(agents, _ORDER).reports) == [str(agents[1])]
+    nodes[1].backend.known.clear()
+    with pytest.raises(DataError, match="no process of run r is known here"):
+        capture_job(agents, _ORDER)
+
+
+def test_ranks_that_go_by_their_own_clocks_are_asked_anew(nodes: list[_Node], agents: list[AgentClient]) -> None:
+    for rank, node in enumerate(nodes):
+        node.will_say(Answer("", AnswerState.ACCEPTED, start_step=8 * rank + 8, aligned_by=Alignment.TIME))
+    agreed = threading.Event()
+
+    def tell(line: str) -> None:
+        if "clocks" in line:
+            agreed.set()
+            for rank, node in enumerate(nodes):
+                node.will_say(_done(rank, 57))
+
+    captured = capture_job(agents, _ORDER, tell=tell)
+    assert agreed.is_set()
+    assert captured.order.start_step == 16 + 40 + 1  # 4 s of 0.1 s each
+    assert captured.order.id.endswith("-2")
+    assert captured.state is CaptureState.DONE
+    assert [node.backend.cancelled[0][0] + "-2" for node in nodes] == [captured.order.id] * 2
+
+
+def test_an_agent_that_does_not_answer_leaves_nothing_captured(nodes: list[_Node], agents: list[AgentClient]) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        away = agent_client(f"127.0.0.1:{nobody.getsockname()[1]}", token="x")
+        with pytest.raises(UnreachableError, match=r"the agent cannot be reached \(Connection refused\)"):
+            capture_job([*agents, away], _ORDER)
+    for node in nodes:
+        (report,) = node.service.desk.reports()
+        assert report.is_cancelled
+
+
+def test_a_wrong_token_and_too_many_steps(agents: list[AgentClient]) -> None:
+    stranger = agent_client(str(agents[0]), token="x" * 20)
+    with pytest.raises(UsageError, match="the token is not this agent's; name the file"):
+        capture_job([stranger], _ORDER)
+    with pytest.raises(DataError, match="at most 100 steps are captured at once"):
+        capture_job(agents, CaptureOrder("new", 500, "r"))
+
+
+def test_an_agent_that_has_forgotten_is_asked_anew_and_training_knows(
+    nodes: list[_Node], agents: list[AgentClient]
+) -> None:
+    nodes[0].will_say(Answer("", AnswerState.ACCEPTED, start_step=8))
+    desk = nodes[0].service.desk
+
+    def tell(line: str) -> None:
+        if "1 accepted" in line:
+            nodes[0].will_say(_done(0))
+            desk._captures.clear()
+            desk.wake()
+
+    captured = capture_job(agents[:1], _ORDER, tell=tell)
+    assert captured.state is CaptureState.DONE
+    assert len({request.id for request, _ in nodes[0].backend.asked}) == 1
+
+
+def test_some_rank_without_a_trace_is_a_part(nodes: list[_Node], agents: list[AgentClient]) -> None:
+    nodes[0].will_say(_done(0))
+    nodes[1].will_say(Answer("", AnswerState.REFUSED, "too late"))
+    captured = capture_job(agents, _ORDER)
+    assert captured.state is CaptureState.PARTIAL
+    assert [one.reason for one in captured.ranks] == [None, "too late"]
+
+
+def test_without_waiting_it_is_left_to_go_on(nodes: list[_Node], agents: list[AgentClient]) -> None:
+    captured = capture_job(agents, _ORDER, wait=False)
+    assert captured.state is CaptureState.ASKED
+    assert not any(node.backend.cancelled for node in nodes)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("node7", "http://node7:9455"),
+        ("node7:1", "http://node7:1"),
+        ("https://node7/", "https://node7:9455"),
+        ("http://[::1]:7", "http://[::1]:7"),
+    ],
+)
+def test_addresses(url: str, said: str) -> None:
+    assert str(agent_client(url)) == said
+
+
+@pytest.mark.parametrize(
+    "url", ["", "ftp://x", "http://", "http://a:b", "http://a/b", "http://me:secret@a", "a b", "a\n"]
+)
+def test_what_is_no_address(url: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        agent_client(url)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"SSH-2.0-x\r\n", b"HTTP/1.0 200 OK\r\n\r\n<html>", b"HTTP/1.0 200 OK\r\n\r\n{}"]
+)
+def test_what_is_no_agent_is_one_line(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for _ in range(2):  # the order, and what takes it back
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises((UnreachableError, DataError)):
+            capture_job([agent_client(f"127.0.0.1:{server.getsockname()[1]}")], _ORDER)
+        thread.join(20)
