@@ -63,7 +63,7 @@ def cases(number: int, seed: int) -> list[Case]:
         fault, kind = list(_FAULTS.items())[index % len(_FAULTS)]
         tp, dp = chance.choice(_LAYOUTS)
         guilty = chance.sample(range(tp * dp), {"two_sleep": 2, "healthy": 0}.get(fault, 1))
-        made.append(Case(fault, tp, dp, tuple(sorted(guilty)), chance.randrange(1, _STEPS), kind))
+        made.append(Case(fault, tp, dp, tuple(sorted(guilty)), chance.randrange(1, _STEPS - 1), kind))
     return made
 
 

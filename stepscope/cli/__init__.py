@@ -24,6 +24,7 @@ VERBS: dict[str, str] = {
     "dashboard": "Open the web app over runs and their verdicts.",
     "demo": "Train, profile and analyse on this machine, and print the verdict.",
     "hang": "Say which ranks hold a job up, from flight recorder dumps.",
+    "nccl": "Say how a job's GPUs reach each other, and what is wrong with it.",
     "preflight": "Measure this node's GPUs before a job, and say which are unfit.",
     "report": "Write one HTML file of a run that needs no network.",
     "run": "Run a training command, unchanged, and measure its steps.",

@@ -10,6 +10,7 @@ flight/rank{r}.stuck.json      what that rank was in; rank{r}.stacks.txt its thr
 memory/rank{r}.pickle          CUDA memory snapshot of a rank that ran out of memory
 memory/rank{r}-oom.pickle      the same as profile() writes it, with the step's state in rank{r}-oom.json
 memory/step{n}/rank{r}.pickle  snapshot at the end of step n; rank{r}.json says whose its blocks are
+nccl/                          logs of NCCL, and what its inspector and RAS said
 checkpoints/step{n}/           of reference workloads that write them: after n steps
 analysis.json, timeline.json   once analysed
 """
@@ -28,6 +29,8 @@ STEPS_FOLDER = "steps"
 TRUTH_FOLDER = "truth"
 FLIGHT_FOLDER = "flight"
 MEMORY_FOLDER = "memory"
+NCCL_FOLDER = "nccl"
+"""Logs of NCCL, and what its inspector and RAS said."""
 CHECKPOINT_FOLDER = "checkpoints"
 CHECKPOINT_INDEX = ".metadata"
 """What torch.distributed.checkpoint writes last into a checkpoint's folder."""

@@ -24,6 +24,7 @@ from stepscope.core.timeline import HEADING_ORDER, RankTimeline
 
 if TYPE_CHECKING:  # an analysis has neither, and to load them takes as long as to write it
     from stepscope.core.comparison import Comparison
+    from stepscope.core.nccl import NcclReport
     from stepscope.core.what_if import WhatIfReport
 
 TIMELINE_SCHEMA = "stepscope.timeline/1"
@@ -77,6 +78,15 @@ def encode_comparison(comparison: Comparison) -> bytes:
 def encode_what_if(report: WhatIfReport) -> bytes:
     """The `stepscope.whatif/1` document, `schema` first."""
     return encode_document(report)
+
+
+def encode_nccl(report: NcclReport) -> bytes:
+    """The `stepscope.nccl/1` document, in which a way's two ends are called from and to."""
+    document = msgspec.to_builtins(report)
+    document["transports"] = [
+        {"from": way.pop("source"), "to": way.pop("target"), **way} for way in document["transports"]
+    ]
+    return encode_document(document)
 
 
 def decode_analysis(content: bytes, *, where: str = "analysis") -> Analysis:

@@ -1,0 +1,147 @@
+"""All that NCCL's files say of a job, in one report: the worst first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from stepscope.analyzer.nccl.bandwidths import inspected, tested
+from stepscope.analyzer.nccl.communicators import members_of
+from stepscope.analyzer.nccl.ras import flag_findings, ras_findings
+from stepscope.analyzer.nccl.settings import harmful_settings
+from stepscope.analyzer.nccl.topology import devices_of, planned_ways, shared_cards
+from stepscope.analyzer.nccl.trainer import trainer_findings
+from stepscope.analyzer.nccl.transfer_errors import transfer_error_advice, transfer_error_words
+from stepscope.analyzer.nccl.transports import transports_of
+from stepscope.analyzer.nccl.watchdog import timeouts
+from stepscope.core.health import Severity
+from stepscope.core.nccl import Communicator, NcclFinding, NcclReport, Transport
+from stepscope.core.nccl_events import CardEvent, FailedTransfer, LogEvent, Path, Rings, Version, Warned
+from stepscope.core.nccl_sources import HangFlags, InspectorCall, RasStatus
+from stepscope.core.words import ranks_words
+
+_MOST_WARNINGS = 20
+
+
+def explain_nccl(
+    events: Sequence[LogEvent],
+    calls: Iterable[InspectorCall] = (),
+    statuses: Iterable[RasStatus] = (),
+    pages: Iterable[HangFlags] = (),
+) -> NcclReport:
+    """The report.
+
+    Args:
+        events: of all logs and topologies, each file's in its order.
+        calls: of the inspector.
+        statuses: of RAS.
+        pages: of xpu_timer.
+    """
+    members = members_of(events)
+    transports = transports_of(events, members)
+    findings = [
+        *_slow_ways(transports, events),
+        *_not_joined(members.communicators, events),
+        *_card_errors(events),
+        *timeouts(events),
+        *ras_findings(statuses),
+        *flag_findings(pages),
+        *trainer_findings(events),
+        *shared_cards(events),
+        *_versions(events),
+        *_no_direct_memory(events, transports),
+        *harmful_settings(events),
+        *_warnings(events),
+    ]
+    findings.sort(key=lambda finding: -finding.severity.rank)
+    versions = sorted({event.version for event in events if isinstance(event, Version)})
+    return NcclReport(
+        versions,
+        members.communicators,
+        transports,
+        [*inspected(calls), *tested(events)],
+        devices_of(events),
+        planned_ways(events),
+        findings,
+    )
+
+
+def _slow_ways(transports: Sequence[Transport], events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
+    """One finding a kind of way and reason."""
+    wrong = Counter((one.via, one.expected, one.why) for one in transports if not one.ok)
+    for (via, expected, why), count in wrong.items():
+        pairs = [one for one in transports if (one.via, one.expected, one.why) == (via, expected, why)]
+        ranks = sorted({rank for one in pairs for rank in (one.source, one.target)})
+        place = next(event.place for event in events if isinstance(event, Path) and event.via.startswith(via))
+        message = (
+            f"{count} way{'' if count == 1 else 's'} between {ranks_words(ranks)} over {via}, not {expected}: {why}"
+        )
+        severity = Severity.CRITICAL if via == "NET/Socket" else Severity.WARNING
+        yield NcclFinding("wrong_transport", severity, message, place.file, place.line, ranks)
+
+
+def _not_joined(communicators: Iterable[Communicator], events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
+    """Ranks that began to join and have not: a log that ends there, or a start that hangs."""
+    for one in communicators:
+        waiting = sorted(set(one.ranks) - set(one.joined))
+        if one.joined or not waiting or one.num_ranks <= len(one.ranks):
+            continue
+        silent = [rank for rank in range(one.num_ranks) if rank not in one.ranks]
+        if len(silent) <= len(one.ranks):
+            message = f"communicator {one.id}: none has joined, and {ranks_words(silent)} have not begun to"
+            place = next(event.place for event in events)
+            yield NcclFinding("not_joined", Severity.WARNING, message, place.file, 0, silent)
+
+
+def _card_errors(events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
+    seen: set[tuple[str, int, int]] = set()
+    for event in events:
+        place = event.place
+        if isinstance(event, FailedTransfer):
+            key = (place.process, event.status, event.vendor_error)
+            if key not in seen:
+                seen.add(key)
+                card = f" on {event.card}" if event.card else ""
+                peer = f" with {event.peer}" if event.peer else ""
+                words = transfer_error_words(event.status, event.vendor_error)
+                message = (
+                    f"{place.process}: a transfer{peer}{card} failed: {words}; {transfer_error_advice(event.status)}"
+                )
+                yield NcclFinding("transfer_failed", Severity.CRITICAL, message, place.file, place.line)
+        elif isinstance(event, CardEvent):
+            message = f"{place.process}: network card: {event.event}; look at cable, transceiver and the switch's port"
+            yield NcclFinding("port_event", Severity.WARNING, message, place.file, place.line)
+
+
+def _versions(events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
+    first: dict[str, Version] = {}
+    for event in events:
+        if isinstance(event, Version):
+            first.setdefault(event.version, event)
+    if len(first) > 1:
+        place = list(first.values())[1].place
+        message = f"ranks load different versions of NCCL: {', '.join(sorted(first))}"
+        yield NcclFinding("version_mismatch", Severity.CRITICAL, message, place.file, place.line)
+
+
+def _no_direct_memory(events: Iterable[LogEvent], transports: Sequence[Transport]) -> Iterator[NcclFinding]:
+    """Where only the end of the start is in the log: rings without GPUDirect, and no way told."""
+    if transports:
+        return
+    for event in events:
+        if isinstance(event, Rings) and not event.uses_direct_memory:
+            message = "rings are connected without GPUDirect (GDR 0): between nodes each byte goes over host memory"
+            yield NcclFinding("no_gdr", Severity.INFO, message, event.place.file, event.place.line)
+            return
+
+
+def _warnings(events: Iterable[LogEvent]) -> list[NcclFinding]:
+    """NCCL's other warnings, each text once."""
+    found: dict[str, NcclFinding] = {}
+    for event in events:
+        if isinstance(event, Warned) and event.text not in found and len(found) < _MOST_WARNINGS:
+            place = event.place
+            found[event.text] = NcclFinding(
+                "nccl_warning", Severity.WARNING, f"{place.process}: {event.text}", place.file, place.line
+            )
+    return list(found.values())

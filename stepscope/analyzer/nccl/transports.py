@@ -1,0 +1,154 @@
+"""Which way do ranks reach each other, which should it be, and why is it not?
+
+Inside a node the expected way is P2P, over NVLink or PCIe; between nodes a network card that reads GPU memory itself
+(GPUDirect RDMA). What is slower works just as well, and says so in one line among thousands.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from stepscope.analyzer.nccl.communicators import Members
+from stepscope.core.nccl import Transport
+from stepscope.core.nccl_events import (
+    Cards,
+    DirectMemory,
+    LogEvent,
+    Network,
+    NoInfiniBand,
+    NoPlugin,
+    Path,
+    Setting,
+)
+
+P2P, SHM, IB, SOCKET = "P2P", "SHM", "NET/IB", "NET/Socket"
+_DIRECT = "GDRDMA"
+_NETWORK_WITH_DIRECT = f"a network card with {_DIRECT}"
+_OFF = ("0", "off", "false", "LOC")
+
+
+class Surroundings:
+    """What the environment and the start of each process tell of the ways it may take."""
+
+    def __init__(self, events: Iterable[LogEvent]) -> None:
+        """
+        Args:
+            events: of all logs.
+        """
+        self.settings: dict[str, str] = {}
+        self.has_no_ib = False
+        self.plugin: str | None = None
+        self.ib_cards: tuple[str, ...] = ()
+        self.networks: set[str] = set()
+        self.without_direct: set[str] = set()
+        for event in events:
+            if isinstance(event, Setting):
+                self.settings[event.name] = event.value
+            elif isinstance(event, NoInfiniBand):
+                self.has_no_ib = True
+            elif isinstance(event, NoPlugin):
+                self.plugin = event.library
+            elif isinstance(event, Cards) and event.kind == "IB":
+                self.ib_cards = event.cards
+            elif isinstance(event, Network):
+                self.networks.add(event.name)
+            elif isinstance(event, DirectMemory) and not event.is_enabled:
+                self.without_direct.add(event.card)
+
+    def is_set(self, name: str) -> bool:
+        """Whether a variable is there and not off."""
+        return self.settings.get(name, "0") not in _OFF
+
+
+def transports_of(events: Sequence[LogEvent], members: Members) -> list[Transport]:
+    """Each pair of ranks of each communicator that a channel connects, once for each way."""
+    around = Surroundings(events)
+    channels: Counter[tuple[str, int, int, str, str]] = Counter()
+    seen: dict[tuple[str, int, int, str, str], set[str]] = defaultdict(set)
+    for number, event in enumerate(events):
+        if isinstance(event, Path):
+            via, detail = _parts(event.via)
+            name = members.at.get(number, ("", 0))[0]
+            key = (name, event.source, event.target, via, detail)
+            channels[key] += 1
+            seen[key].add(event.place.process)
+    merged: dict[tuple[int, int, str, str], Transport] = {}
+    for (name, source, target, via, detail), count in channels.items():
+        one = _transport(
+            source,
+            target,
+            via,
+            detail,
+            count // max(len(seen[name, source, target, via, detail]), 1),
+            around,
+            _is_one_host(members.hosts, name, source, target),
+        )
+        known = merged.get((source, target, via, detail))
+        if known is None or known.channels < one.channels:
+            merged[source, target, via, detail] = one
+    return [merged[key] for key in sorted(merged)]
+
+
+def _parts(via: str) -> tuple[str, str]:
+    """ "NET/IB/0(8)/GDRDMA/Shared" -> ("NET/IB", "GDRDMA"); card and channel numbers tell pairs apart for nothing."""
+    words = via.split("/")
+    if words[0] == "NET" and len(words) > 1:
+        return f"NET/{words[1]}", _DIRECT if _DIRECT in words else ""
+    return words[0], "/".join(words[1:2])
+
+
+def _is_one_host(hosts: Mapping[tuple[str, int], str], name: str, source: int, target: int) -> bool | None:
+    here, there = hosts.get((name, source)), hosts.get((name, target))
+    return None if here is None or there is None else here == there
+
+
+def _transport(
+    source: int, target: int, via: str, detail: str, channels: int, around: Surroundings, is_one_host: bool | None
+) -> Transport:
+    is_network = via.startswith("NET/")
+    is_inside = is_one_host if is_one_host is not None else not is_network
+    expected = P2P if is_inside else _NETWORK_WITH_DIRECT
+    why = _why_not_peer_to_peer(via, detail, around) if is_inside else _why_not_direct(via, detail, around)
+    return Transport(source, target, via, detail, max(channels, 1), expected, not why, why)
+
+
+def _why_not_peer_to_peer(via: str, detail: str, around: Surroundings) -> str:
+    if via in (P2P, "NVLS") and detail != "indirect":
+        return ""
+    if detail == "indirect":
+        return "the GPUs reach each other through a third one"
+    if around.is_set("NCCL_P2P_DISABLE"):
+        return f"NCCL_P2P_DISABLE={around.settings['NCCL_P2P_DISABLE']} set in the environment"
+    if "NCCL_P2P_LEVEL" in around.settings:
+        return f"NCCL_P2P_LEVEL={around.settings['NCCL_P2P_LEVEL']} set in the environment"
+    if via != SHM and around.is_set("NCCL_SHM_DISABLE"):
+        return f"NCCL_SHM_DISABLE={around.settings['NCCL_SHM_DISABLE']} set in the environment, and no P2P"
+    return "no peer access: another NUMA node, IOMMU or ACS; see nvidia-smi topo -p2p r and topo -m"
+
+
+def _why_not_direct(via: str, detail: str, around: Surroundings) -> str:
+    if via == SOCKET:
+        return _why_socket(around)
+    if via != IB or detail == _DIRECT:
+        return ""
+    level = around.settings.get("NCCL_NET_GDR_LEVEL")
+    if level is not None:
+        return f"no {_DIRECT}: NCCL_NET_GDR_LEVEL={level} set in the environment"
+    if around.without_direct:
+        return f"no {_DIRECT}: disabled for {', '.join(sorted(around.without_direct))}; is nvidia_peermem loaded?"
+    return f"no {_DIRECT}: card and GPU are too far apart, or nvidia_peermem is not loaded"
+
+
+def _why_socket(around: Surroundings) -> str:
+    for name in ("NCCL_IB_DISABLE", "NCCL_NET_DISABLE"):
+        if around.is_set(name):
+            return f"{name}={around.settings[name]} set in the environment"
+    if around.settings.get("NCCL_NET", "").lower() == "socket":
+        return "NCCL_NET=Socket set in the environment"
+    if around.has_no_ib:
+        plugin = f", and no plugin {around.plugin}" if around.plugin else ""
+        return f"NCCL found no InfiniBand or RoCE card{plugin}: is the card in the container, the plugin installed?"
+    if around.plugin:
+        return f"the plugin {around.plugin} was not found: install the network's own (aws-ofi-nccl on EFA)"
+    return "the log does not say; look for NET/IB and NET/Plugin lines at the start (NCCL_DEBUG_SUBSYS=INIT,NET)"

@@ -1,0 +1,149 @@
+"""What does a line mean? One row a kind of line, as NCCL 2.4 to 2.29, torch, nccl-tests and DeepSpeed write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stepscope.core.nccl_events import (
+    Benchmarked,
+    CardEvent,
+    Cards,
+    Channels,
+    DirectMemory,
+    FailedTransfer,
+    Join,
+    JoinSeconds,
+    LogEvent,
+    Measured,
+    Network,
+    NoInfiniBand,
+    NoPlugin,
+    Path,
+    Place,
+    Rings,
+    Setting,
+    Shape,
+    TimedOut,
+    TopologyNode,
+    TrainerTimes,
+    Version,
+)
+
+_Match = re.Match[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One kind of line: looked for only where `word` stands in it."""
+
+    word: str
+    expression: re.Pattern[str]
+    event: Callable[[Place, _Match], LogEvent | None]
+
+
+def _row(word: str, expression: str, event: Callable[[Place, _Match], LogEvent | None]) -> Pattern:
+    return Pattern(word, re.compile(expression), event)
+
+
+def _cards(place: Place, match: _Match) -> LogEvent | None:
+    """ "[0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:..": each card has its number before it."""
+    cards = re.findall(r"\[\d+\]\s*([^\s;\[\]]+)", match["cards"])
+    return Cards(place, match["kind"], tuple(card.partition("<")[0] for card in cards)) if cards else None
+
+
+def _parts(place: Place, match: _Match) -> LogEvent | None:
+    parts = {}
+    for part in match["parts"].split("|"):
+        name, _, value = part.partition(":")
+        try:
+            parts[name.strip()] = float(value)
+        except ValueError:
+            return None
+    return TrainerTimes(place, parts)
+
+
+OF_NCCL: tuple[Pattern, ...] = (
+    _row("NCCL version", r"NCCL version (\d\S*)", lambda place, m: Version(place, m[1])),
+    _row("set by", r"(NCCL_\w+) set (?:by environment )?to (\S+?)\.?$", lambda place, m: Setting(place, m[1], m[2])),
+    _row("No device found", r"NET/IB ?: No device found", lambda place, _: NoInfiniBand(place)),
+    _row(
+        "NET/Plugin",
+        r"NET/Plugin ?: ?(?:Could not find|No plugin found|Failed to find).*?(?:(lib[\w.-]+\.so)|$)",
+        lambda place, m: NoPlugin(place, m[1] or "libnccl-net.so"),
+    ),
+    _row(": Using [", r"NET/(?P<kind>IB|Socket) ?: Using (?P<cards>.*)", _cards),
+    _row("Using network", r"Using network (.+)", lambda place, m: Network(place, m[1].strip())),
+    _row(
+        "GPU Direct RDMA",
+        r"GPU Direct RDMA (Enabled|Disabled) for HCA \d+ '?([\w.-]+)",
+        lambda place, m: DirectMemory(place, m[2], m[1] == "Enabled"),
+    ),
+    _row(
+        "Init ",
+        r"ncclCommInitRank\w* comm \S+ rank (\d+) nranks (\d+) cudaDev (-?\d+).*?commId (\S+) - Init (START|COMPLETE)",
+        lambda place, m: Join(place, m[4], int(m[1]), int(m[2]), int(m[3]), m[5] == "COMPLETE"),
+    ),
+    _row(
+        "Init COMPLETE",
+        r"comm (\S+) rank (\d+) nranks (\d+) cudaDev (-?\d+).*- Init COMPLETE",
+        lambda place, m: Join(place, "", int(m[2]), int(m[3]), int(m[4]), is_complete=True),
+    ),
+    _row(
+        "Init timings",
+        r"Init timings.*?rank (\d+) nranks (\d+) total (\d+\.\d+)",
+        lambda place, m: JoinSeconds(place, int(m[1]), int(m[2]), float(m[3])),
+    ),
+    _row(
+        "nNodes",
+        r"comm \S+ rank (\d+) nRanks (\d+) nNodes (\d+) localRanks (\d+)",
+        lambda place, m: Shape(place, int(m[1]), int(m[2]), int(m[3]), int(m[4])),
+    ),
+    _row(
+        " via ",
+        r"(?:Channel|Ring) \d+(?:/\d+)? ?: (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(?:send|receive)\])?"
+        r" via (\S+(?: pointer)?)",
+        lambda place, m: Path(place, int(m[1]), int(m[2]), m[3]),
+    ),
+    _row(
+        "Connected all rings",
+        r"Connected all rings, use ring PXN \d+ GDR (\d+)",
+        lambda place, m: Rings(place, m[1] != "0"),
+    ),
+    _row(
+        "coll channels",
+        r"(\d+) coll channels, (?:\d+ collnet channels, )?(?:(\d+) nvls channels, )?\d+ p2p channels",
+        lambda place, m: Channels(place, int(m[1]), int(m[2] or 0)),
+    ),
+    _row(
+        "Got completion",
+        r"Got completion (?:from peer (\S+) )?with (?:status=|error )(\d+),? opcode\S* ?\d*,? len\S* ?\d*,?"
+        r" vendor err (\d+)(?:.*?hca (\S+))?",
+        lambda place, m: FailedTransfer(place, m[1] or "", int(m[2]), int(m[3]), m[4] or ""),
+    ),
+    _row("async event", r"Got async (?:fatal )?event ?: (.+)", lambda place, m: CardEvent(place, m[1].strip())),
+    _row("speed change", r"(speed change detected.*)", lambda place, m: CardEvent(place, m[1].strip())),
+)
+"""Looked for in NCCL's own lines; a row whose event is None leaves the line to the next."""
+
+OF_OTHERS: tuple[Pattern, ...] = (
+    _row(
+        "Watchdog caught",
+        r"\[Rank (\d+)\].*Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+).*"
+        r"ran for (\d+) milliseconds",
+        lambda place, m: TimedOut(place, int(m[1]), int(m[2]), m[3], int(m[4])),
+    ),
+    _row(
+        "Avg bus bandwidth", r"# Avg bus bandwidth\s*: (\d+(?:\.\d+)?)", lambda place, m: Measured(place, float(m[1]))
+    ),
+    _row("test concluded", r"# Collective test concluded: (\w+)", lambda place, m: Benchmarked(place, m[1])),
+    _row("time (ms) |", r"time \(ms\) \| (?P<parts>[^|:]+:.*)", _parts),
+    _row(
+        "] - ",
+        r"^(?P<indent>\s*)\+ (\w+)\[(\d+(?:\.\d+)?)\] - (\w+)/(\S+)",
+        lambda place, m: TopologyNode(place, len(m["indent"].expandtabs()) + 1, m[2], float(m[3]), m[4], m[5]),
+    ),
+    _row("CPU/", r"^(CPU)/(\S+)", lambda place, m: TopologyNode(place, 0, "", 0.0, m[1], m[2])),
+)
+"""Looked for in all other lines, and topology also behind NCCL's own."""
