@@ -42,6 +42,9 @@ class Thresholds:
     repeats_seconds: float = key(86_400.0, "Over how long they are counted.", least=1.0)
     # times
     hung_seconds: float = key(30.0, "How long a GPU, driver or link may not answer.", least=0.0)
+    stalls_per_minute: float = key(
+        0.3, "Share of 10 minutes in which a GPU stalled and then answered again.", least=0.01
+    )
     load_seconds: float = key(60.0, "How long a PCIe link must be slow under load.", least=0.0)
     fabric_seconds: float = key(120.0, "How long a GPU may take to join the NVLink fabric.", least=0.0)
     leave_seconds: float = key(300.0, "How long no error must come for an episode to end.", least=0.0)

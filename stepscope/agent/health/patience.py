@@ -28,6 +28,7 @@ def patience_of(thresholds: Thresholds) -> dict[str, Patience]:
         # does it answer?
         "gpu_lost": Patience(0.0, 60.0),
         "gpu_hung": answers,
+        "gpu_stalls": errors,
         "gpu_unreadable": answers,
         "recovery_action": Patience(0.0, 60.0),
         "dcgm_health": Patience(0.0, 60.0),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stepscope.agent.config.health import Thresholds
-from stepscope.agent.health.checks.answers import answer_signs
+from stepscope.agent.health.checks.answers import AnswerChecks
 from stepscope.agent.health.checks.machine import DriverChecks, PortChecks
 from stepscope.agent.health.checks.memory import MemoryChecks
 from stepscope.agent.health.checks.nvlink import NvlinkChecks
@@ -33,6 +33,7 @@ class _Gpu:
     """One GPU's checks, and how it was seen last."""
 
     labels: Labels
+    answers: AnswerChecks
     memory: MemoryChecks
     pcie: PcieChecks
     nvlink: NvlinkChecks
@@ -40,7 +41,7 @@ class _Gpu:
     observed: ObservedGpu | None = None
 
     def signs(self, gpu: ObservedGpu, *, is_contained: bool) -> Iterator[Sign]:
-        yield from answer_signs(gpu)
+        yield from self.answers.signs(gpu)
         yield from self.memory.signs(gpu, is_contained=is_contained)
         yield from self.pcie.signs(gpu)
         yield from self.nvlink.signs(gpu)
@@ -119,7 +120,14 @@ class HealthWatch:
 
     def _new(self, labels: Labels) -> _Gpu:
         limits = self._thresholds
-        return _Gpu(labels, MemoryChecks(limits), PcieChecks(limits), NvlinkChecks(limits), SlowdownChecks(limits))
+        return _Gpu(
+            labels,
+            AnswerChecks(limits),
+            MemoryChecks(limits),
+            PcieChecks(limits),
+            NvlinkChecks(limits),
+            SlowdownChecks(limits),
+        )
 
     def _health(self, key: str, gpu: _Gpu, events: list[HealthEvent], now_ns: int) -> Health:
         unchecked = tuple(

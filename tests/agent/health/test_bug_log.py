@@ -59,6 +59,45 @@ def test_nvsentinel_1748_45_in_masses_takes_no_node_out_of_service() -> None:
     assert {machine.health(gpu).state for gpu in machine.gpus} == {HealthState.HEALTHY}
 
 
+def test_nvsentinel_1748_a_gpu_that_stalls_again_and_again_is_said_though_it_never_hangs_for_long() -> None:
+    machine = Machine()
+    for minute in range(10):
+        machine.set({"up": 1.0, "up{reason=timed_out}": None})
+        machine.looks(5)
+        if minute % 3 == 0:
+            machine.set({"up": None, "up{reason=timed_out}": 0.0})
+        machine.look()
+    machine.set({"up": 1.0, "up{reason=timed_out}": None})
+    machine.look()
+    (event,) = machine.open()
+    assert (event.code, event.severity, event.action) == ("gpu_stalls", Severity.WARNING, Action.RUN_DIAGNOSTICS)
+    machine.looks(120)
+    assert machine.codes() == []
+
+
+def test_one_stall_is_a_passing_thing() -> None:
+    machine = Machine()
+    machine.looks(3)
+    machine.set({"up": None, "up{reason=timed_out}": 0.0})
+    machine.looks(2)
+    machine.set({"up": 1.0, "up{reason=timed_out}": None})
+    machine.looks(30)
+    assert not machine.changes
+
+
+def test_nvidia_gpu_exporter_65_and_354_a_driver_that_is_mended_is_well_again() -> None:
+    machine = Machine(0)
+    machine.missing.append(Missing("", (), MissingReason.FAILED, "NVML is not initialised: the driver was reloaded"))
+    machine.looks(5)
+    assert machine.codes() == ["driver_failed"]
+    machine.missing.clear()
+    machine.gpus[0] = {"up": 1.0}
+    machine.looks(8)
+    assert machine.codes() == []
+    assert machine.health().state is HealthState.HEALTHY
+    assert machine.machine().state is HealthState.HEALTHY
+
+
 def test_gpud_117_a_gpu_that_hangs_after_a_45() -> None:
     machine = Machine()
     machine.look()
@@ -237,3 +276,34 @@ def test_a_driver_that_is_reloaded_makes_no_errors(resets: list[tuple[str, int]]
             machine.set({name: 0.0})
             machine.look(seconds)
     assert not machine.changes
+
+
+_ANY = st.sampled_from(
+    [
+        *_HEALTHY,
+        *("up", "up{reason=gone}", "up{reason=timed_out}", "utilization_ratio", "pcie_link_generation"),
+        *("pcie_link_generation_max", "pcie_link_width", "pcie_link_width_max", "retired_pages_corrected_total"),
+        *("retired_pages_uncorrected_total", "xid_errors_total{xid=45}", "xid_errors_total{xid=48}"),
+        *("xid_errors_total{xid=63}", "xid_errors_total{xid=79}", "xid_errors_total{xid=31}"),
+        *("process_memory_bytes{kind=compute,pid=1}", "process_memory_bytes{kind=compute,pid=2}"),
+        "fabric_state{state=not_started}",
+    ]
+)
+_VALUES = st.one_of(st.none(), st.floats(-1e3, 1e15), st.sampled_from([0.0, 1.0, 5.0, 512.0]))
+
+
+@given(st.lists(st.tuples(st.dictionaries(_ANY, _VALUES, max_size=6), st.integers(-60, 120)), max_size=40))
+def test_whatever_the_values_are_one_event_of_a_kind_is_open_at_most(
+    looks: list[tuple[dict[str, float | None], int]],
+) -> None:
+    machine = Machine(2)
+    for values, seconds in looks:
+        for gpu in machine.gpus:
+            machine.set(values, gpu)
+        machine.look(seconds)
+        opened = machine.open()
+        assert len({(event.code, event.labels) for event in opened}) == len(opened)
+        for event in (*machine.changes, *opened):
+            assert event.first_ns <= event.last_ns
+            assert event.ended_ns is None or event.last_ns <= event.ended_ns
+            assert "nan" not in event.message

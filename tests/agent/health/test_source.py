@@ -11,7 +11,7 @@ import pytest
 
 from stepscope.agent.config.health import Thresholds
 from stepscope.agent.exporter import MetricsPage
-from stepscope.agent.gpu_sources import KernelLogSource
+from stepscope.agent.gpu_sources import GpuSource, KernelLogSource
 from stepscope.agent.health import HealthSource
 from stepscope.agent.isolation import GpuProbes, Timing
 from stepscope.agent.source_state import SourceState
@@ -155,3 +155,29 @@ def test_xid_ecc_error_and_a_lost_gpu_end_to_end(machine: FakeNvml) -> None:
         machine.set(0, energy_mj=5, hang="nvmlDeviceGetPowerUsage")
         machine.write()
         _until(health, lambda: "gpu_hung" in codes(0) and states()[1] == "healthy")
+
+
+@pytest.mark.parametrize("report", ["dcgm_235", "dcgm_162"])
+def test_xids_that_the_kernel_log_alone_has_are_events(report: str, tmp_path: Path) -> None:
+    log_file = tmp_path / "kmsg"
+    log_file.touch()
+    now_ns = [START]
+    with KernelLog(log_file) as kernel_log:
+        probes = GpuProbes()
+        gpus, log = GpuSource(probes), KernelLogSource(kernel_log, probes)
+
+        def states() -> tuple[SourceState, ...]:
+            return (SourceState(GPUS, gpus.collect(), now_ns[0]), SourceState("kernel_log", log.collect(), now_ns[0]))
+
+        health = HealthSource(states, GPUS, wall_clock_ns=lambda: now_ns[0])
+        for words in ("62, pid=7, halt", "119, pid=7, Timeout waiting for RPC from GSP"):
+            with log_file.open("a") as stream:
+                stream.write(f"4,1,1000000,-;NVRM: Xid (PCI:0000:61:00): {words}\n")
+            for _ in range(2):
+                now_ns[0] += 2 * SECOND
+                health.collect()
+    whose = labels_of(pci_bus_id="00000000:61:00.0")
+    assert [(one.code, one.labels, one.count) for one in health.events()] == [
+        ("xid_119", whose, 1),
+        ("xid_62", whose, 1),
+    ], report

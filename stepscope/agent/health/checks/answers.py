@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stepscope.agent.config.health import Thresholds
+from stepscope.agent.health.minutes import Minutes
 from stepscope.agent.health.observed import ObservedGpu
-from stepscope.agent.health.signs import Evidence, Sign, bad, good
+from stepscope.agent.health.signs import Evidence, Sign, above, bad, good
 from stepscope.core.health import Action, Severity
 from stepscope.core.readings import MissingReason
 
@@ -31,21 +33,45 @@ _CONTRADICTIONS = {
 }
 """Findings of collectors: the code here, and what helps."""
 _DCGM_WARNING, _DCGM_FAILURE = 10, 20
+_STALL_MINUTES = 10
 
 
-def answer_signs(gpu: ObservedGpu) -> Iterator[Sign]:
-    """What the newest samples say."""
-    if gpu.up is not None:
-        yield from _answers(gpu, gpu.up.time_ns)
+class AnswerChecks:
+    """One GPU's."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._limit = thresholds.stalls_per_minute
+        self._stalls = Minutes(_STALL_MINUTES)
+        self._is_silent = False
+
+    def signs(self, gpu: ObservedGpu) -> Iterator[Sign]:
+        """What the newest samples say."""
+        if gpu.up is not None:
+            yield from _answers(gpu, gpu.up.time_ns)
+            if gpu.up.value:
+                yield self._stalling(gpu.up.time_ns, is_back=self._is_silent)
+            self._is_silent = gpu.reason == MissingReason.TIMED_OUT
+        yield from _recovery(gpu)
+        yield from _dcgm(gpu)
+        if gpu.looked_ns is not None and gpu.up is not None and gpu.up.value:
+            yield from _contradictions(gpu, gpu.looked_ns)
+
+    def _stalling(self, time_ns: int, *, is_back: bool) -> Sign:
+        """It answers again before it counts as hung, but stalls time after time (NVIDIA/NVSentinel#1748)."""
+        self._stalls.add(time_ns, {"stall"} if is_back else set())
+        said = f"it did not answer in time, and then did again, in {self._stalls.count} of {_STALL_MINUTES} minutes"
+        share, limit = self._stalls.share, self._limit
+        evidence = Evidence(Severity.WARNING, Action.RUN_DIAGNOSTICS, said, share, limit, "stalls per minute")
+        return above("gpu_stalls", time_ns, evidence, leave=limit / 2, is_new=True)
+
+
+def _recovery(gpu: ObservedGpu) -> Iterator[Sign]:
     for (action, *_), sample in gpu.parts.get("recovery_action", {}).items():
         severity, what, said = _RECOVERY.get(action, (Severity.CRITICAL, Action.CONTACT_SUPPORT, action))
         if action == "none":
             yield good("recovery_action", sample.time_ns)
         elif sample.value:
             yield bad("recovery_action", sample.time_ns, Evidence(severity, what, f"the driver asks for {said}"))
-    yield from _dcgm(gpu)
-    if gpu.looked_ns is not None and gpu.up is not None and gpu.up.value:
-        yield from _contradictions(gpu, gpu.looked_ns)
 
 
 def _answers(gpu: ObservedGpu, time_ns: int) -> Iterator[Sign]:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 from stepscope.agent.config.health import Thresholds
 from stepscope.agent.health.counters import CounterWindow, Sample
+from stepscope.agent.health.minutes import Minutes
 from stepscope.agent.health.observed import ObservedGpu
 from stepscope.agent.health.signs import Evidence, Sign, above, bad, good
 from stepscope.core.health import Action, Severity
 
 _MINUTE = 60.0
-_MINUTE_NS = 60 * 10**9
 _MARGIN_LEAVE_CELSIUS = 3.0
 _REASONS = {
     "hardware_power_brake": (Action.CHECK_MECHANICALS, "the power supply's brake"),
@@ -30,7 +30,7 @@ class SlowdownChecks:
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._thermal = CounterWindow(_MINUTE)
-        self._minutes: dict[int, set[str]] = {}
+        self._minutes = Minutes(thresholds.slowdown_minutes)
 
     def signs(self, gpu: ObservedGpu) -> Iterator[Sign]:
         """What the newest samples say."""
@@ -61,14 +61,12 @@ class SlowdownChecks:
         if not known:
             return
         time_ns = max(sample.time_ns for sample in known)
-        minute, wanted = time_ns // _MINUTE_NS, self._thresholds.slowdown_minutes
-        active = {name for name, sample in reasons.items() if name in _REASONS and sample.value}
-        if active:
-            self._minutes.setdefault(minute, set()).update(active)
-        self._minutes = {one: names for one, names in self._minutes.items() if minute - wanted < one <= minute}
-        share, limit = len(self._minutes) / wanted, self._thresholds.slowdown_per_minute
-        seen = set().union(*self._minutes.values())
+        self._minutes.add(time_ns, {name for name, sample in reasons.items() if name in _REASONS and sample.value})
+        share, limit = self._minutes.share, self._thresholds.slowdown_per_minute
+        seen = self._minutes.names
         action, why = next((_REASONS[name] for name in _REASONS if name in seen), (Action.NONE, ""))
-        said = f"in {len(self._minutes)} of {wanted} minutes the clocks were lowered by {why}"
+        said = (
+            f"in {self._minutes.count} of {self._thresholds.slowdown_minutes} minutes the clocks were lowered by {why}"
+        )
         evidence = Evidence(Severity.WARNING, action, said, share, limit, "events per minute")
         yield above("hardware_slowdown", time_ns, evidence, leave=limit / 2, is_new=True)

@@ -122,7 +122,7 @@ class XidChecks:
 
     def _left_alone(self, now_ns: int) -> Iterator[tuple[str, Sign]]:
         """Followers that follow nothing. They wait until what they might follow would have come."""
-        while self._followers and now_ns - self._followers[0][0] >= _AFTER_NS:
+        while self._followers and not 0 <= now_ns - self._followers[0][0] < _AFTER_NS:  # clocks are set back, too
             time_ns, key, number, count = self._followers.popleft()
             if not any(-_BEFORE_NS <= at - time_ns <= _AFTER_NS for at, _, _ in self._recent):
                 yield key, self._sign(self._gpus[key], number, now_ns, count)
