@@ -23,6 +23,7 @@ VERBS: dict[str, str] = {
     "compare": "Tell what changed between two runs, and gate on it.",
     "dashboard": "Open the web app over runs and their verdicts.",
     "demo": "Train, profile and analyse on this machine, and print the verdict.",
+    "doctor": "Look at driver, permissions, limits and settings of this machine.",
     "hang": "Say which ranks hold a job up, from flight recorder dumps.",
     "nccl": "Say how a job's GPUs reach each other, and what is wrong with it.",
     "preflight": "Measure this node's GPUs before a job, and say which are unfit.",

@@ -1,0 +1,59 @@
+"""`stepscope doctor`: what stands in the way of measuring here?"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import click
+
+from stepscope.core.agent_messages import SOCKET_VARIABLE
+from stepscope.core.doctor import Doctor, DoctorLine, DoctorState
+from stepscope.core.errors import UsageError
+
+_COLOURS = {DoctorState.OK: "green", DoctorState.WARN: "yellow", DoctorState.FAIL: "red"}
+
+
+@click.command("doctor")
+@click.option(
+    "--config",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="STEPSCOPE_AGENT_CONFIG",
+    help="The agent's settings, which tell where it should answer.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(file: Path | None, as_json: bool) -> None:
+    """Look at Python, torch, driver, permissions, limits, NCCL's variables, clock, container and agent.
+
+    It needs no GPU, starts nothing and changes nothing. It ends with 0 whatever it finds.
+    """
+    from stepscope.agent.config import Settings, load
+    from stepscope.workflow.doctor.run import examine
+
+    wrong = []
+    try:
+        settings = load(file, environment=os.environ).settings
+    except UsageError as error:
+        settings = Settings()
+        wrong.append(DoctorLine("agent's settings", DoctorState.FAIL, str(error), "see: stepscope agent config"))
+    socket = os.environ.get(SOCKET_VARIABLE, settings.training.socket)
+    doctor = examine(agent_address=settings.web.listen, agent_socket=socket)
+    doctor = replace(doctor, lines=[*doctor.lines, *wrong])
+    if as_json:
+        click.echo(json.dumps(asdict(doctor), indent=1))
+    else:
+        _print(doctor)
+
+
+def _print(doctor: Doctor) -> None:
+    width = max(len(line.topic) for line in doctor.lines)
+    for line in doctor.lines:
+        state = click.style(line.state.value.ljust(4), fg=_COLOURS[line.state])
+        click.echo(f"{state}  {line.topic.ljust(width)}  {line.found}")
+        if line.what_next:
+            click.echo(f"      {' ' * width}  > {line.what_next}")
+    counts = {state: sum(line.state is state for line in doctor.lines) for state in DoctorState}
+    click.echo(f"{doctor.host}: {counts[DoctorState.FAIL]} fail, {counts[DoctorState.WARN]} warn")

@@ -1,0 +1,147 @@
+"""Which variables slow jobs down or break them, though nobody remembers having set them?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from stepscope.core.doctor import DoctorLine, DoctorState
+from stepscope.workflow.doctor.machine import Machine
+
+_OK, _WARN, _FAIL = DoctorState.OK, DoctorState.WARN, DoctorState.FAIL
+_NCCL_FILES = ("etc/nccl.conf",)
+_ON = ("1", "true", "yes", "on")
+_INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+
+@dataclass(frozen=True, slots=True)
+class _Trap:
+    """A variable with a value that costs.
+
+    Attributes:
+        values: in lower case; empty: any.
+        found: what it does.
+        what_next: what to do; empty: unset it.
+    """
+
+    values: tuple[str, ...]
+    found: str
+    what_next: str = ""
+
+
+_TRAPS = {
+    "NCCL_P2P_DISABLE": _Trap(_ON, "GPUs of a node exchange bytes over host memory, not NVLink"),
+    "NCCL_P2P_LEVEL": _Trap(("loc", "0"), "GPUs of a node exchange bytes over host memory, not NVLink"),
+    "NCCL_SHM_DISABLE": _Trap(_ON, "processes of a node that cannot reach each other directly use the network"),
+    "NCCL_IB_DISABLE": _Trap(_ON, "nodes talk over TCP, not InfiniBand or RoCE"),
+    "NCCL_NET": _Trap(("socket",), "nodes talk over TCP, not InfiniBand or RoCE"),
+    "NCCL_NET_GDR_LEVEL": _Trap(("loc", "0"), "GPUDirect RDMA is off: bytes to other nodes go through host memory"),
+    "NCCL_NVLS_ENABLE": _Trap(("0",), "NVSwitches do not sum up: all-reduces of 8 GPUs get a quarter less and more"),
+    "NCCL_ALGO": _Trap((), "fixes one algorithm for all sizes of messages and groups"),
+    "NCCL_PROTO": _Trap((), "fixes one protocol for all sizes of messages"),
+    "NCCL_MAX_NCHANNELS": _Trap(("1", "2", "4"), "too few channels to fill NVLink"),
+    "NCCL_LAUNCH_MODE": _Trap(("group",), "NCCL 2.9's way of launching: host and GPU wait for each other"),
+    "NCCL_DEBUG": _Trap(("trace",), "writes a line a call, which slows jobs down", "use INFO or WARN"),
+    "NCCL_BLOCKING_WAIT": _Trap((), "is called TORCH_NCCL_BLOCKING_WAIT now, and makes every collective synchronous"),
+    "TORCH_NCCL_BLOCKING_WAIT": _Trap(_ON, "makes every collective synchronous: nothing overlaps"),
+    "NCCL_ASYNC_ERROR_HANDLING": _Trap((), "is called TORCH_NCCL_ASYNC_ERROR_HANDLING now", "rename it"),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": _Trap(("0",), "a collective that fails hangs its job for ever"),
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": _Trap(("0",), "the flight recorder is off: nobody can say why a job hangs"),
+    "TORCH_FR_BUFFER_SIZE": _Trap(("0",), "the flight recorder is off: nobody can say why a job hangs"),
+    "TORCH_DISTRIBUTED_DEBUG": _Trap(("detail",), "checks every collective with one more: for debugging only"),
+    "CUDA_LAUNCH_BLOCKING": _Trap(_ON, "every kernel is waited for: for debugging only"),
+    "CUDA_DEVICE_MAX_CONNECTIONS": _Trap(
+        (), "changes what overlaps; Megatron wants 1 with TP, FSDP wants it unset", "see that it is meant"
+    ),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": _Trap(_ON, "every allocation asks the driver: for debugging only"),
+    "CUDA_VISIBLE_DEVICES": _Trap(("", "-1", "nodevfiles"), "hides all GPUs"),
+}
+"""NCCL's and torch's documentation say what each does."""
+
+
+def look_at_communication(machine: Machine) -> Iterator[DoctorLine]:
+    """Variables of NCCL, gloo and torch, in the environment and in NCCL's own file."""
+    settings = {name: (value, "") for name, value in machine.environment.items()}
+    for path in _NCCL_FILES:
+        for name, value in _of_file(machine.text(path) or "").items():
+            settings.setdefault(name, (value, f" in /{path}"))
+    lines = [*_traps(settings), *_interfaces(machine, settings), *_files(machine, settings)]
+    if lines:
+        yield from lines
+        return
+    count = sum(name.startswith(("NCCL_", "TORCH_NCCL_")) for name in settings)
+    yield DoctorLine(
+        "NCCL's variables", _OK, f"{count} are set, none of them known to cost" if count else "none is set"
+    )
+
+
+def _traps(settings: Mapping[str, tuple[str, str]]) -> Iterator[DoctorLine]:
+    for name, trap in _TRAPS.items():
+        value, where = settings.get(name, (None, ""))
+        if value is not None and (not trap.values or value.strip().lower() in trap.values):
+            state = _FAIL if name == "CUDA_VISIBLE_DEVICES" else _WARN
+            yield DoctorLine(name, state, f"={value}{where}: {trap.found}", trap.what_next or "unset it")
+
+
+def _interfaces(machine: Machine, settings: Mapping[str, tuple[str, str]]) -> Iterator[DoctorLine]:
+    there = machine.names("sys/class/net")
+    for name in _INTERFACES:
+        value, where = settings.get(name, ("", ""))
+        if not value or not there:
+            continue
+        chosen = chosen_interfaces(value, there)
+        if not chosen:
+            found = f"={value}{where}: no such network interface; there are {', '.join(there)}"
+            yield DoctorLine(name, _FAIL, found, "name one of them, or unset it")
+        elif chosen == ["lo"]:
+            yield DoctorLine(
+                name, _WARN, f"={value}{where}: reaches this node only", "name one that reaches the others"
+            )
+
+
+def chosen_interfaces(value: str, there: list[str]) -> list[str]:
+    """Those that a list of NCCL's names: prefixes, "=" whole names, "^" all but these."""
+    is_not, value = value.startswith("^"), value.removeprefix("^")
+    is_whole, value = value.startswith("="), value.removeprefix("=")
+    words = [word for word in value.split(",") if word]
+    named = {name for name in there for word in words if (name == word if is_whole else name.startswith(word))}
+    return [name for name in there if (name in named) != is_not]
+
+
+def _files(machine: Machine, settings: Mapping[str, tuple[str, str]]) -> Iterator[DoctorLine]:
+    value, where = settings.get("NCCL_TOPO_FILE", ("", ""))
+    if value and not machine.files.exists(value.lstrip("/")):
+        yield DoctorLine("NCCL_TOPO_FILE", _FAIL, f"={value}{where}: there is no such file", "unset it")
+    wanted = settings.get("NCCL_IB_HCA", ("", ""))[0]
+    devices = machine.names("sys/class/infiniband")
+    words = [word.partition(":")[0] for word in wanted.lstrip("^=").split(",") if word]
+    if words and not wanted.startswith("^") and not any(name.startswith(word) for name in devices for word in words):
+        found = f"={wanted}: no such InfiniBand device; there are {', '.join(devices) or 'none'}"
+        yield DoctorLine("NCCL_IB_HCA", _FAIL, found, "name one of them, or unset it")
+
+
+def look_at_kineto(machine: Machine, torch_version: str | None) -> Iterator[DoctorLine]:
+    """Whether jobs that start in this environment can be traced on demand."""
+    value = machine.environment.get("KINETO_USE_DAEMON")
+    if not value:
+        advice = "set it to 1 where jobs start: then the agent can trace those without stepscope.profile() as well"
+        yield DoctorLine("KINETO_USE_DAEMON", _OK, "not set", advice)
+        return
+    folder = machine.environment.get("KINETO_IPC_SOCKET_DIR")
+    if folder and not machine.files.exists(folder.lstrip("/")):
+        found = f"=1, and KINETO_IPC_SOCKET_DIR={folder} is not there: no request reaches the job"
+        yield DoctorLine("KINETO_USE_DAEMON", _FAIL, found, "make the folder, the same for agent and jobs")
+    elif (number := re.match(r"(\d+)\.(\d+)", torch_version or "")) and (2, 3) <= (int(number[1]), int(number[2])) < (
+        2,
+        7,
+    ):
+        found = f"=1, and torch {torch_version} does not always start to listen (fixed in 2.7)"
+        yield DoctorLine("KINETO_USE_DAEMON", _WARN, found, "update torch, or use stepscope.profile()")
+    else:
+        yield DoctorLine("KINETO_USE_DAEMON", _OK, "=1: the agent can trace jobs that start here")
+
+
+def _of_file(text: str) -> dict[str, str]:
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line and not line.lstrip().startswith("#"))
+    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -1,0 +1,65 @@
+"""Are a driver that is missing, mismatched or hanging, hidden GPUs and closed device files told, and what to do?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepscope.workflow.doctor.driver import ask_driver, count_on_bus, look_at_driver
+from stepscope.workflow.preflight.request import Programs
+from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
+from tests.collectors.fake_nvml.profiles import a100, h100
+from tests.workflow.doctor.machines import by_topic, gpus_on_bus, machine
+
+
+@pytest.fixture
+def nvml(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> FakeNvml:
+    """A node with one H100 and one A100."""
+    fake = FakeNvml(build_fake_nvml(tmp_path_factory.getbasetemp() / "fake_nvml"), tmp_path / "nvml.conf")
+    fake.add(h100(0))
+    fake.add(a100(1))
+    fake.write()
+    return fake
+
+
+def look(nvml: FakeNvml, tmp_path: Path, files: dict[str, str]) -> dict[str, tuple[str, str]]:
+    nvml.write()
+    facts = ask_driver(Programs(environment=nvml.environment()), seconds=8.0)
+    return by_topic(list(look_at_driver(machine(tmp_path, files), facts)))
+
+
+def test_a_node_with_a_hidden_gpu_and_a_file_too_few(nvml: FakeNvml, tmp_path: Path) -> None:
+    files = {**gpus_on_bus(3), "dev/nvidia0": "", "dev/nvidiactl": "", "dev/nvidia-caps": "", "dev/nvidia-uvm": ""}
+    assert look(nvml, tmp_path, files) == {
+        "driver": ("ok", "580.159.03, up to CUDA 13.0; 2 GPUs answer"),
+        "GPUs": ("warn", "3 are on the PCI bus, the driver tells of 2"),
+        "/dev/nvidia*": ("warn", "/dev has 1 of 2 GPUs' files"),
+        "profiling counters": ("warn", "GPM has none on 1 of 2 GPUs (not supported)"),
+    }
+    assert count_on_bus(machine(tmp_path)) == 3
+
+
+def test_a_lost_gpu(nvml: FakeNvml, tmp_path: Path) -> None:
+    nvml.set(1, lost=1)
+    found = look(nvml, tmp_path, {"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidia-uvm": ""})
+    assert found["GPU 1"][0] == "fail"
+    assert "Xid 79" in found["GPU 1"][1]
+    assert found["profiling counters"] == ("ok", "tensor, SM and memory activity through GPM")
+    assert found["driver"] == ("ok", "580.159.03, up to CUDA 13.0; 1 GPUs answer")
+
+
+@pytest.mark.parametrize(("error", "words"), [("9", "not loaded"), ("18", "reboot, or reload the module")])
+def test_a_driver_that_cannot_be_asked(error: str, words: str, nvml: FakeNvml, tmp_path: Path) -> None:
+    nvml.values["error"] = error
+    state, found = look(nvml, tmp_path, gpus_on_bus(2))["driver"]
+    assert state == "fail"
+    assert words in found
+    assert found.endswith("; 2 of NVIDIA's GPUs are on the PCI bus")
+
+
+def test_a_driver_that_hangs(nvml: FakeNvml, tmp_path: Path) -> None:
+    nvml.values["hang"] = "any"
+    nvml.write()
+    facts = ask_driver(Programs(environment=nvml.environment()), seconds=1.0)
+    assert by_topic(list(look_at_driver(machine(tmp_path), facts)))["driver"] == ("fail", "no answer within 1 s")

@@ -1,0 +1,56 @@
+"""Is it told when torch does not fit the driver, or the dead fork of NVML's binding is installed?"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.core.doctor import DoctorState
+from stepscope.workflow.doctor.software import Torch, find_torch, judge_torch, look_at_pynvml, look_at_python
+
+_OK, _WARN, _FAIL = DoctorState.OK, DoctorState.WARN, DoctorState.FAIL
+
+
+@pytest.mark.parametrize(
+    ("torch", "driver_cuda", "num_gpus", "state"),
+    [
+        (None, "", 0, _WARN),
+        (Torch("2.13.0+cpu", None, None), "", 0, _OK),
+        (Torch("2.13.0+cpu", None, None), "12.8", 8, _FAIL),
+        (Torch("2.9.0", None, "6.4"), "", 0, _OK),
+        (Torch("2.9.0", "12.8", None), "", 0, _OK),
+        (Torch("2.9.0", "12.8", None), "12.8", 8, _OK),
+        (Torch("2.9.0", "12.8", None), "13.0", 8, _OK),
+        (Torch("2.9.0", "12.8", None), "12.4", 8, _WARN),
+        (Torch("2.9.0", "13.0", None), "12.9", 8, _FAIL),
+    ],
+)
+def test_torch_and_driver(torch: Torch | None, driver_cuda: str, num_gpus: int, state: DoctorState) -> None:
+    line = judge_torch(torch, driver_cuda=driver_cuda, num_gpus=num_gpus)
+    assert line.state is state
+    assert (line.what_next != "") == (state is not _OK)
+
+
+def test_the_torch_of_this_python_is_found_without_importing_it() -> None:
+    torch = pytest.importorskip("torch")
+    found = find_torch()
+    assert found == Torch(str(torch.__version__), torch.version.cuda, torch.version.hip)
+
+
+@pytest.mark.parametrize(
+    ("versions", "topic", "state"),
+    [
+        ({"nvidia-ml-py": "13.615.71"}, "nvidia-ml-py", _OK),
+        ({"nvidia-ml-py": "13.615.71", "pynvml": "13.0.1"}, "pynvml", _WARN),
+        ({"pynvml": "11.5.3"}, "pynvml", _WARN),
+        ({}, "nvidia-ml-py", _WARN),
+    ],
+)
+def test_the_binding_and_its_fork(versions: dict[str, str], topic: str, state: DoctorState) -> None:
+    (line,) = look_at_pynvml(versions.get)
+    assert (line.topic, line.state) == (topic, state)
+
+
+def test_missing_extras_are_named_with_the_command_that_brings_them() -> None:
+    line = list(look_at_python(lambda module: module not in ("dash", "torch")))[1]
+    assert line.found.endswith("with agent, analyze; without dashboard, workloads")
+    assert line.what_next.endswith('pip install "stepscope[dashboard,workloads]"')
