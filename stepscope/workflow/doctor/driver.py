@@ -109,10 +109,8 @@ def _look_at_gpm(facts: DriverFacts) -> Iterator[DoctorLine]:
         yield DoctorLine("profiling counters", _OK, "tensor, SM and memory activity through GPM")
     elif whys:
         reason, detail = next(iter(whys.values()))
-        found = (
-            f"GPM has none on {len(whys)} of {len(facts.gpm or {})} GPUs ({detail or str(reason).replace('_', ' ')})"
-        )
-        advice = "GPM is Hopper's and newer; elsewhere run dcgm-exporter with its profiling metrics"
+        found = f"none on {len(whys)} of {len(facts.gpm or {})} GPUs: {detail or str(reason).replace('_', ' ')}"
+        advice = "run dcgm-exporter with its profiling metrics, and name it to the agent (--dcgm-exporter)"
         yield DoctorLine("profiling counters", _WARN, found, advice)
 
 
