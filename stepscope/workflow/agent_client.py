@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import socket
@@ -9,7 +10,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from stepscope.core.errors import UnreachableError, UsageError
 
@@ -42,6 +43,7 @@ class AgentClient:
         host, port, is_https: where it listens.
         token: of who may have it do something; empty without.
         ca_file: certificates to trust instead of the system's; empty without.
+        user, password: of who may look, where the agent asks; empty without.
     """
 
     host: str
@@ -49,6 +51,8 @@ class AgentClient:
     is_https: bool = False
     token: str = ""
     ca_file: str = ""
+    user: str = ""
+    password: str = ""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -64,6 +68,9 @@ class AgentClient:
         headers = {} if body is None else {"Content-Type": "application/json"}
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"
+        elif self.user:
+            pair = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+            headers["Authorization"] = f"Basic {pair}"
         try:
             connection = self._connection()
             try:
@@ -109,21 +116,23 @@ def agent_client(url: str, *, token: str = "", ca_file: str = "") -> AgentClient
     """The agent that a URL names.
 
     Args:
-        url: http or https; without a scheme http, without a port 9455.
+        url: http or https; without a scheme http, without a port 9455; user:password@ before the host.
         token, ca_file: see `AgentClient`.
 
     Raises:
         UsageError: it names none.
     """
+    shown = url.rpartition("@")[2]  # without what may be a password
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise UsageError(f"is no address ({error})", where=url, what_next="write it as http://node7:9455") from None
-    is_bare = parts.path in ("", "/") and not (parts.query or parts.fragment or parts.username)
+        raise UsageError(f"is no address ({error})", where=shown, what_next="write it as http://node7:9455") from None
+    is_bare = parts.path in ("", "/") and not (parts.query or parts.fragment)
     if parts.scheme not in ("http", "https") or not host or not is_bare or not url.isprintable() or " " in url:
-        raise UsageError("is no agent's address", where=url, what_next="write it as http://node7:9455")
-    return AgentClient(host, _DEFAULT_PORT if port is None else port, parts.scheme == "https", token, ca_file)
+        raise UsageError("is no agent's address", where=shown, what_next="write it as http://node7:9455")
+    who = unquote(parts.username or ""), unquote(parts.password or "")
+    return AgentClient(host, port or _DEFAULT_PORT, parts.scheme == "https", token, ca_file, *who)
 
 
 def _reply(status: int, content: bytes) -> AgentReply:

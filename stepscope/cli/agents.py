@@ -1,0 +1,65 @@
+"""Which agents does a verb ask, and with what do they let it in?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from stepscope.workflow.agent_client import AgentClient
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_Function = Callable[..., None]
+
+
+def asks_agents(function: _Function) -> _Function:
+    """Options that say which; the function gets the clients first."""
+
+    @click.option(
+        "--agent",
+        "urls",
+        multiple=True,
+        metavar="URL",
+        envvar="STEPSCOPE_AGENTS",
+        help="Agent to ask; once for each. user:password@ before the host.  [default: http://127.0.0.1:9455]",
+    )
+    @click.option(
+        "--agents",
+        "file",
+        type=click.Path(path_type=Path, allow_dash=True),
+        help="File with one agent a line; -: stdin.",
+    )
+    @click.option("--token-file", type=_FILE, envvar="STEPSCOPE_TOKEN_FILE", help="File with the agents' token.")
+    @click.option("--ca-file", default="", metavar="FILE", help="Certificates to trust instead of the system's.")
+    @wraps(function)
+    def call(urls: tuple[str, ...], file: Path | None, token_file: Path | None, ca_file: str, **options: Any) -> None:
+        named = [*urls, *(_lines(file) if file else ())]
+        function(_clients(named, token_file, ca_file), **options)
+
+    return call
+
+
+def _clients(urls: list[str], token_file: Path | None, ca_file: str) -> list[AgentClient]:
+    from stepscope.workflow.agent_client import DEFAULT_URL, agent_client
+
+    token = ""
+    if token_file is not None:
+        from stepscope.agent.token_file import token_in
+
+        token = token_in(token_file)
+    found = [agent_client(url, token=token, ca_file=ca_file) for url in urls or [DEFAULT_URL]]
+    return list({str(client): client for client in found}.values())
+
+
+def _lines(file: Path) -> list[str]:
+    text = sys.stdin.read() if str(file) == "-" else file.read_text()
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    found = [line for line in lines if line]
+    if not found:
+        raise click.UsageError(f"{file} names no agent")
+    return found

@@ -1,0 +1,132 @@
+"""How do many machines' GPUs look as one table in a terminal?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.core.causes import Cause
+from stepscope.core.words import UNKNOWN, cause_words
+
+if TYPE_CHECKING:
+    from stepscope.core.node import Node, NodeDevice
+    from stepscope.workflow.nodes import NodeAnswer
+
+_OLD_SECONDS = 5.0
+_STYLES = {"failed": "bold red", "degraded": "yellow", "unknown": "dim", "healthy": "green"}
+_SHORT = {
+    "software_power_cap": "power",
+    "hardware_slowdown": "hw",
+    "hardware_thermal": "hw heat",
+    "software_thermal": "heat",
+    "hardware_power_brake": "brake",
+    "sync_boost": "sync",
+    "application_clocks": "app clocks",
+    "display_clocks": "display",
+}
+"""Throttle reasons; `idle` is none."""
+_COLUMNS = ("host", "GPU", "job", "class", "util", "tensor", "DRAM", "W", "GiB", "°C", "MHz", "throttled", "health")
+_RIGHT = frozenset({"util", "tensor", "DRAM", "W", "GiB", "°C", "MHz"})
+
+
+def node_table(answers: Sequence[NodeAnswer], now: float) -> Table:
+    """A row for each GPU and MIG instance, and one for each agent that does not answer.
+
+    Args:
+        answers: of the agents.
+        now: by the monotonic clock.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in _COLUMNS:
+        table.add_column(name, justify="right" if name in _RIGHT else "left", no_wrap=name != "health")
+    for answer in answers:
+        for row in _rows(answer, now):
+            table.add_row(*row)
+    return table
+
+
+def _rows(answer: NodeAnswer, now: float) -> Iterator[Sequence[Text | str]]:
+    node = answer.node
+    if node is None or answer.error:
+        since = "" if answer.at is None else f", last heard {now - answer.at:.0f} s ago"
+        text = Text(f"{answer.error or 'asked'}{since}", style="red" if answer.error else "dim")
+        yield (Text(_shown_host(answer), style="bold"), *([""] * (len(_COLUMNS) - 2)), text)
+    if node is None:
+        return
+    age = 0.0 if answer.at is None else now - answer.at
+    for device in node.devices:
+        yield _row(node, device, age)
+    if not node.devices and not answer.error:
+        why = next((f"{one.name}: {one.reason}" for one in node.sources if one.name == "nvml" and not one.is_up), "")
+        yield (node.host, *([""] * (len(_COLUMNS) - 2)), Text(f"no GPU {why}".strip(), style="dim"))
+
+
+def _shown_host(answer: NodeAnswer) -> str:
+    return answer.node.host if answer.node else answer.agent.partition("://")[2]
+
+
+def _row(node: Node, device: NodeDevice, age: float) -> Sequence[Text | str]:
+    values = device.values
+    style = "dim" if device.is_up is False or age > _OLD_SECONDS else ""
+    cells = (
+        node.host,
+        " ".join(filter(None, (device.name, device.labels.get("mig_profile", "")))),
+        _job(device),
+        _class(device),
+        _percent(values.get("utilization_ratio")),
+        _percent(values.get("tensor_active_ratio")),
+        _percent(values.get("dram_active_ratio")),
+        _of(values.get("power_watts"), values.get("power_limit_watts"), 1.0),
+        _of(values.get("memory_used_bytes"), values.get("memory_total_bytes"), 1 << 30),
+        _number(values.get("temperature_celsius")),
+        _number(values.get("sm_clock_hertz"), 1e6),
+        _throttled(device.by_label.get("throttle_reason", {})),
+    )
+    return (*(Text(cell, style=style) for cell in cells), _health(device, age))
+
+
+def _job(device: NodeDevice) -> str:
+    names = [" ".join(filter(None, (job.name or job.id, job.user))) for job in device.jobs[:2]]
+    further = f" +{len(device.jobs) - 2}" if len(device.jobs) > 2 else ""
+    state = device.marked("use_state").replace("_", " ")
+    return ", ".join(names) + further or ("" if state in ("busy", "unknown") else state)
+
+
+def _class(device: NodeDevice) -> str:
+    if device.spent is None:
+        return UNKNOWN
+    known = {cause.value: cause for cause in Cause}
+    cause = known.get(device.spent.cause)
+    return cause_words(cause).lower() if cause else device.spent.cause.replace("_", " ")
+
+
+def _throttled(reasons: dict[str, float]) -> str:
+    told: Iterable[str] = (name for name, value in reasons.items() if value == 1.0 and name != "idle")
+    return ", ".join(_SHORT.get(name, name.replace("_", " ")) for name in told)
+
+
+def _health(device: NodeDevice, age: float) -> Text:
+    old = max(age, device.age_seconds or 0.0)
+    since = f" ({old:.0f} s old)" if old > _OLD_SECONDS else ""
+    if device.is_up is False:
+        return Text(f"does not answer: {device.reason.replace('_', ' ')}{since}", style="bold red")
+    if device.health is None:
+        return Text(f"{UNKNOWN}{since}")
+    told = device.health.state if not device.health.reason else f"{device.health.state}: {device.health.reason}"
+    return Text(told + since, style=_STYLES.get(device.health.state, ""))
+
+
+def _percent(ratio: float | None) -> str:
+    return UNKNOWN if ratio is None else f"{100 * ratio:.0f} %"
+
+
+def _number(value: float | None, unit: float = 1.0) -> str:
+    return UNKNOWN if value is None else f"{value / unit:,.0f}"
+
+
+def _of(value: float | None, most: float | None, unit: float) -> str:
+    return _number(value, unit) if most is None else f"{_number(value, unit)}/{_number(most, unit)}"

@@ -1,0 +1,61 @@
+"""`stepscope status`: is anything wrong with the GPUs of these machines?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from stepscope.cli.agents import asks_agents
+
+if TYPE_CHECKING:
+    from stepscope.core.node_status import StatusFinding, StatusReport
+    from stepscope.workflow.agent_client import AgentClient
+
+_FOUND = 1
+
+
+@click.command("status")
+@asks_agents
+@click.option("--json", "as_json", is_flag=True, help="Print one stepscope.status/1 document.")
+@click.pass_context
+def command(context: click.Context, clients: list[AgentClient], as_json: bool) -> None:
+    """Say what is wrong with the GPUs of one or many machines, and what is to be done.
+
+    Ends with 0 when nothing is, with 1 when anything is or an agent does not answer, with 4 when none does.
+    """
+    from stepscope.core.errors import UnreachableError
+    from stepscope.workflow.node_status import status_of
+    from stepscope.workflow.nodes import NodeWatch
+
+    with NodeWatch(clients) as watch:
+        watch.ask()
+        watch.wait()
+        answers = watch.answers()
+    report = status_of(answers)
+    click.echo(json.dumps(asdict(report)) if as_json else "\n".join(_lines(report)))
+    if all(answer.error for answer in answers):
+        raise UnreachableError(answers[0].error, where=answers[0].agent)
+    context.exit(_FOUND if report.findings else 0)
+
+
+def _lines(report: StatusReport) -> list[str]:
+    num_gpus = sum(node.num_gpus for node in report.nodes)
+    sick = {finding.uuid for finding in report.findings if finding.uuid}
+    said = f"{_counted(len(report.findings), 'finding')}, {_counted(len(sick), 'GPU')} not well"
+    head = f"{_counted(len(report.nodes), 'machine')}, {_counted(num_gpus, 'GPU')}: "
+    return [head + (said if report.findings else "nothing is wrong"), *map(_line, report.findings)]
+
+
+def _line(finding: StatusFinding) -> str:
+    place = finding.host or finding.agent.partition("://")[2]
+    if finding.gpu:
+        place = f"{place} GPU {finding.gpu} ({finding.uuid})"
+    line = f"{finding.severity}: {place}: {finding.message}"
+    return f"{line}; {finding.action}" if finding.action else line
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,77 @@
+"""`stepscope top`: what do the GPUs of one or many machines do now?"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from stepscope.cli.agents import asks_agents
+
+if TYPE_CHECKING:
+    from stepscope.workflow.agent_client import AgentClient
+    from stepscope.workflow.nodes import NodeAnswer, NodeWatch
+
+_SCHEMA = "stepscope.top/1"
+_REDRAW_SECONDS = 0.5
+
+
+@click.command("top")
+@asks_agents
+@click.option("--once", is_flag=True, help="Print the table once and end.")
+@click.option(
+    "--interval", type=click.FloatRange(0.5), default=2.0, show_default=True, help="Seconds between questions."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and end.")
+def command(clients: list[AgentClient], once: bool, interval: float, as_json: bool) -> None:
+    """Show the GPUs of one or many machines as a table that lives: job, class, activity, power, memory, health.
+
+    What is not known is a dash; an agent that does not answer has a line with the reason, and what it said last is dim.
+    """
+    from stepscope.workflow.nodes import NodeWatch
+
+    with NodeWatch(clients) as watch:
+        if not once and not as_json:
+            _live(watch, interval)
+            return
+        watch.ask()
+        watch.wait()
+        _print(watch.answers(), as_json=as_json)
+
+
+def _print(answers: Sequence[NodeAnswer], *, as_json: bool) -> None:
+    from stepscope.core.errors import UnreachableError
+
+    if as_json:
+        nodes = [
+            {"agent": one.agent, "error": one.error, "node": asdict(one.node) if one.node else None} for one in answers
+        ]
+        click.echo(json.dumps({"schema": _SCHEMA, "nodes": nodes}))
+    else:
+        from stepscope.cli.node_table import node_table
+        from stepscope.cli.terminal import report_console
+
+        report_console().print(node_table(answers, time.monotonic()))
+    if all(one.error for one in answers):
+        raise UnreachableError(answers[0].error, where=answers[0].agent)
+
+
+def _live(watch: NodeWatch, interval: float) -> None:
+    from rich.live import Live
+
+    from stepscope.cli.node_table import node_table
+    from stepscope.cli.terminal import report_console
+
+    next_question = 0.0
+    with Live(console=report_console(), screen=True, auto_refresh=False) as live:
+        while True:
+            now = time.monotonic()
+            if now >= next_question:
+                watch.ask()
+                next_question = now + interval
+            live.update(node_table(watch.answers(), now), refresh=True)
+            time.sleep(_REDRAW_SECONDS)

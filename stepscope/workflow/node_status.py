@@ -1,0 +1,73 @@
+"""Is anything wrong with these machines? By what their agents say, and by who says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from stepscope.core.health import Severity
+from stepscope.core.node import Node, NodeDevice
+from stepscope.core.node_status import StatusFinding, StatusNode, StatusReport
+from stepscope.core.readings import MissingReason
+from stepscope.workflow.nodes import NodeAnswer
+
+_NORMAL = frozenset({MissingReason.NOT_INSTALLED.value, MissingReason.NOT_SUPPORTED.value, MissingReason.NOT_YET.value})
+"""A machine without GPUs or InfiniBand has nothing wrong with it."""
+_COUNTED = (Severity.CRITICAL.value, Severity.WARNING.value)
+_TOLD = frozenset({"hang"})
+"""Findings of the sources that are no health event and yet say that something is wrong."""
+
+
+def status_of(answers: Iterable[NodeAnswer]) -> StatusReport:
+    """What is wrong with each."""
+    answers = tuple(answers)
+    findings = [finding for answer in answers for finding in _findings(answer)]
+    findings.sort(key=lambda finding: _COUNTED.index(finding.severity))  # stable: by node within
+    return StatusReport(tuple(_node(answer) for answer in answers), tuple(findings))
+
+
+def _node(answer: NodeAnswer) -> StatusNode:
+    node = answer.node
+    if node is None or answer.error:
+        return StatusNode(answer.agent, node.host if node else "", "", 0, is_reachable=False)
+    num_gpus = sum(1 for device in node.devices if "gpu_instance" not in device.labels)
+    return StatusNode(answer.agent, node.host, node.version, num_gpus, is_reachable=True)
+
+
+def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
+    node = answer.node
+    if answer.error or node is None:
+        host, message = node.host if node else "", answer.error or "it has not answered yet"
+        next_step = "is the machine up? systemctl status stepscope-agent"
+        yield StatusFinding(answer.agent, host, "", "", "agent_unreachable", "critical", message, next_step)
+        return
+    names = {device.labels.get("uuid", ""): device.name for device in node.devices}
+    told = set()
+    for event in node.events:
+        if event.ended_ns is None and event.severity in _COUNTED:
+            uuid = event.labels.get("uuid", "")
+            told.add(uuid)
+            gpu = names.get(uuid, event.labels.get("gpu", ""))
+            yield StatusFinding(
+                answer.agent, node.host, gpu, uuid, event.code, event.severity, event.message, event.action_line
+            )
+    yield from _sources_down(answer.agent, node)
+    for device in node.devices:
+        if device.is_up is False and device.labels.get("uuid", "") not in told:
+            yield _of(answer.agent, node, device, "gpu_down", f"it does not answer ({device.reason})")
+    for finding in node.findings:
+        uuid = finding.labels.get("uuid", "")
+        if finding.code in _TOLD:
+            gpu = names.get(uuid, "")
+            yield StatusFinding(answer.agent, node.host, gpu, uuid, finding.code, "warning", finding.message)
+
+
+def _sources_down(agent: str, node: Node) -> Iterator[StatusFinding]:
+    for source in node.sources:
+        if not source.is_up and source.reason not in _NORMAL:
+            message = f"{source.name} gives nothing ({source.reason}: {source.detail})"
+            severity = "critical" if source.name == "nvml" else "warning"
+            yield StatusFinding(agent, node.host, "", "", "source_down", severity, message)
+
+
+def _of(agent: str, node: Node, device: NodeDevice, code: str, message: str) -> StatusFinding:
+    return StatusFinding(agent, node.host, device.name, device.labels.get("uuid", ""), code, "critical", message)

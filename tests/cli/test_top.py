@@ -1,0 +1,107 @@
+"""Do `stepscope top` and `stepscope status` show what agents say, and end with the right code?"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope.cli import main
+from stepscope.core.node import NodeHealth
+from tests.workflow.made_nodes import device, event, node, served
+
+_NOBODY = "http://127.0.0.1:9"
+_INTERRUPTED = (  # a test run in the background ignores SIGINT, and its children do
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom stepscope.cli import main; main()"
+)
+
+
+def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    told = capsys.readouterr()
+    code = ended.value.code or 0
+    assert isinstance(code, int)
+    return code, told.out, told.err
+
+
+def test_a_row_for_each_gpu_and_each_agent_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    idle = {"use_state": {"held_but_idle": 1.0}}
+    sick = device(
+        1, jobs=(), by_label=idle, values={}, health=NodeHealth("failed", "no spare rows are left", ("x",)), spent=None
+    )
+    silent = device(2, is_up=False, reason="timed_out", age_seconds=42.0)
+    with served(node(device(0), sick, silent)) as url:
+        code, out, _ = _run(capsys, "top", "--once", "--agent", url, "--agent", _NOBODY)
+    assert code == 0
+    head, *rows = [line for line in out.splitlines() if line.strip() and "───" not in line]
+    assert head.split()[:4] == ["host", "GPU", "job", "class"]
+    for part in ("n1", "llama alice", "memory bound", "97 %", "–", "50 %", "650/700", "64/80", "61", "1,410", "power"):
+        assert part in rows[0]
+    assert rows[0].rstrip().endswith("healthy")
+    assert "held but idle" in rows[1]
+    assert "failed: no spare rows are left" in rows[1]
+    assert "0 %" not in rows[1]  # unknown is never zero
+    assert "does not answer: timed out (42 s old)" in rows[2]
+    assert rows[3].split()[0] == "127.0.0.1:9"
+    assert "cannot be reached" in rows[3]
+
+
+def test_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(node(device(0))) as url:
+        code, out, _ = _run(capsys, "top", "--json", "--agent", url, "--agent", _NOBODY)
+    first, second = json.loads(out)["nodes"]
+    assert code == 0
+    assert first["node"]["devices"][0]["missing"] == {"tensor_active_ratio": "not_supported"}
+    assert (second["node"], bool(second["error"])) == (None, True)
+
+
+def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in (["top", "--once"], ["status"]):
+        code, _, err = _run(capsys, *verb, "--agent", _NOBODY)
+        assert code == 4
+        assert err.count("\n") == 1
+
+
+def test_status_is_an_exit_code_a_text_and_a_document(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    agents = tmp_path / "agents"
+    with served(node(device(0))) as well, served(node(device(0), device(1), events=(event(uuid="GPU-1"),))) as sick:
+        agents.write_text(f"# all of them\n{well}\n{sick}  # rack 2\n\n")
+        code, out, _ = _run(capsys, "status", "--agent", well)
+        assert (code, out) == (0, "1 machine, 1 GPU: nothing is wrong\n")
+        code, out, _ = _run(capsys, "status", "--agents", str(agents))
+        assert code == 1
+        assert out.splitlines() == [
+            "2 machines, 3 GPUs: 1 finding, 1 GPU not well",
+            "critical: n1 GPU 1 (GPU-1): no spare rows are left; have it replaced",
+        ]
+        code, out, _ = _run(capsys, "status", "--json", "--agent", sick)
+    document = json.loads(out)
+    assert (code, document["schema"]) == (1, "stepscope.status/1")
+    assert document["findings"][0]["code"] == "row_remap_failed"
+
+
+def test_the_table_lives_until_it_is_interrupted() -> None:
+    with served(node(device(0))) as url:
+        terminal, other_end = pty.openpty()
+        command = [sys.executable, "-c", _INTERRUPTED, "top", "--agent", url]
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "160", "LINES": "24"}
+        with subprocess.Popen(command, stdout=other_end, stdin=other_end, env=environment) as process:
+            os.close(other_end)
+            seen = b""
+            while b"llama alice" not in seen:
+                seen += os.read(terminal, 1 << 16)
+            process.send_signal(signal.SIGINT)
+            try:
+                while os.read(terminal, 1 << 16):
+                    pass
+            except OSError:  # how a terminal says that the other end is closed
+                pass
+            assert process.wait(20) == 130
+        os.close(terminal)
