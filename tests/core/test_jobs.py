@@ -44,6 +44,12 @@ def test_names_keep_the_rules_of_prometheus(metric: Metric) -> None:
     assert metric.help.endswith(".")
 
 
+def test_bug_28_no_label_is_one_that_prometheus_takes_for_itself() -> None:
+    """NVIDIA/dcgm-exporter#85: `pod` became `exported_pod` wherever a scrape has pods of its own."""
+    taken = {"job", "instance", "pod", "namespace", "container", "node", "service", "endpoint"}
+    assert not taken & {label for metric in JOB_METRICS for label in metric.labels}
+
+
 def test_assignments_come_out_as_they_went_in() -> None:
     meant = (
         Assignment(_SLURM, _GPU, Share.EXCLUSIVE, (JobSource.PROCESS, JobSource.SLURM_ENVIRONMENT), (5, 7), ("0",)),

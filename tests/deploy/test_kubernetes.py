@@ -70,3 +70,15 @@ def test_the_agent_takes_its_settings(objects: dict[str, Any], tmp_path: Path) -
     assert str(assembled(load(file)).address.port) == str(container["ports"][0]["containerPort"])
     for text in ((_FOLDER / "agent.yaml").read_text(), (DEPLOY / "container/Containerfile").read_text()):
         assert not re.search(r"STEPSCOPE_AGENT__(?!WEB__)", text)
+
+
+def test_what_pods_are_part_of_takes_one_verb_on_pods(objects: dict[str, Any], tmp_path: Path, run: Run) -> None:
+    shutil.copy(_FOLDER / "pod-facts.yaml", tmp_path)
+    (tmp_path / "kustomization.yaml").write_text("resources: [pod-facts.yaml]\n")
+    done = run("kubectl", "kustomize", tmp_path)
+    assert done.returncode == 0, done.stderr
+    role, binding = yaml.safe_load_all(done.stdout)
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+    account = objects["ServiceAccount"]["metadata"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount"} | {key: account[key] for key in ("name", "namespace")}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]

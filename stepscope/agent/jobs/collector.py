@@ -11,7 +11,7 @@ from stepscope.agent.jobs import sayings
 from stepscope.agent.jobs.activity import is_used_by_strangers, kernels_ran
 from stepscope.agent.jobs.claims import Claim, assignments
 from stepscope.agent.jobs.finder import JobFinder
-from stepscope.agent.jobs.ledger import Held, Seen, UseLedger
+from stepscope.agent.jobs.ledger import Held, JobKey, Seen, UseLedger
 from stepscope.agent.jobs.told import MOST_ASSIGNMENTS, bounded, readings_of
 from stepscope.agent.source_state import SourceState
 from stepscope.collectors.host.files import Files
@@ -27,7 +27,7 @@ from stepscope.collectors.jobs.slurm_cgroups import SlurmJobHere, slurm_jobs_her
 from stepscope.collectors.jobs.slurm_names import SlurmNamesCollector
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.job_metrics import JOB
-from stepscope.core.jobs import Assignment, JobKind, UseState
+from stepscope.core.jobs import Assignment, Job, JobKind, UseState
 from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason
 
 _SELDOM_SECONDS = 15.0
@@ -70,6 +70,7 @@ class JobCollector:
         self._ledger = UseLedger(self._settings.idle_seconds)
         self._devices: list[Device] = []
         self._met: set[int] = set()
+        self._jobs: dict[JobKey, Job] = {}
         self._strangers: frozenset[Labels] = frozenset()
         self._seldom_due = 0.0
         self._slurm_jobs: dict[str, SlurmJobHere] = {}
@@ -82,12 +83,15 @@ class JobCollector:
         running, missing = self._read_processes(devices)
         told = [replace(one, job=bounded(one.job)) for one in assignments(self._claims(devices, running, missing))]
         self._want(told, running.values())
+        self._processes.end_round()
         self._ledger.observe(self._seen(devices, told), now)
+        self._jobs |= {one.job.key: one.job for one in told}
+        self._jobs = {key: job for key, job in self._jobs.items() if key in self._ledger.jobs()}
         findings = []
         if len(told) > MOST_ASSIGNMENTS:
             message = f"{len(told)} jobs have GPUs here; {MOST_ASSIGNMENTS} are told"
             findings.append(Finding("jobs_left_out", message, (), time_ns))
-        readings = readings_of(told[:MOST_ASSIGNMENTS], devices, self._ledger, time_ns)
+        readings = readings_of(told[:MOST_ASSIGNMENTS], self._jobs.values(), devices, self._ledger, time_ns)
         return Collection(tuple(readings), tuple(missing), tuple(findings))
 
     def _look_seldom(self, now: float) -> None:

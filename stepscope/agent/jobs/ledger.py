@@ -7,7 +7,7 @@ held_but_idle, and a shorter one was part of the work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from stepscope.core.jobs import JobKind, UseState
@@ -95,7 +95,10 @@ class UseLedger:
         there = {one.device for one in seen}
         self._devices = {device: time for device, time in self._devices.items() if device in there}
         self._states = {device: state for device, state in self._states.items() if device in there}
-        self._end_jobs({job for _, job in held}, now)
+        here = {job for _, job in held}
+        for job in here - self._jobs.keys():
+            self._jobs[job] = _JobTime()
+        self._end_jobs(here, now)
 
     def device_seconds(self) -> dict[tuple[Labels, UseState], float]:
         """Time of each device in each state, without stretches that are still open."""
@@ -108,6 +111,10 @@ class UseLedger:
             for job, time in self._jobs.items()
             for (profile, state), value in time.seconds.items()
         }
+
+    def jobs(self) -> Set[JobKey]:
+        """Those of which there is time to tell, also some that ended."""
+        return self._jobs.keys()
 
     def open_seconds(self) -> float:
         """Time in stretches that are still open."""

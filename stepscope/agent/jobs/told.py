@@ -27,12 +27,17 @@ def bounded(job: Job) -> Job:
 
 
 def readings_of(
-    assignments: Sequence[Assignment], devices: Iterable[Device], ledger: UseLedger, time_ns: int
+    assignments: Sequence[Assignment],
+    jobs: Iterable[Job],
+    devices: Iterable[Device],
+    ledger: UseLedger,
+    time_ns: int,
 ) -> list[Reading]:
     """All of it.
 
     Args:
         assignments: with bounded jobs, at most `MOST_ASSIGNMENTS`.
+        jobs: all of which there is time to tell: who joins the two finds those that ended, too.
         devices: of the machine.
         ledger: of their time.
         time_ns: now, ns since the epoch.
@@ -43,7 +48,7 @@ def readings_of(
     def add(metric: str, value: float, labels: Labels) -> None:
         found.append(Reading(metric, value, tuple(sorted(labels)), time_ns))
 
-    for job in {one.job.key: one.job for one in assignments}.values():
+    for job in jobs:
         add(JOB + "info", 1.0, (*job_labels(job), *job_facts(job)))
     for one in assignments:
         key = (*one.device, *job_labels(one.job))

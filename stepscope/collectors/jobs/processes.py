@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from stepscope.collectors.host.files import Files, Unread
 from stepscope.collectors.host.processes import parse_fields
 
-_MOST = 4096
-"""Processes that are remembered; 72 instances with some processes each are some hundred."""
 _VARIABLES = (
     *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_USER", "SLURM_JOB_ACCOUNT", "SLURM_JOB_PARTITION"),
     *("SLURM_STEP_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS"),
@@ -48,7 +46,10 @@ class Process:
 
 
 class Processes:
-    """Reads processes. What never changes is read once; a process id that came back is another process."""
+    """Reads processes. What never changes is read once; a process id that came back is another process.
+
+    Whoever reads calls `end_round` now and then: what was not read since the last time is forgotten.
+    """
 
     def __init__(self, files: Files, further_variables: Iterable[str] = ()) -> None:
         """
@@ -59,20 +60,22 @@ class Processes:
         self._files = files
         self._names = frozenset((*_VARIABLES, *further_variables))
         self._known: dict[int, Process] = {}
+        self._read: dict[int, Process] = {}
+
+    def end_round(self) -> None:
+        """Forget what nobody has read since the last time."""
+        self._known, self._read = self._read, {}
 
     def read(self, pid: int) -> Process | None:
         """The process; None where there is none."""
         stat = self._stat(pid)
         if stat is None:
-            self._known.pop(pid, None)
             return None
-        known = self._known.get(pid)
-        if known is not None and known.start == stat[3] and known.command == stat[0]:
-            return known
-        if len(self._known) >= _MOST:
-            self._known.clear()
-        process = self._known[pid] = self._read_anew(pid, *stat)
-        return process
+        known = self._read.get(pid) or self._known.get(pid)
+        if known is None or known.start != stat[3] or known.command != stat[0]:
+            known = self._read_anew(pid, *stat)
+        self._read[pid] = known
+        return known
 
     def _read_anew(self, pid: int, command: str, parent: int, group: int, start: int) -> Process:
         status, cgroup = self._files.read(f"proc/{pid}/status"), self._files.read(f"proc/{pid}/cgroup")

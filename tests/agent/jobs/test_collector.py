@@ -314,8 +314,9 @@ def test_bug_27_an_ended_job_is_gone_at_once_and_its_time_soon(node: Node) -> No
     collection = watch.collect()
     assert not who(collection)
     assert not collection.missing
-    assert value(collection, JOB + "info", job_id="1") is None
+    assert value(collection, GPU + "job_info", job_id="1") is None
     assert value(collection, JOB + "gpu_seconds_total", job_id="1", state="busy") == 10
+    assert value(collection, JOB + "info", job_id="1") == 1  # for who joins the two
     assert states(collection)["0"] is UseState.FREE  # the last value of its activity proves nothing
     node.release(0, 7)
     node.utilization[0] = 0.0
@@ -323,6 +324,7 @@ def test_bug_27_an_ended_job_is_gone_at_once_and_its_time_soon(node: Node) -> No
         node.now += 5
         collection = watch.collect()
     assert value(collection, JOB + "gpu_seconds_total", job_id="1", state="busy") is None
+    assert value(collection, JOB + "info", job_id="1") is None
 
 
 def test_a_process_id_that_came_back_is_another_job(node: Node) -> None:
