@@ -24,7 +24,7 @@ GPUS = "nvml"
 """The source of the GPUs' own driver."""
 _HOST_SECONDS = 5.0
 _DCGM_SECONDS = 10.0
-_HEALTH_SECONDS = 2.0
+_HEALTH_SECONDS = 5.0
 
 
 class Sources:
