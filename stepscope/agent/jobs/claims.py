@@ -57,7 +57,7 @@ def assignments(claims: Iterable[Claim]) -> list[Assignment]:
     facts: dict[tuple[JobKind, str], Job] = {}
     for claim in claims:
         jobs = by_device.setdefault(claim.device, {})
-        facts[claim.job.key] = _filled(facts.get(claim.job.key, claim.job), claim.job)
+        facts[claim.job.key] = filled(facts.get(claim.job.key, claim.job), claim.job)
         merged = jobs.setdefault(claim.job.key, _Merged(claim.job))
         if claim.source not in merged.sources:
             merged.sources.append(claim.source)
@@ -95,7 +95,7 @@ def _kept(merged: Sequence[_Merged]) -> list[_Merged]:
     return sure or kept
 
 
-def _filled(job: Job, other: Job) -> Job:
+def filled(job: Job, other: Job) -> Job:
     """The job with what is known of it from elsewhere."""
     unknown = {one.name: getattr(other, one.name) for one in fields(Job) if not getattr(job, one.name)}
     return replace(job, **unknown) if any(unknown.values()) else job

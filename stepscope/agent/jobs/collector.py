@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stepscope.agent.jobs import sayings
 from stepscope.agent.jobs.activity import is_used_by_strangers, kernels_ran
-from stepscope.agent.jobs.claims import Claim, assignments
+from stepscope.agent.jobs.claims import Claim, assignments, filled
 from stepscope.agent.jobs.finder import JobFinder
 from stepscope.agent.jobs.ledger import Held, JobKey, Seen, UseLedger
 from stepscope.agent.jobs.told import MOST_ASSIGNMENTS, bounded, readings_of
@@ -32,6 +32,7 @@ from stepscope.core.readings import Collection, Finding, Labels, Missing, Missin
 
 _SELDOM_SECONDS = 15.0
 """Between two looks at what changes with jobs alone: trees of cgroups, folders."""
+_MOST_TOLD = 4
 
 
 class JobCollector:
@@ -81,7 +82,7 @@ class JobCollector:
         self._look_seldom(now)
         self._devices = devices = self._devices_now()
         running, missing = self._read_processes(devices)
-        told = [replace(one, job=bounded(one.job)) for one in assignments(self._claims(devices, running, missing))]
+        told = [self._with_known_facts(one) for one in assignments(self._claims(devices, running, missing))]
         self._want(told, running.values())
         self._processes.end_round()
         self._ledger.observe(self._seen(devices, told), now)
@@ -93,6 +94,11 @@ class JobCollector:
             findings.append(Finding("jobs_left_out", message, (), time_ns))
         readings = readings_of(told[:MOST_ASSIGNMENTS], self._jobs.values(), devices, self._ledger, time_ns)
         return Collection(tuple(readings), tuple(missing), tuple(findings))
+
+    def _with_known_facts(self, one: Assignment) -> Assignment:
+        """What was known of its job stays: a process that told it may have ended."""
+        job = bounded(one.job)
+        return replace(one, job=filled(job, self._jobs.get(job.key, job)))
 
     def _look_seldom(self, now: float) -> None:
         if now < self._seldom_due:
@@ -141,18 +147,21 @@ class JobCollector:
     ) -> Iterable[Claim]:
         given = self._given()
         self._finder.know_pods(given)
-        by_kubelet = list(sayings.of_kubelet(given, devices, self._finder))
+        unknown: list[str] = []
+        by_kubelet = list(sayings.of_kubelet(given, devices, self._finder, unknown))
         yield from sayings.of_processes(devices, running, by_kubelet, self._finder)
-        yield from sayings.of_slurm(self._slurm_jobs, devices, self._processes, self._finder)
+        yield from sayings.of_slurm(self._slurm_jobs, devices, self._processes, self._finder, unknown)
         yield from by_kubelet
         if self._settings.hpc_job_folder:
             folder = self._settings.hpc_job_folder.strip("/")
             told, ambiguous = read_hpc_job_files(self._files, folder, devices)
             yield from sayings.of_files(told, self._slurm_jobs, self._finder)
-            if ambiguous:
-                detail = f"/{folder}: {', '.join(ambiguous[:8])}: no GPU has this as index and minor number alike"
-                missing.append(Missing(GPU + "job_info", (), MissingReason.UNREADABLE, detail))
+            unknown += [f"file /{folder}/{name}" for name in ambiguous]
         yield from sayings.of_page(devices, self._finder)
+        if unknown and devices:
+            more = f" and {len(unknown) - _MOST_TOLD} more" if len(unknown) > _MOST_TOLD else ""
+            detail = f"no GPU or MIG instance is known by these names alone: {', '.join(unknown[:_MOST_TOLD])}{more}"
+            missing.append(Missing(GPU + "job_info", (), MissingReason.UNREADABLE, detail))
 
     def _want(self, told: Sequence[Assignment], running: Iterable[Process]) -> None:
         """Say of which jobs more would be good to know."""

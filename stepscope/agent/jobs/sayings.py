@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from stepscope.agent.jobs.claims import Claim
 from stepscope.agent.jobs.finder import Found, JobFinder
-from stepscope.collectors.jobs.designations import by_minor, of_device_plugin, of_dra
+from stepscope.collectors.jobs.designations import by_minor, is_gpu_name, of_device_plugin, of_dra
 from stepscope.collectors.jobs.devices import Device
 from stepscope.collectors.jobs.kubernetes.pod_resources import GivenDevice
 from stepscope.collectors.jobs.processes import Process, Processes
@@ -48,35 +48,49 @@ def of_processes(
 
 
 def of_slurm(
-    jobs: Mapping[str, SlurmJobHere], devices: Sequence[Device], processes: Processes, finder: JobFinder
+    jobs: Mapping[str, SlurmJobHere],
+    devices: Sequence[Device],
+    processes: Processes,
+    finder: JobFinder,
+    unknown: list[str],
 ) -> Iterator[Claim]:
-    """Slurm jobs that are on this node: what each may open, or what it was given."""
+    """Slurm jobs that are on this node: what each may open, or what it was given.
+
+    Args:
+        jobs: by number.
+        devices: of the machine.
+        processes: reads theirs.
+        finder: names them.
+        unknown: takes what was given and is no device that is known.
+    """
     for job_id, here in jobs.items():
-        read = {
-            step: [one for pid in pids if (one := processes.read(pid)) is not None] for step, pids in here.pids.items()
-        }
-        everyone = [process for step in read.values() for process in step]
-        job = finder.of_slurm(job_id, min(everyone, key=_age) if everyone else None)
+        first = {step: process for step, pids in here.pids.items() if (process := _first(processes, pids)) is not None}
+        job = finder.of_slurm(job_id, min(first.values(), key=_age, default=None))
         if here.minors is not None:
             for minor in here.minors:
                 device = by_minor(devices, minor)
                 if device is not None:
                     yield Claim(job, device.labels, JobSource.DEVICE_CGROUP)
             continue
-        for step, of_step in read.items():
-            if of_step:  # the first one was started by Slurm, others by the user
-                for device, source in given_by_slurm(min(of_step, key=_age), devices):
-                    yield Claim(job, device.labels, source, None, step)
+        for step, process in first.items():
+            given = given_by_slurm(process, devices)
+            unknown += [f"{name} of Slurm job {job_id}" for name in given.unknown]
+            for device in given.devices:
+                yield Claim(job, device.labels, JobSource.SLURM_ENVIRONMENT, None, step)
 
 
-def of_kubelet(given: Iterable[GivenDevice], devices: Sequence[Device], finder: JobFinder) -> Iterator[Claim]:
-    """What the kubelet gave."""
+def of_kubelet(
+    given: Iterable[GivenDevice], devices: Sequence[Device], finder: JobFinder, unknown: list[str]
+) -> Iterator[Claim]:
+    """What the kubelet gave; `unknown` takes what is no device that is known."""
     for one in given:
         device, is_share = (of_dra(devices, one.name), False) if one.is_claim else of_device_plugin(devices, one.name)
         if device is not None:
             share = Share.TIME_SLICED if is_share else None
             job = finder.of_pod(one.namespace, one.pod)
             yield Claim(job, device.labels, JobSource.KUBELET, None, one.container, share)
+        elif one.is_claim or is_gpu_name(one.name):
+            unknown.append(f"{one.name} of pod {one.namespace}/{one.pod}")
 
 
 def of_files(
@@ -100,6 +114,11 @@ def of_page(devices: Iterable[Device], finder: JobFinder) -> Iterator[Claim]:
             if job is not None:
                 share = Share.TIME_SLICED if workload.get("vgpu") else None
                 yield Claim(job, device.labels, JobSource.DCGM_EXPORTER, None, workload.get("container", ""), share)
+
+
+def _first(processes: Processes, pids: Iterable[int]) -> Process | None:
+    """The oldest: it was started by Slurm, others by the user."""
+    return min((one for pid in pids if (one := processes.read(pid)) is not None), key=_age, default=None)
 
 
 def _age(process: Process) -> int:

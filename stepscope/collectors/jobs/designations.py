@@ -44,15 +44,21 @@ def by_any_number(devices: Sequence[Device], number: str) -> Device | None:
     return device if device is not None and device.gpu == number else None
 
 
-def numbers_of(text: str) -> list[str]:
-    """Numbers of "0,2-3"; none where it is no such list ("NoDevFiles", UUIDs)."""
-    numbers: list[str] = []
+def names_of(text: str) -> list[str]:
+    """Numbers and other names of "0,2-3,GPU-..."; none of "NoDevFiles", which Slurm says where it knows no files."""
+    names: list[str] = []
     for word in text.split(","):
         match = _RANGE.fullmatch(word.strip())
-        if match is None:
-            return []
-        numbers += map(str, range(int(match[1]), int(match[2] or match[1]) + 1))
-    return numbers
+        if match is not None:
+            names += map(str, range(int(match[1]), int(match[2] or match[1]) + 1))
+        elif word.strip() and word.strip() != "NoDevFiles":
+            names.append(word.strip())
+    return names
+
+
+def is_gpu_name(name: str) -> bool:
+    """Whether NVIDIA's or GKE's device plugin calls a GPU or an instance so; other plugins have other names."""
+    return name.startswith(("GPU-", "MIG-")) or _GKE.fullmatch(name) is not None
 
 
 def visible_to_cuda(devices: Sequence[Device], text: str) -> list[Device]:

@@ -9,10 +9,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepscope.collectors.jobs.designations import by_minor, by_uuid, numbers_of, visible_to_cuda
+from stepscope.collectors.jobs.designations import by_minor, by_uuid, names_of, visible_to_cuda
 from stepscope.collectors.jobs.devices import Device
 from stepscope.collectors.jobs.processes import Process
-from stepscope.core.jobs import JobSource
 
 _PATH = re.compile(r"slurm[^/]*(?:/[^/]+)*?/job_(\d+)(?:/step_([^/]+))?")
 """/slurm/uid_1000/job_123/step_0/task_1, /system.slice/node1_slurmstepd.scope/job_123/step_batch/user/task_0; the one
@@ -53,20 +52,35 @@ def array_task_of(process: Process) -> str:
     return f"{job}_{task}" if job and task else ""
 
 
-def given_by_slurm(process: Process, devices: Sequence[Device]) -> list[tuple[Device, JobSource]]:
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What Slurm gave: devices, and names that mean none, or more than one."""
+
+    devices: tuple[Device, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+def given_by_slurm(process: Process, devices: Sequence[Device]) -> Given:
     """Devices that a process's job has by the variables that Slurm sets.
 
     SLURM_STEP_GPUS is set on each node; SLURM_JOB_GPUS on the first, from where steps on others inherit it: it counts
-    outside of steps alone. Both are minor numbers: what ends the name of the device's file.
+    outside of steps alone. Both are minor numbers, what ends the name of the device's file; on machines with MIG they
+    count instances, and tell nothing. UUIDs, which CUDA_VISIBLE_DEVICES has from Slurm 25.11 on, tell more; they count
+    in a job that has GPUs, as users set that variable themselves.
     """
-    found = [
-        (one, JobSource.SLURM_ENVIRONMENT) for one in visible_to_cuda(devices, process.variable("CUDA_VISIBLE_DEVICES"))
-    ]
     place = place_of(process)
-    names = process.variable("SLURM_STEP_GPUS")
-    if not names and place is not None and place.step in _OUTSIDE_OF_STEPS:
-        names = process.variable("SLURM_JOB_GPUS")
-    given = [by_minor(devices, number) for number in numbers_of(names)]
-    given += [by_uuid(devices, name.strip()) for name in names.split(",")]
-    found += [(one, JobSource.SLURM_ENVIRONMENT) for one in given if one is not None]
-    return found
+    numbers = process.variable("SLURM_STEP_GPUS")
+    if not numbers and place is not None and place.step in _OUTSIDE_OF_STEPS:
+        numbers = process.variable("SLURM_JOB_GPUS")
+    if not numbers:
+        return Given()
+    visible = visible_to_cuda(devices, process.variable("CUDA_VISIBLE_DEVICES"))
+    if visible:
+        return Given(tuple(visible))
+    is_split = any(device.gpu_instance for device in devices)
+    by_name = {
+        name: by_uuid(devices, name) if not name.isdecimal() else None if is_split else by_minor(devices, name)
+        for name in names_of(numbers)
+    }
+    known = tuple(device for device in by_name.values() if device is not None)
+    return Given(known, tuple(name for name, device in by_name.items() if device is None))

@@ -98,8 +98,31 @@ def test_bug_38_slurms_numbers_are_minor_numbers(tmp_path: Path) -> None:
 def test_bug_39_slurm_25_11_names_uuids(node: Node) -> None:
     """SlinkyProject/slurm-operator#112."""
     node.split(1, ("7", "MIG-7", "1g.10gb"))
-    _allocated(node, "123", 7, _SLURM | {"CUDA_VISIBLE_DEVICES": f"{uuid(0)},MIG-7"})
+    _allocated(node, "123", 7, _SLURM | {"SLURM_JOB_GPUS": "0,1", "CUDA_VISIBLE_DEVICES": f"{uuid(0)},MIG-7"})
     assert set(who(node.watch().collect())) == {("0", "123"), ("MIG-7", "123")}
+
+
+def test_who_sets_cuda_visible_devices_has_no_gpu_by_that(node: Node) -> None:
+    _allocated(node, "123", 7, _SLURM | {"CUDA_VISIBLE_DEVICES": uuid(0)})
+    assert not who(node.watch().collect())
+
+
+def test_slurms_numbers_bill_nobody_where_they_count_instances(node: Node) -> None:
+    node.split(0, ("7", "MIG-7", "1g.10gb"), ("8", "MIG-8", "1g.10gb"))
+    _allocated(node, "123", 7, _SLURM | {"SLURM_JOB_GPUS": "1"})  # the second instance, and no GPU's minor number
+    collection = node.watch().collect()
+    assert not who(collection)
+    (missing,) = collection.missing
+    assert missing.detail == "no GPU or MIG instance is known by these names alone: 1 of Slurm job 123"
+
+
+def test_what_was_known_of_a_job_stays_when_the_process_that_told_it_ends(node: Node) -> None:
+    node.hold(0, node.process(7, SLURM_V2.format(job=123, step=0), _SLURM))
+    node.hold(0, node.process(8, SLURM_V2.format(job=123, step=0)))
+    watch = node.watch()
+    watch.collect()
+    node.end(7)
+    assert who(watch.collect())["0", "123"].job.team == "core"
 
 
 def test_numbers_in_cuda_visible_devices_are_the_processs_own_and_bill_nobody(node: Node) -> None:
@@ -177,8 +200,13 @@ def test_bug_26_each_name_that_a_device_plugin_has_is_understood(tmp_path: Path)
     names = [uuid(0), f"{uuid(1)}::2", "MIG-7", "nvidia2/gi8", "nvidia3/vgpu1"]
     node.given = [GivenDevice("ml", f"pod-{n}", "main", name) for n, name in enumerate(names)]
     node.given += [GivenDevice("ml", "claimed", "main", "gpu-2-mig-2g20gb-14-0", is_claim=True)]
-    node.given += [GivenDevice("ml", "network", "main", name) for name in ("0", "mlx5_0", "GPU-")]
-    found = who(node.watch().collect())
+    node.given += [GivenDevice("ml", "network", "main", name) for name in ("0", "mlx5_0", "eth0")]
+    node.given += [
+        GivenDevice("ml", "lost", "main", "MIG-gone"),
+        GivenDevice("ml", "lost", "main", "gpu-9", is_claim=True),
+    ]
+    collection = node.watch().collect()
+    found = who(collection)
     assert set(found) == {
         ("0", "ml/pod-0"),
         ("1", "ml/pod-1"),
@@ -186,6 +214,9 @@ def test_bug_26_each_name_that_a_device_plugin_has_is_understood(tmp_path: Path)
         ("MIG-8", "ml/pod-3"),
         ("3", "ml/pod-4"),
         ("MIG-8", "ml/claimed"),
+    }
+    assert {missing.detail for missing in collection.missing} == {
+        "no GPU or MIG instance is known by these names alone: MIG-gone of pod ml/lost, gpu-9 of pod ml/lost"
     }
     assert found["1", "ml/pod-1"].share is Share.TIME_SLICED
     assert found["0", "ml/pod-0"].share is Share.EXCLUSIVE
@@ -249,7 +280,7 @@ def test_mig_instances_are_devices_of_their_own_and_their_gpu_is_none(node: Node
     assert {one["uuid"] for one in told} == {"MIG-7", "MIG-9", uuid(1)}
 
 
-def test_ranks_of_a_launcher_are_one_job(tmp_path: Path) -> None:
+def test_bug_44_ranks_of_a_launcher_are_one_job(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.process(50, command="torchrun", arguments=("python", "/usr/bin/torchrun", "--nproc-per-node=2", "train.py"))
     for rank in range(2):
