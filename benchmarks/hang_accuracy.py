@@ -3,8 +3,8 @@
     python -m benchmarks.hang_accuracy [--sets 36] [--seed 0] [-o DIR]
 
 Each set is real training communication: a world group, tensor-parallel and data-parallel groups, some steps of
-all-reduces, then one fault. After a while each rank writes its flight recorder, as a watchdog would. The truth is in
-DIR/<set>/truth.json; a set is right when kind and ranks are exactly those. Needs torch with gloo.
+all-reduces, then one fault. After a while each rank writes its flight recorder into a run directory, as a watchdog
+would. The truth lies beside it: a set is right when kind and ranks are exactly those. Needs torch with gloo.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as recorder
 
+from stepscope.core.run_layout import FLIGHT_FOLDER, RUN_FILE, RunManifest
+from stepscope.store.documents import encode_document
 from stepscope.workflow.hang import read_hang
 
 RIGHT_GOAL = 0.95
@@ -61,7 +63,7 @@ def cases(number: int, seed: int) -> list[Case]:
     made = []
     for index in range(number):
         fault, kind = list(_FAULTS.items())[index % len(_FAULTS)]
-        tp, dp = chance.choice(_LAYOUTS)
+        tp, dp = chance.choice([layout for layout in _LAYOUTS if fault != "calls_other" or layout[0] > 1])
         guilty = chance.sample(range(tp * dp), {"two_sleep": 2, "healthy": 0}.get(fault, 1))
         made.append(Case(fault, tp, dp, tuple(sorted(guilty)), chance.randrange(1, _STEPS - 1), kind))
     return made
@@ -97,15 +99,18 @@ def main() -> int:
 
 def record(case: Case, folder: Path) -> None:
     """Run the job in processes of its own, and leave dumps and truth in `folder`."""
-    folder.mkdir(parents=True)
+    flight = folder / FLIGHT_FOLDER
+    flight.mkdir(parents=True)
     (folder / "truth.json").write_text(json.dumps(asdict(case)))
+    run = RunManifest(case.name, "here", case.tp * case.dp, {"tp": case.tp, "dp": case.dp}, 1, {}, {}, [])
+    (folder / RUN_FILE).write_bytes(encode_document(run))
     store = str(folder / "store")
     ranks = []
     sys.stdout.flush()
     for rank in range(case.tp * case.dp):
         if (process := os.fork()) == 0:
             try:
-                _train(case, rank, folder, store)
+                _train(case, rank, flight, store)
             except RuntimeError:  # a peer is gone; the dump is still to come
                 time.sleep(_FOR_EVER)
             finally:

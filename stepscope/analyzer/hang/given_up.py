@@ -2,7 +2,8 @@
 
 gloo says of a call that timed out what it says of one that completed. But none can complete a collective that a member
 has not called: what is given up beyond the slowest member's last call is still open. Of a member without a dump it is
-not known what it called: there the last call that all others share is open. A root's part in a broadcast is an
+not known what it called: there the last call that all others share is open. What one member still has open no other has
+completed. A root's part in a broadcast is an
 exception: it may end before anybody else comes.
 """
 
@@ -19,15 +20,16 @@ _ENDS_ALONE = frozenset(["broadcast", "scatter", "gather", "reduce"])
 
 def with_timeouts_open(dumps: Sequence[FlightDump], world_size: int) -> list[FlightDump]:
     """The dumps, in which calls are open again that cannot have completed."""
-    called_by_all = {
-        (rank, group.name): min(standing.enqueued for standing in ranks.values()) - (len(ranks) < len(group.members))
-        for group, ranks in standings_of(dumps, world_size).items()
-        for rank in ranks
-    }
+    first_open: dict[tuple[int, str], int] = {}
+    for group, ranks in standings_of(dumps, world_size).items():
+        called_by_all = min(standing.enqueued for standing in ranks.values()) - (len(ranks) < len(group.members))
+        still_open = min((standing.first_open for standing in ranks.values()), default=called_by_all)
+        for rank in ranks:
+            first_open[rank, group.name] = min(called_by_all + 1, still_open)
 
     def reopened(rank: int, call: Operation) -> Operation:
         is_false = call.is_given_up and not call.is_p2p and call.name not in _ENDS_ALONE
-        if is_false and call.sequence > called_by_all[rank, call.group]:
+        if is_false and call.sequence >= first_open[rank, call.group]:
             return replace(call, is_done=False)
         return call
 

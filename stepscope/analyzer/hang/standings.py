@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepscope.core.flight_recorder import FlightDump, Operation
 
@@ -47,7 +47,12 @@ class Standing:
     @property
     def is_open(self) -> bool:
         """Whether a call has not ended."""
-        return any(not call.is_done for call in self.calls.values())
+        return self.first_open <= self.enqueued
+
+    @property
+    def first_open(self) -> int:
+        """Number of the first call that has not ended; the next one where all have."""
+        return min((number for number, call in self.calls.items() if not call.is_done), default=self.enqueued + 1)
 
 
 Standings = dict[Group, dict[int, Standing]]
@@ -81,8 +86,8 @@ def _standing(dump: FlightDump, group_id: int | None, calls: Mapping[int, Operat
     if progress is not None:
         enqueued = max(enqueued, progress.enqueued or 0)
         completed = max(completed, progress.completed or 0)
-    first_open = min((number for number, call in calls.items() if not call.is_done), default=enqueued + 1)
-    return Standing(enqueued, min(completed, first_open - 1), calls)
+    standing = Standing(enqueued, completed, calls)
+    return replace(standing, completed=min(completed, standing.first_open - 1))
 
 
 def _groups(dumps: Sequence[FlightDump], world_size: int) -> dict[int, dict[str, Group]]:

@@ -127,16 +127,14 @@ def _evidence(one: Guilty) -> HangEvidence:
 
 
 def _circle(calls: Mapping[int, OpenCall]) -> HangVerdict | None:
-    """Ranks that wait for each other in different groups: whom most others wait so for has left the common way."""
-    mutual = {
-        rank: sum(other in calls and rank in calls[other].waits_for for other in call.waits_for)
-        for rank, call in calls.items()
-    }
+    """Ranks that wait for each other in different groups: whom most others wait for has left the common way."""
+    waiting = {rank: {other for other, call in calls.items() if rank in call.waits_for} for rank in calls}
+    mutual = {rank: waiting[rank] & set(call.waits_for) for rank, call in calls.items()}
     circle = sorted(rank for rank, others in mutual.items() if others)
     if not circle:
         return None
-    most = max(mutual.values())
-    left = [rank for rank in circle if mutual[rank] == most]
+    awaited = {rank: (len(mutual[rank]), len(waiting[rank])) for rank in circle}
+    left = [rank for rank in circle if awaited[rank] == max(awaited.values())]
     is_clear = len(left) < len(circle)
     ranks = left if is_clear else circle
     evidence = [

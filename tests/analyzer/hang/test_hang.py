@@ -149,6 +149,20 @@ def test_whom_all_wait_for_has_left_though_each_of_them_waits_in_another_group()
     assert _verdict(job.dumps()) == (Cause.HANG, HangKind.DESYNC, [3])
 
 
+def test_of_two_that_wait_for_each_other_the_one_that_all_others_wait_for_has_left() -> None:
+    job = Job(mesh(2, 4)).call("1").call("2").call("3").call("4").call("5").call("6").call(WORLD)
+    job.call("2", [2], name="barrier", done=False).call(WORLD, [1, 3, 5, 7], done=False)
+    job.call("5", [0, 4, 6], done=False)
+    assert _verdict(job.dumps()) == (Cause.HANG, HangKind.DESYNC, [2])
+
+
+def test_what_one_rank_has_open_no_other_has_completed_on_gloo() -> None:
+    """A peer is gone: some notice, and their calls are given up; others still wait."""
+    job = Job({WORLD: (0, 1, 2, 3)}, backend="gloo").call(WORLD, given_up=True)
+    job.call(WORLD, [0, 1], given_up=True).call(WORLD, [2], done=False)
+    assert _verdict(job.dumps(without=[3])) == (Cause.HANG, HangKind.UNKNOWN, [3])
+
+
 def test_a_rank_without_a_dump_that_others_wait_for_is_the_first_suspect() -> None:
     """pytorch#196968."""
     job = Job({WORLD: (0, 1, 2, 3)}).call(WORLD).call(WORLD, [0, 2, 3], done=False)
