@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from stepscope.agent.source_state import SourceState
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.host_metrics import CGROUP, HOST, PROCESS
-from stepscope.core.readings import Reading
+from stepscope.core.readings import Labels, Reading, labels_of
+from stepscope.core.training_metrics import TRAINING
 from stepscope.workflow.fleet_class import HostUse
 
 _MOST_LOOKS = 90
@@ -18,7 +19,8 @@ _STOPPED = CGROUP + "cpu_throttled_seconds_total"
 _WAITS = (CGROUP + "pressure_seconds_total", HOST + "pressure_seconds_total")
 _PORTS = {HOST + f"infiniband_{way}_bytes_total": way for way in ("receive", "transmit")}
 _HOLDS = GPU + "process_memory_bytes"
-_WANTED = frozenset({_CPU, _INFO, _STOPPED, *_WAITS, *_PORTS, _HOLDS})
+_RANK, _STEP, _DATA = (TRAINING + name for name in ("info", "step_seconds", "data_wait_seconds"))
+_WANTED = frozenset({_RANK, _STEP, _DATA, _CPU, _INFO, _STOPPED, *_WAITS, *_PORTS, _HOLDS})
 
 
 @dataclass(slots=True)
@@ -32,6 +34,8 @@ class _Look:
         ports: bytes by direction, all ports.
         cgroups: of processes by pid.
         holders: pids by the uuid of the device.
+        ranks: run and rank of training processes by the uuid of their device.
+        steps, data_waits: seconds of the newest step, and of it for data, by run and rank.
     """
 
     time_ns: int
@@ -41,6 +45,15 @@ class _Look:
     ports: dict[str, float] = field(default_factory=dict)
     cgroups: dict[str, str] = field(default_factory=dict)
     holders: dict[str, set[str]] = field(default_factory=dict)
+    ranks: dict[str, Labels] = field(default_factory=dict)
+    steps: dict[Labels, float] = field(default_factory=dict)
+    data_waits: dict[Labels, float] = field(default_factory=dict)
+
+    def data_wait_of(self, uuid: str) -> float | None:
+        """Share of the newest step of a device's rank that waited for data; None where training does not tell."""
+        rank = self.ranks.get(uuid, ())
+        step, waited = self.steps.get(rank), self.data_waits.get(rank)
+        return min(1.0, waited / step) if step and waited is not None else None
 
 
 class HostHistory:
@@ -75,12 +88,18 @@ class HostHistory:
         cpus = _grown(first.cpu, last.cpu, pids)
         stopped = _grown(first.stopped, last.stopped, groups)
         waited = _grown(first.waited, last.waited, groups) or _grown(first.waited, last.waited, [""])
+        waits = [
+            wait
+            for look in self._looks
+            if look.time_ns >= first.time_ns and (wait := look.data_wait_of(uuid)) is not None
+        ]
         ports = _grown(first.ports, last.ports, last.ports)
         return HostUse(
             cpus=sum(cpus) / len(cpus) / elapsed if cpus else None,
             stopped_cpus=max(stopped) / elapsed if stopped else None,
             io_wait=min(1.0, max(waited) / elapsed) if waited else None,
             network_bytes=max(ports) / elapsed if ports else None,
+            data_wait=sum(waits) / len(waits) if waits else None,
         )
 
 
@@ -98,6 +117,12 @@ def _take(look: _Look, reading: Reading) -> None:
     elif reading.metric in _PORTS:
         way = _PORTS[reading.metric]
         look.ports[way] = look.ports.get(way, 0.0) + reading.value
+    elif reading.metric == _RANK:
+        look.ranks[labels.get("uuid", "")] = labels_of(run=labels.get("run", ""), rank=labels.get("rank", ""))
+    elif reading.metric == _STEP:
+        look.steps[reading.labels] = reading.value
+    elif reading.metric == _DATA:
+        look.data_waits[reading.labels] = reading.value
     elif reading.metric == _HOLDS:
         look.holders.setdefault(labels.get("uuid", ""), set()).add(pid)
 

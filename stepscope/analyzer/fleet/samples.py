@@ -70,9 +70,11 @@ class HostUse:
         stopped_cpus: CPUs' worth of time in which their cgroup was stopped at its limit.
         io_wait: share of time in which some thread of their cgroup (or of the machine) waited for a disk.
         network_bytes: of the machine's InfiniBand ports, bytes/s, the busier direction.
+        data_wait: share of the training steps that waited for data, where training itself tells.
     """
 
     cpus: float | None = None
     stopped_cpus: float | None = None
     io_wait: float | None = None
     network_bytes: float | None = None
+    data_wait: float | None = None

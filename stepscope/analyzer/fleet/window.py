@@ -48,8 +48,10 @@ class Window:
 
     @property
     def busy(self) -> float | None:
-        """Share of time in which any kernel ran."""
-        return self.mean.engine if self.mean.engine is not None else self.mean.utilization
+        """Share of time in which any kernel ran: no pipe can have been active for longer."""
+        mean = self.mean
+        busy = mean.engine if mean.engine is not None else mean.utilization
+        return None if busy is None else max(busy, mean.sm or 0.0, mean.tensor or 0.0)
 
     @property
     def seconds(self) -> float:

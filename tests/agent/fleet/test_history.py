@@ -11,6 +11,7 @@ from stepscope.agent.source_state import SourceState
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.host_metrics import CGROUP, HOST, PROCESS
 from stepscope.core.readings import Reading, labels_of, with_labels
+from stepscope.core.training_metrics import TRAINING
 from tests.agent.fleet.states import COMPUTING, GPU0, SECOND, of_gpu, state
 
 
@@ -93,3 +94,17 @@ def test_a_counter_that_starts_anew_is_not_known() -> None:
     history.observe(_host(10, cpu=1.0, stopped=0, waited=0, sent=1e9))
     use = history.use_of("GPU-0", 60)
     assert (use.cpus, use.network_bytes) == (None, None)
+
+
+def test_training_itself_tells_how_long_it_waited_for_data() -> None:
+    history = HostHistory()
+    for second in (0, 5, 10):
+        rank = labels_of(run="r1", rank=3)
+        told = [
+            Reading(TRAINING + "info", 1, with_labels(rank, uuid="GPU-0", pid=7), second * SECOND),
+            Reading(TRAINING + "step_seconds", 0.4, rank, second * SECOND),
+            Reading(TRAINING + "data_wait_seconds", 0.3, rank, second * SECOND),
+        ]
+        history.observe([state("host", [], second * SECOND), state("training", told, second * SECOND)])
+    assert history.use_of("GPU-0", 60).data_wait == pytest.approx(0.75)
+    assert history.use_of("GPU-1", 60).data_wait is None

@@ -187,6 +187,7 @@ def test_idle_says_whether_a_process_holds_the_gpu() -> None:
         (HostUse(cpus=0.3), Cause.DATA_LOADING, None),
         (HostUse(cpus=0.9, stopped_cpus=0.5), Cause.HOST_BOUND, Reason.CPU_LIMITED),
         (HostUse(io_wait=0.6), Cause.DATA_LOADING, Reason.STARVED),
+        (HostUse(cpus=1.0, data_wait=0.7), Cause.DATA_LOADING, Reason.STARVED),  # it decodes in its own process
     ],
 )
 def test_the_processes_tell_host_from_loader(host: HostUse, cause: Cause, reason: Reason | None) -> None:
@@ -205,6 +206,10 @@ def test_a_gpu_of_another_kind_is_held_against_its_own_limits() -> None:
     sample = replace(_without_profiling(COMPUTING)[0], power_watts=70.0)
     assert _minute(sample, facts=GpuFacts("NVIDIA L4", 72.0, has_links=False)).cause is Cause.COMPUTE_BOUND
     assert _minute(sample, facts=H100).cause is not Cause.COMPUTE_BOUND
+
+
+def test_no_pipe_is_active_longer_than_the_engine() -> None:
+    assert _minute(Sample(0, utilization=1.0, engine=0.0, tensor=0.9)).cause is not Cause.IDLE
 
 
 def test_nothing_known_is_unknown() -> None:
