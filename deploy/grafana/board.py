@@ -104,6 +104,21 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
     (
         "What the GPUs do",
         (
+            Panel(
+                "GPUs by what they spent the last minute on",
+                "The agent's judgement by counters alone; docs/fleet-class.md.",
+                "none",
+                ((f"sum by (cause) ({_gpu('class')}) > 0", "{{cause}}"),),
+                width=12,
+            ),
+            Panel(
+                "Where their time went",
+                "Estimated shares, all GPUs together.",
+                "percentunit",
+                ((f"avg by (spent) ({_gpu('time_ratio')})", "{{spent}}"),),
+                width=12,
+                most=1.0,
+            ),
             _ratio("Tensor cores", "Share of cycles in which a tensor core pipe was active.", "tensor_active_ratio"),
             _ratio("Memory traffic", "Share of cycles in which memory moved data.", "dram_active_ratio"),
             _ratio("SMs", "Share of SM cycles with a warp resident.", "sm_active_ratio"),
