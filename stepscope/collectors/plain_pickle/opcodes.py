@@ -8,24 +8,30 @@ hashes by recursion in C, down to a crash.
 from __future__ import annotations
 
 import pickletools
+from mmap import mmap
 
 from stepscope.core.errors import DataError
 
 MOST_TUPLES_DEEP = 64
 _MARK = -1
+_EMPTY = b"\xff"
 _WHAT_NEXT = "give a file that torch itself wrote"
 _SPARE_PLACES = 1024
 
+Content = bytes | mmap
+"""A pickle: read into memory, or a mapped file."""
+
 _NAMES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
-_CODES = {name: code for code, name in _NAMES.items()}
+CODES = {name: code for code, name in _NAMES.items()}
+"""Byte of each opcode."""
 
 
 def _codes(names: str) -> frozenset[int]:
-    return frozenset(_CODES[name] for name in names.split())
+    return frozenset(CODES[name] for name in names.split())
 
 
 _ATOMS = _codes("NONE NEWTRUE NEWFALSE EMPTY_LIST EMPTY_TUPLE EMPTY_DICT")
-_FIXED = {_CODES[name]: size for name, size in (("BININT", 4), ("BININT1", 1), ("BININT2", 2), ("BINFLOAT", 8))}
+_FIXED = {CODES[name]: size for name, size in (("BININT", 4), ("BININT1", 1), ("BININT2", 2), ("BINFLOAT", 8))}
 """Bytes of the argument; then of the length before it."""
 _COUNTED = {
     **dict.fromkeys(_codes("SHORT_BINSTRING SHORT_BINBYTES SHORT_BINUNICODE LONG1"), 1),
@@ -33,43 +39,50 @@ _COUNTED = {
     **dict.fromkeys(_codes("BINUNICODE8 BINBYTES8 BYTEARRAY8"), 8),
 }
 _LINES = _codes("INT LONG FLOAT STRING UNICODE")
-_PUTS = {_CODES["BINPUT"]: 1, _CODES["LONG_BINPUT"]: 4}
-_GETS = {_CODES["BINGET"]: 1, _CODES["LONG_BINGET"]: 4}
-_TUPLES = {_CODES["TUPLE1"]: 1, _CODES["TUPLE2"]: 2, _CODES["TUPLE3"]: 3}
+_PUTS = {CODES["BINPUT"]: 1, CODES["LONG_BINPUT"]: 4}
+_GETS = {CODES["BINGET"]: 1, CODES["LONG_BINGET"]: 4}
+_TUPLES = {CODES["TUPLE1"]: 1, CODES["TUPLE2"]: 2, CODES["TUPLE3"]: 3}
 _TO_MARK = _codes("POP_MARK APPENDS SETITEMS")
 _FROM_MARK = _codes("LIST DICT")
-_DROPS = {_CODES["POP"]: 1, _CODES["APPEND"]: 1, _CODES["SETITEM"]: 2}
-_PASSED = {_CODES["PROTO"]: 1, _CODES["FRAME"]: 8}
-_STOP, _SET_MARK, _TUPLE, _DUP = _CODES["STOP"], _CODES["MARK"], _CODES["TUPLE"], _CODES["DUP"]
-_PUT, _GET, _MEMOIZE = _CODES["PUT"], _CODES["GET"], _CODES["MEMOIZE"]
+_DROPS = {CODES["POP"]: 1, CODES["APPEND"]: 1, CODES["SETITEM"]: 2}
+_PASSED = {CODES["PROTO"]: 1, CODES["FRAME"]: 8}
+_STOP, _SET_MARK, _TUPLE, _DUP = CODES["STOP"], CODES["MARK"], CODES["TUPLE"], CODES["DUP"]
+_PUT, _GET, _MEMOIZE = CODES["PUT"], CODES["GET"], CODES["MEMOIZE"]
 
 
 class UnsafePickleError(DataError):
     """The pickle would do more than build plain data, or more than fits."""
 
 
-def check_opcodes(content: bytes, *, where: str) -> None:
+def check_opcodes(content: Content, *, where: str) -> frozenset[int]:
     """Pass a pickle of any protocol that builds plain data alone; nothing is built here.
+
+    Returns:
+        The places of the memo that are referred to again.
 
     Raises:
         UnsafePickleError: it could run something, or would take more room than it has bytes.
         DataError: it is no whole pickle.
     """
+    check = _Check(content, where)
     try:
-        _Check(content, where).run()
+        check.run()
     except (IndexError, ValueError, KeyError):
         raise DataError("is no whole pickle", where=where, what_next=_WHAT_NEXT) from None
+    return frozenset(check.referred)
 
 
 class _Check:
     """Follows the unpickler's stack, of each value keeping only how deep it is in tuples."""
 
-    def __init__(self, content: bytes, where: str) -> None:
+    def __init__(self, content: Content, where: str) -> None:
         self._content = content
         self._where = where
         self._at = 0
         self._stack: list[int] = []
-        self._memo: dict[int, int] = {}
+        self._memo = bytearray()  # how deep each place is in tuples: a byte, where a dict would take more than the file
+        self._num_filled = 0
+        self.referred: set[int] = set()
 
     def run(self) -> None:
         """Raises IndexError, ValueError or KeyError where the pickle is not whole, or takes what is not there."""
@@ -86,11 +99,11 @@ class _Check:
                 self._skip(_FIXED[code])
                 stack.append(0)
             elif code in _GETS:
-                stack.append(self._memo[self._number(_GETS[code])])
+                self._recall(self._number(_GETS[code]))
             elif code in _PUTS:
                 self._fill(self._number(_PUTS[code]))
             elif code == _MEMOIZE:
-                self._fill(len(self._memo))
+                self._fill(self._num_filled)
             elif code == _SET_MARK:
                 stack.append(_MARK)
             elif code in _DROPS:
@@ -115,14 +128,14 @@ class _Check:
     def _seldom(self, code: int) -> None:
         if code in _PASSED:
             length = self._number(_PASSED[code])
-            if code == _CODES["FRAME"] and length > len(self._content) - self._at:
+            if code == CODES["FRAME"] and length > len(self._content) - self._at:
                 raise self._unsafe(f"claims {length:,} bytes more than it has")
         elif code == _DUP:
             self._stack.append(self._top())
         elif code == _PUT:
             self._fill(int(self._line()))
         elif code == _GET:
-            self._stack.append(self._memo[int(self._line())])
+            self._recall(int(self._line()))
         elif code in _NAMES:
             raise self._unsafe(
                 f"holds {_NAMES[code]} at byte {self._at - 1}, which does more than data; nothing of it was run"
@@ -143,15 +156,27 @@ class _Check:
         self._at += length
 
     def _line(self) -> bytes:
-        end = self._content.index(b"\n", self._at)
+        end = self._content.find(b"\n", self._at)
+        if end < 0:
+            raise IndexError
         line = self._content[self._at : end]
         self._at = end + 1
         return line
 
     def _fill(self, place: int) -> None:
-        if not 0 <= place <= 2 * len(self._memo) + _SPARE_PLACES:
+        if not 0 <= place <= 2 * self._num_filled + _SPARE_PLACES:
             raise self._unsafe(f"claims {place:,} places")
+        if place >= len(self._memo):
+            self._memo += _EMPTY * (place + 1 - len(self._memo))
         self._memo[place] = self._top()
+        self._num_filled += 1
+
+    def _recall(self, place: int) -> None:
+        depth = self._memo[place]
+        if place < 0 or depth == _EMPTY[0]:
+            raise IndexError
+        self._stack.append(depth)
+        self.referred.add(place)
 
     def _top(self) -> int:
         if self._stack[-1] == _MARK:
