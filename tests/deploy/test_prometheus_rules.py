@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from stepscope.agent.config.health import Thresholds
 from stepscope.agent.exporter.families import CATALOGUE
-from stepscope.core.health import Severity
+from stepscope.agent.health.patience import patience_of
 from stepscope.core.xids import XIDS
 from tests.deploy.conftest import DEPLOY, Run
 
@@ -45,15 +46,19 @@ def test_each_alert_has_a_test_with_what_fires_and_what_does_not(alerts: dict[st
 
 def test_they_ask_for_metrics_that_there_are_and_say_what_to_do(alerts: dict[str, dict[str, Any]]) -> None:
     for name, rule in alerts.items():
-        assert set(re.findall(r"stepscope_\w+", rule["expr"])) <= CATALOGUE.keys(), name
-        assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+        asked = rule["expr"].replace("(gpu|host)_health_event", "gpu_health_event")
+        assert set(re.findall(r"stepscope_\w+", asked)) <= CATALOGUE.keys(), name
+        assert rule.get("labels", {}).get("severity", "warning") in {"critical", "warning", "info"}
         assert rule["annotations"].keys() == {"summary", "description"}
+    assert {"stepscope_gpu_health_event", "stepscope_host_health_event"} <= CATALOGUE.keys()
 
 
-def test_xids_are_classed_as_the_catalogue_does(alerts: dict[str, dict[str, Any]]) -> None:
-    def numbers(severity: Severity) -> str:
-        return "|".join(str(number) for number, xid in sorted(XIDS.items()) if xid.severity is severity)
-
-    critical, info = numbers(Severity.CRITICAL), numbers(Severity.INFO)
-    assert f'{{xid=~"{critical}"}}' in alerts["StepscopeGpuXidCritical"]["expr"]
-    assert f'{{xid!~"{critical}",xid!~"{info}"}}' in alerts["StepscopeGpuXidWarning"]["expr"]
+def test_every_kind_of_event_belongs_to_one_alert(alerts: dict[str, dict[str, Any]]) -> None:
+    patterns = {
+        name: re.compile(found[1])
+        for name, rule in alerts.items()
+        if (found := re.search(r'health_event",.*?code=~?"(.+?)"', rule["expr"]))
+    }
+    for code in [*patience_of(Thresholds()), *(f"xid_{number}" for number in XIDS), "xid_999", "sxid_20034"]:
+        assert [name for name, pattern in patterns.items() if pattern.fullmatch(code)] != [], code
+        assert sum(pattern.fullmatch(code) is not None for pattern in patterns.values()) == 1, code

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.agent.assembly import assembled
+from stepscope.agent.config import load
 from tests.deploy.conftest import DEPLOY, Run
 
 _UNIT = DEPLOY / "systemd/stepscope-agent.service"
@@ -35,3 +37,7 @@ def test_what_is_locked_up_and_what_must_not_be(unit: Path, run: Run) -> None:
         assert hides not in told, "it hides GPUs, processes or their files"
     assert "AF_UNIX" in told["RestrictAddressFamilies"].split()
     assert (told["Type"], told["KillMode"]) == ("notify", "mixed")
+
+
+def test_the_agent_takes_the_settings_beside() -> None:
+    assert assembled(load(DEPLOY / "systemd/agent.toml")).address.port == 9455

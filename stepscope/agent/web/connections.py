@@ -11,13 +11,15 @@ from typing import Any
 _log = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 64
+_MOST_OF_ONE_CLIENT = 32
+"""So that one that holds all it can get leaves room for others."""
 CONNECTION_SECONDS = 10.0
 """From its begin to its end, as Prometheus' own scrapes."""
 _BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
 
 
 class ConnectionServer(ThreadingHTTPServer):
-    """Counts connections, refuses those over the limit, and ends those that take too long."""
+    """Counts connections, refuses those over the limits, and ends those that take too long."""
 
     daemon_threads = True
     block_on_close = False
@@ -25,7 +27,7 @@ class ConnectionServer(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.num_looks = 0
-        self._connections: dict[Any, float] = {}
+        self._connections: dict[Any, tuple[float, str]] = {}
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
@@ -37,7 +39,9 @@ class ConnectionServer(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Begin to answer, or say at once that too many ask."""
-        if len(self._connections) >= _MOST_CONNECTIONS:
+        client = str(client_address[0])
+        of_client = sum(1 for _, other in list(self._connections.values()) if other == client)
+        if len(self._connections) >= _MOST_CONNECTIONS or of_client >= _MOST_OF_ONE_CLIENT:
             request.setblocking(False)
             try:
                 request.send(_BUSY)
@@ -45,7 +49,7 @@ class ConnectionServer(ThreadingHTTPServer):
                 _log.debug("%s was refused and is gone", client_address)
             self.shutdown_request(request)
             return
-        self._connections[request] = time.monotonic()
+        self._connections[request] = time.monotonic(), client
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -61,7 +65,7 @@ class ConnectionServer(ThreadingHTTPServer):
     def cut(self, seconds: float) -> None:
         """End connections that are older; their threads find them closed."""
         now = time.monotonic()
-        for connection, begin in list(self._connections.items()):
+        for connection, (begin, _) in list(self._connections.items()):
             if now - begin >= seconds:
                 try:
                     socket.socket.shutdown(connection, socket.SHUT_RDWR)  # TLS's own would disturb its thread

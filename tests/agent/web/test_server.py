@@ -149,6 +149,19 @@ def test_too_many_at_once_are_told_so(agent: _Agent, monkeypatch: pytest.MonkeyP
         assert connection.recv(100).startswith(b"HTTP/1.0 503 ")
 
 
+def test_one_client_leaves_room_for_others(agent: _Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_MOST_OF_ONE_CLIENT", 3)
+    held = [socket.create_connection(("127.0.0.1", agent.port), timeout=20) for _ in range(5)]
+    try:
+        assert held[4].recv(100).startswith(b"HTTP/1.0 503 ")
+        with socket.create_connection(("127.0.0.1", agent.port), timeout=20, source_address=("127.0.0.2", 0)) as other:
+            other.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+            assert other.recv(100).startswith(b"HTTP/1.0 200 ")
+    finally:
+        for connection in held:
+            connection.close()
+
+
 def test_an_address_that_is_taken_is_one_line(agent: _Agent) -> None:
     with pytest.raises(UsageError, match=rf"127.0.0.1:{agent.port}: cannot listen there \(Address already in use\)"):
         AgentServer(Address("127.0.0.1", agent.port), ())
