@@ -41,12 +41,9 @@ from stepscope.analyzer.summaries import (
 from stepscope.analyzer.verdict import Circumstances, judge, root_causes
 from stepscope.analyzer.what_if.model import ReplayModel, build_model, why_not
 from stepscope.analyzer.what_if.named_causes import beside_verdict, replay_causes, replay_pipeline_causes
-from stepscope.analyzer.what_if.pipeline_schedule import (
-    PipelineSchedule,
-    replay_schedules,
-    schedule_of,
-)
+from stepscope.analyzer.what_if.pipeline_schedule import PipelineSchedule, replay_schedules
 from stepscope.analyzer.what_if.predict import predict
+from stepscope.analyzer.what_if.recorded_schedule import schedule_of
 from stepscope.analyzer.what_if.two_replays import with_finer_cuts
 from stepscope.core.analysis import Analysis, Notice, RootCause, WhatIf
 from stepscope.core.causes import Cause

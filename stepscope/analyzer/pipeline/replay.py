@@ -25,13 +25,18 @@ class Replay:
 
 
 def replay(
-    order: Sequence[Sequence[Task]], duration_ns: Mapping[Task, float], *, num_stages: int, transfer_ns: float = 0.0
+    order: Sequence[Sequence[Task]],
+    duration_ns: Mapping[Task, float],
+    *,
+    num_stages: int,
+    transfer_ns: float = 0.0,
+    between_ns: float = 0.0,
 ) -> Replay:
     """Run every device's tasks in their order, each as soon as its input is there.
 
     A forward needs the previous stage's forward, a backward its own forward and the next stage's backward (of a split
     one the half for the input), the half for the weights its own other half; between devices the input travels for
-    `transfer_ns`.
+    `transfer_ns`, and a device takes `between_ns` from one task to its next.
 
     Raises:
         ValueError: the order waits for itself or for a task that nobody runs.
@@ -50,7 +55,9 @@ def replay(
                 ready = _ready(task, end, device_of_stage, num_stages, transfer_ns)
                 if ready is None:
                     break
-                if _receives(task, device_of_stage, num_stages):
+                if next_task[device]:
+                    free[device] += between_ns
+                if received(task, device_of_stage, num_stages):
                     idle[device].append(max(ready - free[device], 0.0))
                 free[device] = max(free[device], ready) + duration_ns[task]
                 if task.kind is not Pass.BACKWARD_WEIGHT:
@@ -62,14 +69,15 @@ def replay(
             raise ValueError("the pipeline's order waits for itself")
     busy = tuple(sum(duration_ns[task] for task in tasks) for tasks in order)
     for device, tasks in enumerate(order):
-        if tasks and _receives(tasks[0], device_of_stage, num_stages):
+        if tasks and received(tasks[0], device_of_stage, num_stages):
             idle[device][0] += max(free) - free[device]
     return Replay(max(free), busy, tuple(map(tuple, idle)))
 
 
-def _receives(task: Task, device_of_stage: Mapping[int, int], num_stages: int) -> bool:
-    """Whether an input of the task is made on another device."""
-    return any(device_of_stage[stage] != device_of_stage[task.stage] for _, stage in _needs(task, num_stages))
+def received(task: Task, device_of_stage: Mapping[int, int], num_stages: int) -> list[tuple[bool, int]]:
+    """(is gradient, stage) of the task's inputs that are made on another device."""
+    own = device_of_stage[task.stage]
+    return [(is_grad, stage) for is_grad, stage in _needs(task, num_stages) if device_of_stage[stage] != own]
 
 
 def _ready(

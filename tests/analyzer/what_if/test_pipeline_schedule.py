@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,15 +22,14 @@ def schedule(order: Order, pass_ms: dict[tuple[Pass, int], float], *, tail_ms: f
     built = PipelineSchedule(
         chain=Chain(tuple(range(len(order)))),
         order=order,
-        pass_ns={task: pass_ms[task.kind, task.stage] * MS for tasks in order for task in tasks},
+        pass_ns=[{task: pass_ms[task.kind, task.stage] * MS for tasks in order for task in tasks}],
         transfer_ns=0.0,
+        between_ns=0.0,
         tail_ns=tail_ms * MS,
         period_ns=0.0,
         steps=[3, 4],
     )
-    return PipelineSchedule(
-        built.chain, order, built.pass_ns, 0.0, built.tail_ns, period_ns=built.step_ns(), steps=built.steps
-    )
+    return replace(built, period_ns=built.step_ns())
 
 
 def even(num_devices: int, num_micro_batches: int, forward_ms: float = 8.0) -> PipelineSchedule:
@@ -51,12 +52,12 @@ def test_what_only_the_last_micro_batch_has_is_not_cut() -> None:
     reduced = 6 * MS  # gradients of both stages, inside the last backward
     pass_ns = {
         task: own + (reduced if task.kind is Pass.BACKWARD and task.micro_batch == 1 else 0.0)
-        for task, own in whole.pass_ns.items()
+        for task, own in whole.pass_ns[0].items()
     }
-    finer = PipelineSchedule(whole.chain, whole.order, pass_ns, 0.0, whole.tail_ns, whole.period_ns, [3]).finer(2)
+    finer = replace(whole, pass_ns=[pass_ns]).finer(2)
     assert finer is not None
-    assert finer.pass_ns[Task(Pass.BACKWARD, 0, 3)] == 8 * MS + reduced
-    assert finer.pass_ns[Task(Pass.BACKWARD, 0, 1)] == 8 * MS
+    assert finer.pass_ns[0][Task(Pass.BACKWARD, 0, 3)] == 8 * MS + reduced
+    assert finer.pass_ns[0][Task(Pass.BACKWARD, 0, 1)] == 8 * MS
 
 
 def test_the_report_says_what_it_replayed_and_gives_every_fix_beside_its_replay() -> None:
