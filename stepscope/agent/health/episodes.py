@@ -91,6 +91,12 @@ class Episodes:
             return self._end(track, sign.code, track.good_since_ns)
         return None
 
+    def forget(self, key: str, now_ns: int) -> list[HealthEvent]:
+        """There is no such thing any more; the events that end therefore."""
+        codes = [code for whose, code in self._tracks if whose == key]
+        ended = [self._end(self._tracks.pop((key, code)), code, now_ns) for code in codes]
+        return [event for event in ended if event is not None]
+
     def open_events(self) -> list[tuple[str, HealthEvent]]:
         """Those not over yet with the key of their thing, the worst first, of equals the newest."""
         events = [

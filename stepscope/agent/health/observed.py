@@ -41,6 +41,7 @@ _NOT_DATED = frozenset({"xid_errors_total"})
 _OF_MACHINE = frozenset(
     {HOST + "infiniband_up", HOST + "infiniband_errors_total", SWITCH + "sxid_errors_total", SWITCH + "sxid_fatal_last"}
 )
+_INFO = GPU + "info"
 _MOST_LABELS = 20_000
 
 
@@ -81,12 +82,14 @@ class Observed:
         machine: readings of ports and switches that are fresh.
         driver: the source of the GPUs' own driver; None without.
         findings: messages on the whole machine, by code.
+        places: on the bus, of GPUs whose name is known.
     """
 
     gpus: dict[str, ObservedGpu] = field(default_factory=dict)
     machine: list[tuple[Reading, str]] = field(default_factory=list)
     driver: SourceState | None = None
     findings: dict[str, str] = field(default_factory=dict)
+    places: frozenset[str] = frozenset()
 
     def why_no_driver(self) -> Missing | None:
         """Why no GPU can be asked; None where they can, or there is no such source."""
@@ -109,6 +112,7 @@ class Observer:
         self._driver_source = driver_source
         self._stale_ns = int(stale_seconds * 1e9)
         self._whose: dict[Labels, _Whose | None] = {}
+        self._places: dict[str, _Whose] = {}
 
     def observe(self, states: Sequence[SourceState], now_ns: int) -> Observed:
         """What is known now.
@@ -126,6 +130,7 @@ class Observer:
             looked_ns = state.collected_ns
             if looked_ns is not None and looked_ns > now_ns - self._stale_ns:
                 self._explain(observed, state.name, collection, looked_ns)
+        observed.places = frozenset(self._places)
         return observed
 
     def _read(self, observed: Observed, source: str, readings: Iterable[Reading], now_ns: int) -> None:
@@ -133,11 +138,22 @@ class Observer:
         for reading in readings:
             metric = reading.metric
             name = _OF_GPU.get(metric)
-            if name is not None:
+            if metric == _INFO:
+                self._learn_place(reading.labels)
+            elif name is not None:
                 if reading.time_ns > oldest_ns or name in _NOT_DATED:
                     self._read_gpu(observed, source, name, reading)
             elif metric in _OF_MACHINE and (reading.time_ns > oldest_ns or metric.startswith(SWITCH)):
                 observed.machine.append((reading, source))
+
+    def _learn_place(self, labels: Labels) -> None:
+        """Where a GPU sits, so that errors of that place are known for its own."""
+        known = dict(labels)
+        place, uuid = known.get("pci_bus_id"), known.get("uuid")
+        if place and uuid and place not in self._places:
+            own = tuple(pair for pair in labels if pair[0] in ("gpu", "uuid"))
+            self._places[place] = _Whose(uuid, own, ())
+            self._whose.clear()
 
     def _read_gpu(self, observed: Observed, source: str, name: str, reading: Reading) -> None:
         whose = self._whose_is(reading.labels)
@@ -145,7 +161,11 @@ class Observer:
             return
         gpu = _gpu_in(observed, whose, source)
         sample = Sample(reading.value, reading.time_ns, source)
-        if name == "up":
+        if name == "xid_errors_total":  # some under the GPU's place alone: they came before its name was known
+            counts = gpu.parts.setdefault(name, {})
+            before = counts.get(whose.further)
+            counts[whose.further] = sample if before is None else before._replace(value=before.value + sample.value)
+        elif name == "up":
             if gpu.up is None:
                 gpu.up, gpu.source, gpu.reason = sample, source, whose.further[0] if whose.further else ""
         elif whose.further:
@@ -188,7 +208,11 @@ class Observer:
         own = tuple(pair for pair in labels if pair[0] in _WHOSE)
         is_whole = bool(own) and not any(name == "gpu_instance" for name, _ in labels)
         further = tuple(value for name, value in labels if name not in _WHOSE)
-        self._whose[labels] = _Whose(_key(own), own, further) if is_whole else None
+        key = _key(own) if is_whole else ""
+        place = self._places.get(key)
+        if place is not None:
+            key, own = place.key, place.labels
+        self._whose[labels] = _Whose(key, own, further) if is_whole else None
         return self._whose[labels]
 
 

@@ -25,7 +25,6 @@ _MACHINE = "machine"
 _UNCHECKED_SECONDS = 300.0
 """Since a check of this had its last sample."""
 _OF_MACHINE = ("driver_", "gpu_count", "infiniband_")
-_AT_ONCE = Patience(0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -69,7 +68,7 @@ class HealthWatch:
             observed: what all sources say.
             now_ns: ns since the epoch.
         """
-        changes = []
+        changes = self._name(observed, now_ns)
         for key, labels, sign in self._signs(observed, now_ns):
             event = self._episodes.observe(key, labels, sign)
             if event is not None:
@@ -94,6 +93,19 @@ class HealthWatch:
     def totals(self) -> dict[tuple[Labels, str], int]:
         """How many episodes began, by labels and code."""
         return dict(self._episodes.totals)
+
+    def _name(self, observed: Observed, now_ns: int) -> list[HealthEvent]:
+        """Forget GPUs that had no name yet and have one now; the events that end therefore."""
+        named = {dict(gpu.labels).get("gpu") for gpu in observed.gpus.values() if "uuid" in dict(gpu.labels)}
+        ghosts = []
+        for key, gpu in self._gpus.items():
+            labels = dict(gpu.labels)
+            is_named = labels.get("gpu", "") in named or labels.get("pci_bus_id") in observed.places
+            if "uuid" not in labels and key not in observed.gpus and is_named:
+                ghosts.append(key)
+        for key in ghosts:
+            del self._gpus[key]
+        return [event for key in ghosts for event in self._episodes.forget(key, now_ns)]
 
     def _patience_of(self, code: str) -> Patience:
         return self._patience.get(code, self._xid_patience)

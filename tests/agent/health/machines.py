@@ -23,6 +23,11 @@ def labels_of_gpu(index: int) -> Labels:
     return labels_of(gpu=index, uuid=f"GPU-{index}")
 
 
+def _labels(index: int, values: Mapping[str, float]) -> Labels:
+    """A GPU with the value "nameless" has not told its name yet."""
+    return labels_of(gpu=index) if "nameless" in values else labels_of_gpu(index)
+
+
 class Machine:
     """Values by GPU stay until they are changed; each look dates them anew.
 
@@ -84,6 +89,10 @@ class Machine:
         """How a GPU is."""
         return next(one for one in self._watch.report(self.now_ns).gpus if one.labels == labels_of_gpu(gpu))
 
+    def num_gpus(self) -> int:
+        """How many GPUs are told of."""
+        return len(self._watch.report(self.now_ns).gpus)
+
     def machine(self) -> Health:
         """How the machine beside them is."""
         return self._watch.report(self.now_ns).machine
@@ -98,7 +107,7 @@ class Machine:
 
     def _said(self) -> tuple[SourceState, ...]:
         of_gpus = [
-            _reading(GPU + name, value, labels_of_gpu(index), self.now_ns)
+            _reading(GPU + name, value, _labels(index, values), self.now_ns)
             for index, values in self.gpus.items()
             for name, value in values.items()
         ]

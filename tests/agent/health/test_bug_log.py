@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.health import Action, HealthState, Severity
-from stepscope.core.readings import Finding, Missing, MissingReason
+from stepscope.core.readings import Finding, Missing, MissingReason, labels_of
 from tests.agent.health.machines import LABELS, Machine, codes_of
 
 
@@ -96,6 +96,19 @@ def test_nvidia_gpu_exporter_65_and_354_a_driver_that_is_mended_is_well_again() 
     assert machine.codes() == []
     assert machine.health().state is HealthState.HEALTHY
     assert machine.machine().state is HealthState.HEALTHY
+
+
+def test_a_gpu_that_hung_before_it_told_its_name_is_no_second_gpu_afterwards() -> None:
+    machine = Machine(2)
+    machine.gpus[1] = {"nameless": 1.0, "up{reason=timed_out}": 0.0}
+    machine.looks(8)
+    assert machine.codes() == ["gpu_hung"]
+    assert machine.open()[0].labels == labels_of(gpu=1)
+    machine.gpus[1] = {"up": 1.0}
+    (ended,) = machine.look()
+    assert (ended.code, ended.labels) == ("gpu_hung", labels_of(gpu=1))
+    assert machine.num_gpus() == 2
+    assert machine.health(1).state is HealthState.HEALTHY
 
 
 def test_gpud_117_a_gpu_that_hangs_after_a_45() -> None:

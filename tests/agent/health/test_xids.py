@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.core.fabric_metrics import SWITCH
+from stepscope.core.gpu_metrics import GPU
 from stepscope.core.health import Action, HealthState, Severity
 from stepscope.core.readings import Finding, labels_of, with_labels
 from tests.agent.health.machines import LABELS, Machine, codes_of
@@ -211,3 +212,18 @@ def test_the_last_sxid_that_dcgm_shows_may_be_of_long_ago() -> None:
     assert not machine.looks(5)
     machine.readings = {last: 10003.0}
     assert codes_of(machine.looks(5)) == ["sxid_10003"]
+
+
+def test_xids_of_a_place_are_those_of_the_gpu_that_sits_there() -> None:
+    machine = Machine()
+    place = "00000000:61:00.0"
+    of_place = (GPU + "xid_errors_total", labels_of(pci_bus_id=place, xid=119))
+    machine.readings = {of_place: 1.0}  # before the driver told who that is
+    machine.look()
+    assert machine.open()[0].labels == labels_of(pci_bus_id=place)
+    machine.readings[GPU + "info", with_labels(LABELS, pci_bus_id=place, name="NVIDIA H100 80GB HBM3")] = 1.0
+    machine.looks(2)
+    _xid(machine, 119)
+    machine.looks(2)
+    assert [(one.code, one.labels, one.count) for one in machine.open()] == [("xid_119", LABELS, 2)]
+    assert machine.num_gpus() == 1

@@ -165,7 +165,7 @@ def _was_reset(gpu: _Gpu, observed: ObservedGpu) -> bool:
 
 def _note_processes(gpu: _Gpu, observed: ObservedGpu, now_ns: int) -> None:
     """Who holds the GPU, and held it before: a process that met an XID may be gone by the next look."""
-    pids = frozenset(pid for _, pid in observed.parts.get("process_memory_bytes", {}))
+    pids = frozenset(further[-1] for further in observed.parts.get("process_memory_bytes", {}))
     if pids != gpu.pids:
         gpu.pids_before, gpu.pids, gpu.pids_changed_ns = gpu.pids, pids, now_ns
 
