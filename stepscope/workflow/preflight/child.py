@@ -1,7 +1,7 @@
 """What does a process do that measures a device? It answers requests, one a line, until its input ends.
 
-    {"do": "describe"}                     {"versions": {...}, "devices": [{...}]}
-    {"do": "copy", "bytes": ...}           {"seconds": ..., "spread": ..., "runs": ...}
+    {"do": "describe", "beside": "..."}    {"versions": {...}, "devices": [{...}]}
+    {"do": "multiply", "dtype": ..., ...}  {"seconds": ..., "spread": ..., "runs": ...}
     ...                                    {"unsupported": "why"} or {"error": "what"}: after an error it ends
 
 The parent waits no longer than it wants to; whatever hangs is this process.
@@ -14,6 +14,7 @@ import os
 import queue
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -32,7 +33,7 @@ def answer_device(device: Device, request: Request) -> Answer:
     """What a device answers to a request of the parent."""
     do = request["do"]
     if do == "describe":
-        versions, devices = device.describe()
+        versions, devices = device.describe(request.get("beside", ""))
         return {"versions": versions, "devices": [asdict(one) for one in devices]}
     if do == "check_products":
         return asdict(device.check_products(request["dtype"], request["size"], request["repeats"]))
@@ -50,7 +51,8 @@ def answer_device(device: Device, request: Request) -> Answer:
         timing, is_direct, num_wrong = device.copy_to_peer(source, target, request["bytes"], pace)
         return {**_timing(timing), "is_direct": is_direct, "num_wrong": num_wrong}
     copy = {"copy": device.copy, "upload": device.upload, "download": device.download}[do]
-    return _timing(copy(request["bytes"], pace))
+    timing, num_wrong = copy(request["bytes"], pace)
+    return {**_timing(timing), "num_wrong": num_wrong}
 
 
 def serve(answer: Callable[[Request], Answer]) -> int:
@@ -93,8 +95,11 @@ def main() -> int:
 
     def answer(request: Request) -> Answer:
         if not device:  # with the first request: the parent's deadline covers the import
+            if sys.argv[1] == "cpu":
+                os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core a process
             from stepscope.workflow.preflight.torch_device import TorchDevice
 
+            warnings.simplefilter("ignore")  # standard error is kept for what kills the process
             device.append(TorchDevice(sys.argv[1]))
         return answer_device(device[0], request)
 

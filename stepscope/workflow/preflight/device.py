@@ -16,7 +16,7 @@ class DeviceFacts:
 
     Attributes:
         index: among those visible to the process.
-        name, uuid, pci_bus_id: as the driver has them; empty where unknown.
+        name, uuid: as the driver has them; empty where unknown.
         num_sms: of the GPU; 0 on the CPU.
         memory_bytes: of the GPU; 0 on the CPU.
     """
@@ -24,7 +24,6 @@ class DeviceFacts:
     index: int
     name: str
     uuid: str
-    pci_bus_id: str
     num_sms: int
     memory_bytes: int
 
@@ -78,20 +77,24 @@ class Products:
 class Device(Protocol):
     """One device, or all that a process sees. Every call may raise UnsupportedError; anything else is its failure."""
 
-    def describe(self) -> tuple[dict[str, str], list[DeviceFacts]]:
-        """Versions of the software, and the devices that this process sees."""
+    def describe(self, beside: str) -> tuple[dict[str, str], list[DeviceFacts]]:
+        """Versions of the software, and the devices that this process sees.
+
+        Args:
+            beside: address on PCI of a GPU, next to which this process shall run from now on; empty: anywhere.
+        """
         ...
 
-    def copy(self, num_bytes: int, pace: Pace) -> Timing:
-        """Copy within the device's memory."""
+    def copy(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:
+        """Copy within the device's memory; time, and bytes that came wrong."""
         ...
 
-    def upload(self, num_bytes: int, pace: Pace) -> Timing:
-        """Copy from pinned host memory to the device."""
+    def upload(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:
+        """Copy from pinned host memory to the device; time, and bytes that came wrong."""
         ...
 
-    def download(self, num_bytes: int, pace: Pace) -> Timing:
-        """Copy from the device to pinned host memory."""
+    def download(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:
+        """Copy from the device to pinned host memory; time, and bytes that came wrong."""
         ...
 
     def multiply(self, dtype: str, size: int, pace: Pace) -> Timing:

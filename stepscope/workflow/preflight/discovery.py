@@ -121,7 +121,7 @@ def _gpu(told: dict[str, Any], visible: list[str] | None, driver: DriverLook) ->
     known = next((gpu for gpu in driver.gpus if uuid and gpu.uuid == f"GPU-{uuid}"), None)
     name = visible[ordinal] if visible else known.uuid if known else str(ordinal)
     if known is None:
-        return MeasuredGpu(ordinal, name, told["name"], uuid, told["pci_bus_id"])
+        return MeasuredGpu(ordinal, name, told["name"], uuid)
     return MeasuredGpu(known.index, name, told["name"], uuid, known.key)
 
 

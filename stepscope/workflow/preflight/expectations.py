@@ -29,11 +29,14 @@ _MEMORY_SHARE_GDDR = 0.75
 """GDDR cards keep their ECC bits in the same memory."""
 _HBM_BYTES_PER_SECOND = 1.2e12
 """Whoever has more has HBM."""
+_MEMORY_SHARES = {"H20": 0.5}
+"""Its few SMs copy no faster: 2.2 of 4.8 TB/s on an H20-3e (NVIDIA/nvbandwidth#48)."""
 
 _PRODUCT_SHARE = {"float16": 0.72, "bfloat16": 0.72, "tfloat32": 0.65, "float32": 0.7, "float8": 0.62}
 _POWER_LIMITED_SHARE = 0.45
-"""Cards of 70 to 400 W cannot hold their clock in large products; what theirs reach differs by card and cooling."""
-_AMD_SHARE = 0.45
+"""Cards of 70 to 400 W cannot hold their clock in large products, AMD's neither: what they reach differs by cooling."""
+_LIMITED = (0.7, 0.5)
+"""Shares of it from which theirs is worth a warning, a failure."""
 _PCIE_SHARE = 0.8
 _COLLECTIVE = (0.75, 0.5)
 """Shares from which an all-reduce over NVLink is worth a warning, a failure: few GPUs or rings reach less."""
@@ -72,7 +75,8 @@ class Expectation:
 
 def expect_memory(gpu: GpuModel) -> Expectation:
     """Bytes a second of a copy within the memory, counting what is read and what is written."""
-    share = _MEMORY_SHARE if gpu.memory_bytes_per_second > _HBM_BYTES_PER_SECOND else _MEMORY_SHARE_GDDR
+    usual = _MEMORY_SHARE if gpu.memory_bytes_per_second > _HBM_BYTES_PER_SECOND else _MEMORY_SHARE_GDDR
+    share = _MEMORY_SHARES.get(gpu.name, usual)
     return Expectation(gpu.memory_bytes_per_second * share, f"{gpu.source}, {share:.0%} of it")
 
 
@@ -81,8 +85,11 @@ def expect_product(gpu: GpuModel, device_name: str, dtype: str) -> Expectation |
     peak = gpu.peak_flops(dtype)
     if peak is None:
         return None
-    share = _product_share(gpu, device_name, dtype)
-    return Expectation(peak * share, f"{gpu.source}, {share:.0%} of it")
+    if is_board(gpu, device_name):
+        share = _PRODUCT_SHARE[dtype]
+        return Expectation(peak * share, f"{gpu.source}, {share:.0%} of it")
+    share = min(_POWER_LIMITED_SHARE, _PRODUCT_SHARE[dtype])
+    return Expectation(peak * share, f"{gpu.source}, {share:.0%} of it", *_LIMITED)
 
 
 def expect_host_copy(device_name: str, generation: int | None, lanes: int | None) -> Expectation:
@@ -136,10 +143,3 @@ def is_board(gpu: GpuModel | None, device_name: str) -> bool:
 def bus_bytes(num_bytes: int, num_gpus: int) -> float:
     """What crosses each link in an all-reduce of so many bytes."""
     return num_bytes * bus_factor("all_reduce", num_gpus)
-
-
-def _product_share(gpu: GpuModel, device_name: str, dtype: str) -> float:
-    if gpu.name.startswith("MI"):
-        return _AMD_SHARE
-    is_limited = not is_board(gpu, device_name)
-    return min(_POWER_LIMITED_SHARE, _PRODUCT_SHARE[dtype]) if is_limited else _PRODUCT_SHARE[dtype]

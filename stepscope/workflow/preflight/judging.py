@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from stepscope.core.preflight import CheckResult, Outcome
@@ -43,7 +43,10 @@ def judge_rate(
     """
     if not isinstance(reply, dict):
         return judge_failure(check, gpus, reply)
-    value, spread = amount / reply["seconds"], float(reply["spread"])
+    seconds, spread = float(reply["seconds"]), float(reply["spread"])
+    if not seconds > 0:
+        return judge_failure(check, gpus, Failure(FailureKind.ERROR, f"a run took {seconds:g} s by the device's clock"))
+    value = amount / seconds
     result = CheckResult(check, gpus, Outcome.PASS, value=value, unit=unit, spread=spread, num_runs=int(reply["runs"]))
     if expectation is not None:
         result = replace(
@@ -83,11 +86,18 @@ def judge_products(check: str, gpus: tuple[int, ...], reply: Reply) -> CheckResu
     return CheckResult(check, gpus, Outcome.PASS, value=0.0, expected=0.0, num_runs=repeats + 1)
 
 
-def with_wrong_bytes(result: CheckResult, num_wrong: int, what: str) -> CheckResult:
-    """The result of a transfer, failed where what arrived is not what was sent."""
+def with_wrong(result: CheckResult, replies: Iterable[Reply], what: str) -> CheckResult:
+    """The result of a transfer, failed where what arrived is not what was sent.
+
+    Args:
+        result: by its rate.
+        replies: with `num_wrong`, where they are answers.
+        what: is wrong: "bytes".
+    """
+    num_wrong = sum(int(reply.get("num_wrong", 0)) for reply in replies if isinstance(reply, dict))
     if not num_wrong:
         return result
-    detail = f"{num_wrong} {what} are wrong: the link or a GPU corrupts data silently; take it out of service"
+    detail = f"{num_wrong} {what} are wrong: memory or a link corrupts data silently; take it out of service"
     return replace(result, outcome=Outcome.FAIL, detail=detail)
 
 

@@ -15,7 +15,7 @@ from stepscope.core.preflight import DTYPES, CheckResult, Outcome
 from stepscope.workflow.preflight import expectations
 from stepscope.workflow.preflight.expectations import Expectation
 from stepscope.workflow.preflight.gpus import MeasuredGpu
-from stepscope.workflow.preflight.judging import judge_failure, judge_products, judge_rate
+from stepscope.workflow.preflight.judging import judge_failure, judge_products, judge_rate, with_wrong
 from stepscope.workflow.preflight.sizes import Sizes
 from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Worker, ask_all
 
@@ -56,7 +56,9 @@ class Measuring:
             seconds: that it may take.
             beside: a further process that shall be ready afterwards.
         """
-        requests: dict[Worker, Mapping[str, Any]] = dict.fromkeys(self._workers.values(), _DESCRIBE)
+        requests: dict[Worker, Mapping[str, Any]] = {
+            worker: {**_DESCRIBE, "beside": self._gpus[index].pci_bus_id} for index, worker in self._workers.items()
+        }
         replies = ask_all(requests if beside is None else {**requests, beside: _DESCRIBE}, seconds)
         for index, worker in self._workers.items():
             reply = replies[worker]
@@ -132,7 +134,7 @@ class Measuring:
             expectation=expected,
             judges_spread=self._is_cuda,
         )
-        self._add(check, index, result)
+        self._add(check, index, with_wrong(result, [reply], "bytes"))
 
     def _add(self, check: str, index: int, result: CheckResult) -> None:
         self.results.append(result)

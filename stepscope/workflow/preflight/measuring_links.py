@@ -12,7 +12,7 @@ from stepscope.core.preflight import CheckResult, Outcome
 from stepscope.workflow.preflight import expectations
 from stepscope.workflow.preflight.expectations import Expectation
 from stepscope.workflow.preflight.gpus import MeasuredGpu
-from stepscope.workflow.preflight.judging import judge_failure, judge_rate, with_wrong_bytes
+from stepscope.workflow.preflight.judging import judge_failure, judge_rate, with_wrong
 from stepscope.workflow.preflight.sizes import Sizes
 from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Unsupported, Worker, ask, ask_all
 
@@ -112,7 +112,7 @@ def _judge_pair(source: MeasuredGpu, target: MeasuredGpu, reply: Reply, num_byte
     result = judge_rate(
         "peer_copy", pair, reply, amount=num_bytes, unit=_BYTES, expectation=expected, judges_spread=False
     )
-    return with_wrong_bytes(result, int(reply["num_wrong"]) if isinstance(reply, dict) else 0, "bytes")
+    return with_wrong(result, [reply], "bytes")
 
 
 def _judge_all_reduce(
@@ -137,7 +137,7 @@ def _judge_all_reduce(
         expectation=expected,
         judges_spread=False,
     )
-    return with_wrong_bytes(result, sum(int(reply["num_wrong"]) for reply in told_by_all), "sums")
+    return with_wrong(result, replies, "sums")
 
 
 def _expect_all_reduce(gpus: Sequence[MeasuredGpu]) -> Expectation | None:

@@ -24,6 +24,8 @@ _MOST_RETIRED = 63
 _HARDWARE_REASONS = ("hardware_slowdown", "hardware_thermal", "hardware_power_brake")
 _OFTEN = 0.5
 """Share of the samples under load; one slowdown alone is transient (NVSentinel asks for six in ten minutes)."""
+_LOWERED = 0.99
+"""Share of the usual power limit: limits are rounded."""
 _FABRIC = {
     "failed": (Outcome.FAIL, "the NVLink fabric's registration failed: look at the fabric manager, reset all GPUs"),
     "not_started": (Outcome.FAIL, "the NVLink fabric was not set up: is the fabric manager running?"),
@@ -180,6 +182,9 @@ def _throttling(state: GpuState) -> _Judged:
         return Outcome.FAIL, f"{said}: look at cooling, power cables and power supplies"
     if hardware or "software_thermal" in shares:
         return Outcome.WARN, f"{said}: look at cooling and power"
+    limit, usual = state.value("power_limit_watts"), state.value("power_limit_default_watts")
+    if limit is not None and usual is not None and limit < usual * _LOWERED:
+        return Outcome.WARN, f"the power limit was lowered to {limit:.0f} of {usual:.0f} W: products are slower"
     return Outcome.PASS, said  # idle, or capped at the power limit, as large products are
 
 

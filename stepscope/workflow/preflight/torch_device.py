@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from stepscope.collectors.host.cpu_sets import parse_cpu_list
 from stepscope.workflow.preflight.device import DeviceFacts, Pace, Products, Timing, UnsupportedError
 from stepscope.workflow.preflight.timing import time_runs
 from stepscope.workflow.preflight.torch_group import TorchGroup
-from stepscope.workflow.preflight.torch_products import Factors, count_wrong, result_bits
+from stepscope.workflow.preflight.torch_products import Factors, count_differing, count_wrong
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 
@@ -56,7 +55,6 @@ class TorchDevice:
         Args:
             device_type: "cuda" or "cpu".
         """
-        warnings.simplefilter("ignore")  # standard error is kept for what kills the process
         self._is_cuda = device_type == "cuda"
         self._device = torch.device("cuda:0" if self._is_cuda else "cpu")
         self._stopwatch = CudaStopwatch() if self._is_cuda else HostStopwatch()
@@ -64,38 +62,33 @@ class TorchDevice:
         # sums of a split product are not rounded to 16 bits in between: what is exact stays exact
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        if not self._is_cuda:
-            torch.set_num_threads(1)  # one process a device
 
-    def describe(self) -> tuple[dict[str, str], list[DeviceFacts]]:
+    def describe(self, beside: str) -> tuple[dict[str, str], list[DeviceFacts]]:
         """See `device.Device`."""
         versions = {"torch": str(torch.__version__)}
         if not self._is_cuda:
-            return versions, [DeviceFacts(0, "CPU", "", "", 0, 0)]
+            return versions, [DeviceFacts(0, "CPU", "", 0, 0)]
         versions |= {"cuda": torch.version.cuda} if torch.version.cuda else {}
         versions |= {"hip": torch.version.hip} if torch.version.hip else {}
         if not torch.cuda.is_available():
             return versions, []
-        facts = [_facts(index) for index in range(torch.cuda.device_count())]
-        if len(facts) == 1:
-            _run_beside(facts[0].pci_bus_id)
-        return versions, facts
+        if beside:
+            _run_beside(beside)
+        return versions, [_facts(index) for index in range(torch.cuda.device_count())]
 
-    def copy(self, num_bytes: int, pace: Pace) -> Timing:
+    def copy(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:
         """See `device.Device`."""
-        source = self._filled(num_bytes)
-        target = torch.empty_like(source)
-        return time_runs(self._stopwatch, lambda: target.copy_(source), pace)
+        return self._transfer(self._filled(num_bytes), self._device, pace)
 
-    def upload(self, num_bytes: int, pace: Pace) -> Timing:
+    def upload(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:
         """See `device.Device`."""
-        host, device = self._host_and_device(num_bytes)
-        return time_runs(self._stopwatch, lambda: device.copy_(host, non_blocking=True), pace)
+        self._check_host()
+        return self._transfer(self._filled(num_bytes).cpu().pin_memory(), self._device, pace)
 
-    def download(self, num_bytes: int, pace: Pace) -> Timing:
+    def download(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:
         """See `device.Device`."""
-        host, device = self._host_and_device(num_bytes)
-        return time_runs(self._stopwatch, lambda: host.copy_(device, non_blocking=True), pace)
+        self._check_host()
+        return self._transfer(self._filled(num_bytes), torch.device("cpu"), pace)
 
     def multiply(self, dtype: str, size: int, pace: Pace) -> Timing:
         """See `device.Device`."""
@@ -103,9 +96,7 @@ class TorchDevice:
 
     def check_products(self, dtype: str, size: int, num_repeats: int) -> Products:
         """See `device.Device`."""
-        factors = Factors.normal(dtype, size, self._device)
-        first = result_bits(factors.product())
-        differing = sum(not torch.equal(first, result_bits(factors.product())) for _ in range(num_repeats))
+        differing = count_differing(Factors.normal(dtype, size, self._device).product, num_repeats)
         return Products(num_repeats, differing, count_wrong(dtype, size, self._device))
 
     def copy_to_peer(self, source: int, target: int, num_bytes: int, pace: Pace) -> tuple[Timing, bool, int]:
@@ -132,21 +123,22 @@ class TorchDevice:
         """Numbers that are not all alike: memory compresses none of it."""
         return torch.randint(-(2**31), 2**31 - 1, (num_bytes // 4,), dtype=torch.int32, device=self._device)
 
-    def _host_and_device(self, num_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _check_host(self) -> None:
         if not self._is_cuda:
             raise UnsupportedError("the CPU's memory is the host's")
-        device = self._filled(num_bytes)
-        host = torch.empty(device.shape, dtype=device.dtype, pin_memory=True)
-        host.copy_(device)
-        return host, device
+
+    def _transfer(self, source: torch.Tensor, to: torch.device, pace: Pace) -> tuple[Timing, int]:
+        """Copy; memory of the host is pinned where there is a GPU."""
+        is_pinned = self._is_cuda and to.type == "cpu"
+        target = torch.zeros(source.shape, dtype=source.dtype, device=to, pin_memory=is_pinned)
+        timing = time_runs(self._stopwatch, lambda: target.copy_(source, non_blocking=True), pace)
+        return timing, 4 * int((target != source.to(to)).sum())
 
 
 def _facts(index: int) -> DeviceFacts:
-    told: Any = torch.cuda.get_device_properties(index)  # uuid from torch 2.4 on, the place on PCI from 2.8 on
-    uuid = str(getattr(told, "uuid", ""))
-    place = [getattr(told, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    bus_id = "" if None in place else f"{place[0]:08X}:{place[1]:02X}:{place[2]:02X}.0"
-    return DeviceFacts(index, told.name, uuid, bus_id, told.multi_processor_count, told.total_memory)
+    told = torch.cuda.get_device_properties(index)
+    uuid = str(getattr(told, "uuid", ""))  # from torch 2.4 on
+    return DeviceFacts(index, told.name, uuid, told.multi_processor_count, told.total_memory)
 
 
 def _run_beside(pci_bus_id: str) -> None:

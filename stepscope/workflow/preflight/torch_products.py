@@ -39,9 +39,15 @@ class Factors:
         return cls(_product_of(dtype, left, right))
 
 
-def result_bits(result: torch.Tensor) -> torch.Tensor:
-    """The result as whole numbers, so that two NaN of the same bits are equal."""
-    return result.view(_BITS[result.element_size()])
+def count_differing(product: Callable[[], torch.Tensor], num_repeats: int) -> int:
+    """How many repeats of a product are not bit for bit the first.
+
+    Args:
+        product: may give its result in the same memory each time.
+        num_repeats: after the first.
+    """
+    first = _bits(product()).clone()
+    return sum(not torch.equal(first, _bits(product())) for _ in range(num_repeats))
 
 
 def count_wrong(dtype: str, size: int, device: torch.device) -> int:
@@ -56,7 +62,7 @@ def count_wrong(dtype: str, size: int, device: torch.device) -> int:
     """
     generator = torch.Generator(device).manual_seed(_SEED)
     left, right = (torch.randint(-1, 2, (size, size), generator=generator, device=device).float() for _ in range(2))
-    result = _product_of(dtype, left, right)()
+    result = _product_of(dtype, left, right, fast=False)()
     exact = _product_of("float32", left, right)()
     rows = torch.arange(0, size, max(1, size // _CHECKED_ROWS))
     on_host = left[rows.to(device)].cpu().double() @ right.cpu().double()
@@ -64,10 +70,23 @@ def count_wrong(dtype: str, size: int, device: torch.device) -> int:
     return int((result != exact.to(result.dtype)).sum()) + int(wrong_rows)
 
 
-def _product_of(dtype: str, left: torch.Tensor, right: torch.Tensor) -> Callable[[], torch.Tensor]:
+def _bits(result: torch.Tensor) -> torch.Tensor:
+    """The result as whole numbers, so that two NaN of the same bits are equal."""
+    return result.view(_BITS[result.element_size()])
+
+
+def _product_of(
+    dtype: str, left: torch.Tensor, right: torch.Tensor, *, fast: bool = True
+) -> Callable[[], torch.Tensor]:
+    """
+    Args:
+        dtype: a word of `core.preflight.DTYPES`.
+        left, right: float32.
+        fast: whether float8 products may be summed up in fewer bits than float32 has.
+    """
     _check_units(dtype, left.device)
     if dtype == "float8":
-        return _scaled_product_of(left, right)
+        return _scaled_product_of(left, right, fast=fast)
     left, right = left.to(_TYPES[dtype]), right.to(_TYPES[dtype])
     result = torch.empty_like(left)
     precision = "high" if dtype == "tfloat32" else "highest"
@@ -79,12 +98,12 @@ def _product_of(dtype: str, left: torch.Tensor, right: torch.Tensor) -> Callable
     return product
 
 
-def _scaled_product_of(left: torch.Tensor, right: torch.Tensor) -> Callable[[], torch.Tensor]:
+def _scaled_product_of(left: torch.Tensor, right: torch.Tensor, *, fast: bool) -> Callable[[], torch.Tensor]:
     """cuBLASLt takes the second factor by columns, one scale a matrix, and gives bfloat16."""
     first, second = left.to(_TYPES["float8"]), right.t().contiguous().to(_TYPES["float8"]).t()
     one = torch.ones((), dtype=torch.float32, device=left.device)
     return lambda: torch._scaled_mm(
-        first, second, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        first, second, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=fast
     )
 
 
@@ -97,6 +116,8 @@ def _check_units(dtype: str, device: torch.device) -> None:
         if dtype in ("tfloat32", "float8"):
             raise UnsupportedError("not measured on AMD GPUs")
         return
+    if dtype == "float8" and torch.__version__ < "2.5":
+        raise UnsupportedError("torch has such products from 2.5 on")
     capability = torch.cuda.get_device_capability(device)
     least = {"bfloat16": (8, 0), "tfloat32": (8, 0), "float8": (8, 9), "float16": (7, 0)}.get(dtype, (0, 0))
     if capability < least:

@@ -1,7 +1,8 @@
 """A process that stands in for one that measures GPUs: H100s, some of them with the faults that a file names.
 
 FAKE_GPUS is a file: {"GPU-...": {"slow": {"copy": 0.5}, "hang": "multiply", "die": "upload", "error": "copy",
-"gone": true, "differing": 2, "wrong": 3, "wrong_bytes": 4}}. What takes time only says so: nothing waits.
+"gone": true, "differing": 2, "wrong": 3, "wrong_bytes": 4, "wrong_upload": 8}}. What takes time only says so:
+nothing waits.
 """
 
 from __future__ import annotations
@@ -45,24 +46,25 @@ class FakeDevice:
         self._visible = visible
         self._world_size = 0
 
-    def describe(self) -> tuple[dict[str, str], list[DeviceFacts]]:
+    def describe(self, beside: str) -> tuple[dict[str, str], list[DeviceFacts]]:
         self._fault("describe")
+        assert beside in ("", *(f"00000000:{0x0F + 0x10 * index:02X}:00.0" for index in range(8)))
         versions = {"torch": "2.9.0", "cuda": "12.8"}
         if any(self._of(place).get("gone") for place in range(len(self._visible))):
             return versions, []  # one GPU off the bus can hide all others from CUDA
         return versions, [
-            DeviceFacts(place, NAME, name.removeprefix("GPU-"), "", 132, 80 * 1024**3)
+            DeviceFacts(place, NAME, name.removeprefix("GPU-"), 132, 80 * 1024**3)
             for place, name in enumerate(self._visible)
         ]
 
-    def copy(self, num_bytes: int, pace: Pace) -> Timing:  # noqa: ARG002 - the interface's
-        return self._timing("copy", 2 * num_bytes)
+    def copy(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:  # noqa: ARG002 - the interface's
+        return self._timing("copy", 2 * num_bytes), self._of(0).get("wrong_copy", 0)
 
-    def upload(self, num_bytes: int, pace: Pace) -> Timing:  # noqa: ARG002
-        return self._timing("upload", num_bytes)
+    def upload(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:  # noqa: ARG002
+        return self._timing("upload", num_bytes), self._of(0).get("wrong_upload", 0)
 
-    def download(self, num_bytes: int, pace: Pace) -> Timing:  # noqa: ARG002
-        return self._timing("download", num_bytes)
+    def download(self, num_bytes: int, pace: Pace) -> tuple[Timing, int]:  # noqa: ARG002
+        return self._timing("download", num_bytes), self._of(0).get("wrong_download", 0)
 
     def multiply(self, dtype: str, size: int, pace: Pace) -> Timing:  # noqa: ARG002
         self._fault("multiply")

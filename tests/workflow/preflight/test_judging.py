@@ -45,6 +45,11 @@ def test_runs_that_differ_are_worth_a_warning() -> None:
     assert judged(1.0, None, spread=0.09).outcome is Outcome.PASS
 
 
+def test_a_clock_that_stands_still_is_a_failure() -> None:
+    reply = {"seconds": 0.0, "spread": 0.0, "runs": 10}
+    assert judge_rate("copy", (0,), reply, amount=1.0, unit="bytes/s", expectation=None).outcome is Outcome.FAIL
+
+
 def test_what_cannot_be_is_skipped_and_what_did_not_come_is_a_failure() -> None:
     assert judge_failure("copy", (1,), Unsupported("no units")) == CheckResult(
         "copy", (1,), Outcome.SKIPPED, "no units"

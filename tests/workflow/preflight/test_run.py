@@ -80,12 +80,14 @@ def test_a_hang_between_gpus_ends_that_pair_and_an_all_reduce_names_who_does_not
     assert found(preflight, "all_reduce", 0, 1, 2, 3).detail.startswith("GPU 2: no answer within 1.5 s")
 
 
-def test_a_gpu_that_gives_less_than_its_neighbours_is_worth_a_warning(run_node: RunNode) -> None:
-    preflight = run_node({uuid_of(2): {"slow": {"copy": 0.88}}}, groups=_RATES)
+def test_less_than_the_neighbours_give_is_worth_a_warning_and_a_wrong_byte_is_a_failure(run_node: RunNode) -> None:
+    preflight = run_node({uuid_of(2): {"slow": {"copy": 0.88}}, uuid_of(0): {"wrong_upload": 8}}, groups=_RATES)
     slow = found(preflight, "memory_bandwidth", 2)
     assert slow.outcome is Outcome.WARN
     assert slow.detail.startswith("12% less than the other GPUs")
-    assert [gpu.outcome for gpu in preflight.gpus] == [Outcome.PASS, Outcome.PASS, Outcome.WARN, Outcome.PASS]
+    wrong = found(preflight, "host_to_device", 0)
+    assert (wrong.outcome, wrong.detail.partition(":")[0]) == (Outcome.FAIL, "8 bytes are wrong")
+    assert [gpu.outcome for gpu in preflight.gpus] == [Outcome.FAIL, Outcome.PASS, Outcome.WARN, Outcome.PASS]
 
 
 def test_what_the_driver_tells_of_each_gpu(run_node: RunNode, machine: FakeNvml) -> None:

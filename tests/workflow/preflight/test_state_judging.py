@@ -103,6 +103,13 @@ def test_throttling_by_how_often(reasons: tuple[str, ...], outcome: Outcome) -> 
     assert outcome_of("throttling", told(), samples=samples) is outcome
 
 
+def test_a_power_limit_that_was_lowered_explains_slow_products() -> None:
+    samples = (told(throttle_reason__reason__software_power_cap=1),)
+    lowered, usual = (told(power_limit_watts=w, power_limit_default_watts=700) for w in (500, 700))
+    assert outcome_of("throttling", lowered, samples=samples) is Outcome.WARN
+    assert outcome_of("throttling", usual, samples=samples) is Outcome.PASS
+
+
 @pytest.mark.parametrize(
     ("generations", "is_loaded", "outcome"),
     [((1, 5, 1), True, Outcome.PASS), ((1, 4), True, Outcome.WARN), ((1,), False, Outcome.PASS)],
