@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
+from stepscope.agent.training_link.budget import Budget
+from stepscope.agent.training_link.peer import Peer
 from stepscope.core.agent_messages import PROTOCOL_VERSION, Answer, Bye, Hello, Message, Step, Welcome
 from stepscope.core.agent_protocol import LineBuffer, ProtocolError, decode, encode
 from stepscope.core.training_ranks import TrainingRank
 
-_BURST_BYTES = 128 << 10
-_BYTES_PER_SECOND = 8 << 10  # a process says about 0.5 kB a second, 5 kB with all the phases it may have
+_BURST_BYTES = 32 << 10
+_FIRST_BYTES = 4 << 10  # who connects again and again gets no more for it
 _MAX_UNSENT_BYTES = 128 << 10
 _MAX_FAULTS = 3
 _HELLO_SECONDS = 10.0
@@ -26,14 +27,6 @@ class LeftError(Exception):
     def __init__(self, reason: str, detail: str = "") -> None:
         self.reason = reason
         super().__init__(detail or reason)
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who is at the other end, by the kernel; None where it does not tell."""
-
-    pid: int | None
-    uid: int | None
 
 
 class Client:
@@ -54,8 +47,8 @@ class Client:
         self.unsent = b""
         self._lines = LineBuffer()
         self._step: Step | None = None
-        self._connected_at = self._heard_at = self._stepped_at = self._credit_at = now
-        self._credit = float(_BURST_BYTES)
+        self._connected_at = self._heard_at = self._stepped_at = now
+        self._budget = Budget(_BURST_BYTES, now, start=_FIRST_BYTES)
         self._faults = 0
 
     def hear(self, block: bytes, now: float) -> list[Answer]:
@@ -64,7 +57,7 @@ class Client:
         Raises:
             LeftError: it says good-bye, or what nobody understands.
         """
-        self._credit -= len(block)
+        self._budget.use(len(block))
         try:
             lines = self._lines.feed(block)
         except ProtocolError as error:
@@ -91,11 +84,9 @@ class Client:
             raise LeftError("deaf")
         self.unsent += line
 
-    def pause_seconds(self, now: float) -> float:
-        """How long it is not to be read, because it has said too much; 0 for not at all."""
-        self._credit = min(self._credit + (now - self._credit_at) * _BYTES_PER_SECOND, _BURST_BYTES)
-        self._credit_at = now
-        return max(-self._credit / _BYTES_PER_SECOND, 0.0)
+    def pause_seconds(self, bytes_per_second: float, now: float) -> float:
+        """How long it is not to be read, because it has said more than it may; 0 for not at all."""
+        return self._budget.wait_seconds(bytes_per_second, now)
 
     def check_patience(self, now: float) -> None:
         """

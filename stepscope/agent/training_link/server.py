@@ -6,14 +6,15 @@ import logging
 import os
 import selectors
 import socket
-import struct
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-from stepscope.agent.training_link.client import Client, LeftError, Peer
+from stepscope.agent.training_link.budget import Budget
+from stepscope.agent.training_link.client import Client, LeftError
+from stepscope.agent.training_link.peer import is_hung_up, peer_of
 from stepscope.agent.training_link.socket_file import DEFAULT_MODE, SocketFile
 from stepscope.core.agent_messages import Answer, Cancel, CaptureRequest
 from stepscope.core.agent_protocol import encode
@@ -25,10 +26,14 @@ _log = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 256
 _MOST_OF_A_USER = 192
-_READ_BYTES = 16 << 10
+_READ_BYTES = 4 << 10
+_BYTES_PER_SECOND = 8 << 10  # of one; it says about 0.5 kB a second, 5 kB with all the phases it may have
+_BYTES_PER_SECOND_OF_ALL = 128 << 10  # that say too much: together a fiftieth of a core
+_LEAST_BYTES_PER_SECOND = 1 << 10
+_LAST_READS = 4  # of what a process has left that is gone, though it said too much
+_ACCEPTS, _ACCEPTS_PER_SECOND = 256.0, 20.0
 _TURN_SECONDS = 0.5
 _MAX_ANSWERS = 4096
-_CREDENTIALS = struct.Struct("3i")
 
 
 class TrainingServer:
@@ -56,6 +61,9 @@ class TrainingServer:
         self._outbox: deque[tuple[str, bytes]] = deque(maxlen=_MAX_ANSWERS)
         self._answers: deque[tuple[str, Answer]] = deque(maxlen=_MAX_ANSWERS)
         self._refused: Counter[str] = Counter()
+        self._accepts = Budget(_ACCEPTS, time.monotonic())
+        self._accept_at = 0.0
+        self._has_warned = False
         self._closing = False
         self._event = -1
         self._thread = threading.Thread(target=self._run, name="stepscope-training", daemon=True)
@@ -119,7 +127,6 @@ class TrainingServer:
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._file.listening, selectors.EVENT_READ)
             selector.register(self._event, selectors.EVENT_READ)
             while not self._closing:
                 try:
@@ -135,9 +142,18 @@ class TrainingServer:
         for connection, until in list(self._paused.items()):
             if until <= now:
                 del self._paused[connection]
-                self._listen(selector, connection)
-        for key, events in selector.select(min([_TURN_SECONDS, *(until - now for until in self._paused.values())])):
-            if key.fileobj is self._file.listening:
+                if is_hung_up(connection):
+                    self._serve_last(selector, connection)
+                else:
+                    self._listen(selector, connection)
+        due = [*self._paused.values()]
+        listening = self._file.listening
+        if self._accept_at > now:
+            due.append(self._accept_at)
+        elif listening not in selector.get_map():
+            selector.register(listening, selectors.EVENT_READ)
+        for key, events in selector.select(min([_TURN_SECONDS, *(at - now for at in due)])):
+            if key.fileobj is listening:
                 self._accept(selector)
             elif isinstance(key.fileobj, socket.socket):
                 self._serve(selector, key.fileobj, events)
@@ -156,12 +172,16 @@ class TrainingServer:
             connection, _ = self._file.listening.accept()
         except BlockingIOError:
             return
-        except OSError as error:  # no descriptor left: whoever waits is asked again next turn
-            _log.warning("a training process cannot be accepted: %s", error)
-            time.sleep(_TURN_SECONDS / 10)
+        except OSError as error:  # no descriptor left: whoever waits is accepted later
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("training processes cannot be accepted: %s", error)
+            self._accept_later(selector, _TURN_SECONDS)
             return
+        self._accepts.use(1)
+        self._accept_later(selector, self._accepts.wait_seconds(_ACCEPTS_PER_SECOND, time.monotonic()))
         connection.setblocking(False)
-        peer = _peer_of(connection)
+        peer = peer_of(connection)
         of_user = sum(client.peer.uid == peer.uid for client in self._clients.values())
         if len(self._clients) >= _MOST_CONNECTIONS or of_user >= _MOST_OF_A_USER:
             connection.close()
@@ -170,6 +190,11 @@ class TrainingServer:
         with self._lock:
             self._clients[connection] = Client(peer, time.monotonic())
         selector.register(connection, selectors.EVENT_READ)
+
+    def _accept_later(self, selector: selectors.BaseSelector, seconds: float) -> None:
+        if seconds:
+            self._accept_at = time.monotonic() + seconds
+            selector.unregister(self._file.listening)
 
     def _serve(self, selector: selectors.BaseSelector, connection: socket.socket, events: int) -> None:
         client = self._clients[connection]
@@ -186,6 +211,14 @@ class TrainingServer:
         else:
             self._listen(selector, connection)
 
+    def _serve_last(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        """A process is gone: hear some of what it has left, not for minutes."""
+        for _ in range(_LAST_READS):
+            if connection in self._clients:
+                self._serve(selector, connection, selectors.EVENT_READ)
+        if connection in self._clients:
+            self._end(selector, connection, "gone", "")
+
     def _hear(self, connection: socket.socket, client: Client) -> None:
         try:
             block = connection.recv(_READ_BYTES)
@@ -197,7 +230,8 @@ class TrainingServer:
         with self._lock:
             answers = client.hear(block, now)
         self._answers.extend((client.key, answer) for answer in answers)
-        pause = client.pause_seconds(now)
+        of_all = _BYTES_PER_SECOND_OF_ALL / (len(self._paused) + 1)
+        pause = client.pause_seconds(max(min(_BYTES_PER_SECOND, of_all), _LEAST_BYTES_PER_SECOND), now)
         if pause:
             self._paused[connection] = now + pause
         if answers or (client.hello is not None and not was_known):
@@ -252,10 +286,3 @@ class TrainingServer:
     def _count(self, reason: str) -> None:
         with self._lock:
             self._refused[reason] += 1
-
-
-def _peer_of(connection: socket.socket) -> Peer:
-    """By the kernel: what a process says of itself counts for nothing here."""
-    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(packed)
-    return Peer(pid or None, uid if uid >= 0 else None)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.agent.training_link.client import Client, LeftError, Peer
+from stepscope.agent.training_link.client import Client, LeftError
+from stepscope.agent.training_link.peer import Peer
 from stepscope.core.agent_messages import Answer, AnswerState, Step
 from stepscope.core.agent_protocol import encode
 from tests.agent.training_link.conftest import hello
@@ -31,14 +32,15 @@ def test_anything_at_all_is_heard_or_left(blocks: list[bytes]) -> None:
 def test_who_floods_is_not_read_for_a_while() -> None:
     client = Client(_PEER, 0.0)
     client.hear(encode(hello()), 0.0)
-    line = encode(Step(1.0))
-    for _ in range((128 << 10) // len(line) + 1):
-        client.hear(line, 0.0)
-    pause = client.pause_seconds(0.0)
-    assert 0.0 < pause < 1.0
-    assert client.pause_seconds(pause + 0.01) == 0.0
-    client.hear(encode(Answer("c", AnswerState.DONE, reason="x" * 4000)), pause)
-    assert client.pause_seconds(pause) == pytest.approx(0.5, abs=0.1)  # 4 kB at 8 kB/s
+    assert client.pause_seconds(8192.0, 0.0) == 0.0
+    client.hear(encode(Answer("c", AnswerState.DONE, reason="x" * 4000)) * 2, 0.0)
+    pause = client.pause_seconds(8192.0, 0.0)
+    assert 0.5 < pause < 0.6  # 8 kB and the hello, of 4 kB that were there
+    assert client.pause_seconds(8192.0, pause / 2) == pytest.approx(pause / 2)
+    assert client.pause_seconds(8192.0, pause + 0.01) == 0.0
+    client.pause_seconds(8192.0, 1000.0)
+    client.hear(encode(Answer("c", AnswerState.DONE, reason="x" * 4000)) * 8, 1000.0)  # of 32 kB after a while
+    assert client.pause_seconds(8192.0, 1000.0) < 0.1
 
 
 def test_a_second_hello_tells_what_has_become_known_and_nobody_else() -> None:

@@ -111,7 +111,7 @@ def test_nonsense_idleness_and_floods_cost_the_others_nothing(
     assert time.monotonic() - begin < 5.0
     assert num_sent < 1 << 20  # what a kernel keeps for it, and its burst
     wait_until(lambda: sum(server.refused().values()) == 5)
-    assert server.refused() == {"garbage": 3, "no_hello": 1, "other_version": 1}
+    assert server.refused() == {"garbage": 2, "no_hello": 2, "other_version": 1}
 
 
 def test_one_that_does_not_read_is_left(server: TrainingServer, connect: Connect) -> None:
@@ -133,14 +133,18 @@ def test_too_many_are_turned_away_and_files_are_given_back(
     server: TrainingServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "_MOST_OF_A_USER", 3)
-    before = len(os.listdir("/proc/self/fd"))
+    processes = []
     for rank in range(3):
-        process = connect()
-        process.say(hello(rank))
-        process.hear()
+        processes.append(connect())
+        processes[-1].say(hello(rank))
+        processes[-1].hear()
+    num_files = len(os.listdir("/proc/self/fd"))
     assert connect().is_left()
     wait_until(lambda: server.refused() == {"too_many": 1})
-    assert len(os.listdir("/proc/self/fd")) <= before + 7
+    assert len(os.listdir("/proc/self/fd")) == num_files + 1  # this end alone
+    for process in processes:
+        process.socket.close()
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) == num_files + 1 - 6)
 
 
 def test_without_the_right_to_listen_it_goes_on_unless_it_must(tmp_path: Path) -> None:
@@ -152,3 +156,21 @@ def test_without_the_right_to_listen_it_goes_on_unless_it_must(tmp_path: Path) -
         assert closed.ranks() == ()
     with pytest.raises(Exception, match=r"no socket for training at .*--socket"), TrainingServer(nowhere):
         pass
+
+
+def test_who_connects_again_and_again_waits_and_the_others_are_heard(
+    place: Path, server: TrainingServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    well = connect()
+    well.say(hello(0))
+    well.hear()
+    monkeypatch.setattr(server_module, "_ACCEPTS_PER_SECOND", 1000.0)
+    server._accepts.use(500)
+    for _ in range(50):
+        Process(place).socket.close()
+    well.say(Step(1.0, index=3))
+    wait_until(lambda: [rank.step for rank in server.ranks()] == [3])
+    later = connect()
+    later.say(hello(1))
+    assert later.hear() == Welcome()
+    wait_until(lambda: len(server.ranks()) == 2)
