@@ -52,9 +52,9 @@ def readings_of(
         add(JOB + "info", 1.0, (*job_labels(job), *job_facts(job)))
     for one in assignments:
         key = (*one.device, *job_labels(one.job))
-        how = labels_of(
-            share=one.share, source="+".join(one.sources), step="+".join(map(_bounded, one.steps[:_MOST_STEPS]))
-        )
+        how = labels_of(share=one.share, source="+".join(one.sources))
+        steps = "+".join(map(_bounded, one.steps[:_MOST_STEPS]))
+        how += labels_of(step=steps) if steps else ()
         add(GPU + "job_info", 1.0, (*key, *how))
         for pid in one.pids:
             add(JOB + "process_info", 1.0, (*key, ("pid", str(pid))))
