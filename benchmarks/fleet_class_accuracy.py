@@ -11,15 +11,16 @@ looking at the defaults, and asks them of the run that was left out. `--write FI
 from __future__ import annotations
 
 import argparse
+import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.fleet_class_recordings import MODES, RESTING, recorded
 from benchmarks.labelled_windows import Labelled, projected, read_windows, write_windows
-from stepscope.analyzer.fleet import classify
+from stepscope.analyzer.fleet import class_of_job, classify
 from stepscope.analyzer.fleet.limits import LIMITS, Limits
 from stepscope.core.causes import Cause
 from stepscope.core.fleet_class import FleetClass
@@ -35,6 +36,8 @@ _RANGES: dict[str, tuple[float, ...]] = {
     "small_kernels": (0.1, 0.2, 0.3, 0.4, 0.5),
     "idle_busy": (0.005, 0.01, 0.02, 0.03, 0.05, 0.08),
 }
+_AS_COUNTERS_SEE = {Cause.PIPELINE_BUBBLE: Cause.COMMUNICATION}
+"""A bubble is a wait for a peer; which, only a trace tells."""
 _PASSES = 2
 _FEWEST_RUNS = 3
 """To fit thresholds to some of them."""
@@ -91,6 +94,17 @@ def _windows_table(windows: Sequence[Labelled]) -> None:
         )
 
 
+def _jobs_table(windows: Sequence[Labelled], truth: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
+    """Both GPUs of each run together, against what was built in."""
+    print("\n| run | built in | the job's class | confidence | which |\n| --- | --- | --- | --- | --- |")
+    for run, of_run in _by_run(windows).items():
+        built_in = Cause(truth[run]["cause"][0])
+        told = class_of_job([_class_of(window) for window in of_run])
+        mark = "" if told.cause in (built_in, _AS_COUNTERS_SEE.get(built_in)) else " **wrong**"
+        which = told.summary.partition(": ")[2]
+        print(f"| {run} | {built_in} | {told.cause}{mark} | {told.confidence:.2f} | {which} |")
+
+
 def _row(name: str, told: Sequence[tuple[Labelled, Cause]]) -> str:
     def seconds(kind: str) -> float:
         return sum(window.seconds for window, cause in told if _outcome(window, cause) == kind)
@@ -121,6 +135,8 @@ def main() -> None:
     if options.write:
         write_windows(options.write, training)
     _windows_table(training)
+    if options.source.is_dir():
+        _jobs_table(training, json.loads((options.source / "truth.json").read_text()))
     print("\n| source | windows right / wrong / unknown | GPU-seconds | right of those judged |")
     print("| --- | --- | --- | --- |")
     for mode, missing in MODES.items():

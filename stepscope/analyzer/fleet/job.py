@@ -12,6 +12,8 @@ from stepscope.core.fleet_class import Counters, FleetClass, TimeShares
 
 _FAR_LESS = 1 / 3
 """Of the longest wait: whoever waits for less than this share of it is not waiting for the same."""
+_WAITED_FOR = {Cause.IDLE: Cause.HOST_BOUND} | dict.fromkeys(HEALTHY_CAUSES, Cause.STRAGGLER)
+"""What is wrong with a GPU that others wait for, where by itself it would be well."""
 _OFTEN = 0.5
 _STILL = (Cause.HANG, Cause.IDLE, Cause.INSUFFICIENT_EVIDENCE)
 _WORST_FIRST = (Counters.NONE, Counters.POWER, Counters.PIPES, Counters.SM)
@@ -40,7 +42,7 @@ def class_of_job(classes: Sequence[FleetClass], limits: Limits = LIMITS) -> Flee
         if not last:
             return _joined(classes, Cause.COMMUNICATION, range(len(classes)), (longest,))
         cause = _most([classes[at].cause for at in last])
-        return _joined(classes, Cause.STRAGGLER if cause in HEALTHY_CAUSES else cause, last, (longest,))
+        return _joined(classes, _WAITED_FOR.get(cause, cause), last, (longest,))
     cause = _most([one.cause for one in classes])
     return _joined(classes, cause, [at for at, one in enumerate(classes) if one.cause is cause], ())
 

@@ -22,6 +22,7 @@ def _job(*samples: Sample) -> list[Cause]:
         ([WAITING, COMPUTING, WAITING], Cause.STRAGGLER),
         ([WAITING, STARVED, WAITING], Cause.DATA_LOADING),
         ([WAITING, LAUNCHING], Cause.HOST_BOUND),
+        ([WAITING, HELD], Cause.HOST_BOUND),
         ([SPINNING, HELD], Cause.HANG),
         ([SPINNING, SAVING, SPINNING], Cause.CHECKPOINT),
         ([HELD, HELD], Cause.IDLE),
