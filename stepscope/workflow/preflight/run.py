@@ -1,10 +1,10 @@
-"""From a request to the whole document: who is started when, and what is kept?"""
+"""From a request to the whole document."""
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -25,14 +25,10 @@ from stepscope.workflow.preflight.driver import DriverLook, DriverWatch, look
 from stepscope.workflow.preflight.expectations import is_board
 from stepscope.workflow.preflight.gpus import MeasuredGpu
 from stepscope.workflow.preflight.judging import judge_failure, with_neighbours
-from stepscope.workflow.preflight.measuring import Measuring
-from stepscope.workflow.preflight.measuring_links import measure_all_reduce, measure_peers
+from stepscope.workflow.preflight.phases import Progress, measure
 from stepscope.workflow.preflight.request import PreflightRequest, Programs
-from stepscope.workflow.preflight.sizes import sizes_for
 from stepscope.workflow.preflight.state_judging import GpuState, judge_state
-from stepscope.workflow.preflight.workers import Failure, Worker, ask, close_all
-
-Progress = Callable[[str], None]
+from stepscope.workflow.preflight.workers import Failure
 
 
 def run_preflight(
@@ -64,7 +60,7 @@ def run_preflight(
         watch.begin()
         gpus = [_with_facts(gpu, watch) for gpu in found.gpus]
         versions = {**found.versions, **_driver_version(gpus, watch)}
-        results = _measure(gpus, request, programs, on_progress)
+        results = measure(gpus, request, programs, on_progress) if request.runs else []
         if CheckGroup.STATE in request.groups:
             on_progress("asking the driver")
             states = watch.end(_logged(log))
@@ -91,73 +87,6 @@ def _discover(request: PreflightRequest, programs: Programs, driver: DriverLook)
     if request.device_type == "cpu":
         return discover_cpu(request)
     return discover(request, programs, driver) if request.runs else discover_by_driver(request, driver)
-
-
-def _measure(
-    gpus: Sequence[MeasuredGpu], request: PreflightRequest, programs: Programs, on_progress: Progress
-) -> list[CheckResult]:
-    is_cuda = request.device_type == "cuda"
-    sizes = sizes_for(request.device_type, quick=request.quick)
-    groups = request.groups
-    if not request.runs:
-        return []
-
-    def worker_for(*visible: MeasuredGpu) -> Worker:
-        return Worker((*programs.device, request.device_type), _environment(programs, visible))
-
-    def open_worker(*visible: MeasuredGpu) -> Worker:
-        worker = worker_for(*visible)
-        ask(worker, {"do": "describe"}, request.start_seconds)
-        return worker
-
-    with ExitStack() as stack:
-        workers = {gpu.index: worker_for(gpu) for gpu in gpus}
-        stack.callback(close_all, list(workers.values()))
-        pairs = CheckGroup.PEERS in groups and is_cuda and len(gpus) > 1
-        all_seeing = stack.enter_context(worker_for(*gpus)) if pairs else None
-        measuring = Measuring(gpus, workers, sizes, seconds=request.seconds, is_cuda=is_cuda)
-        on_progress("starting a process for each GPU")
-        measuring.start(request.start_seconds, beside=all_seeing)
-        phases: tuple[tuple[CheckGroup, str, Callable[[], None]], ...] = (
-            (CheckGroup.MEMORY, "memory", measuring.memory),
-            (CheckGroup.MATMUL, "matrix products", measuring.products),
-            (CheckGroup.RESULTS, "their results", measuring.right_results),
-            (CheckGroup.HOST, "host copies", measuring.host_copies),
-        )
-        for group, what, measure in phases:
-            if group in groups:
-                on_progress(what)
-                measure()
-        results = measuring.results
-        fit = measuring.healthy()
-        if CheckGroup.PEERS in groups:
-            on_progress("copies between GPUs")
-            if all_seeing is not None and len(fit) > 1:
-                first = all_seeing if len(fit) == len(gpus) else None
-                results += measure_peers(fit, first, lambda: open_worker(*fit), sizes, request.seconds)
-            else:
-                results.append(_alone("peer_copy", fit, "" if is_cuda else "the CPU has no peers"))
-        if CheckGroup.ALL_REDUCE in groups:
-            on_progress("all-reduce")
-            if len(fit) > 1:
-                results.append(measure_all_reduce(fit, workers, sizes, request.seconds, is_cuda=is_cuda))
-            else:
-                results.append(_alone("all_reduce", fit))
-        return results
-
-
-def _alone(check: str, gpus: Sequence[MeasuredGpu], why: str = "") -> CheckResult:
-    return CheckResult(check, tuple(gpu.index for gpu in gpus), Outcome.SKIPPED, why or "it takes two GPUs that work")
-
-
-def _environment(programs: Programs, visible: Sequence[MeasuredGpu]) -> Mapping[str, str]:
-    """Of a process that sees these GPUs only, so that one that is lost does not take the others with it."""
-    names = ",".join(gpu.visible for gpu in visible)
-    variables = [name for name in ("HIP_VISIBLE_DEVICES",) if name in programs.environment]
-    return {
-        **programs.environment,
-        **dict.fromkeys(variables or ("CUDA_VISIBLE_DEVICES",), names),
-    }
 
 
 def _judge_states(

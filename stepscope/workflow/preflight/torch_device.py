@@ -14,7 +14,7 @@ from stepscope.collectors.host.cpu_sets import parse_cpu_list
 from stepscope.workflow.preflight.device import DeviceFacts, Pace, Products, Timing, UnsupportedError
 from stepscope.workflow.preflight.timing import time_runs
 from stepscope.workflow.preflight.torch_group import TorchGroup
-from stepscope.workflow.preflight.torch_products import Factors, count_differing, count_wrong
+from stepscope.workflow.preflight.torch_products import count_differing, count_wrong, normal_product
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 
@@ -92,11 +92,11 @@ class TorchDevice:
 
     def multiply(self, dtype: str, size: int, pace: Pace) -> Timing:
         """See `device.Device`."""
-        return time_runs(self._stopwatch, Factors.normal(dtype, size, self._device).product, pace)
+        return time_runs(self._stopwatch, normal_product(dtype, size, self._device), pace)
 
     def check_products(self, dtype: str, size: int, num_repeats: int) -> Products:
         """See `device.Device`."""
-        differing = count_differing(Factors.normal(dtype, size, self._device).product, num_repeats)
+        differing = count_differing(normal_product(dtype, size, self._device), num_repeats)
         return Products(num_repeats, differing, count_wrong(dtype, size, self._device))
 
     def copy_to_peer(self, source: int, target: int, num_bytes: int, pace: Pace) -> tuple[Timing, bool, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -21,22 +20,17 @@ _CHECKED_ROWS = 8
 _SEED = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Factors:
-    """Two square matrices and how they are multiplied."""
+def normal_product(dtype: str, size: int, device: torch.device) -> Callable[[], torch.Tensor]:
+    """Multiplies two square matrices, always the same.
 
-    product: Callable[[], torch.Tensor]
+    They are normally distributed, as weights and activations are: zeros and whole numbers draw less power.
 
-    @classmethod
-    def normal(cls, dtype: str, size: int, device: torch.device) -> Factors:
-        """Normally distributed, as weights and activations are: zeros and whole numbers draw less power.
-
-        Raises:
-            UnsupportedError: the device has no units for this type.
-        """
-        generator = torch.Generator(device).manual_seed(_SEED)
-        left, right = (torch.randn(size, size, generator=generator, device=device) for _ in range(2))
-        return cls(_product_of(dtype, left, right))
+    Raises:
+        UnsupportedError: the device has no units for this type.
+    """
+    generator = torch.Generator(device).manual_seed(_SEED)
+    left, right = (torch.randn(size, size, generator=generator, device=device) for _ in range(2))
+    return _product_of(dtype, left, right)
 
 
 def count_differing(product: Callable[[], torch.Tensor], num_repeats: int) -> int:
