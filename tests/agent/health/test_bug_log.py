@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.core.gpu_metrics import THROTTLE_REASONS
 from stepscope.core.health import Action, HealthState, Severity
 from stepscope.core.readings import Finding, Missing, MissingReason, labels_of
-from tests.agent.health.machines import LABELS, Machine, codes_of
+from tests.agent.health.machines import LABELS, SECOND, Machine, codes_of
 
 
 def _hang(machine: Machine, gpu: int = 0) -> None:
@@ -247,6 +251,25 @@ def test_a_page_without_values_for_a_check_says_what_is_not_checked() -> None:
     assert health.state is HealthState.HEALTHY
     assert {"ecc_uncorrected", "ecc_corrected_rate", "pcie_replays", "nvlink_crc_errors"} <= set(health.unchecked)
     assert "row_remap_failed" not in health.unchecked
+
+
+@pytest.mark.shared
+def test_two_recorded_h100s_at_work_are_well_also_at_their_power_cap(shared_traces: Path) -> None:
+    machine = Machine(2)
+    at_the_cap = 0
+    with (shared_traces / "h100x2" / "nvml_gpm_samples_5hz.csv").open() as lines:
+        for row in csv.DictReader(lines):
+            bits, gpu, time_ns = int(row["reasons"]), int(row["gpu"]), int(float(row["t"]) * SECOND)
+            at_the_cap += bits == 4
+            machine.set(
+                {f"throttle_reason{{reason={name}}}": float(bits & bit > 0) for bit, name in THROTTLE_REASONS}, gpu
+            )
+            machine.set({"utilization_ratio": float(row["gpu_util"]) / 100}, gpu)
+            if time_ns - machine.now_ns >= 5 * SECOND:
+                machine.look((time_ns - machine.now_ns) / SECOND)
+    assert at_the_cap == 148
+    assert not machine.changes
+    assert [machine.health(gpu).state for gpu in (0, 1)] == [HealthState.HEALTHY] * 2
 
 
 _HEALTHY = {
