@@ -15,7 +15,7 @@ import click
 from stepscope.core.preflight import Outcome
 
 if TYPE_CHECKING:
-    from stepscope.workflow.preflight.run import Progress
+    from stepscope.workflow.preflight.phases import Progress
 
 
 @click.command("preflight")
