@@ -5,15 +5,16 @@ What a process holds is its GPU's, or its instance's; a GPU that is split is no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.jobs import device_of
-from stepscope.core.readings import Collection, Labels
+from stepscope.core.readings import Collection, Labels, Reading
 
 _ACTIVITY = tuple(GPU + name for name in ("utilization_ratio", "graphics_engine_active_ratio", "sm_active_ratio"))
 _MEMORY, _SM_TIME = GPU + "process_memory_bytes", GPU + "process_sm_utilization_ratio"
+_USED, _TOTAL = GPU + "memory_used_bytes", GPU + "memory_total_bytes"
 _WORKS = frozenset({"compute", "mps"})
 """Of NVML's lists of processes. One that only draws has no job."""
 
@@ -39,7 +40,7 @@ class Device:
 
     Attributes:
         labels: as its readings have them.
-        gpu_uuid: of the whole GPU; empty where it is not known.
+        gpu_uuid: of the whole GPU; its index where it has none.
         gpu: NVML's index.
         minor: number of its file in /dev; empty where it is not known.
         answers: whether it does.
@@ -50,8 +51,8 @@ class Device:
     """
 
     labels: Labels
-    gpu_uuid: str = ""
-    gpu: str = ""
+    gpu_uuid: str
+    gpu: str
     minor: str = ""
     answers: bool = True
     activity: float | None = None
@@ -76,7 +77,7 @@ class Device:
 
 
 _Place = tuple[str, str]
-"""NVML's index and GPU instance."""
+"""UUID of the whole GPU, and the GPU instance. Sources number GPUs each in their own way."""
 
 
 def devices_of(collections: Iterable[Collection]) -> list[Device]:
@@ -85,97 +86,96 @@ def devices_of(collections: Iterable[Collection]) -> list[Device]:
     Args:
         collections: of the sources of GPUs. The first that tells of a device names it; the others add to it.
     """
-    found: dict[_Place, Device] = {}
-    facts: dict[str, dict[str, str]] = {}
-    split: set[str] = set()
-    used: dict[_Place, dict[str, float]] = {}
+    survey = _Survey()
     for collection in collections:
-        _find(collection, found, facts, split)
-        _fill(collection, found, used)
-    for (gpu, instance), device in found.items():
-        device.gpu, device.gpu_uuid = gpu, facts.get(gpu, {}).get("uuid", "")
-        device.minor = facts.get(gpu, {}).get("minor_number", "")
-        whole = found.get((gpu, ""))
-        device.answers = device.answers and (whole is None or whole.answers)
-        memory = used.get((gpu, instance), {})
-        if memory.get("total"):
-            device.memory_ratio = memory.get("used", 0.0) / memory["total"]
-    whole_gpus = split | {gpu for gpu, instance in found if instance}
-    kept = {place: device for place, device in found.items() if place[1] or place[0] not in whole_gpus}
-    return [kept[place] for place in sorted(kept, key=_order)]
+        told = [(one, dict(one.labels)) for one in collection.readings if one.metric.startswith(GPU)]
+        survey.find(told)
+        for missing in collection.missing:  # a process whose memory is not told holds the device all the same
+            if missing.metric == _MEMORY:
+                survey.hold(dict(missing.labels), None)
+        survey.fill(told)
+    return survey.devices()
 
 
-def _find(
-    collection: Collection, found: dict[_Place, Device], facts: dict[str, dict[str, str]], split: set[str]
-) -> None:
-    """Which devices there are."""
-    here: dict[_Place, Device] = {}
-    for reading in collection.readings:
-        if not reading.metric.startswith(GPU):
-            continue
-        labels = dict(reading.labels)
-        gpu, instance = labels.get("gpu", ""), labels.get("gpu_instance", "")
-        if not gpu:
-            continue
-        if not instance and labels.get("uuid"):
-            facts.setdefault(gpu, {}).setdefault("uuid", labels["uuid"])
-        if reading.metric == GPU + "info":
-            facts.setdefault(gpu, {}).setdefault("minor_number", labels.get("minor_number", ""))
-        elif reading.metric == GPU + "mig_enabled" and reading.value:
-            split.add(gpu)
-        elif reading.metric == GPU + "up":
-            here.setdefault((gpu, ""), Device(device_of(reading.labels))).answers = reading.value > 0
-        elif instance and "pid" not in labels:
-            here.setdefault((gpu, instance), Device(device_of(reading.labels)))
-    for place, device in here.items():
-        found.setdefault(place, device)
+class _Survey:
+    """What has been found so far."""
+
+    def __init__(self) -> None:
+        self._found: dict[_Place, Device] = {}
+        self._minors: dict[str, str] = {}
+        self._split: set[str] = set()
+        self._memory: dict[tuple[_Place, str], float] = {}
+        self._uuids: dict[str, str] = {}
+
+    def find(self, told: Sequence[tuple[Reading, dict[str, str]]]) -> None:
+        """Which devices a source knows; what it says next is of these."""
+        self._uuids = {
+            labels["gpu"]: labels["uuid"]
+            for _, labels in told
+            if labels.get("gpu") and labels.get("uuid") and "gpu_instance" not in labels
+        }
+        for reading, labels in told:
+            gpu, instance = place = self._place(labels)
+            if not gpu:
+                continue
+            if reading.metric == GPU + "info":
+                self._minors.setdefault(gpu, labels.get("minor_number", ""))
+            elif reading.metric == GPU + "mig_enabled" and reading.value:
+                self._split.add(gpu)
+            elif reading.metric == GPU + "up" or (instance and "pid" not in labels):
+                is_up = reading.metric != GPU + "up" or reading.value > 0
+                self._found.setdefault(place, Device(device_of(reading.labels), gpu, labels["gpu"], answers=is_up))
+                self._split |= {gpu} if instance else set()
+
+    def hold(self, labels: Mapping[str, str], memory_bytes: float | None) -> None:
+        """A process holds a device."""
+        kinds = set(labels.get("kind", "").split("+"))
+        device = self._found.get(self._place(labels))
+        if device is not None and kinds & _WORKS:
+            holder = device.holders.setdefault(int(labels["pid"]), Holder())
+            holder.is_mps |= "mps" in kinds
+            holder.memory_bytes = memory_bytes
+
+    def fill(self, told: Sequence[tuple[Reading, dict[str, str]]]) -> None:
+        """What is told of them."""
+        for reading, labels in told:
+            if reading.metric == _MEMORY:
+                self.hold(labels, reading.value)
+        for reading, labels in told:
+            place = self._place(labels)
+            device = self._found.get(place)
+            if reading.metric == _SM_TIME:
+                self._ran(place[0], int(labels["pid"]), reading.value)
+            elif device is None:
+                continue
+            elif reading.metric in _ACTIVITY:
+                device.activity = max(reading.value, device.activity or 0.0)
+            elif reading.metric in (_USED, _TOTAL):
+                self._memory.setdefault((place, reading.metric), reading.value)
+            elif reading.metric == GPU + "workload_info":
+                device.workloads.append(labels)
+
+    def devices(self) -> list[Device]:
+        """All but the GPUs that are split."""
+        for place, device in self._found.items():
+            whole = self._found.get((place[0], ""))
+            device.minor = self._minors.get(place[0], "")
+            device.answers = device.answers and (whole is None or whole.answers)
+            used, total = self._memory.get((place, _USED)), self._memory.get((place, _TOTAL))
+            device.memory_ratio = used / total if used is not None and total else None
+        kept = [device for place, device in self._found.items() if place[1] or place[0] not in self._split]
+        return sorted(kept, key=lambda device: (_number(device.gpu), _number(device.gpu_instance)))
+
+    def _place(self, labels: Mapping[str, str]) -> _Place:
+        gpu = labels.get("gpu", "")
+        return self._uuids.get(gpu, gpu), labels.get("gpu_instance", "")
+
+    def _ran(self, gpu: str, pid: int, ratio: float) -> None:
+        """NVML does not say in which instance a process's kernels ran: it is the one that the process holds."""
+        for (other, _), device in self._found.items():
+            if other == gpu and pid in device.holders:
+                device.holders[pid].sm_ratio = ratio
 
 
-def _fill(collection: Collection, found: dict[_Place, Device], used: dict[_Place, dict[str, float]]) -> None:
-    """What is told of them."""
-    for reading in collection.readings:
-        metric = reading.metric
-        if not metric.startswith(GPU):
-            continue
-        labels = dict(reading.labels)
-        place = labels.get("gpu", ""), labels.get("gpu_instance", "")
-        device = found.get(place)
-        if device is None:
-            continue
-        if metric in _ACTIVITY:
-            device.activity = max(reading.value, device.activity or 0.0)
-        elif metric == _MEMORY:
-            if _WORKS & set(labels.get("kind", "").split("+")):
-                holder = _holder(device, labels)
-                holder.memory_bytes = reading.value
-        elif metric == _SM_TIME:
-            _sm_time(found, place[0], labels, reading.value)
-        elif metric == GPU + "memory_used_bytes":
-            used.setdefault(place, {}).setdefault("used", reading.value)
-        elif metric == GPU + "memory_total_bytes":
-            used.setdefault(place, {}).setdefault("total", reading.value)
-        elif metric == GPU + "workload_info":
-            device.workloads.append(labels)
-    for missing in collection.missing:  # a process whose memory is not told holds the device all the same
-        labels = dict(missing.labels)
-        device = found.get((labels.get("gpu", ""), labels.get("gpu_instance", "")))
-        if missing.metric == _MEMORY and device is not None and _WORKS & set(labels.get("kind", "").split("+")):
-            _holder(device, labels)
-
-
-def _holder(device: Device, labels: dict[str, str]) -> Holder:
-    holder = device.holders.setdefault(int(labels["pid"]), Holder())
-    holder.is_mps |= "mps" in labels.get("kind", "").split("+")
-    return holder
-
-
-def _sm_time(found: dict[_Place, Device], gpu: str, labels: dict[str, str], value: float) -> None:
-    """NVML does not say in which instance a process's kernels ran: it is the one that the process holds."""
-    pid = int(labels["pid"])
-    for (other, _), device in found.items():
-        if other == gpu and pid in device.holders:
-            device.holders[pid].sm_ratio = value
-
-
-def _order(place: _Place) -> tuple[int, int]:
-    return tuple(int(word) if word.isdecimal() else -1 for word in place)  # type: ignore[return-value]
+def _number(word: str) -> int:
+    return int(word) if word.isdecimal() else -1
