@@ -5,38 +5,27 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import click
 
+from stepscope.cli.agents import asks_agents
+
 if TYPE_CHECKING:
+    from stepscope.workflow.agent_client import AgentClient
     from stepscope.workflow.capture import CapturedJob
 
 _MOST_SHOWN = 16
 
 
 @click.command("capture")
+@asks_agents
 @click.option("--run", help="Name of the run, or its directory.")
 @click.option("--job", help="Job of the scheduler, or as `stepscope top` calls it.")
 @click.option("--steps", type=click.IntRange(min=1), required=True, help="Optimizer steps to trace.")
 @click.option("--ranks", default="all", show_default=True, metavar="0,3|all", help="Ranks to trace.")
 @click.option("--start-step", type=click.IntRange(min=0), help="First step.  [default: the first that all ranks can]")
-@click.option(
-    "--agent",
-    "urls",
-    multiple=True,
-    metavar="URL",
-    envvar="STEPSCOPE_AGENTS",
-    help="Agent of a node; once for each node of the job.  [default: http://127.0.0.1:9455]",
-)
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    envvar="STEPSCOPE_TOKEN_FILE",
-    help="File with the agents' token.  [default: where an agent of this user keeps it]",
-)
-@click.option("--ca-file", default="", metavar="FILE", help="Certificates to trust instead of the system's.")
 @click.option("--max-bytes", type=click.IntRange(min=1), help="Of one rank's compressed trace.")
 @click.option("--max-overhead", type=click.FloatRange(min=0), help="Stop when steps are longer by this share (0.5).")
 @click.option(
@@ -50,14 +39,12 @@ _MOST_SHOWN = 16
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the traces are written.")
 @click.option("--json", "as_json", is_flag=True, help="Print one stepscope.capture/1 document.")
 def command(
+    agents: list[AgentClient],
     run: str | None,
     job: str | None,
     steps: int,
     ranks: str,
     start_step: int | None,
-    urls: tuple[str, ...],
-    token_file: Path | None,
-    ca_file: str,
     max_bytes: int | None,
     max_overhead: float | None,
     timeout_seconds: float,
@@ -68,16 +55,11 @@ def command(
 
     All ranks begin with the same step. The traces go into the run's directory. Ctrl-C cancels the capture.
     """
-    from stepscope.agent.state_directory import TOKEN_FILE, state_directory
-    from stepscope.agent.token_file import token_in
     from stepscope.core.captures import CaptureOrder
-    from stepscope.workflow.agent_client import DEFAULT_URL, agent_client
     from stepscope.workflow.capture import capture_job
 
     if run is None and job is None:
         raise click.UsageError("say what to capture: --run or --job")
-    token = token_in(token_file or state_directory() / TOKEN_FILE)
-    agents = [agent_client(url, token=token, ca_file=ca_file) for url in dict.fromkeys(urls or (DEFAULT_URL,))]
     order = CaptureOrder(
         "new",
         steps,
@@ -90,7 +72,7 @@ def command(
         max_overhead,
         time.time_ns() + int(timeout_seconds * 1e9),
     )
-    captured = capture_job(agents, order, wait=wait, tell=lambda line: click.echo(line, err=True))
+    captured = capture_job(_with_token(agents), order, wait=wait, tell=lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(json.dumps(_document(captured)))
     elif wait:
@@ -98,9 +80,20 @@ def command(
     else:
         click.echo(captured.order.id)
     for warning in captured.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        click.echo(f"warning: {warning.message}", err=True)
     if wait:
         _end(captured)
+
+
+def _with_token(agents: list[AgentClient]) -> list[AgentClient]:
+    """Where no file is named, the token of the agent that runs here as this user."""
+    from stepscope.agent.state_directory import TOKEN_FILE, state_directory
+    from stepscope.agent.token_file import token_in
+
+    if agents[0].token:
+        return agents
+    token = token_in(state_directory() / TOKEN_FILE)
+    return [replace(agent, token=token) for agent in agents]
 
 
 def _ranks(text: str) -> tuple[int, ...] | None:
@@ -142,18 +135,20 @@ def _document(captured: CapturedJob) -> dict[str, object]:
         "state": captured.state,
         "folder": captured.folder,
         "agents": [{"url": url, **report_document(report)} for url, report in captured.reports.items()],
-        "warnings": [{"code": "capture", "message": line} for line in captured.warnings],
+        "warnings": [asdict(warning) for warning in captured.warnings],
     }
 
 
 def _end(captured: CapturedJob) -> None:
     """
     Raises:
-        DataError: a rank has left no trace.
+        DataError: a rank that was asked for has left no trace.
     """
     from stepscope.core.captures import CaptureState
     from stepscope.core.errors import DataError
 
+    if captured.order.ranks is not None and captured.missing_ranks:
+        raise DataError("not all ranks asked for are there", where=f"capture {captured.order.id}")
     without = [one for one in captured.ranks if one.state is not CaptureState.DONE]
     if without:
         first = without[0]

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from http import HTTPStatus
 
 from stepscope.core.agent_messages import Alignment
+from stepscope.core.analysis import Notice
 from stepscope.core.captures import (
     CAPTURES_PATH,
     CaptureOrder,
@@ -47,18 +48,25 @@ class CapturedJob:
     Attributes:
         order: the last that was given.
         reports: of each agent that has ranks of it, by URL.
-        warnings: lines for people.
+        warnings: what the reader must know.
     """
 
     order: CaptureOrder
     reports: dict[str, CaptureReport]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Notice, ...] = ()
 
     @property
     def ranks(self) -> tuple[RankCapture, ...]:
         """Of all agents, by run and rank."""
         ranks = [one for report in self.reports.values() for one in report.ranks]
         return tuple(sorted(ranks, key=lambda one: (one.run or "", -1 if one.rank is None else one.rank, one.key)))
+
+    @property
+    def missing_ranks(self) -> list[int]:
+        """Those asked for that are at none of the agents; of all ranks where none is named."""
+        size = max((one.world_size or 0 for one in self.ranks), default=0)
+        wanted = set(range(size)) if self.order.ranks is None else set(self.order.ranks)
+        return sorted(wanted - {one.rank for one in self.ranks})
 
     @property
     def state(self) -> CaptureState:
@@ -226,18 +234,15 @@ def _common_step(job: CapturedJob) -> int:
     return furthest + math.ceil(_AGREED_SECONDS * 1e3 / min(steps_ms, default=1e3)) + 1
 
 
-def _warnings(job: CapturedJob) -> tuple[str, ...]:
-    lines = []
-    known = {one.rank for one in job.ranks}
-    size = max((one.world_size or 0 for one in job.ranks), default=0)
-    wanted = set(range(size)) if job.order.ranks is None else set(job.order.ranks)
-    missing = sorted(wanted - known)
-    if missing:
-        lines.append(f"ranks {number_runs(missing)} are at none of these agents; name all nodes' with --agent")
-    starts = {one.start_step for one in job.ranks if one.state is CaptureState.DONE}
-    if len(starts) > 1:
-        lines.append("not all ranks began with the same step; analyse only steps that all traces have")
-    return tuple(lines)
+def _warnings(job: CapturedJob) -> tuple[Notice, ...]:
+    notices = []
+    if missing := job.missing_ranks:
+        line = f"ranks {number_runs(missing)} are at none of these agents; name all nodes' with --agent"
+        notices.append(Notice("ranks_missing", line))
+    if len({one.start_step for one in job.ranks if one.state is CaptureState.DONE}) > 1:
+        line = "not all ranks began with the same step; analyse only steps that all traces have"
+        notices.append(Notice("starts_differ", line))
+    return tuple(notices)
 
 
 def _ranks_in_words(job: CapturedJob) -> str:

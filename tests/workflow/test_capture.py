@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.agent.captures import CapturePlaces, CaptureService
-from stepscope.agent.web import Access, Address, AgentServer
+from stepscope.agent.web import Access, Address, AgentServer, Guard
 from stepscope.core.agent_messages import Alignment, Answer, AnswerState
 from stepscope.core.captures import CaptureOrder, CaptureState
 from stepscope.core.errors import DataError, UnreachableError, UsageError
@@ -20,6 +20,7 @@ from stepscope.workflow import capture as capture_module
 from stepscope.workflow.agent_client import AgentClient, agent_client
 from stepscope.workflow.capture import capture_job
 from tests.agent.captures.fake_backend import FakeBackend, target
+from tests.agent.web.certificates import self_signed
 
 _ORDER = CaptureOrder("new", 3, "r", deadline_unix_ns=time.time_ns() + 600 * 10**9)
 
@@ -77,7 +78,8 @@ def test_all_nodes_are_asked_the_same_at_once(nodes: list[_Node], agents: list[A
 def test_a_node_that_is_not_named_or_not_of_the_job_is_said(nodes: list[_Node], agents: list[AgentClient]) -> None:
     nodes[1].will_say(_done(1))
     captured = capture_job(agents[1:], _ORDER)
-    assert captured.warnings == ("ranks 0 are at none of these agents; name all nodes' with --agent",)
+    assert [warning.code for warning in captured.warnings] == ["ranks_missing"]
+    assert captured.missing_ranks == [0]
     nodes[0].backend.known.clear()
     assert list(capture_job(agents, _ORDER).reports) == [str(agents[1])]
     nodes[1].backend.known.clear()
@@ -154,6 +156,20 @@ def test_without_waiting_it_is_left_to_go_on(nodes: list[_Node], agents: list[Ag
     assert not any(node.backend.cancelled for node in nodes)
 
 
+def test_over_tls_with_a_certificate_of_ones_own(tmp_path: Path, nodes: list[_Node]) -> None:
+    certificate, key = self_signed(tmp_path, "node")
+    (tmp_path / "web.yml").write_text(f"tls_server_config:\n  cert_file: {certificate}\n  key_file: {key}\n")
+    guard, service = Guard(tmp_path / "web.yml"), nodes[0].service
+    with service, AgentServer(Address("127.0.0.1", 0), service.routes, Access(service.token, guard), guard) as server:
+        token = service.token or ""
+        with pytest.raises(UnreachableError, match="its certificate is not trusted"):
+            capture_job([agent_client(server.url, token=token)], _ORDER, wait=False)
+        agent = agent_client(server.url, token=token, ca_file=str(certificate))
+        assert capture_job([agent], _ORDER, wait=False).state is CaptureState.ASKED
+        with pytest.raises(UsageError, match="cannot be read as certificates"):
+            capture_job([agent_client(server.url, ca_file=str(tmp_path / "nowhere"))], _ORDER)
+
+
 @pytest.mark.parametrize(
     ("url", "said"),
     [
@@ -161,15 +177,14 @@ def test_without_waiting_it_is_left_to_go_on(nodes: list[_Node], agents: list[Ag
         ("node7:1", "http://node7:1"),
         ("https://node7/", "https://node7:9455"),
         ("http://[::1]:7", "http://[::1]:7"),
+        ("http://me:secret@a", "http://a:9455"),
     ],
 )
 def test_addresses(url: str, said: str) -> None:
     assert str(agent_client(url)) == said
 
 
-@pytest.mark.parametrize(
-    "url", ["", "ftp://x", "http://", "http://a:b", "http://a/b", "http://me:secret@a", "a b", "a\n"]
-)
+@pytest.mark.parametrize("url", ["", "ftp://x", "http://", "http://a:b", "http://a/b", "a b", "a\n"])
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(UsageError) as raised:
         agent_client(url)

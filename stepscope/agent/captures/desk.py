@@ -19,6 +19,7 @@ from stepscope.agent.captures.capture import Capture
 from stepscope.agent.captures.choosing import CaptureLimits, RefusedError, chosen, within_limits
 from stepscope.agent.captures.kept import KeptCaptures
 from stepscope.core.captures import CaptureOrder, CaptureReport, RankCapture
+from stepscope.core.errors import printable
 
 _log = logging.getLogger(__name__)
 audit = logging.getLogger("stepscope.agent.audit")
@@ -153,11 +154,11 @@ class CaptureDesk:
             now_ns = self._wall_clock_ns()
             order = within_limits(order, targets, self.reports(), self._limits, now_ns)
         except RefusedError as refused:
-            audit.info("capture %s asked by %s: refused, %s", order.id, by, refused)
+            _note(f"capture {order.id} asked by {by}: refused, {refused}")
             raise
         what = f"run {order.run}" if order.job is None else f"job {order.job}"
         ranks = ",".join(str(target.rank) for target in targets)
-        audit.info("capture %s asked by %s: %d steps of %s, ranks %s", order.id, by, order.steps, what, ranks)
+        _note(f"capture {order.id} asked by {by}: {order.steps} steps of {what}, ranks {ranks}")
         capture = Capture.new(order, targets, host=socket.gethostname(), now_ns=now_ns, now=time.monotonic())
         self._captures[order.id] = capture
         self._ask(capture, {target.key for target in targets})
@@ -167,7 +168,7 @@ class CaptureDesk:
     def _leave(self, capture_id: str, by: str) -> CaptureReport:
         report = self.report(capture_id)
         if not report.state.is_final:
-            audit.info("capture %s cancelled by %s", capture_id, by)
+            _note(f"capture {capture_id} cancelled by {by}")
             self._captures[capture_id].cancel()
         return self._captures[capture_id].report
 
@@ -189,7 +190,7 @@ class CaptureDesk:
                 given_up = capture.given_up(alive, time.monotonic(), self._wall_clock_ns())
                 news += [(capture.order.id, one) for one in given_up]
         for capture_id, one in news:
-            audit.info("capture %s: rank %s of %s: %s", capture_id, one.rank, one.run, _line_of(one))
+            _note(f"capture {capture_id}: rank {one.rank} of {one.run}: {_line_of(one)}")
         self._publish()
 
     def _ask(self, capture: Capture, here: set[str]) -> None:
@@ -222,7 +223,18 @@ def _asked_for(order: CaptureOrder) -> CaptureOrder:
 
 
 def _runs(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}")
+    try:
+        os.kill(pid, 0)  # also tells of processes of others, and where /proc hides them
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _note(line: str) -> None:
+    """One line in the log: what others have named may hold anything."""
+    audit.info("%s", printable(line))
 
 
 def _line_of(one: RankCapture) -> str:
