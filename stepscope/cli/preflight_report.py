@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stepscope.core.listing import listed
 from stepscope.core.preflight import CheckResult, Outcome, Preflight, worst
 from stepscope.core.words import number_runs
 from stepscope.workflow.junit import who_of
@@ -12,6 +13,7 @@ Line = tuple[str, str | None]
 """Text, and its colour where it has one."""
 
 _COLOURS = {Outcome.FAIL: "red", Outcome.WARN: "yellow", Outcome.PASS: "green", Outcome.SKIPPED: None}
+_MOST_NAMES = 4
 _SCALES = {"bytes/s": (1e9, "GB/s"), "FLOP/s": (1e12, "TFLOP/s")}
 
 
@@ -83,21 +85,26 @@ def _worst_first(check: CheckResult) -> bool:
 
 def _skipped(checks: Sequence[CheckResult]) -> list[str]:
     """One line a reason."""
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, list[CheckResult]] = {}
     for check in checks:
         if check.outcome is Outcome.SKIPPED:
-            names = reasons.setdefault(check.detail, [])
-            if check.check not in names:
-                names.append(check.check)
-    return [f"skipped  {', '.join(names)}: {why}" for why, names in reasons.items()]
+            reasons.setdefault(check.detail, []).append(check)
+    return [
+        f"skipped  gpu {_gpus(skipped)}  {listed(dict.fromkeys(one.check for one in skipped), _MOST_NAMES)}: {why}"
+        for why, skipped in reasons.items()
+    ]
+
+
+def _gpus(checks: Sequence[CheckResult]) -> str:
+    return number_runs(sorted({index for check in checks for index in check.gpus}), dash="-")
 
 
 def _answer(preflight: Preflight) -> str:
     bad = {outcome: [gpu.index for gpu in preflight.gpus if gpu.outcome is outcome] for outcome in Outcome}
     total, seconds = len(preflight.gpus), f"{preflight.seconds:.0f} s"
     if preflight.outcome is Outcome.FAIL:
-        lost = {index for check in preflight.checks if check.outcome is Outcome.FAIL for index in check.gpus}
-        return f"preflight failed: gpu {number_runs(sorted(lost), dash='-')} ({seconds})"
+        failed = [check for check in preflight.checks if check.outcome is Outcome.FAIL]
+        return f"preflight failed: gpu {_gpus(failed)} ({seconds})"
     if preflight.outcome is Outcome.WARN:
         return f"preflight passed with warnings: gpu {number_runs(bad[Outcome.WARN], dash='-')} ({seconds})"
     return f"preflight passed: {total} of {total} ({seconds})"

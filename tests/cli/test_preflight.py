@@ -67,7 +67,7 @@ def test_a_failure_ends_with_1_and_names_the_gpu(
         "",
         "FAIL  gpu 1  memory_bandwidth: 1,100 GB/s, too slow",
         "",
-        "skipped  matmul_float8: no units",
+        "skipped  gpu 0-1  matmul_float8: no units",
         "",
         "preflight failed: gpu 1 (12 s)",
     ]
