@@ -22,7 +22,7 @@ from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.analysis import Collective
 from stepscope.core.hardware import find_gpu
-from stepscope.core.links import Link, bus_factor, expected_seconds, is_latency_bound, scale_up_link
+from stepscope.core.links import Link, bus_factor, expected_seconds, is_latency_bound, scale_out_link, scale_up_link
 
 MOST_GPUS_OF_A_HOST = 8
 """Hosts that the traces do not name: more ranks than this are not taken for one host's."""
@@ -41,7 +41,12 @@ class _Key:
 
 
 def collective_table(
-    views: Mapping[int, RankView], matches: Matches, arrivals: Mapping[CallId, Arrival], columns: CallColumns
+    views: Mapping[int, RankView],
+    matches: Matches,
+    arrivals: Mapping[CallId, Arrival],
+    columns: CallColumns,
+    *,
+    network_bytes_per_second: float | None = None,
 ) -> list[Collective]:
     """One row for each group, dimension, kind and size, by transfer and waiting time, largest first.
 
@@ -72,8 +77,12 @@ def collective_table(
             seen.add(pair)
             members = tuple(sorted({c.rank for c in pair}))
             rows[_key(views, members, call, described, kind="p2p")].append(list(pair))
-    links = {key.members: link_of(views, key.members) for key in rows}
-    table = [_row(key, instances, links[key.members], arrivals, columns) for key, instances in rows.items()]
+    groups = {(key.members, key.kind) for key in rows}
+    links = {
+        (members, kind): link_of(views, members) or network_of(views, members, kind, network_bytes_per_second)
+        for members, kind in groups
+    }
+    table = [_row(key, instances, links[key.members, key.kind], arrivals, columns) for key, instances in rows.items()]
     return sorted(table, key=lambda row: -((row.transfer_ms or 0.0) + (row.wait_ms or 0.0)))
 
 
@@ -108,8 +117,8 @@ def _key(
 
 
 def link_of(views: Mapping[int, RankView], members: tuple[int, ...]) -> Link | None:
-    """What the members' bytes should travel over; None between hosts (their network is not in the traces), between
-    different or unknown GPUs, and on CPUs."""
+    """What the members' bytes should travel over within a host; None between hosts, between different or unknown GPUs,
+    and on CPUs."""
     chosen = [views[rank] for rank in members]
     hosts = {view.header.host_name for view in chosen}
     names = {next((device.name for device in view.header.devices), None) for view in chosen}
@@ -120,6 +129,21 @@ def link_of(views: Mapping[int, RankView], members: tuple[int, ...]) -> Link | N
     name = names.pop()
     gpu = find_gpu(name)
     return scale_up_link(gpu, name, len(members)) if gpu is not None and name is not None else None
+
+
+def network_of(
+    views: Mapping[int, RankView], members: tuple[int, ...], kind: str, network_bytes_per_second: float | None
+) -> Link | None:
+    """The same between hosts, whose network is not in the traces; None where nobody told its rate, where a host has no
+    name, and on CPUs."""
+    hosts = Counter(views[rank].header.host_name for rank in members)
+    on_device = all(views[rank].on_device for rank in members)
+    if network_bytes_per_second is None or None in hosts or len(hosts) < 2 or not on_device:
+        return None
+    largest = max(hosts, key=lambda host: hosts[host])
+    within = tuple(rank for rank in members if views[rank].header.host_name == largest)
+    link = link_of(views, within) if len(within) > 1 else None
+    return scale_out_link(network_bytes_per_second, kind, list(hosts.values()), link)
 
 
 def _row(

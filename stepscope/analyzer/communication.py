@@ -12,7 +12,7 @@ from stepscope.analyzer.alignment.matching import Matches
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.analysis import Collective, DimensionCost, Evidence, RankArrivals
 from stepscope.core.causes import Reason
-from stepscope.core.links import SLOW_BELOW, pcie_link
+from stepscope.core.links import SLOW_BELOW, LinkKind, pcie_link
 
 OVERLAPPED_FROM = 0.1
 """A transfer that is hidden less is not overlapped at all; recorded DDP and FSDP steps hide 0.9."""
@@ -92,7 +92,7 @@ def _slow(table: Sequence[Collective], exposed: float, views: Mapping[int, RankV
     ranks = [int(rank) for rank in worst.group.split(",")]
     device = next((device.name for device in views[ranks[0]].header.devices), "")
     # what a slower way would give explains it: the bytes do not travel over the fast link at all
-    around = worst.link != "pcie" and reached <= pcie_link(device).bytes_per_second / 1e9
+    around = worst.link not in (LinkKind.PCIE, LinkKind.NETWORK) and reached <= pcie_link(device).bytes_per_second / 1e9
     evidence = (
         Evidence("bus_bandwidth", reached, "GB/s", SLOW_BELOW * expected, ranks),
         Evidence("expected_bus_bandwidth", expected, "GB/s", None, ranks),

@@ -69,7 +69,13 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     oversubscribed = is_oversubscribed(by_rank, context)
     pipeline = max((parts.figures for parts in found.pipelines), key=lambda f: f.measured, default=None)
     columns = _call_columns(found)
-    collectives = collective_table(by_rank, found.matches, found.arrivals, columns)
+    collectives = collective_table(
+        by_rank,
+        found.matches,
+        found.arrivals,
+        columns,
+        network_bytes_per_second=context.network_bytes_per_second,
+    )
     roofline = job_roofline(by_rank)
     ledger = job_ledger(by_rank)
     grounds = Grounds(

@@ -43,6 +43,7 @@ class JobContext:
         simulated_compute: layers sleep instead of computing.
         truncated_files: traces left out because they end too early.
         data_waits_ns: by rank, how long each step waited for its data, where the run kept that.
+        network_bytes_per_second: of each GPU's network card in one direction.
     """
 
     unprofiled_step_ms: float | None = None
@@ -52,6 +53,7 @@ class JobContext:
     truncated_files: int = 0
     notices: tuple[Notice, ...] = ()
     data_waits_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    network_bytes_per_second: float | None = None
 
 
 def world_size_of(views: Mapping[int, RankView]) -> int:

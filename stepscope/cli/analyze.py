@@ -24,11 +24,25 @@ if TYPE_CHECKING:
     help="Book the profiled steps, or first to last device activity of each file.",
 )
 @click.option(
+    "--network-gbits",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="N",
+    help="Gbit/s of each GPU's network card: what collectives between hosts should reach.",
+)
+@click.option(
     "--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Also write one HTML file of it."
 )
 @click.option("--keep/--no-keep", default=True, show_default=True, help="Keep the result in a run directory.")
 @fan_out_options
-def command(paths: tuple[str, ...], as_json: bool, window: str, html: Path | None, keep: bool, fan_out: FanOut) -> None:
+def command(
+    paths: tuple[str, ...],
+    as_json: bool,
+    window: str,
+    network_gbits: float | None,
+    html: Path | None,
+    keep: bool,
+    fan_out: FanOut,
+) -> None:
     """Book every instant of every step, follow waits to their cause, give a verdict.
 
     PATH is a run directory, a folder of traces, trace files, or any fsspec URL (s3://...).
@@ -43,6 +57,7 @@ def command(paths: tuple[str, ...], as_json: bool, window: str, html: Path | Non
             whole_file=window == "file",
             keep=keep,
             with_timelines=html is not None,
+            network_bytes_per_second=None if network_gbits is None else network_gbits * 1e9 / 8,
             fan_out=fan_out,
             on_progress=on_progress,
         )

@@ -7,6 +7,7 @@ Other tools leave the expected bandwidth to the reader, who then takes 10 us of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -30,11 +31,13 @@ class Link:
         kind: what it is.
         bytes_per_second: in one direction, as a collective can get it at best.
         source: where the figure is from.
+        num_hosts: hosts that a network joins; None where it is not known: then every step of a ring may cross it.
     """
 
     kind: LinkKind
     bytes_per_second: float
     source: str
+    num_hosts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,27 @@ def network_link(bytes_per_second: float) -> Link:
     return Link(LinkKind.NETWORK, bytes_per_second, "as told")
 
 
+def scale_out_link(network_bytes_per_second: float, kind: str, members: Sequence[int], within: Link | None) -> Link:
+    """What a group of several hosts can get of their network, in nccl-tests' bus bandwidth.
+
+    NCCL lays as many rings as a host's members have cards, each through all of them: a ring's collective gets the cards
+    of the host with the fewest members together. A message has its sender's card. Of an all-to-all only what is for
+    other hosts crosses the cards.
+
+    Args:
+        network_bytes_per_second: each GPU's card, in one direction.
+        kind: of the collective.
+        members: how many of the group's GPUs each host has.
+        within: the link between those of one host, which no collective goes beyond; None where each has one.
+    """
+    num_ranks, fewest = sum(members), min(members)
+    cards = {"p2p": 1.0, "all_to_all": (num_ranks - 1) / (num_ranks - fewest)}.get(kind, float(fewest))
+    rate = network_bytes_per_second * cards
+    if within is not None:
+        rate = min(rate, within.bytes_per_second)
+    return Link(LinkKind.NETWORK, rate, "as told", len(members))
+
+
 def expected_seconds(link: Link, kind: str, num_ranks: int, num_bytes: int) -> float:
     """How long the transfer takes at best, by NCCL's model of its ring protocols."""
     moved = num_bytes * bus_factor(kind, num_ranks) / link.bytes_per_second
@@ -125,8 +149,14 @@ def is_latency_bound(link: Link, kind: str, num_ranks: int, num_bytes: int) -> b
 
 
 def _latency_seconds(protocol: _Protocol, link: Link, kind: str, num_ranks: int) -> float:
-    steps = {"all_reduce": 2 * (num_ranks - 1), "p2p": 1, "all_to_all": 1}.get(kind, num_ranks - 1)
-    step = {LinkKind.PCIE: protocol.pcie_step_us, LinkKind.NETWORK: protocol.network_step_us}.get(
-        link.kind, protocol.nvlink_step_us
-    )
-    return (protocol.base_us + steps * step) / 1e6
+    steps = _ring_steps(kind, num_ranks)
+    if link.kind is LinkKind.PCIE:
+        return (protocol.base_us + steps * protocol.pcie_step_us) / 1e6
+    between = 0 if link.kind is not LinkKind.NETWORK else steps
+    if link.num_hosts is not None:
+        between = min(_ring_steps(kind, link.num_hosts), steps)
+    return (protocol.base_us + between * protocol.network_step_us + (steps - between) * protocol.nvlink_step_us) / 1e6
+
+
+def _ring_steps(kind: str, num_members: int) -> int:
+    return {"all_reduce": 2 * (num_members - 1), "p2p": 1, "all_to_all": 1}.get(kind, num_members - 1)

@@ -37,6 +37,7 @@ def analyze(
     whole_file: bool = False,
     keep: bool = True,
     with_timelines: bool = False,
+    network_bytes_per_second: float | None = None,
     fan_out: FanOut = HERE,
     on_progress: Progress | None = None,
 ) -> AnalysisResult:
@@ -47,6 +48,8 @@ def analyze(
         whole_file: book first to last device activity of each file instead of the profiled steps.
         keep: write analysis.json and timeline.json when a run directory was given.
         with_timelines: return the time lines as well.
+        network_bytes_per_second: of each GPU's network card in one direction; tells what collectives between hosts
+            should reach.
         fan_out: where the files are read.
         on_progress: told before each file.
 
@@ -56,7 +59,8 @@ def analyze(
         UnreachableError: a URL's store or the cluster does not answer.
     """
     job = read_job(paths, whole_file=whole_file, fan_out=fan_out, on_progress=on_progress)
-    analysis, final_views = analyse_job(job.views, job.context)
+    context = replace(job.context, network_bytes_per_second=network_bytes_per_second)
+    analysis, final_views = analyse_job(job.views, context)
     is_kept = keep and job.run_directory is not None and not whole_file
     timelines = [timeline(view) for view in final_views] if is_kept or with_timelines else []
     if not is_kept or job.run_directory is None:

@@ -8,6 +8,7 @@ import pytest
 
 from stepscope.analyzer.communication import transfer_faults
 from stepscope.analyzer.rank_view import RankView
+from stepscope.analyzer.summaries import JobContext
 from stepscope.core.analysis import Analysis, Collective
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.headings import Heading
@@ -32,6 +33,21 @@ def test_bandwidth_is_of_the_transfer_and_not_of_the_waiting() -> None:
     assert [row.exposed_wait_ms, row.exposed_transfer_ms] == pytest.approx([0.2, 0.08])
     assert (row.hidden, row.hidden_wait, row.hidden_transfer) == (0.0, 0.0, 0.0)
     assert (row.link, row.latency_bound) == ("nvlink", True)
+
+
+def _on_two_hosts(rank: int, trace: TraceBuilder) -> None:
+    trace.host = f"node{rank // 2}"
+
+
+def test_between_hosts_the_networks_rate_tells_what_to_expect_and_without_it_nothing_does() -> None:
+    traces = data_parallel([[100], [100], [100], [100]], adjust=_on_two_hosts)
+    (unknown,) = analyse(*traces).collectives
+    assert (unknown.link, unknown.expected_busbw_gbs, unknown.latency_bound) == (None, None, None)
+
+    (row,) = analyse(*traces, context=JobContext(network_bytes_per_second=50e9)).collectives
+    assert (row.link, row.bytes, row.latency_bound) == ("network", 4096, True)
+    seconds = (3.6 + 4 * 0.47 + 2 * 2.7) / 1e6 + 4096 * 1.5 / 100e9 / 0.25  # LL over two hosts' two cards each
+    assert row.expected_busbw_gbs == pytest.approx(4096 * 1.5 / seconds / 1e9)
 
 
 def test_hidden_waiting_is_told_from_hidden_transfer() -> None:
@@ -119,6 +135,7 @@ def views() -> dict[int, RankView]:
         ([collective(busbw_gbs=25.0)], [Reason.WRONG_TRANSPORT]),
         ([collective(busbw_gbs=90.0)], [Reason.SLOW_LINK]),
         ([collective(busbw_gbs=5.0, expected_busbw_gbs=45.0, link="pcie")], [Reason.SLOW_LINK]),
+        ([collective(busbw_gbs=5.0, expected_busbw_gbs=45.0, link="network")], [Reason.SLOW_LINK]),
         ([collective(busbw_gbs=1.0, expected_busbw_gbs=4.0, latency_bound=True)], [Reason.SMALL_MESSAGES]),
         ([collective(busbw_gbs=25.0, exposed_transfer_ms=1.0), collective(exposed_transfer_ms=9.0)], []),
         ([collective(hidden_transfer=0.01)], [Reason.NO_OVERLAP]),

@@ -11,7 +11,9 @@ from stepscope.core.links import (
     bus_factor,
     expected_seconds,
     is_latency_bound,
+    network_link,
     pcie_link,
+    scale_out_link,
     scale_up_link,
 )
 
@@ -60,3 +62,35 @@ def test_more_bytes_take_longer(kind: str) -> None:
     link = link_of(H100, 8)
     times = [expected_seconds(link, kind, 8, 1 << power) for power in range(8, 31)]
     assert times == sorted(times)
+
+
+CARD = 50e9  # 400 Gbit/s, one for each GPU
+
+
+@pytest.mark.parametrize(
+    ("kind", "members", "expected"),
+    [
+        ("all_reduce", [1, 1, 1, 1], 50e9),  # one card a host
+        ("all_gather", [4, 4], 200e9),  # as many rings as cards
+        ("all_gather", [4, 2], 100e9),  # the smallest host's
+        ("reduce_scatter", [8, 8], 360e9),  # what NVLink gives, before 8 cards do
+        ("p2p", [1, 1], 50e9),
+        ("all_to_all", [8, 8], 50e9 * 15 / 8),  # 8 of 15 peers are on the other host
+        ("all_to_all", [1, 1], 50e9),
+    ],
+)
+def test_several_cards_of_a_host_carry_a_ring_together(kind: str, members: list[int], expected: float) -> None:
+    within = link_of(H100, max(members)) if max(members) > 1 else None
+    link = scale_out_link(CARD, kind, members, within)
+    assert link.kind is LinkKind.NETWORK
+    assert link.bytes_per_second == pytest.approx(expected)
+
+
+def test_only_the_steps_between_hosts_have_the_networks_latency() -> None:
+    one_host, two_hosts = link_of(H100, 8), scale_out_link(CARD, "all_reduce", [8, 8], link_of(H100, 8))
+    unknown = network_link(CARD)
+    tiny = [expected_seconds(link, "all_reduce", 16, 8) for link in (one_host, two_hosts, unknown)]
+    # LL: 30 steps on NVLink of 0.47 us; two of them cross the network, at 2.7 us; all of them
+    assert tiny == pytest.approx(
+        [(3.6 + 30 * 0.47) / 1e6, (3.6 + 28 * 0.47 + 2 * 2.7) / 1e6, (3.6 + 30 * 2.7) / 1e6], rel=1e-3
+    )
