@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stepscope.core.gpu_catalogue import BOARD_WATTS, board_power_watts
 from stepscope.core.hardware import GPU_MODELS, GpuModel, find_gpu
 
 
@@ -101,3 +102,26 @@ def test_blackwell_ultra_gave_up_double_precision() -> None:
         model = find_gpu(device)
         assert model is not None
         assert model.peak_flops("float64") == pytest.approx(tera * 1e12)
+
+
+@pytest.mark.parametrize(
+    ("name", "watts"),
+    [
+        ("NVIDIA H100 80GB HBM3", 700),
+        ("NVIDIA H100 PCIe", 350),
+        ("NVIDIA A100-SXM4-40GB", 400),
+        ("NVIDIA A100-PCIE-40GB", 250),
+        ("NVIDIA A10", 150),
+        ("Tesla T4", 70),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA of tomorrow", None),
+    ],
+)
+def test_power_that_the_data_sheet_allows(name: str, watts: float | None) -> None:
+    assert board_power_watts(name) == watts
+
+
+def test_no_row_of_board_power_hides_a_later_one() -> None:
+    names = [words for words, _ in BOARD_WATTS]
+    assert [board_power_watts(f"NVIDIA {words}") for words in names] == [watts for _, watts in BOARD_WATTS]

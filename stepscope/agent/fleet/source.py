@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from stepscope.agent.fleet.history import KEPT_SECONDS, GpuHistory
+from stepscope.agent.fleet.history import GpuHistory
 from stepscope.agent.fleet.host_use import HostHistory
 from stepscope.agent.fleet.sampling import told_of_gpus
 from stepscope.agent.source_state import SourceState
@@ -24,6 +24,7 @@ WINDOW_SECONDS = 60.0
 _EVERY_SECONDS = 10.0
 _SHORTEST_SECONDS = 10.0
 _GONE_SECONDS = 60.0
+_LONGER_SECONDS = (300.0, 240.0, 180.0, 120.0)
 _SURE_OF_A_HANG = 0.6
 """Reached after some two minutes: peers that write a checkpoint are waited for as long as that."""
 _SPENT = ("computing", "waiting", "copying", "empty")
@@ -100,8 +101,8 @@ class FleetSource:
         host = self._host.use_of(dict(labels).get("uuid", ""), self._window_seconds)
         told = classify(samples, history.facts, host)
         if told.cause is Cause.HANG:  # the longer it hangs, the surer it is
-            longer = classify(history.last(KEPT_SECONDS), history.facts, host)
-            return longer if longer.cause is Cause.HANG else told
+            longer = (classify(history.last(seconds), history.facts, host) for seconds in _LONGER_SECONDS)
+            return next((one for one in longer if one.cause is Cause.HANG), told)
         return told
 
     def _say(self, classes: dict[Labels, FleetClass]) -> None:

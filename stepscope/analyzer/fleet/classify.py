@@ -106,7 +106,8 @@ def _loss(window: Window, shares: TimeShares, counters: Counters, limits: Limits
         return _communication(window, shares.waiting, counters, limits)
     if host_side < max(limits.named_loss, largest_wait):
         return None
-    trust = _trusted(_TRUST[counters if counters is not Counters.POWER else Counters.PIPES], host_side, limits)
+    # to see that nothing runs takes no power: utilisation tells
+    trust = _trusted(max(_TRUST[counters], _TRUST[Counters.PIPES]), host_side, limits)
     empty = Evidence("empty_ratio", host_side, "ratio", limits.named_loss)
     copied = _copied(window, shares, limits)
     if copied is not None:

@@ -44,14 +44,17 @@ class Limits:
     """SM over engine activity below which kernels do not fill the GPU; recorded: 0.04 to 0.15 (launch-bound)."""
     copy_bytes: float = 200e6
     """Bytes/s over PCIe from which the host link works: pageable copies make 1 GB/s, a batch of tokens some kB."""
+    peer_bytes: float = 30e6
+    """Bytes/s over PCIe in each direction of a GPU whose peers lie beyond it: launches alone make 60 to 80 MB/s to the
+    GPU, and under 15 MB/s back."""
     link_traffic: float = 1e6
     """Bytes/s over NVLink or network of a GPU that communicates at all; recorded between stages: 340 MB/s."""
     clock_low: float = 0.7
     """SM clock of its highest below which a busy GPU is slowed; recorded under a power cap: 0.87 to 1."""
     throttle_share: float = 0.2
     """Of samples with a hardware or thermal reason."""
-    hang_seconds: float = 60.0
-    """Spinning this long without a byte is no wait for a slow peer any more; NCCL's own watchdog waits 600 s."""
+    hang_seconds: float = 50.0
+    """Spinning this long without a byte is seldom a wait for a slow peer; NCCL's own watchdog waits 600 s."""
     hang_spread: float = 0.05
     """Power that varies by less of its limit is flat."""
     spin_activity: float = 0.005

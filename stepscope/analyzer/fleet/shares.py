@@ -70,7 +70,7 @@ def communicates(window: Window, limits: Limits) -> bool | None:
     if mean.pcie_transmit is None or mean.pcie_receive is None:
         return None
     low, high = sorted((mean.pcie_transmit, mean.pcie_receive))
-    if low >= limits.copy_bytes and high <= _BOTH_WAYS * low:
+    if low >= limits.peer_bytes and high <= _BOTH_WAYS * low:
         return True
     return False if mean.link_bytes is not None or window.facts.has_links is False else None
 

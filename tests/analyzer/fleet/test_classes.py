@@ -95,7 +95,7 @@ def test_a_communication_kernel_that_spins_is_no_computation() -> None:
     assert (told.shares.waiting or 0) > 0.9
 
 
-def test_a_wait_is_a_hang_only_after_a_minute_and_surer_the_longer() -> None:
+def test_a_wait_is_a_hang_only_after_a_while_and_surer_the_longer() -> None:
     short = classify(series(SPINNING, count=40), H100)
     assert short.cause is Cause.COMMUNICATION
     minute, longer = (classify(series(SPINNING, count=count), H100) for count in (61, 300))
@@ -129,6 +129,15 @@ def test_small_kernels_on_a_gpu_that_talks_to_nobody_are_no_communication() -> N
     assert _minute(replace(alone, link_bytes=5e9)).cause is Cause.COMMUNICATION
     unknown = replace(alone, link_bytes=None, pcie_transmit=None, pcie_receive=None)
     assert _minute(unknown, facts=replace(H100, has_links=None)).cause is Cause.INSUFFICIENT_EVIDENCE
+
+
+def test_peers_beyond_pcie_are_peers() -> None:
+    """One GPU a node, gradients over sockets: no NVLink, tens of MB/s each way."""
+    remote = replace(WAITING, link_bytes=None, pcie_transmit=60e6, pcie_receive=90e6)
+    facts = replace(H100, has_links=False)
+    assert _minute(remote, facts=facts).cause is Cause.COMMUNICATION
+    alone = replace(remote, pcie_transmit=12e6)
+    assert _minute(alone, facts=facts).cause is not Cause.COMMUNICATION
 
 
 def test_counters_that_are_silent_are_not_believed() -> None:
