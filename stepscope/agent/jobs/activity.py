@@ -1,15 +1,46 @@
-"""Did a job's kernels run on a device lately? What cannot be told is None, not no."""
+"""Do jobs' kernels run on their devices, and are there devices that strangers use? What cannot be told is not no."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from stepscope.agent.jobs.ledger import Held, Seen
 from stepscope.collectors.jobs.devices import Device
+from stepscope.core.jobs import Assignment, UseState
+from stepscope.core.readings import Labels
 
 _LEAST = 0.01
 """Below NVML's whole percent, counters are noise."""
 _EMPTY = 0.05
 """Share of the memory that drivers and displays take; whoever works holds more."""
+
+
+class Activity:
+    """Judges device by device; what was seen last time counts where one look proves nothing."""
+
+    def __init__(self) -> None:
+        self._strangers: frozenset[Labels] = frozenset()
+
+    def seen(self, devices: Sequence[Device], assignments: Sequence[Assignment]) -> list[Seen]:
+        """What becomes of each device now."""
+        by_device: dict[Labels, list[Assignment]] = {}
+        for one in assignments:
+            by_device.setdefault(one.device, []).append(one)
+        nobodys = [device for device in devices if device.labels not in by_device]
+        strangers = frozenset(device.labels for device in nobodys if is_used_by_strangers(device))
+        twice = strangers & self._strangers  # once, they may be the last values of a job that ended
+        self._strangers = strangers
+        return [
+            _seen(device, by_device.get(device.labels, ()), is_stranger=device.labels in twice) for device in devices
+        ]
+
+
+def _seen(device: Device, here: Sequence[Assignment], *, is_stranger: bool) -> Seen:
+    held = tuple(Held(one.job.key, kernels_ran(device, one.pids, is_alone=len(here) == 1)) for one in here)
+    tells_nothing = device.activity is None and device.memory_ratio is None and not held
+    if not device.answers or tells_nothing:
+        return Seen(device.labels, held, UseState.UNKNOWN)
+    return Seen(device.labels, held, UseState.UNATTRIBUTED if is_stranger else None)
 
 
 def kernels_ran(device: Device, pids: Iterable[int], *, is_alone: bool) -> bool | None:

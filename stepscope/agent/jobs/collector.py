@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepscope.agent.jobs import sayings
-from stepscope.agent.jobs.activity import is_used_by_strangers, kernels_ran
+from stepscope.agent.jobs.activity import Activity
 from stepscope.agent.jobs.claims import Claim, assignments, filled
 from stepscope.agent.jobs.finder import JobFinder
-from stepscope.agent.jobs.ledger import Held, JobKey, Seen, UseLedger
+from stepscope.agent.jobs.ledger import JobKey, UseLedger
+from stepscope.agent.jobs.running import RunningProcesses, what_is_hidden
 from stepscope.agent.jobs.told import MOST_ASSIGNMENTS, bounded, readings_of
 from stepscope.agent.source_state import SourceState
 from stepscope.collectors.host.files import Files
@@ -20,15 +21,13 @@ from stepscope.collectors.jobs.hpc_job_files import read_hpc_job_files
 from stepscope.collectors.jobs.kubernetes.pod_directory import PodDirectory
 from stepscope.collectors.jobs.kubernetes.pod_processes import pod_uid_of, pods_with_logs
 from stepscope.collectors.jobs.kubernetes.pod_resources import GivenDevice
-from stepscope.collectors.jobs.plain import is_service
 from stepscope.collectors.jobs.processes import Process, Processes
 from stepscope.collectors.jobs.settings import JobSettings
 from stepscope.collectors.jobs.slurm_cgroups import SlurmJobHere, slurm_jobs_here
 from stepscope.collectors.jobs.slurm_names import SlurmNamesCollector
 from stepscope.core.gpu_metrics import GPU
-from stepscope.core.job_metrics import JOB
-from stepscope.core.jobs import Assignment, Job, JobKind, UseState
-from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason
+from stepscope.core.jobs import Assignment, Job, JobKind
+from stepscope.core.readings import Collection, Finding, Missing, MissingReason
 
 _SELDOM_SECONDS = 15.0
 """Between two looks at what changes with jobs alone: trees of cgroups, folders."""
@@ -68,11 +67,11 @@ class JobCollector:
         naming = self._settings.naming
         self._processes = Processes(self._files, (*naming.team, *naming.project))
         self._finder = JobFinder(self._files, self._processes, naming, pods, slurm)
+        self._running = RunningProcesses(self._processes)
+        self._activity = Activity()
         self._ledger = UseLedger(self._settings.idle_seconds)
         self._devices: list[Device] = []
-        self._met: set[int] = set()
         self._jobs: dict[JobKey, Job] = {}
-        self._strangers: frozenset[Labels] = frozenset()
         self._seldom_due = 0.0
         self._slurm_jobs: dict[str, SlurmJobHere] = {}
 
@@ -81,11 +80,12 @@ class JobCollector:
         now, time_ns = self._clock(), self._wall_clock_ns()
         self._look_seldom(now)
         self._devices = devices = self._devices_now()
-        running, missing = self._read_processes(devices)
+        running = self._running.on(devices)
+        missing = what_is_hidden(devices, running)
         told = [self._with_known_facts(one) for one in assignments(self._claims(devices, running, missing))]
         self._want(told, running.values())
         self._processes.end_round()
-        self._ledger.observe(self._seen(devices, told), now)
+        self._ledger.observe(self._activity.seen(devices, told), now)
         self._jobs |= {one.job.key: one.job for one in told}
         self._jobs = {key: job for key, job in self._jobs.items() if key in self._ledger.jobs()}
         findings = []
@@ -116,31 +116,6 @@ class JobCollector:
             for device in devices:
                 device.answers = False
         return devices
-
-    def _read_processes(self, devices: Sequence[Device]) -> tuple[dict[int, Process], list[Missing]]:
-        """The processes on GPUs that are jobs', and why others cannot be told; those that ended hold nothing."""
-        running: dict[int, Process] = {}
-        missing = []
-        pids = {pid for device in devices for pid in device.holders}
-        for pid in pids:
-            process = self._processes.read(pid)
-            if process is not None:
-                running[pid] = process
-        ended = (pids & self._met) - running.keys()
-        self._met = (self._met & pids) | running.keys()
-        for device in devices:
-            for pid in ended | {pid for pid, process in running.items() if is_service(process)}:
-                device.holders.pop(pid, None)
-            hidden = sorted(device.holders.keys() - running.keys())
-            if hidden:
-                detail = f"process {hidden[0]} is not in this PID namespace (containers: hostPID)"
-                missing.append(Missing(GPU + "job_info", device.labels, MissingReason.NO_PERMISSION, detail))
-        running = {pid: process for pid, process in running.items() if not is_service(process)}
-        closed = sum(process.variables is None for process in running.values())
-        if closed:
-            detail = f"the environment of {closed} processes may not be read: it takes root or CAP_SYS_PTRACE"
-            missing.append(Missing(JOB + "info", (), MissingReason.NO_PERMISSION, detail))
-        return running, missing
 
     def _claims(
         self, devices: Sequence[Device], running: dict[int, Process], missing: list[Missing]
@@ -173,24 +148,3 @@ class JobCollector:
             jobs = {one.job.id: one.job for one in told if one.job.kind is JobKind.SLURM}
             known = {job_id for job_id in jobs if self._slurm.names(job_id) is not None}
             self._slurm.want(known | {job_id for job_id, job in jobs.items() if not job.name or not job.account})
-
-    def _seen(self, devices: Sequence[Device], told: Sequence[Assignment]) -> list[Seen]:
-        by_device: dict[Labels, list[Assignment]] = {}
-        for one in told:
-            by_device.setdefault(one.device, []).append(one)
-        used = frozenset(
-            device.labels for device in devices if device.labels not in by_device and is_used_by_strangers(device)
-        )
-        seen = [self._seen_one(device, by_device.get(device.labels, []), used) for device in devices]
-        self._strangers = used
-        return seen
-
-    def _seen_one(self, device: Device, here: Sequence[Assignment], used: frozenset[Labels]) -> Seen:
-        is_alone = len(here) == 1
-        held = tuple(Held(one.job.key, kernels_ran(device, one.pids, is_alone=is_alone)) for one in here)
-        is_silent = device.activity is None and device.memory_ratio is None and not held
-        if not device.answers or is_silent:
-            return Seen(device.labels, held, UseState.UNKNOWN)
-        if not held and device.labels in used & self._strangers:  # twice in a row: values of a job that ended are left
-            return Seen(device.labels, (), UseState.UNATTRIBUTED)
-        return Seen(device.labels, held)
