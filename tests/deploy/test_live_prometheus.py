@@ -1,6 +1,7 @@
 """Does a real Prometheus find, scrape and understand a real agent, over TLS with a password, also while a GPU hangs?
 
-The agent reads the fake driver. All that deploy/ asks of Prometheus, rules and board, is asked of it here.
+The agent reads the fake driver, and tells of its node while a GPU hangs. All that deploy/ asks of Prometheus, rules and
+board, is asked of it here.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ import bcrypt
 import pytest
 import yaml
 
+from stepscope.workflow.agent_client import agent_client
+from stepscope.workflow.node_status import status_of
+from stepscope.workflow.nodes import NodeAnswer, ask
 from tests.agent.web.certificates import self_signed
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
@@ -102,7 +106,7 @@ def _scrape_config(folder: Path, agent: str) -> Path:
     }
     job = {"job_name": "stepscope", **access, "http_sd_configs": [{"url": f"{agent}/sd", **access}]}
     document = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"},
         "rule_files": [str(DEPLOY / "prometheus/rules.yml")],
         "scrape_configs": [job],
     }
@@ -132,6 +136,9 @@ def test_a_real_prometheus_and_systemd_s_socket(machine: FakeNvml, tmp_path: Pat
             command += [f"--web.listen-address=127.0.0.1:{port}", f"--storage.tsdb.path={tmp_path / 'data'}"]
             with _process(command, dict(os.environ)) as server:
                 _ask_everything(_Prometheus(port), machine)
+                client = agent_client(url.replace("//", "//prometheus:secret@"), ca_file=str(tmp_path / "server.crt"))
+                findings = status_of([NodeAnswer(url, ask(client))]).findings
+                assert ("1", "gpu_down") in {(finding.gpu, finding.code) for finding in findings}
                 server.send_signal(signal.SIGTERM)
                 server.wait(_PATIENCE)
             assert systemd.recv(1000) == b"WATCHDOG=1"
@@ -159,7 +166,7 @@ def _ask_everything(prometheus: _Prometheus, machine: FakeNvml) -> None:
     machine.write()
     (silent,) = prometheus.until("stepscope_gpu_up == 0", lambda found: bool(found))
     assert (silent["metric"]["gpu"], silent["metric"]["reason"]) == ("1", "timed_out")
-    assert [one["value"][1] for one in prometheus.query('min_over_time(up{job="stepscope"}[1m])')] == ["1"]
+    prometheus.until('up{job="stepscope"} == 1', lambda found: bool(found))
     (unknown,) = prometheus.until('ALERTS{alertname="StepscopeHealthUnknown"}', lambda found: bool(found))
     assert (unknown["metric"]["gpu"], unknown["metric"]["alertstate"]) == ("1", "pending")
     rules = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]

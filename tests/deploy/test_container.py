@@ -1,0 +1,32 @@
+"""Is all that the package is built from in the container's build, and does it run what there is?"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+
+import pytest
+
+from stepscope.cli import main
+from tests.deploy.conftest import DEPLOY
+
+_ROOT = DEPLOY.parent
+_LINES = (DEPLOY / "container/Containerfile").read_text().splitlines()
+
+
+def test_the_build_has_what_the_package_needs() -> None:
+    copied = {name for line in _LINES if re.match(r"COPY (?!--from)", line) for name in line.split()[1:-1]}
+    assert all((_ROOT / name).exists() for name in copied)
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    assert {"pyproject.toml", "stepscope", project["readme"], *project["license-files"]} <= copied
+
+
+def test_it_runs_a_verb_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    (entry,) = [line.partition(" ")[2] for line in _LINES if line.startswith("ENTRYPOINT")]
+    program, *arguments = json.loads(entry)
+    assert program == "stepscope"
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--help"])
+    assert not ended.value.code
+    assert "--config" in capsys.readouterr().out
