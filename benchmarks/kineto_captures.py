@@ -2,9 +2,10 @@
 
     python -m benchmarks.kineto_captures [--captures 20] [--ranks 1] [--poll-seconds 5]
 
-Each capture is of a job of its own, started with KINETO_USE_DAEMON=1, and asked for once: at its first sign of life,
-while it imports or loads, or while it trains. The traces are judged here by the marks that the job itself made: how
-many optimizer steps, whether there are operators, and whether several ranks begin at the step of the same number.
+A real agent, and for each capture a job of its own, started with KINETO_USE_DAEMON=1, and one `stepscope capture`: at
+the job's first sign of life, while it imports or loads, or while it trains. The traces are judged here by the marks of
+the job itself: how many optimizer steps, whether there are operators, and whether ranks begin at the step of the same
+number.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-from stepscope.collectors.kineto_daemon.desk import KinetoDesk, News, Wish
 
 _JOB = """
 import os, sys, time
@@ -47,7 +48,9 @@ while True:
 _JOB_DELAYS = (0.0, 3.0, 8.0, 14.0)
 _STEP_SECONDS = (0.003, 0.02, 0.1, 0.4)
 _COMMAND_DELAYS = (0.0, 2.0, 6.5)
-_GIVE_UP_SECONDS = 180.0
+_GIVE_UP_SECONDS = 300.0
+_FIRST_POLL_SECONDS = 0.5
+"""From a process's socket to its first question, and to the agent's next look."""
 
 
 def _start(script: Path, ranks: int, delay: float, step: float, environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -56,13 +59,23 @@ def _start(script: Path, ranks: int, delay: float, step: float, environment: dic
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def _told(desk: KinetoDesk, keys: tuple[str, ...], capture_id: str) -> dict[str, News]:
-    told: dict[str, News] = {}
-    end = time.monotonic() + _GIVE_UP_SECONDS
-    while time.monotonic() < end and len(told) < len(keys):
-        told |= {one.outcome.key: one for one in desk.news() if one.outcome.state.is_final}
-        time.sleep(0.02)
-    return {key: one for key, one in told.items() if one.capture_id == capture_id}
+@contextmanager
+def _agent(folder: Path, sockets: Path) -> Iterator[str]:
+    """A real agent's URL."""
+    command = [sys.executable, "-m", "stepscope", "agent", "run", "--listen", "127.0.0.1:0", "--socket", ""]
+    command += ["--state-dir", str(folder / "state"), "--kineto-socket-dir", str(sockets)]
+    with (folder / "log").open("w") as log, subprocess.Popen(command, stderr=log) as process:
+        try:
+            while "/metrics" not in (folder / "log").read_text():
+                time.sleep(0.05)
+            yield (folder / "log").read_text().split()[2].removesuffix("/metrics")
+        finally:
+            process.terminate()
+
+
+def _num_processes(sockets: Path) -> int:
+    """How many ask: each has a socket beside the agent's."""
+    return sum(path.name.startswith("dynoconfigclient") for path in sockets.iterdir())
 
 
 def _held(path: Path) -> tuple[int, int, int | None]:
@@ -75,33 +88,33 @@ def _held(path: Path) -> tuple[int, int, int | None]:
     return sum(name.startswith("Optimizer.step#") for name in marks), num_operators, min(numbers, default=None)
 
 
-def _capture(folder: Path, number: int, ranks: int, environment: dict[str, str]) -> tuple[str, float]:
-    """One job, one command; what is wrong with its traces, and seconds from the command to the traces."""
+def _capture(folder: Path, url: str, number: int, ranks: int, environment: dict[str, str]) -> tuple[str, float]:
+    """One job, one command; what is wrong with its traces, and seconds from the command to its end."""
     num_steps = 1 + number % 5
     delay = _JOB_DELAYS[number % len(_JOB_DELAYS)]
     step = _STEP_SECONDS[number // 2 % len(_STEP_SECONDS)]
     command_delay = _COMMAND_DELAYS[number % len(_COMMAND_DELAYS)]
-    sockets = folder / f"sockets{number}"
-    sockets.mkdir()
-    with KinetoDesk(folder / f"runs{number}", socket_folder=str(sockets)) as desk:
-        job = _start(folder / "job.py", ranks, delay, step, {**environment, "KINETO_IPC_SOCKET_DIR": str(sockets)})
-        try:
-            while len(desk.targets()) < ranks or (ranks > 1 and any(t.place.rank is None for t in desk.targets())):
-                time.sleep(0.05)
-            time.sleep(command_delay)
-            keys = tuple(target.key for target in desk.targets())
-            began = time.monotonic()
-            desk.request(Wish(f"capture-{number}", keys, num_steps))
-            told = _told(desk, keys, f"capture-{number}")
-            seconds = time.monotonic() - began
-            alive = job.poll() is None
-        finally:
-            job.terminate()
-            job.wait()
-    wrong = [f"{one.outcome.state} ({one.outcome.reason})" for one in told.values() if one.path is None]
-    wrong += [] if len(told) == ranks else [f"{len(told)} of {ranks} processes answered"]
+    before = _num_processes(folder / "sockets")
+    job = _start(folder / "job.py", ranks, delay, step, environment)
+    try:
+        while _num_processes(folder / "sockets") < before + (1 if ranks == 1 else ranks + 1):  # torchrun asks, too
+            time.sleep(0.05)
+        time.sleep(_FIRST_POLL_SECONDS + command_delay)
+        command = [sys.executable, "-m", "stepscope", "capture", "--agent", url, "--job", str(job.pid), "--json"]
+        command += ["--token-file", str(folder / "state/token"), "--steps", str(num_steps)]
+        began = time.monotonic()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIVE_UP_SECONDS)
+        seconds = time.monotonic() - began
+        alive = job.poll() is None
+    finally:
+        job.terminate()
+        job.wait()
+    told = json.loads(done.stdout)["agents"][0]["ranks"] if done.stdout else []
+    paths = [Path(one["path"]) for one in told if one.get("path")]
+    wrong = [done.stderr.splitlines()[-1]] if done.returncode else []
+    wrong += [] if len(paths) == ranks else [f"{len(paths)} traces of {ranks}"]
     wrong += [] if alive else ["the job has ended"]
-    held = [_held(one.path) for one in told.values() if one.path is not None]
+    held = [_held(path) for path in paths]
     wrong += [f"{ends} steps of {num_steps}" for ends, _, _ in held if ends != num_steps]
     wrong += ["no operators" for _, operators, _ in held if not operators]
     firsts = {first for _, _, first in held if first is not None}
@@ -123,9 +136,12 @@ def main() -> None:
         (folder / "job.py").write_text(_JOB)
         (folder / "kineto.conf").write_text(f"ON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS={options.poll_seconds}\n")
         environment = {**os.environ, "KINETO_USE_DAEMON": "1", "OMP_NUM_THREADS": "1"}
+        environment["KINETO_IPC_SOCKET_DIR"] = str(folder / "sockets")
         if options.poll_seconds != 5:
             environment["KINETO_CONFIG"] = str(folder / "kineto.conf")
-        results = [_capture(folder, number, options.ranks, environment) for number in range(options.captures)]
+        (folder / "sockets").mkdir()
+        with _agent(folder, folder / "sockets") as url:
+            results = [_capture(folder, url, number, options.ranks, environment) for number in range(options.captures)]
     right = [seconds for wrong, seconds in results if not wrong]
     print(f"{len(right)} of {len(results)} right on the first command", end="")
     print(f"; {min(right):.1f} to {max(right):.1f} s, median {median(right):.1f} s" if right else "")

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.agent.captures import CaptureLimits, CapturePlaces, CaptureService
+from stepscope.agent.captures import CaptureBackend, CaptureLimits, CapturePlaces, CaptureService
 from stepscope.agent.config import Configuration, Origin
 from stepscope.agent.exporter import DcgmNames
 from stepscope.agent.isolation import Timing
+from stepscope.agent.kineto_link import KinetoBackend
 from stepscope.agent.sources import Sources
 from stepscope.agent.state_directory import state_directory
 from stepscope.agent.training_link import ProfileBackend, TrainingServer
@@ -30,6 +31,7 @@ class Parts:
         sources: what to read.
         dcgm_names: how to show GPUs under DCGM's names; None: not at all.
         training: who hears training processes; None: nobody.
+        kineto: who answers processes started with KINETO_USE_DAEMON=1; None: nobody.
         captures: who takes orders for captures.
     """
 
@@ -38,6 +40,7 @@ class Parts:
     sources: Sources
     dcgm_names: DcgmNames | None
     training: TrainingServer | None
+    kineto: KinetoBackend | None
     captures: CaptureService
 
 
@@ -55,12 +58,15 @@ def assembled(configuration: Configuration) -> Parts:
         address = address_of(web.listen, insecure=web.insecure, keeps_others_out=keeps_others_out)
     names = configuration.settings.dcgm.names
     training = _training(configuration)
-    sources = sources_of(configuration, training)
-    captures = _captures(configuration, training, sources)
-    return Parts(address, guard, sources, DcgmNames(names) if names else None, training, captures)
+    kineto = _kineto(configuration)
+    sources = sources_of(configuration, training, kineto)
+    captures = _captures(configuration, training, kineto, sources)
+    return Parts(address, guard, sources, DcgmNames(names) if names else None, training, kineto, captures)
 
 
-def sources_of(configuration: Configuration, training: TrainingServer | None = None) -> Sources:
+def sources_of(
+    configuration: Configuration, training: TrainingServer | None = None, kineto: KinetoBackend | None = None
+) -> Sources:
     """What to read; see `assembled`."""
     settings = configuration.settings
     with _asked_by(configuration, "dcgm.exporter"):
@@ -69,6 +75,7 @@ def sources_of(configuration: Configuration, training: TrainingServer | None = N
         Timing(interval=settings.gpus.interval),
         dcgm_exporter=exporter,
         training=training,
+        kineto=kineto,
         thresholds=settings.health,
         jobs=settings.jobs.settings(),
     )
@@ -85,17 +92,41 @@ def _training(configuration: Configuration) -> TrainingServer | None:
     return TrainingServer(told.socket, mode=int(told.socket_mode, 8), is_required=is_required)
 
 
-def _captures(configuration: Configuration, training: TrainingServer | None, sources: Sources) -> CaptureService:
+def _kineto(configuration: Configuration) -> KinetoBackend | None:
+    told = configuration.settings.kineto
+    if not told.enabled:
+        return None
+    for name, folder in (("socket_folder", told.socket_folder), ("directory", told.directory)):
+        if folder and not folder.startswith("/"):
+            where = configuration.asked_by(f"kineto.{name}")
+            raise UsageError(f"{folder} is no whole path", where=where, what_next="begin it with /")
+    is_required = any(
+        configuration.origins[f"kineto.{name}"][0] is not Origin.DEFAULT for name in ("enabled", "socket_folder")
+    )
+    of_agent = state_directory(configuration.settings.state.directory) / "captures"
+    runs = Path(told.directory) if told.directory else of_agent
+    return KinetoBackend(runs, socket_folder=told.socket_folder or None, is_required=is_required)
+
+
+def _captures(
+    configuration: Configuration, training: TrainingServer | None, kineto: KinetoBackend | None, sources: Sources
+) -> CaptureService:
     settings = configuration.settings
     told = settings.captures
+    backends: list[CaptureBackend] = [] if training is None else [ProfileBackend(training)]
+    backends += [] if kineto is None else [kineto]
+
+    def pids_of_job(name: str) -> frozenset[int]:
+        return sources.pids_of_job(name) | (frozenset() if kineto is None else kineto.pids_of_job(name))
+
     service = CaptureService(
-        [] if training is None else [ProfileBackend(training)],
+        backends,
         CapturePlaces(
             state_directory(settings.state.directory),
             Path(settings.web.token_file) if settings.web.token_file else None,
         ),
         limits=CaptureLimits(told.max_steps, told.max_bytes, told.max_per_hour),
-        pids_of_job=sources.pids_of_job,
+        pids_of_job=pids_of_job,
     )
     if training is not None:
         training.wake = service.desk.wake

@@ -34,7 +34,7 @@ def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) ->
     """
     sources, captures, systemd = parts.sources, parts.captures, Systemd()
     page = MetricsPage(sources.states, dcgm_names=parts.dcgm_names)
-    with parts.training or nullcontext(), captures:
+    with parts.training or nullcontext(), parts.kineto or nullcontext(), captures:
         access = Access(captures.token, parts.guard)
         scheme = "https" if parts.guard.context() else "http"
         api = api_routes(lambda host: _node(parts, host), scheme=scheme)

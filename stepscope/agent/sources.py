@@ -11,6 +11,7 @@ from stepscope.agent.gpu_sources import GpuSource, KernelLogSource
 from stepscope.agent.health import HealthSource
 from stepscope.agent.isolation import GpuProbes, Timing
 from stepscope.agent.jobs import JobSettings, job_sources
+from stepscope.agent.kineto_link import KinetoBackend, KinetoSource
 from stepscope.agent.schedule import ScheduledSource
 from stepscope.agent.source_state import SourceState
 from stepscope.agent.training_link import TrainingServer, TrainingSource
@@ -42,6 +43,7 @@ class Sources:
         jobs: JobSettings | None = None,
         environment: Mapping[str, str] | None = None,
         training: TrainingServer | None = None,
+        kineto: KinetoBackend | None = None,
         thresholds: Thresholds | None = None,
     ) -> None:
         """
@@ -51,6 +53,7 @@ class Sources:
             jobs: how it is found out who uses the GPUs.
             environment: of the processes that read GPUs; the agent's own where none is given.
             training: who hears training processes; opened and closed by others.
+            kineto: who answers those that know nothing of stepscope; opened and closed by others.
             thresholds: of health.
         """
         timing = timing or Timing()
@@ -72,6 +75,8 @@ class Sources:
             self._sources.append(of_gpus[-1])
         if training is not None:
             self._sources.append(ScheduledSource("training", TrainingSource(training), interval=timing.interval))
+        if kineto is not None:
+            self._sources.append(ScheduledSource("kineto", KinetoSource(kineto), interval=host_interval))
         self._sources += job_sources(lambda: [source.state() for source in of_gpus], jobs or JobSettings())
         self.health = HealthSource(self._read_states, GPUS, thresholds=thresholds)
         health_interval = max(timing.interval, _HEALTH_SECONDS)

@@ -113,8 +113,9 @@ def _lines(captured: CapturedJob) -> list[str]:
     lines = []
     for one in shown:
         words = [f"rank {'?' if one.rank is None else one.rank}", one.state.value]
-        if one.path and one.start_step is not None and one.steps:
-            words.append(f"steps {one.start_step} to {one.start_step + one.steps - 1}")
+        if one.path and one.steps:
+            first = one.start_step
+            words.append(f"{one.steps} steps" if first is None else f"steps {first} to {first + one.steps - 1}")
             words.append(f"{size(one.bytes)}  {printable(one.path)}")
         words += [f"stopped by {one.stopped_by}"] if one.stopped_by else []
         words += [printable(one.reason)] if one.reason else []

@@ -48,6 +48,8 @@ class Alignment(StrEnum):
     """it was given, or the job has one rank"""
     STORE = "store"
     """the first rank to ask fixed it for all, in the job's own store"""
+    MULTIPLE = "multiple"
+    """each rank began after a multiple of some number of its own steps, and the traces were found to begin together"""
     TIME = "time"
     """each rank by its own clock, so that ranks may differ by some steps: the job's ranks share no store"""
 

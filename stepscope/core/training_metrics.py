@@ -9,6 +9,7 @@ from stepscope.core.metrics import Metric, MetricKind, Unit
 
 TRAINING = "stepscope_training_"
 LINK = "stepscope_agent_training_"
+KINETO = "stepscope_agent_kineto_"
 
 _RANK = ("run", "rank")
 
@@ -19,6 +20,10 @@ def _of_rank(name: str, unit: Unit, text: str, *labels: str) -> Metric:
 
 def _of_link(name: str, kind: MetricKind, text: str, *labels: str) -> Metric:
     return Metric(LINK + name, kind, Unit.NONE, text, None, labels)
+
+
+def _of_kineto(name: str, kind: MetricKind, text: str) -> Metric:
+    return Metric(KINETO + name, kind, Unit.NONE, text, None, ())
 
 
 U = Unit
@@ -36,6 +41,8 @@ TRAINING_METRICS: tuple[Metric, ...] = (
     _of_rank("capturing", U.NONE, "1: the open step is being traced, or is the one before."),
     _of_rank("heartbeat_age_seconds", U.SECONDS, "Time since the process was heard; it speaks once a second."),
     _of_link("connections", MetricKind.GAUGE, "Training processes that are connected."),
+    _of_kineto("processes", MetricKind.GAUGE, "Processes started with KINETO_USE_DAEMON=1 that ask the agent."),
+    _of_kineto("rejected_total", MetricKind.COUNTER, "Datagrams to that socket that were no questions."),
     _of_link("refused_total", MetricKind.COUNTER, "Connections that the agent ended, by why.", "reason"),
 )
 # fmt: on

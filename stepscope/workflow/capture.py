@@ -256,4 +256,5 @@ def _state_in_words(job: CapturedJob) -> str:
         counts[one.state] = counts.get(one.state, 0) + 1
     starts = sorted({one.start_step for one in job.ranks if one.start_step is not None and not one.state.is_final})
     step = f", from step {number_runs(starts)}" if starts else ""
-    return ", ".join(f"{count} {state}" for state, count in counts.items()) + step
+    why = next((f": {one.reason}" for one in job.ranks if one.reason and not one.state.is_final), "")
+    return ", ".join(f"{count} {state}" for state, count in counts.items()) + step + why

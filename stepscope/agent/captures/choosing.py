@@ -11,6 +11,7 @@ from stepscope.core.captures import CaptureOrder, CaptureReport
 
 _HOUR_NS = 3_600_000_000_000
 _MOST_NAMED = 3
+_NOBODY = "; nobody is: training is known under stepscope.profile(), and when started with KINETO_USE_DAEMON=1"
 _LAUNCHED_BY = ("slurm", "pbs", "lsf", "flux", "oar", "mpi")
 """What the name of a run that nobody has named begins with, before the scheduler's number of the job."""
 
@@ -69,7 +70,7 @@ def chosen(
     if not meant:
         names = sorted({target.run for target in known.values() if target.run})
         named = ", ".join(names[:_MOST_NAMED]) + (" and others" if len(names) > _MOST_NAMED else "")
-        there = f"; connected are: {named}" if names else "; no training is connected"
+        there = f"; connected are: {named}" if names else _NOBODY
         raise RefusedError(HTTPStatus.NOT_FOUND, f"no process of {what} is known here{there}")
     owners = {(target.uid, target.run_directory) for target in meant if target.run is not None}
     if order.run is not None and len(owners) > 1:

@@ -85,6 +85,25 @@ class Captures:
 
 
 @dataclass(frozen=True, slots=True)
+class Kineto:
+    """How processes are captured that know nothing of stepscope."""
+
+    enabled: bool = key(True, "Answer PyTorch processes that were started with KINETO_USE_DAEMON=1, as dynolog does.")
+    socket_folder: str = key(
+        "",
+        "Their KINETO_IPC_SOCKET_DIR, letter for letter; empty: the abstract socket that they ask without.",
+        flag="--kineto-socket-dir",
+        metavar="DIR",
+    )
+    directory: str = key(
+        "",
+        "Where their traces come to lie. Empty: captures/ in the state directory.",
+        flag="--captures-dir",
+        metavar="DIR",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All sections."""
 
@@ -94,6 +113,7 @@ class Settings:
     state: State = State()
     training: Training = Training()
     captures: Captures = Captures()
+    kineto: Kineto = Kineto()
     health: Thresholds = Thresholds()  # noqa: RUF009 - it is frozen
     jobs: Jobs = Jobs()  # noqa: RUF009
 

@@ -224,7 +224,7 @@ class Capture:
         if now <= limit:
             return
         for key, rank in list(self._ranks.items()):
-            waits = "the other ranks are not ready" if rank.stage is Stage.HELD else "no trace has appeared"
+            waits = "it has not been asked yet" if rank.stage is Stage.HELD else "no trace has appeared"
             self._end(key, Outcome(key, AnswerState.FAILED, f"given up: {rank.reason or waits}"))
             yield Withdraw(key)
 

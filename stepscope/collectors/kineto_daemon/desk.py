@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepscope.collectors.kineto_daemon.capture import Action, Capture, Offer, Outcome, Take
@@ -27,15 +27,19 @@ from stepscope.core.agent_messages import AnswerState
 
 _log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.2
+_BUSY_SECONDS, _IDLE_SECONDS = 0.2, 1.0
 _NUM_READERS = 2
 _LOWEST_PRIORITY = 19
 _LINGER_SECONDS = 60.0
 """How long a capture's folders stay after its end: a process that was asked may still be writing to its own."""
+_GATHERING_SECONDS = 6.0
+"""After its start nobody is asked: a capture of the desk before is to have all its processes, which are yet to ask."""
 _MOST_FINISHED = 64
 """Captures of which the desk still tells what became of them."""
 
 GONE = "no such process asks any more"
+UNKNOWN = "it was not under way"
+BEGUN = "the capture has begun without it"
 TAKEN = "another capture of this process is under way"
 
 
@@ -68,13 +72,15 @@ class News:
         capture_id: of the request.
         outcome: how far it is.
         path: of the trace, once it is done.
-        num_bytes: of it.
+        num_bytes: of it; num_steps: in it; num_ranks: that have traces of the same steps.
     """
 
     capture_id: str
     outcome: Outcome
     path: Path | None = None
     num_bytes: int | None = None
+    num_steps: int | None = None
+    num_ranks: int | None = None
 
 
 @dataclass(slots=True)
@@ -82,6 +88,7 @@ class _Job:
     id: str
     capture: Capture
     recording: Recording
+    num_steps: int
     over_since: float | None = None
 
 
@@ -89,7 +96,7 @@ class KinetoDesk:
     """Captures processes that were started with KINETO_USE_DAEMON=1. A context manager: works while it is open.
 
     Attributes:
-        server: what answers the processes.
+        server: what answers the processes; listens while the desk is open.
     """
 
     def __init__(self, folder: Path, *, socket_folder: str | None = None) -> None:
@@ -97,9 +104,6 @@ class KinetoDesk:
         Args:
             folder: below which runs come to lie.
             socket_folder: the processes' KINETO_IPC_SOCKET_DIR, None without.
-
-        Raises:
-            UsageError: the daemon's address cannot be had.
         """
         self._orders = Orders()
         self.server = KinetoServer(self._orders.take, folder=socket_folder)
@@ -108,13 +112,20 @@ class KinetoDesk:
         self._inbox: deque[Callable[[], None]] = deque()
         self._news: deque[News] = deque()
         self._jobs: dict[str, _Job] = {}
+        self._early: dict[str, Wish] = {}
+        self._ready_at = 0.0
         self._told: dict[str, dict[str, News]] = {}
-        self._ended = threading.Event()
+        self._ended, self._wake = threading.Event(), threading.Event()
         self._readers = ThreadPoolExecutor(_NUM_READERS, "stepscope-kineto-reader", initializer=_be_unhurried)
         self._thread = threading.Thread(target=self._run, name="stepscope-kineto-desk", daemon=True)
 
     def __enter__(self) -> KinetoDesk:
+        """
+        Raises:
+            UsageError: the daemon's address cannot be had.
+        """
         self.server.__enter__()
+        self._ready_at = time.monotonic() + _GATHERING_SECONDS
         self._thread.start()
         return self
 
@@ -122,6 +133,7 @@ class KinetoDesk:
         """Leave everything: a process that traces does so to its end, and training goes on."""
         self.server.close()
         self._ended.set()
+        self._wake.set()
         self._thread.join()
         self._readers.shutdown(cancel_futures=True)
         for job in self._jobs.values():
@@ -135,27 +147,40 @@ class KinetoDesk:
     def request(self, wish: Wish) -> None:
         """Capture processes together; `news` tells of each, at least once."""
         self._inbox.append(lambda: self._begin(wish))
+        self._wake.set()
 
-    def cancel(self, capture_id: str) -> None:
-        """Leave a capture; no trace of it is kept."""
-        self._inbox.append(lambda: self._cancel(capture_id))
+    def cancel(self, capture_id: str, keys: Collection[str]) -> None:
+        """Leave a capture, on all its processes; `news` tells of these at least. No trace of it is kept."""
+        self._inbox.append(lambda: self._cancel(capture_id, keys))
+        self._wake.set()
 
     def news(self) -> list[News]:
         """What was not told yet, the oldest first."""
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def _run(self) -> None:
-        while not self._ended.wait(_LOOK_SECONDS):
+        while not self._ended.is_set():
+            self._wake.wait(_BUSY_SECONDS if self._jobs else _IDLE_SECONDS)
+            self._wake.clear()
             processes = {key_of(process): process for process in self.server.processes()}
             self._targets = self._look_up.of(processes.values())
             while self._inbox:
                 self._inbox.popleft()()
+            if self._early and time.monotonic() >= self._ready_at:
+                early, self._early = self._early, {}
+                for wish in early.values():
+                    self._begin(wish)
             for job in list(self._jobs.values()):
                 self._see_to(job, processes)
 
     def _begin(self, wish: Wish) -> None:
+        if time.monotonic() < self._ready_at:
+            known = self._early.get(wish.id, wish)
+            self._early[wish.id] = replace(wish, keys=tuple(dict.fromkeys((*known.keys, *wish.keys))))
+            return
         if wish.id in self._told:
-            self._news += (news for key, news in self._told[wish.id].items() if key in wish.keys)
+            for key in wish.keys:
+                self._say(self._told[wish.id].get(key) or News(wish.id, Outcome(key, AnswerState.REFUSED, BEGUN)))
             return
         taken = {key for job in self._jobs.values() if not job.capture.is_over for key in job.recording.targets}
         targets = {key: self._targets[key] for key in wish.keys if key in self._targets and key not in taken}
@@ -173,12 +198,18 @@ class KinetoDesk:
                 orders=self._orders,
                 readers=self._readers,
             )
-            self._jobs[wish.id] = _Job(wish.id, capture, recording)
+            self._jobs[wish.id] = _Job(wish.id, capture, recording, wish.num_steps)
+            self._tell(self._jobs[wish.id])
 
-    def _cancel(self, capture_id: str) -> None:
+    def _cancel(self, capture_id: str, keys: Collection[str]) -> None:
         job = self._jobs.get(capture_id)
+        self._early.pop(capture_id, None)
         if job is not None:
             self._act(job, job.capture.cancel())
+            self._tell(job)
+        told = self._told.get(capture_id, {})
+        for key in keys:
+            self._say(told.get(key) or News(capture_id, Outcome(key, AnswerState.CANCELLED, UNKNOWN)))
 
     def _see_to(self, job: _Job, processes: Mapping[str, KinetoProcess]) -> None:
         now = time.monotonic()
@@ -218,8 +249,10 @@ class KinetoDesk:
             trace = kept.get(outcome.key)
             if isinstance(trace, str):
                 outcome = Outcome(outcome.key, AnswerState.FAILED, trace)
-            path, num_bytes = trace if isinstance(trace, tuple) else (None, None)
-            self._say(News(job.id, outcome, path, num_bytes))
+            if isinstance(trace, tuple):
+                self._say(News(job.id, outcome, *trace, job.num_steps, len(done)))
+            else:
+                self._say(News(job.id, outcome))
 
     def _say(self, news: News) -> None:
         self._news.append(news)

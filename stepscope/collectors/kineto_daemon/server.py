@@ -52,15 +52,14 @@ class KinetoServer:
         address: where.
     """
 
+    _socket: socket.socket
+
     def __init__(self, take: TakeConfig, *, folder: str | None = None) -> None:
         """
         Args:
             take: what to answer.
             folder: of the socket, letter for letter as the processes' KINETO_IPC_SOCKET_DIR; None for the abstract
                 address that libkineto uses without.
-
-        Raises:
-            UsageError: the address cannot be had.
         """
         self._take = take
         self.address: Address = ABSTRACT_ADDRESS if folder is None else f"{folder}/{_SOCKET_NAME}"
@@ -69,10 +68,14 @@ class KinetoServer:
         self._odd_places: set[str] = set()
         self._num_rejected = 0
         self._ended = threading.Event()
-        self._socket = _bound_socket(self.address)
         self._thread = threading.Thread(target=self._run, name="stepscope-kineto", daemon=True)
 
     def __enter__(self) -> KinetoServer:
+        """
+        Raises:
+            UsageError: the address cannot be had.
+        """
+        self._socket = _bound_socket(self.address)
         self._thread.start()
         return self
 
@@ -82,8 +85,7 @@ class KinetoServer:
     def close(self) -> None:
         """Answer no more. Training goes on; libkineto goes on asking, every 5 s, whoever takes the address next."""
         self._ended.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join()
         self._socket.close()
         if isinstance(self.address, str):
             Path(self.address).unlink(missing_ok=True)
@@ -97,6 +99,14 @@ class KinetoServer:
         """Folders in which processes look for the daemon under another name than its own; they cannot be answered."""
         with self._lock:
             return tuple(sorted(self._odd_places))
+
+    def about_odd_place(self, folder: str) -> str:
+        """One line on such processes."""
+        ours = os.path.dirname(os.fsdecode(self.address))
+        return (
+            f"processes have KINETO_IPC_SOCKET_DIR={folder}, this daemon's folder is {ours}: they get no answer, "
+            "as libkineto would end them; mount and name the folder alike"
+        )
 
     @property
     def num_rejected(self) -> int:
@@ -144,12 +154,7 @@ class KinetoServer:
         with self._lock:
             if len(self._odd_places) < _MOST_ODD_PLACES and its_folder not in self._odd_places:
                 self._odd_places.add(its_folder)
-                _log.warning(
-                    "processes have KINETO_IPC_SOCKET_DIR=%s, this daemon's folder is %s: no answer, as it would end "
-                    "them; mount and name the folder alike",
-                    its_folder,
-                    os.path.dirname(self.address),
-                )
+                _log.warning("%s", self.about_odd_place(its_folder))
         return False
 
     def _send(self, answer: bytes, to: Address) -> None:

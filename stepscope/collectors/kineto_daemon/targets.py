@@ -10,7 +10,8 @@ from stepscope.collectors.kineto_daemon.environment import JobPlace, job_place
 from stepscope.collectors.kineto_daemon.keeping import run_name
 from stepscope.collectors.kineto_daemon.registry import KinetoProcess
 
-_KEY_PREFIX = "kineto-"
+KEY_PREFIX = "kineto-"
+"""Of every key."""
 _SOCKET_PREFIX = "dynoconfigclient"
 
 
@@ -63,7 +64,7 @@ def key_of(process: KinetoProcess) -> str:
     address = process.address
     name = address.decode(errors="replace") if isinstance(address, bytes) else address.rpartition("/")[2]
     plain = "".join(c for c in name.removeprefix("\0").removeprefix(_SOCKET_PREFIX) if c.isalnum() or c == "-")
-    return _KEY_PREFIX + plain[:64]
+    return KEY_PREFIX + plain[:64]
 
 
 def ranks_to_keep(targets: Iterable[Target], in_trace: Mapping[str, int | None]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collectors.kineto_daemon import server
+from stepscope.collectors.kineto_daemon import desk, server
 
 PATIENT_SECONDS = 1.0
 
@@ -17,6 +17,12 @@ PATIENT_SECONDS = 1.0
 def busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that runs many tests may wake the server late; then no question would be answered."""
     monkeypatch.setattr(server, "_TOO_LATE_SECONDS", PATIENT_SECONDS)
+
+
+@pytest.fixture(autouse=True)
+def no_desk_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none whose captures go on; nobody is waited for."""
+    monkeypatch.setattr(desk, "_GATHERING_SECONDS", 0.0)
 
 
 @pytest.fixture

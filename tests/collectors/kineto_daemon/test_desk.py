@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.collectors.kineto_daemon import desk as desk_module
 from stepscope.collectors.kineto_daemon import staging
-from stepscope.collectors.kineto_daemon.desk import GONE, TAKEN, KinetoDesk, News, Wish
+from stepscope.collectors.kineto_daemon.desk import BEGUN, GONE, TAKEN, UNKNOWN, KinetoDesk, News, Wish
 from stepscope.core.agent_messages import AnswerState
 from tests.collectors.kineto_daemon.libkineto import Libkineto, trace_text
 
@@ -79,6 +80,21 @@ def test_a_young_process_is_captured_on_the_first_request(
     assert [path.name for path in (tmp_path / "runs").rglob(".*")] == []
 
 
+def test_after_a_restart_a_capture_has_all_processes_that_come_back(
+    tmp_path: Path, socket_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk_module, "_GATHERING_SECONDS", 3.0)
+    with KinetoDesk(tmp_path / "runs", socket_folder=str(socket_folder)) as desk:
+        clients = [Libkineto(desk.server.address, socket_folder, job_id=77, rank=rank, pid=rank + 1) for rank in (0, 1)]
+        with asking(desk, *clients) as keys:
+            for key in keys:  # the agent asks each as soon as it is there again
+                desk.request(Wish("one", (key,), 3))
+            told = final(desk, 2)
+            assert {news.num_ranks for news in told.values()} == {2}
+            desk.request(Wish("one", ("kineto-late",), 3))
+            assert final(desk, 1)["kineto-late"].outcome.reason == BEGUN
+
+
 def test_a_trace_larger_than_allowed_is_not_kept(tmp_path: Path, socket_folder: Path) -> None:
     with KinetoDesk(tmp_path / "runs", socket_folder=str(socket_folder)) as desk:
         client = Libkineto(desk.server.address, socket_folder, job_id=77)
@@ -97,8 +113,10 @@ def test_who_is_gone_or_taken_is_refused(tmp_path: Path, socket_folder: Path) ->
             desk.request(Wish("two", (*keys, "kineto-nobody"), 3))
             told = final(desk, 2)
             assert {key: news.outcome.reason for key, news in told.items()} == {keys[0]: TAKEN, "kineto-nobody": GONE}
-            desk.cancel("one")
+            desk.cancel("one", keys)
             assert final(desk, 1)[keys[0]].outcome.state is AnswerState.CANCELLED
+            desk.cancel("of an agent before", keys)
+            assert final(desk, 1)[keys[0]].outcome.reason == UNKNOWN
 
 
 def test_runs_that_cannot_be_written_are_told_of(tmp_path: Path, socket_folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,25 +77,38 @@ def test_a_process_that_names_the_folder_otherwise_is_not_answered_as_that_would
 
 
 def test_a_question_that_waited_too_long_gets_no_answer_to_be_taken_for_the_next_ones(socket_folder: Path) -> None:
-    server = KinetoServer(lambda process: f"A={process.num_polls}\n", folder=str(socket_folder))
-    with client_of(server, socket_folder) as client:
-        client.obeys = False
-        client._socket.settimeout(0.01)
-        with pytest.raises(TimeoutError):
-            client.ask()  # the server is there and does not read: it was stopped, or the machine was
-        time.sleep(1.2 * PATIENT_SECONDS)
-        client._socket.settimeout(2.0)
-        with server:
+    stopped, going_on = threading.Event(), threading.Event()
+
+    def take(process: KinetoProcess) -> str:
+        if process.num_polls == 1:  # the server is kept off its core, as in a machine that was suspended
+            stopped.set()
+            going_on.wait(20)
+        return f"A={process.num_polls}\n"
+
+    with KinetoServer(take, folder=str(socket_folder)) as server, client_of(server, socket_folder) as first:
+        first.obeys = False
+        first_ask = threading.Thread(target=first.ask, daemon=True)
+        first._socket.settimeout(30)
+        first_ask.start()
+        stopped.wait(20)
+        with client_of(server, socket_folder) as client:
+            client._socket.settimeout(1.2 * PATIENT_SECONDS)
+            client.obeys = False
+            with pytest.raises(TimeoutError):
+                client.ask()
+            going_on.set()
+            first_ask.join()
+            client._socket.settimeout(20)
             assert client.ask() == "A=2\n"
 
 
 def test_another_daemon_at_the_address_is_one_clear_line(socket_folder: Path) -> None:
     with KinetoServer(nothing, folder=str(socket_folder)):
         with pytest.raises(UsageError, match="another daemon answers PyTorch processes there"):
-            KinetoServer(nothing, folder=str(socket_folder))
+            KinetoServer(nothing, folder=str(socket_folder)).__enter__()
         assert (socket_folder / "dynolog").exists()
     with pytest.raises(UsageError, match="no socket there"):
-        KinetoServer(nothing, folder=str(socket_folder / "missing"))
+        KinetoServer(nothing, folder=str(socket_folder / "missing")).__enter__()
 
 
 def test_what_a_daemon_left_that_ended_badly_is_in_nobodys_way(socket_folder: Path) -> None:

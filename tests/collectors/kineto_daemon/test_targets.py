@@ -46,8 +46,9 @@ def test_ranks_are_the_environments_then_the_traces_then_the_next_that_is_free()
 
 
 def test_a_place_is_read_from_an_environment() -> None:
-    content = b"RANK=3\0SLURM_PROCID=5\0TORCHELASTIC_RUN_ID=abc\0KINETO_ONDEMAND_TRACE_DIR=/scratch\0bad\0X=\xff\0"
-    assert place_in(parse_environ(content)) == JobPlace(3, "abc", "/scratch")
+    content = b"WORLD_SIZE=8\0RANK=3\0SLURM_PROCID=5\0TORCHELASTIC_RUN_ID=abc\0bad\0X=\xff\0"
+    content += b"KINETO_ONDEMAND_TRACE_DIR=/scratch\0"
+    assert place_in(parse_environ(content)) == JobPlace(3, "abc", "/scratch", 8)
     assert place_in({"SLURM_PROCID": "5", "TORCHELASTIC_RUN_ID": "none"}) == JobPlace(5)
     assert place_in({"RANK": "-1", "SLURM_PROCID": "x"}) == JobPlace()
 
