@@ -24,7 +24,7 @@ from stepscope.core.captures import (
 )
 from stepscope.core.checked_fields import FieldError
 from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError
-from stepscope.core.words import number_runs
+from stepscope.core.words import number_runs, ranks_words
 from stepscope.workflow.agent_client import AgentClient, AgentReply
 
 _LOOK_SECONDS = 0.5
@@ -237,7 +237,7 @@ def _common_step(job: CapturedJob) -> int:
 def _warnings(job: CapturedJob) -> tuple[Notice, ...]:
     notices = []
     if missing := job.missing_ranks:
-        line = f"ranks {number_runs(missing)} are at none of these agents; name all nodes' with --agent"
+        line = f"none of these agents has {ranks_words(missing)}; name those of all nodes with --agent"
         notices.append(Notice("ranks_missing", line))
     if len({one.start_step for one in job.ranks if one.state is CaptureState.DONE}) > 1:
         line = "not all ranks began with the same step; analyse only steps that all traces have"
