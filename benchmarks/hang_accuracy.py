@@ -60,13 +60,16 @@ class Case:
 def cases(number: int, seed: int) -> list[Case]:
     """So many jobs, faults in turn, the rest drawn."""
     chance = random.Random(seed)
-    made = []
-    for index in range(number):
+    made: dict[str, Case] = {}
+    index = 0
+    while len(made) < number:
         fault, kind = list(_FAULTS.items())[index % len(_FAULTS)]
         tp, dp = chance.choice([layout for layout in _LAYOUTS if fault != "calls_other" or layout[0] > 1])
         guilty = chance.sample(range(tp * dp), {"two_sleep": 2, "healthy": 0}.get(fault, 1))
-        made.append(Case(fault, tp, dp, tuple(sorted(guilty)), chance.randrange(1, _STEPS - 1), kind))
-    return made
+        case = Case(fault, tp, dp, tuple(sorted(guilty)), chance.randrange(1, _STEPS - 1), kind)
+        made.setdefault(case.name, case)
+        index += 1
+    return list(made.values())
 
 
 def main() -> int:

@@ -25,6 +25,7 @@ VERBS: dict[str, str] = {
     "demo": "Train, profile and analyse on this machine, and print the verdict.",
     "doctor": "Look at driver, permissions, limits and settings of this machine.",
     "hang": "Say which ranks hold a job up, from flight recorder dumps.",
+    "memory": "Say what held the GPU's memory, what grows, and why it ran out.",
     "nccl": "Say how a job's GPUs reach each other, and what is wrong with it.",
     "preflight": "Measure this node's GPUs before a job, and say which are unfit.",
     "report": "Write one HTML file of a run that needs no network.",

@@ -1,0 +1,92 @@
+"""Why did memory run out? By numbers, at the moment of the last failed allocation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stepscope.analyzer.memory.categories import phase_of, stack_lines
+from stepscope.analyzer.memory.history import History
+from stepscope.core.flight_recorder import StackFrame
+from stepscope.core.memory import Fragmentation, Growth, OomCause, OutOfMemory
+from stepscope.core.memory_snapshot import Action, OutOfMemoryNote
+
+_FOREIGN_SHARE = 0.15
+"""Of the GPU: CUDA's context, NCCL's buffers and libraries take some GB at most."""
+_LEAKED_SHARE = 0.3
+"""Of what is allocated: less is growth that did not end the job."""
+
+
+def out_of_memory_of(
+    history: History,
+    stacks: Sequence[tuple[StackFrame, ...]],
+    fragmentation: Fragmentation,
+    growth: Growth | None,
+    note: OutOfMemoryNote | None,
+) -> OutOfMemory | None:
+    """The post-mortem; None where nothing failed.
+
+    Args:
+        history: of the GPU.
+        stacks: of the snapshot.
+        fragmentation: at the snapshot's end, which follows the failure at once.
+        growth: from step to step.
+        note: of the training side.
+    """
+    events = history.events
+    failed = next(
+        (place for place in range(len(events.actions) - 1, -1, -1) if events.actions[place] == Action.OOM), None
+    )
+    frames: Sequence[StackFrame] = ()
+    free: int | None
+    if failed is not None:
+        requested, free = events.sizes[failed], events.addresses[failed]
+        frames = stacks[events.stacks[failed]]
+        allocated, reserved = int(history.allocated[failed + 1]), int(history.reserved[failed + 1])
+    elif note is not None and note.requested_bytes is not None:
+        requested, free = note.requested_bytes, note.device_free_bytes
+        allocated, reserved = history.allocated_now, history.reserved_now
+    else:
+        return None
+    total = note.device_total_bytes if note is not None else None
+    foreign = None if total is None or free is None else max(total - free - reserved, 0)
+    phase = phase_of(frames)
+    if phase == "unknown" and note is not None and note.phase is not None:
+        phase = note.phase
+    cause, evidence = _cause(requested, allocated, reserved, free, foreign, total, fragmentation, growth)
+    return OutOfMemory(requested, phase, cause, allocated, reserved, free, foreign, evidence, stack_lines(frames))
+
+
+def _cause(
+    requested: int,
+    allocated: int,
+    reserved: int,
+    free: int | None,
+    foreign: int | None,
+    total: int | None,
+    fragmentation: Fragmentation,
+    growth: Growth | None,
+) -> tuple[OomCause, list[str]]:
+    unused = reserved - allocated
+    numbers = f"asked for {_words(requested)}: {_words(allocated)} allocated, {_words(unused)} more reserved"
+    numbers += "" if free is None else f", {_words(free)} free on the GPU"
+    evidence = [numbers]
+    if foreign is not None and total is not None and foreign > _FOREIGN_SHARE * total:
+        evidence.append(f"{_words(foreign)} of {_words(total)} are neither torch's nor free")
+        return OomCause.OTHER_PROCESS, evidence
+    if growth is not None and growth.grown_bytes >= _LEAKED_SHARE * allocated:
+        evidence.append(f"each of {growth.num_steps} steps kept {_words(growth.bytes_per_step)}")
+        evidence.append(f"one place holds {_words(growth.grown_bytes)} of many steps")
+        return OomCause.LEAK, evidence
+    if unused >= requested:
+        evidence.append(f"the largest unused piece is {_words(fragmentation.largest_bytes)}")
+        return OomCause.FRAGMENTATION, evidence
+    return OomCause.CAPACITY, evidence
+
+
+def _words(num_bytes: int) -> str:
+    """As torch's own message says it: binary units, two decimals."""
+    value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:,.2f} {units[0]}" if units[0] != "B" else f"{num_bytes} B"

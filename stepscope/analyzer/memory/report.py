@@ -1,0 +1,88 @@
+"""All that a snapshot says of one GPU's memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from stepscope.analyzer.memory.categories import category_of, stack_lines
+from stepscope.analyzer.memory.fragmentation import fragmentation_of
+from stepscope.analyzer.memory.growth import growth_of
+from stepscope.analyzer.memory.history import Held, history_of
+from stepscope.analyzer.memory.out_of_memory import out_of_memory_of
+from stepscope.analyzer.memory.remedies import remedies_for
+from stepscope.core.analysis import Notice
+from stepscope.core.flight_recorder import StackFrame
+from stepscope.core.memory import Category, Holder, MemoryReport
+from stepscope.core.memory_snapshot import MemorySnapshot, OutOfMemoryNote
+
+_MOST_HOLDERS = 40
+
+
+def explain_memory(snapshot: MemorySnapshot, note: OutOfMemoryNote | None = None) -> MemoryReport:
+    """The report on the GPU that the note names, else on the one of which most is reserved.
+
+    Args:
+        snapshot: of a process.
+        note: what its training wrote down when memory ran out.
+    """
+    device, notices = _device(snapshot, note)
+    history = history_of(snapshot, device)
+    held = history.held_after(history.peak)
+    owners = note.owners if note is not None else {}
+    holders, by_category = _holders(held, snapshot.stacks, owners)
+    if not history.events.actions:
+        notices.append(
+            Notice(
+                "no_history", "the snapshot has no events: record them with torch.cuda.memory._record_memory_history()"
+            )
+        )
+    fragmentation = fragmentation_of(history.segments)
+    growth = growth_of(history, snapshot.step_ends_us, snapshot.stacks)
+    oom = out_of_memory_of(history, snapshot.stacks, fragmentation, growth, note)
+    return MemoryReport(
+        device,
+        history.allocated_now,
+        history.reserved_now,
+        int(history.allocated[history.peak]),
+        by_category,
+        holders,
+        fragmentation,
+        growth,
+        oom,
+        remedies_for(by_category, fragmentation, growth, oom, snapshot.settings),
+        history.timeline(),
+        notices,
+    )
+
+
+def _device(snapshot: MemorySnapshot, note: OutOfMemoryNote | None) -> tuple[int, list[Notice]]:
+    reserved: dict[int, int] = defaultdict(int)
+    for segment in snapshot.segments:
+        reserved[segment.device] += segment.size
+    for device, events in snapshot.events.items():
+        if events.actions:
+            reserved[device] += 0
+    if note is not None and note.device in reserved:
+        device = note.device
+    else:
+        device = max(reserved, key=lambda one: (reserved[one], -one), default=0)
+    others = [str(one) for one in sorted(reserved) if one != device]
+    notices = [Notice("other_devices", f"the snapshot is also of GPU {', '.join(others)}")] if others else []
+    return device or 0, notices
+
+
+def _holders(
+    held: Sequence[Held], stacks: Sequence[tuple[StackFrame, ...]], owners: Mapping[int, str]
+) -> tuple[list[Holder], dict[Category, int]]:
+    sizes: dict[tuple[Category, int], int] = defaultdict(int)
+    counts: dict[tuple[Category, int], int] = defaultdict(int)
+    by_category = dict.fromkeys(Category, 0)
+    for one in held:
+        category = category_of(one, stacks, owners)
+        sizes[category, one.stack] += one.size
+        counts[category, one.stack] += 1
+        by_category[category] += one.size
+    largest = sorted(sizes, key=lambda key: -sizes[key])[:_MOST_HOLDERS]
+    holders = [Holder(key[0], sizes[key], counts[key], stack_lines(stacks[key[1]])) for key in largest]
+    return holders, by_category

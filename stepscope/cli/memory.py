@@ -1,0 +1,91 @@
+"""`stepscope memory`: what held the GPU's memory, and why did it run out?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from stepscope.core.memory import MemoryReport
+
+_MOST_ROWS = 12
+
+
+@click.command("memory")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; a list of them for several snapshots.")
+def command(paths: tuple[str, ...], as_json: bool) -> None:
+    """Say what held the GPU's memory at its peak, what grows, and why it ran out.
+
+    PATH is a snapshot of torch.cuda.memory._dump_snapshot(), also gzipped and of any size, a folder of them, or a run
+    directory. Nothing in a snapshot is ever run.
+    """
+    from stepscope.workflow.memory import read_memory
+
+    reports = read_memory(paths)
+    if as_json:
+        from stepscope.store.documents import encode_document
+
+        documents = [report for _, report in reports]
+        click.echo(encode_document(documents[0] if len(documents) == 1 else documents).decode())
+    else:
+        for name, report in reports:
+            _print(name, report)
+    for name, report in reports:
+        for notice in report.warnings:
+            click.echo(f"warning: {name}: {notice.message}", err=True)
+
+
+def _print(name: str, report: MemoryReport) -> None:
+    from stepscope.cli.terminal import report_console
+    from stepscope.core.errors import printable
+    from stepscope.core.memory import own_call
+    from stepscope.core.words import size
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    console = report_console()
+    say(f"{printable(name)}: GPU {report.device}")
+    if report.oom is not None:
+        oom = report.oom
+        say(f"OUT OF MEMORY  {oom.cause.replace('_', ' ')}, in {oom.phase}")
+        for line in oom.evidence:
+            say(f"  - {line}")
+    say(
+        f"peak {size(report.peak_bytes)}; now {size(report.allocated_bytes)} allocated, "
+        f"{size(report.reserved_bytes)} reserved, {size(report.fragmentation.inactive_bytes)} of it unused "
+        f"(largest piece {size(report.fragmentation.largest_bytes)})"
+    )
+    if report.growth is not None:
+        place = printable(own_call(report.growth.stack))
+        where = f", allocated at {place}" if place else ""
+        say(f"each of {report.growth.num_steps} steps keeps {size(report.growth.bytes_per_step)}{where}")
+    console.print(_holders(report))
+    for remedy in report.remedies:
+        saves = "" if remedy.saved_bytes is None else f": up to {size(remedy.saved_bytes)}"
+        say(f"  > {printable(remedy.change)}{saves}")
+
+
+def _holders(report: MemoryReport) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    from stepscope.core.errors import printable
+    from stepscope.core.memory import own_call
+    from stepscope.core.words import size
+
+    table = Table("at the peak", box=box.SIMPLE_HEAD)
+    for column in ("bytes", "share", "blocks"):
+        table.add_column(column, justify="right")
+    table.add_column("allocated at")
+    peak = max(report.peak_bytes, 1)
+    for holder in report.at_peak[:_MOST_ROWS]:
+        place = printable(own_call(holder.stack))
+        table.add_row(
+            holder.category.value, size(holder.bytes), f"{holder.bytes / peak:.1%}", f"{holder.count:,}", place
+        )
+    return table

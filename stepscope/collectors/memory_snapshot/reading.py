@@ -1,0 +1,195 @@
+"""How is a snapshot read? Small ones at once, large ones piece by piece, so that memory stays below the file's size.
+
+Known forms: torch.cuda.memory._dump_snapshot of torch 1.13 to 2.14 as a pickle of any protocol, also gzipped, and the
+bare list of segments of torch.cuda.memory_snapshot(). Blocks without an address follow each other.
+"""
+
+from __future__ import annotations
+
+import gzip
+import mmap
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from stepscope.collectors.plain_pickle import load_plain, stream_plain
+from stepscope.collectors.plain_pickle.opcodes import Content
+from stepscope.collectors.plain_pickle.streaming import Path as Way
+from stepscope.core.errors import DataError
+from stepscope.core.flight_recorder import StackFrame
+from stepscope.core.memory_snapshot import Action, Block, Events, MemorySnapshot, Segment
+
+WHOLE_BELOW_BYTES = 64 << 20
+"""Smaller pickles are built at once by Python's unpickler, which takes up to ten times their size."""
+_MOST_FRAMES = 48
+_ACTIONS = {
+    "alloc": Action.ALLOC,
+    "free": Action.FREE_REQUESTED,
+    "free_requested": Action.FREE_REQUESTED,
+    "free_completed": Action.FREE_COMPLETED,
+    "segment_alloc": Action.SEGMENT_ALLOC,
+    "segment_free": Action.SEGMENT_FREE,
+    "segment_map": Action.SEGMENT_MAP,
+    "segment_unmap": Action.SEGMENT_UNMAP,
+    "oom": Action.OOM,
+}
+_STEP = "Optimizer.step#"
+_TROUBLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
+_WHAT_NEXT = "give a file of torch.cuda.memory._dump_snapshot()"
+
+
+def read_snapshot(path: Path, *, whole_below_bytes: int = WHOLE_BELOW_BYTES) -> MemorySnapshot:
+    """A snapshot's columns.
+
+    Args:
+        path: the pickle, also gzipped.
+        whole_below_bytes: size up to which it is built at once.
+
+    Raises:
+        UnsafePickleError: it would do more than hold data.
+        DataError: it is no snapshot.
+    """
+    where = str(path)
+    building = _Building()
+
+    def take(way: Way, items: list[Any]) -> bool:
+        with _trouble_as_data_error(where):
+            return building.take(way, items)
+
+    try:
+        with _content(path) as content:
+            if len(content) < whole_below_bytes:
+                told = load_plain(bytes(content), where=where)
+            else:
+                told = stream_plain(content, take, where=where)
+    except (OSError, EOFError) as error:
+        raise DataError(f"cannot be read ({error})", where=where, what_next="check the file") from None
+    with _trouble_as_data_error(where):
+        return building.finish(told)
+
+
+@contextmanager
+def _trouble_as_data_error(where: str) -> Iterator[None]:
+    """What is not as in a snapshot shows as one of Python's own errors, which are many."""
+    try:
+        yield
+    except _TROUBLE as error:
+        said = " ".join(f"{type(error).__name__} {error}".split())[:120]
+        raise DataError(f"is no memory snapshot of torch's ({said})", where=where, what_next=_WHAT_NEXT) from None
+
+
+@contextmanager
+def _content(path: Path) -> Iterator[Content]:
+    """The pickle, mapped; what is gzipped is unpacked into a temporary file first."""
+    with path.open("rb") as file:
+        if file.read(2) != b"\x1f\x8b":
+            with _mapped(file) as content:
+                yield content
+            return
+        file.seek(0)
+        with gzip.open(file) as packed, tempfile.TemporaryFile() as unpacked:
+            shutil.copyfileobj(packed, unpacked, 1 << 20)
+            unpacked.flush()
+            with _mapped(unpacked) as content:
+                yield content
+
+
+@contextmanager
+def _mapped(file: IO[bytes]) -> Iterator[Content]:
+    if file.seek(0, 2) == 0:
+        yield b""
+        return
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        yield content
+
+
+class _Building:
+    """Takes the parts in any order."""
+
+    def __init__(self) -> None:
+        self._snapshot = MemorySnapshot()
+        self._stacks: dict[tuple[StackFrame, ...], int] = {(): 0}
+        self._frames: dict[tuple[str, str, int], StackFrame] = {}
+
+    def take(self, way: Way, items: list[Any]) -> bool:
+        """Part of one of the lists that may be long; they are not kept."""
+        match way:
+            case ("segments",) | () if all(isinstance(item, dict) and "blocks" in item for item in items):
+                for item in items:
+                    self._segment(item)
+            case ("device_traces", int(device)):
+                for item in items:
+                    self._event(device, item)
+            case _:
+                return False
+        return True
+
+    def finish(self, told: Any) -> MemorySnapshot:
+        """All that was not taken before; raises what read_snapshot names where it is no snapshot."""
+        if isinstance(told, list):
+            told = {"segments": told}
+        for item in told["segments"]:
+            self._segment(item)
+        for device, trace in enumerate(told.get("device_traces") or ()):
+            for item in trace:
+                self._event(device, item)
+        settings = (told.get("allocator_settings") or {}).get("PYTORCH_CUDA_ALLOC_CONF")
+        ends = sorted(
+            int(note["time_us"])
+            for note in told.get("external_annotations") or ()
+            if note.get("stage") == "END" and str(note.get("name", "")).startswith(_STEP)
+        )
+        made = self._snapshot
+        return MemorySnapshot(made.segments, made.events, list(self._stacks), str(settings or ""), ends)
+
+    def _segment(self, told: dict[str, Any]) -> None:
+        address = int(told["address"])
+        blocks, place = [], address
+        for block in told["blocks"]:
+            place = int(block.get("address", place))
+            size, state = int(block["size"]), block["state"]
+            frames = block.get("frames")
+            if frames is None and block.get("history"):
+                frames = block["history"][0].get("frames")
+            blocks.append(Block(place, size, state == "active_allocated", state in _AWAITED, self._stack(frames)))
+            place += size
+        self._snapshot.segments.append(
+            Segment(
+                int(told.get("device", 0)),
+                address,
+                int(told["total_size"]),
+                bool(told.get("is_expandable")),
+                tuple(blocks),
+            )
+        )
+
+    def _event(self, device: int, told: dict[str, Any]) -> None:
+        action = _ACTIONS.get(told["action"], Action.OTHER)
+        if action is Action.OTHER:
+            return
+        events = self._snapshot.events.setdefault(device, Events())
+        events.actions.append(action)
+        events.addresses.append(int(told["device_free"] if action is Action.OOM else told["addr"]))
+        events.sizes.append(int(told["size"]))
+        events.times_us.append(int(told.get("time_us") or 0))
+        events.stacks.append(self._stack(told.get("frames")))
+
+    def _stack(self, told: Any) -> int:
+        if not told:
+            return 0
+        frames = tuple(self._frame(frame) for frame in told[:_MOST_FRAMES])
+        return self._stacks.setdefault(frames, len(self._stacks))
+
+    def _frame(self, told: dict[str, Any]) -> StackFrame:
+        key = str(told["name"]), str(told["filename"]), int(told["line"])
+        frame = self._frames.get(key)
+        if frame is None:
+            frame = self._frames[key] = StackFrame(*key)
+        return frame
+
+
+_AWAITED = frozenset(["active_awaiting_free", "active_pending_free"])
+"""The state's name now, and in torch up to 2.0."""

@@ -1,0 +1,52 @@
+"""What held the GPU's memory? From snapshots of torch's allocator, and what training wrote down beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from stepscope.analyzer.memory import explain_memory
+from stepscope.collectors.memory_snapshot import read_note, read_snapshot
+from stepscope.core.analysis import Notice
+from stepscope.core.errors import DataError, none_usable
+from stepscope.core.memory import MemoryReport
+from stepscope.core.run_layout import MEMORY_FOLDER
+
+_SUFFIXES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
+
+
+def read_memory(paths: Sequence[str]) -> list[tuple[str, MemoryReport]]:
+    """A report for each snapshot: of files, of a folder's, or of a run directory's, those of failures first.
+
+    Raises:
+        DataError: a path is not there, holds no snapshot, or none can be read.
+    """
+    files = [file for path in paths for file in _files(Path(path))]
+    if not files:
+        raise DataError(
+            "holds no memory snapshot",
+            where=", ".join(paths),
+            what_next="take one with torch.cuda.memory._dump_snapshot(), or profile(memory=...)",
+        )
+    reports, errors = [], []
+    for file in files:
+        try:
+            reports.append((str(file), explain_memory(read_snapshot(file), read_note(file))))
+        except DataError as error:
+            errors.append(error)
+    if not reports:
+        raise none_usable(errors, "memory snapshots", what_next="give files of torch.cuda.memory._dump_snapshot()")
+    name, first = reports[0]
+    notices = [Notice("unusable_file", str(error)) for error in errors]
+    return [(name, replace(first, warnings=[*first.warnings, *notices])), *reports[1:]]
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise DataError("does not exist", where=str(path), what_next="check the path")
+    if not path.is_dir():
+        return [path]
+    inside = path / MEMORY_FOLDER if (path / MEMORY_FOLDER).is_dir() else path
+    files = [file for file in inside.rglob("*") if file.is_file() and file.name.endswith(_SUFFIXES)]
+    return sorted(files, key=lambda file: ("oom" not in file.name, file))
