@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stepscope.core.analysis import Notice
@@ -58,7 +58,6 @@ def discover_by_driver(request: PreflightRequest, driver: DriverLook) -> Discove
     """GPUs that NVML knows, where nothing is to be run on them: that needs no torch.
 
     Raises:
-        UsageError: a GPU was asked for that is not there.
         DataError: NVML cannot be asked, or knows no GPU.
         UnreachableError: the driver hangs.
     """
@@ -66,15 +65,14 @@ def discover_by_driver(request: PreflightRequest, driver: DriverLook) -> Discove
         raise UnreachableError(f"the driver hangs: {driver.why_not}", what_next="drain the node and reboot it")
     if not driver.gpus and not driver.lost:
         raise DataError(driver.why_not or "NVML knows no GPU here", what_next=_DOCTOR)
-    gpus = [_by_driver(one) for one in driver.gpus]
-    return Discovery(tuple(_chosen(gpus, request.gpus, driver)), {}, _lost(driver.lost, request))
+    return _chosen([_by_driver(one) for one in driver.gpus], driver.lost, request)
 
 
 def discover(request: PreflightRequest, programs: Programs, driver: DriverLook) -> Discovery:
     """GPUs of this node that CUDA sees, and those that NVML knows.
 
     Raises:
-        UsageError: a GPU was asked for that is not there, or torch is not installed.
+        UsageError: torch is not installed.
         DataError: this torch cannot use GPUs, or there is none.
         UnreachableError: the driver hangs.
     """
@@ -99,20 +97,12 @@ def discover(request: PreflightRequest, programs: Programs, driver: DriverLook) 
         warnings.append(Notice("cuda_sees_no_gpu", f"{why}; each GPU that NVML knows is tried alone"))
         gpus = [_by_driver(one) for one in driver.gpus]
         unseen = []
-    lost = _lost((*driver.lost, *unseen), request)
-    return Discovery(tuple(_chosen(gpus, request.gpus, driver)), versions, lost, tuple(warnings))
+    found = _chosen(gpus, (*driver.lost, *unseen), request)
+    return replace(found, versions=versions, warnings=tuple(warnings))
 
 
 def _by_driver(gpu: DriverGpu) -> MeasuredGpu:
     return MeasuredGpu(gpu.index, gpu.uuid, "", gpu.uuid.removeprefix("GPU-"), gpu.key)
-
-
-def _lost(gpus: Iterable[tuple[int, str]], request: PreflightRequest) -> tuple[CheckResult, ...]:
-    return tuple(
-        CheckResult("driver", (index,), Outcome.FAIL, why)
-        for index, why in gpus
-        if request.gpus is None or str(index) in request.gpus
-    )
 
 
 def _gpu(told: dict[str, Any], visible: list[str] | None, driver: DriverLook) -> MeasuredGpu:
@@ -145,19 +135,20 @@ def _unseen(driver: DriverLook, gpus: Sequence[MeasuredGpu]) -> list[tuple[int, 
     ]
 
 
-def _chosen(gpus: Sequence[MeasuredGpu], names: tuple[str, ...] | None, driver: DriverLook) -> list[MeasuredGpu]:
-    if names is None:
-        return list(gpus)
-    chosen = []
-    for name in names:
-        found = [
-            gpu
-            for gpu in gpus
-            if name == str(gpu.index) or (len(name) > 4 and gpu.uuid.startswith(name.removeprefix("GPU-")))
-        ]
-        is_lost = any(name == str(index) for index, _ in driver.lost)
-        if not found and not is_lost:
-            known = ", ".join(str(gpu.index) for gpu in gpus)
-            raise UsageError(f"there is no GPU {name}", where="--gpus", what_next=f"there are {known}")
-        chosen += [gpu for gpu in found if gpu not in chosen]
-    return chosen
+def _chosen(gpus: Sequence[MeasuredGpu], lost: Sequence[tuple[int, str]], request: PreflightRequest) -> Discovery:
+    """Those that are asked for; of those that are not to be measured, why not."""
+    chosen: list[MeasuredGpu] = []
+    results = []
+    for name in dict.fromkeys(request.gpus or [*(str(gpu.index) for gpu in gpus), *(str(index) for index, _ in lost)]):
+        found = next((gpu for gpu in gpus if _is_called(gpu, name)), None)
+        if found is not None:
+            chosen += [found] if found not in chosen else []
+            continue
+        why = next((why for index, why in lost if str(index) == name), None)
+        why = why or f"there is no GPU {name} here: it fell off the bus, or that is not its name"
+        results.append(CheckResult("driver", (int(name),) if name.isdecimal() else (), Outcome.FAIL, why))
+    return Discovery(tuple(chosen), {}, tuple(results))
+
+
+def _is_called(gpu: MeasuredGpu, name: str) -> bool:
+    return name == str(gpu.index) or (len(name) > len("GPU-") and gpu.uuid.startswith(name.removeprefix("GPU-")))

@@ -90,11 +90,14 @@ class DriverWatch:
         close_all(list(self._workers.values()))
 
     def begin(self) -> None:
-        """Read all, and go on reading what changes under load."""
+        """Read all."""
         for index, reply in self._ask_all("read").items():
             if isinstance(reply, dict):
                 self._before[index] = decode(reply["collection"])
                 self._ends[index] = reply["ends"]
+
+    def watch(self) -> None:
+        """From now on, read what changes under load."""
         self._ask_all("watch")
 
     def end(self, logged: Mapping[str, tuple[Finding, ...]] | None) -> dict[int, GpuState | Failure]:
@@ -112,7 +115,7 @@ class DriverWatch:
                 continue
             states[index] = GpuState(
                 self._before[index],
-                tuple(decode(sample) for sample in sampled["samples"]),
+                tuple(map(decode, sampled["samples"])) or (decode(reply["collection"]),),
                 decode(reply["collection"]),
                 None if logged is None else logged.get(self._keys[index], ()),
             )

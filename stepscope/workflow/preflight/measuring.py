@@ -1,7 +1,7 @@
 """What is each GPU asked, in which order, and what of it at the same time as the others?
 
-Memory and products run on all GPUs at once, as a job's do: power and cooling are shared. Copies
-from and to the host run on one after the other.
+Memory and products run on all GPUs at once, as a job's do: power and cooling are shared. Copies from and to the host
+run on one after the other.
 """
 
 from __future__ import annotations

@@ -17,7 +17,12 @@ Progress = Callable[[str], None]
 
 
 def measure(
-    gpus: Sequence[MeasuredGpu], request: PreflightRequest, programs: Programs, on_progress: Progress
+    gpus: Sequence[MeasuredGpu],
+    request: PreflightRequest,
+    programs: Programs,
+    *,
+    on_start: Callable[[], None],
+    on_progress: Progress,
 ) -> list[CheckResult]:
     """All that is run on the GPUs.
 
@@ -25,6 +30,7 @@ def measure(
         gpus: on which.
         request: which checks.
         programs: processes that measure.
+        on_start: is called when everything is ready to be measured.
         on_progress: is told what is measured now.
     """
     is_cuda = request.device_type == "cuda"
@@ -46,6 +52,7 @@ def measure(
         measuring = Measuring(gpus, workers, sizes, seconds=request.seconds, is_cuda=is_cuda)
         on_progress("starting a process for each GPU")
         measuring.start(request.start_seconds, beside=all_seeing)
+        on_start()
         phases: tuple[tuple[CheckGroup, str, Callable[[], None]], ...] = (
             (CheckGroup.MEMORY, "memory", measuring.memory),
             (CheckGroup.MATMUL, "matrix products", measuring.products),

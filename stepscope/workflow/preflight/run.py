@@ -42,7 +42,7 @@ def run_preflight(
         on_progress: is told what is measured now.
 
     Raises:
-        UsageError: a GPU was asked for that is not there.
+        UsageError: torch is not installed.
         DataError: nothing can be measured: no torch that can, no GPU.
         UnreachableError: the driver does not answer at all.
     """
@@ -60,7 +60,9 @@ def run_preflight(
         watch.begin()
         gpus = [_with_facts(gpu, watch) for gpu in found.gpus]
         versions = {**found.versions, **_driver_version(gpus, watch)}
-        results = measure(gpus, request, programs, on_progress) if request.runs else []
+        results: list[CheckResult] = []
+        if request.runs:
+            results = measure(gpus, request, programs, on_start=watch.watch, on_progress=on_progress)
         if CheckGroup.STATE in request.groups:
             on_progress("asking the driver")
             states = watch.end(_logged(log))

@@ -15,7 +15,7 @@ import threading
 from stepscope.collectors.nvml import GpuTarget, NvmlCollector
 from stepscope.collectors.nvml.binding import GpuUnusableError
 from stepscope.core.gpu_metrics import GPU
-from stepscope.core.readings import Collection
+from stepscope.core.readings import Collection, Missing
 from stepscope.core.readings_wire import encode
 from stepscope.workflow.preflight.child import Answer, Request, serve
 
@@ -68,12 +68,9 @@ class StateServer:
 
     def _look(self) -> Answer:
         found = [self._collector.target(index) for index in range(self._collector.count())]
-        lost = [
-            [int(dict(one.labels)["gpu"]), one.reason, one.detail] for one in found if not isinstance(one, GpuTarget)
-        ]
-        return {"gpus": [{"key": one.key, "labels": one.labels} for one in found if isinstance(one, GpuTarget)]} | {
-            "lost": lost
-        }
+        gpus = [{"key": one.key, "labels": one.labels} for one in found if isinstance(one, GpuTarget)]
+        lost = [one for one in found if isinstance(one, Missing)]
+        return {"gpus": gpus, "lost": [[int(dict(one.labels)["gpu"]), one.reason, one.detail] for one in lost]}
 
     def _read(self, key: str) -> Collection:
         return Collection.joined(self._collector.sweep(key).values())
@@ -87,12 +84,8 @@ class StateServer:
     def _watch(self, key: str) -> None:
         while not self._stop.is_set() and len(self._samples) < _MOST_SAMPLES:
             whole = self._read(key)
-            told = tuple(
-                reading
-                for reading in whole.readings
-                if reading.metric in SAMPLED and (reading.value or not reading.metric.endswith("throttle_reason"))
-            )
-            self._samples.append(Collection(told, whole.missing[:0], whole.findings))
+            told = tuple(reading for reading in whole.readings if reading.metric in SAMPLED)
+            self._samples.append(Collection(readings=told, findings=whole.findings))
             self._stop.wait(_SECONDS_APART)
 
 

@@ -22,8 +22,8 @@ _MOST_REMAPPED = 512
 _MOST_RETIRED = 63
 """DCGM fails from so many retired pages on: the table is full with 64."""
 _HARDWARE_REASONS = ("hardware_slowdown", "hardware_thermal", "hardware_power_brake")
-_OFTEN = 0.5
-"""Share of the samples under load; one slowdown alone is transient (NVSentinel asks for six in ten minutes)."""
+_OFTEN, _FEWEST_SLOWDOWNS = 0.5, 2
+"""Share and number of the samples under load: one slowdown is transient (NVSentinel asks for six in ten minutes)."""
 _LOWERED = 0.99
 """Share of the usual power limit: limits are rounded."""
 _FABRIC = {
@@ -169,23 +169,28 @@ def _xid(state: GpuState) -> _Judged:
 def _throttling(state: GpuState) -> _Judged:
     if not state.samples or not any(sample.readings for sample in state.samples):
         return _UNKNOWN
-    reasons = Counter(
-        dict(one.labels)["reason"]
-        for sample in state.samples
-        for one in sample.readings
-        if one.metric == GPU + "throttle_reason" and one.value
+    reasons = [_reasons(sample) for sample in state.samples]
+    loaded = [one for one in reasons if "idle" not in one] or reasons
+    counts = Counter(reason for one in loaded for reason in one)
+    said = ", ".join(
+        f"{reason} in {count / len(loaded):.0%} of the samples" for reason, count in sorted(counts.items())
     )
-    shares = {reason: count / len(state.samples) for reason, count in reasons.items()}
-    said = ", ".join(f"{reason} in {share:.0%} of the samples" for reason, share in sorted(shares.items()))
-    hardware = max((shares.get(reason, 0.0) for reason in _HARDWARE_REASONS), default=0.0)
-    if hardware >= _OFTEN:
+    hardware = max(counts[reason] for reason in _HARDWARE_REASONS)
+    if hardware >= _OFTEN * len(loaded) and hardware >= _FEWEST_SLOWDOWNS:
         return Outcome.FAIL, f"{said}: look at cooling, power cables and power supplies"
-    if hardware or "software_thermal" in shares:
+    if hardware or counts["software_thermal"]:
         return Outcome.WARN, f"{said}: look at cooling and power"
     limit, usual = state.value("power_limit_watts"), state.value("power_limit_default_watts")
     if limit is not None and usual is not None and limit < usual * _LOWERED:
         return Outcome.WARN, f"the power limit was lowered to {limit:.0f} of {usual:.0f} W: products are slower"
     return Outcome.PASS, said  # idle, or capped at the power limit, as large products are
+
+
+def _reasons(sample: Collection) -> set[str]:
+    """Why the clocks were low then."""
+    return {
+        dict(one.labels)["reason"] for one in sample.readings if one.metric == GPU + "throttle_reason" and one.value
+    }
 
 
 def _pcie_link(state: GpuState, *, is_loaded: bool) -> _Judged:

@@ -96,6 +96,8 @@ def test_corrected_errors_count_when_they_come_meanwhile() -> None:
         (("idle", "software_thermal", "idle", "idle"), Outcome.WARN),
         (("idle", "hardware_slowdown", "idle", "idle"), Outcome.WARN),
         (("idle", "hardware_power_brake", "hardware_power_brake", "idle"), Outcome.FAIL),
+        (("hardware_thermal", "software_power_cap", "software_power_cap", "software_power_cap"), Outcome.WARN),
+        (("hardware_thermal",), Outcome.WARN),
     ],
 )
 def test_throttling_by_how_often(reasons: tuple[str, ...], outcome: Outcome) -> None:
