@@ -2,9 +2,9 @@
 
     python -m benchmarks.fuzz_diagnostics ../shared/traces [--inputs 100000] [--seed 0]
 
-Recorded files of `stepscope hang`, `nccl` and `memory` are damaged: bytes, numbers and lines changed, left out, doubled,
-swapped, cut off. Each input goes the whole way of its verb. Anything but an answer or an expected error, and anything
-that takes over five seconds, is printed with its seed and ends with 1.
+Recorded files of `stepscope hang`, `nccl` and `memory` are damaged: bytes, numbers and lines changed, left out,
+doubled, swapped, cut off. Each input goes the whole way of its verb. Anything but an answer or an expected error, and
+anything that takes over five seconds, is printed with its seed and ends with 1.
 """
 
 from __future__ import annotations
