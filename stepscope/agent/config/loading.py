@@ -83,7 +83,7 @@ def _of_file(file: Path) -> dict[str, Any]:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot be read ({error.strerror or error})", where=str(file)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also of numbers and letters that there are not
         raise UsageError(f"is no TOML ({error})", where=str(file)) from None
     found: dict[str, Any] = {}
     for section, content in document.items():

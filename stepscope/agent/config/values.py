@@ -50,7 +50,7 @@ def from_text(key: Key, text: str, *, where: str) -> Any:
         try:
             document = tomllib.loads(f"value = {text.strip()}")
             value = document["value"] if len(document) == 1 else text
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             pass
     return typed(key, value, where=where)
 

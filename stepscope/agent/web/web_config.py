@@ -114,7 +114,7 @@ def _document(file: Path) -> Any:
         return yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot be read ({error.strerror or error})", where=str(file)) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the last two: of values, and of nested brackets
         raise UsageError(f"is no YAML ({error})", where=str(file)) from None
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stepscope.agent.assembly import assembled
@@ -72,6 +73,19 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, line: str) -> None:
     assert str(raised.value) == line.format(file=file)
 
 
+@given(text=st.text(max_size=30))
+@example(text="a = " + "[" * 5000)
+@example(text="a = " + "9" * 5000)
+@example(text="[gpus]\ninterval = 2024-01-01")
+def test_whatever_a_file_holds_is_taken_or_said_to_be_wrong(
+    text: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.toml"
+    file.write_text(text, encoding="utf-8", errors="replace")
+    with suppress(UsageError):
+        load(file)
+
+
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"agent.toml: cannot be read \(No such file or directory\)"):
         load(tmp_path / "agent.toml")
@@ -134,6 +148,12 @@ def test_what_is_shown_is_a_file_that_says_the_same(listen: str, interval: float
     assert {"listen": listen, "insecure": True}.items() <= document["web"].items()
     assert document["gpus"] == {"interval": interval}
     assert {f"{section}.{name}" for section, content in document.items() for name in content} == set(KEYS)
+
+
+@given(name=st.sampled_from(sorted(map(variable_of, KEYS))) | st.text(max_size=20), text=st.text(max_size=20))
+def test_whatever_a_variable_holds_is_taken_or_said_to_be_wrong(name: str, text: str) -> None:
+    with suppress(UsageError):
+        load(environment={name: text, f"STEPSCOPE_AGENT__{name}": text})
 
 
 def test_each_setting_has_a_sentence_and_a_variable() -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from stepscope.agent.web.web_config import ClientAuth, read_web_config
 from stepscope.core.errors import UsageError
@@ -95,3 +99,28 @@ def test_a_wrong_one_is_one_line(tmp_path: Path, text: str, line: str) -> None:
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"web.yml: cannot be read \(No such file or directory\)"):
         read_web_config(tmp_path / "web.yml")
+
+
+_LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.dates()
+_KEYS = st.sampled_from(
+    (
+        *("tls_server_config", "http_server_config", "basic_auth_users", "headers", "cert_file", "key_file", "alice"),
+        *("min_version", "client_auth_type", "client_ca_file", "client_allowed_sans", "X-Frame-Options"),
+    )
+)
+_DOCUMENTS = st.recursive(
+    _LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS | _LEAVES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(text=_DOCUMENTS.map(yaml.safe_dump) | st.text(max_size=30))
+@example(text="basic_auth_users: {alice: 2024-99-99}")
+@example(text="[" * 5000)
+@example(text="a: " + "9" * 5000)
+def test_whatever_it_holds_is_read_or_said_to_be_wrong(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.yml"
+    file.write_text(text, encoding="utf-8", errors="replace")
+    with suppress(UsageError):
+        read_web_config(file)
