@@ -43,7 +43,7 @@ def test_slow_wrong_hanging_dying_and_failing_gpus_are_named_and_nothing_else(ru
             uuid_of(2): {"die": "upload", "differing": 2},
             uuid_of(3): {"error": "check_products"},
         },
-        seconds=2.0,
+        seconds=4.0,
     )
     assert preflight.outcome is Outcome.FAIL
     memory = found(preflight, "memory_bandwidth", 0)
@@ -53,7 +53,7 @@ def test_slow_wrong_hanging_dying_and_failing_gpus_are_named_and_nothing_else(ru
     assert found(preflight, "matmul_bfloat16", 0).outcome is Outcome.WARN
     hung = found(preflight, "matmul_bfloat16", 1)
     assert hung.outcome is Outcome.FAIL
-    assert hung.detail.startswith("no answer within 2 s; the GPU or its driver hangs")
+    assert hung.detail.startswith("no answer within 4 s; the GPU or its driver hangs")
     assert found(preflight, "matmul_float8", 1) == CheckResult(
         "matmul_float8", (1,), Outcome.SKIPPED, "not made after matmul_bfloat16 failed"
     )
@@ -71,23 +71,25 @@ def test_slow_wrong_hanging_dying_and_failing_gpus_are_named_and_nothing_else(ru
     assert [gpu.outcome for gpu in preflight.gpus] == [Outcome.FAIL] * 4
 
 
-def test_a_hang_between_gpus_ends_that_pair_and_an_all_reduce_names_who_does_not_answer(run_node: RunNode) -> None:
-    faults = {uuid_of(3): {"hang": "copy_to_peer"}, uuid_of(2): {"hang": "all_reduce", "wrong_bytes": 4}}
-    preflight = run_node(faults, groups=frozenset({CheckGroup.PEERS, CheckGroup.ALL_REDUCE}), seconds=1.5)
-    assert found(preflight, "peer_copy", 0, 1).outcome is Outcome.PASS
-    assert found(preflight, "peer_copy", 0, 3).outcome is Outcome.FAIL
-    assert found(preflight, "peer_copy", 1, 2).detail.startswith("4 bytes are wrong")
-    assert found(preflight, "all_reduce", 0, 1, 2, 3).detail.startswith("GPU 2: no answer within 1.5 s")
+def test_a_hang_between_gpus_fails_that_pair_and_an_all_reduce_names_who_does_not_answer(run_node: RunNode) -> None:
+    faults = {uuid_of(3): {"hang": "copy_to_peer"}, uuid_of(2): {"hang": "all_reduce"}}
+    groups = frozenset({CheckGroup.PEERS, CheckGroup.ALL_REDUCE})
+    preflight = run_node(faults, groups=groups, gpus=("2", "3"), seconds=3.0)
+    assert found(preflight, "peer_copy", 2, 3).detail.startswith("no answer within 3 s")
+    assert found(preflight, "all_reduce", 2, 3).detail.startswith("GPU 2: no answer within 3 s")
 
 
 def test_less_than_the_neighbours_give_is_worth_a_warning_and_a_wrong_byte_is_a_failure(run_node: RunNode) -> None:
-    preflight = run_node({uuid_of(2): {"slow": {"copy": 0.88}}, uuid_of(0): {"wrong_upload": 8}}, groups=_RATES)
+    faults = {uuid_of(2): {"slow": {"copy": 0.88}}, uuid_of(0): {"wrong_upload": 8}, uuid_of(3): {"wrong_bytes": 4}}
+    preflight = run_node(faults, groups=_RATES | {CheckGroup.PEERS})
     slow = found(preflight, "memory_bandwidth", 2)
     assert slow.outcome is Outcome.WARN
     assert slow.detail.startswith("12% less than the other GPUs")
     wrong = found(preflight, "host_to_device", 0)
     assert (wrong.outcome, wrong.detail.partition(":")[0]) == (Outcome.FAIL, "8 bytes are wrong")
-    assert [gpu.outcome for gpu in preflight.gpus] == [Outcome.FAIL, Outcome.PASS, Outcome.WARN, Outcome.PASS]
+    assert found(preflight, "peer_copy", 1, 2).outcome is Outcome.PASS
+    assert found(preflight, "peer_copy", 1, 3).detail.startswith("4 bytes are wrong")
+    assert found(preflight, "memory_bandwidth", 1).outcome is Outcome.PASS
 
 
 def test_what_the_driver_tells_of_each_gpu(run_node: RunNode, machine: FakeNvml) -> None:
@@ -134,7 +136,7 @@ def test_where_one_lost_gpu_hides_all_from_cuda_each_other_is_tried_alone(run_no
 def test_a_driver_that_hangs_on_one_gpu_fails_that_one(run_node: RunNode, machine: FakeNvml) -> None:
     machine.set(2, hang="nvmlDeviceGetPowerUsage")
     machine.write()
-    preflight = run_node(groups=frozenset({CheckGroup.STATE}), driver_seconds=3.0)
+    preflight = run_node(groups=frozenset({CheckGroup.STATE}), driver_seconds=6.0)
     assert found(preflight, "driver", 2).outcome is Outcome.FAIL
     assert [gpu.outcome for gpu in preflight.gpus] == [Outcome.PASS, Outcome.PASS, Outcome.FAIL, Outcome.PASS]
 
@@ -156,7 +158,7 @@ def test_the_driver_alone_is_asked_without_torch_and_idle_links_are_no_fault(
     machine.values |= {"error": "0", "hang": "nvmlDeviceGetCount_v2"}
     machine.write()
     with pytest.raises(UnreachableError, match="the driver hangs"):
-        run_node(groups=state, driver_seconds=1.5)
+        run_node(groups=state, driver_seconds=2.0)
 
 
 def test_only_some_gpus(run_node: RunNode) -> None:
