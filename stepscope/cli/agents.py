@@ -36,15 +36,25 @@ def asks_agents(function: _Function) -> _Function:
     )
     @click.option("--token-file", type=_FILE, envvar="STEPSCOPE_TOKEN_FILE", help="File with the agents' token.")
     @click.option("--ca-file", default="", metavar="FILE", help="Certificates to trust instead of the system's.")
+    @click.option("--cert-file", default="", metavar="FILE", help="Certificate to show, where agents ask for one.")
+    @click.option("--key-file", default="", metavar="FILE", help="Its key.  [default: in the same file]")
     @wraps(function)
-    def call(urls: tuple[str, ...], file: Path | None, token_file: Path | None, ca_file: str, **options: Any) -> None:
+    def call(
+        urls: tuple[str, ...],
+        file: Path | None,
+        token_file: Path | None,
+        ca_file: str,
+        cert_file: str,
+        key_file: str,
+        **options: Any,
+    ) -> None:
         named = [*urls, *(_lines(file) if file else ())]
-        function(_clients(named, token_file, ca_file), **options)
+        function(_clients(named, token_file, ca_file=ca_file, cert_file=cert_file, key_file=key_file), **options)
 
     return call
 
 
-def _clients(urls: list[str], token_file: Path | None, ca_file: str) -> list[AgentClient]:
+def _clients(urls: list[str], token_file: Path | None, **files: str) -> list[AgentClient]:
     from stepscope.workflow.agent_client import DEFAULT_URL, agent_client
 
     token = ""
@@ -52,7 +62,7 @@ def _clients(urls: list[str], token_file: Path | None, ca_file: str) -> list[Age
         from stepscope.agent.token_file import token_in
 
         token = token_in(token_file)
-    found = [agent_client(url, token=token, ca_file=ca_file) for url in urls or [DEFAULT_URL]]
+    found = [agent_client(url, token=token, **files) for url in urls or [DEFAULT_URL]]
     return list({str(client): client for client in found}.values())
 
 

@@ -44,6 +44,7 @@ class AgentClient:
         token: of who may have it do something; empty without.
         ca_file: certificates to trust instead of the system's; empty without.
         user, password: of who may look, where the agent asks; empty without.
+        cert_file, key_file: certificate to show, and its key where that is another file; empty without.
     """
 
     host: str
@@ -53,6 +54,8 @@ class AgentClient:
     ca_file: str = ""
     user: str = ""
     password: str = ""
+    cert_file: str = ""
+    key_file: str = ""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -93,6 +96,12 @@ class AgentClient:
         except OSError as error:
             what = f"cannot be read as certificates ({error.strerror or error})"
             raise UsageError(what, where=self.ca_file) from None
+        if self.cert_file:
+            try:
+                context.load_cert_chain(self.cert_file, self.key_file or None, password="")
+            except (OSError, ValueError) as error:
+                what = f"cannot be read as a certificate with its key ({getattr(error, 'strerror', None) or error})"
+                raise UsageError(what, where=self.cert_file, what_next="name the key's file: --key-file") from None
         return http.client.HTTPSConnection(self.host, self.port, timeout=_TIMEOUT_SECONDS, context=context)
 
     def _unreachable(self, error: Exception) -> UnreachableError:
@@ -112,12 +121,14 @@ class AgentClient:
         return UnreachableError(what, where=str(self), what_next=next_step)
 
 
-def agent_client(url: str, *, token: str = "", ca_file: str = "") -> AgentClient:
+def agent_client(
+    url: str, *, token: str = "", ca_file: str = "", cert_file: str = "", key_file: str = ""
+) -> AgentClient:
     """The agent that a URL names.
 
     Args:
         url: http or https; without a scheme http, without a port 9455; user:password@ before the host.
-        token, ca_file: see `AgentClient`.
+        token, ca_file, cert_file, key_file: see `AgentClient`.
 
     Raises:
         UsageError: it names none.
@@ -132,7 +143,8 @@ def agent_client(url: str, *, token: str = "", ca_file: str = "") -> AgentClient
     if parts.scheme not in ("http", "https") or not host or not is_bare or not url.isprintable() or " " in url:
         raise UsageError("is no agent's address", where=shown, what_next="write it as http://node7:9455")
     who = unquote(parts.username or ""), unquote(parts.password or "")
-    return AgentClient(host, port or _DEFAULT_PORT, parts.scheme == "https", token, ca_file, *who)
+    is_https = parts.scheme == "https"
+    return AgentClient(host, port or _DEFAULT_PORT, is_https, token, ca_file, *who, cert_file, key_file)
 
 
 def _reply(status: int, content: bytes) -> AgentReply:

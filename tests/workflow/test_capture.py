@@ -170,6 +170,22 @@ def test_over_tls_with_a_certificate_of_ones_own(tmp_path: Path, nodes: list[_No
             capture_job([agent_client(server.url, ca_file=str(tmp_path / "nowhere"))], _ORDER)
 
 
+def test_an_agent_that_asks_for_a_certificate(tmp_path: Path, nodes: list[_Node]) -> None:
+    certificate, key = self_signed(tmp_path, "node")
+    lines = (f"cert_file: {certificate}", f"key_file: {key}", f"client_ca_file: {certificate}")
+    text = "\n  ".join(["tls_server_config:", *lines, "client_auth_type: RequireAndVerifyClientCert"])
+    (tmp_path / "web.yml").write_text(text + "\n")
+    guard, service = Guard(tmp_path / "web.yml"), nodes[0].service
+    with service, AgentServer(Address("127.0.0.1", 0), service.routes, Access(service.token, guard), guard) as server:
+        told = {"token": service.token or "", "ca_file": str(certificate)}
+        with pytest.raises(UnreachableError):
+            capture_job([agent_client(server.url, **told)], _ORDER, wait=False)
+        with pytest.raises(UsageError, match="cannot be read as a certificate with its key"):
+            capture_job([agent_client(server.url, **told, cert_file=str(certificate))], _ORDER, wait=False)
+        agent = agent_client(server.url, **told, cert_file=str(certificate), key_file=str(key))
+        assert capture_job([agent], _ORDER, wait=False).state is CaptureState.ASKED
+
+
 @pytest.mark.parametrize(
     ("url", "said"),
     [

@@ -59,7 +59,8 @@ class SocketFile:
     def _in_folder(self) -> socket.socket:
         folder = os.path.dirname(self.path)
         if folder and not os.path.isdir(folder):
-            os.mkdir(folder, 0o755)
+            os.mkdir(folder)
+            os.chmod(folder, 0o755)  # whatever the umask: training of other users is to pass
         self._lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -20,6 +20,16 @@ def test_everybody_may_connect_and_nothing_is_left(place: Path) -> None:
         assert place.stat().st_mode & 0o777 == 0o660
 
 
+def test_others_reach_it_whatever_the_umask(place: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with SocketFile(str(place.parent / "new" / "agent.sock")) as file:
+            assert (place.parent / "new").stat().st_mode & 0o777 == 0o755
+            assert Path(file.path).stat().st_mode & 0o777 == 0o666
+    finally:
+        os.umask(before)
+
+
 def test_a_second_agent_is_refused_in_one_line_and_the_first_goes_on(place: Path) -> None:
     with SocketFile(str(place)):
         with pytest.raises(UsageError, match=r"another agent listens at this socket; stop it") as raised:
