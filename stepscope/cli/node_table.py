@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -33,8 +34,8 @@ _COLUMNS = ("host", "GPU", "job", "class", "util", "tensor", "DRAM", "W", "GiB",
 _RIGHT = frozenset({"util", "tensor", "DRAM", "W", "GiB", "°C", "MHz"})
 
 
-def node_table(answers: Sequence[NodeAnswer], now: float) -> Table:
-    """A row for each GPU and MIG instance, and one for each agent that does not answer.
+def node_table(answers: Sequence[NodeAnswer], now: float) -> Group:
+    """A line on all, a row for each GPU and MIG instance, and one for each agent that does not answer.
 
     Args:
         answers: of the agents.
@@ -46,7 +47,26 @@ def node_table(answers: Sequence[NodeAnswer], now: float) -> Table:
     for answer in answers:
         for row in _rows(answer, now):
             table.add_row(*row)
-    return table
+    return Group(_summary(answers), table)
+
+
+def _summary(answers: Sequence[NodeAnswer]) -> Text:
+    devices = [one for answer in answers if answer.node and not answer.error for one in answer.node.devices]
+    gpus = [one for one in devices if "gpu_instance" not in one.labels]
+    told = [
+        f"{len(answers)} machine{'' if len(answers) == 1 else 's'}",
+        f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}",
+    ]
+    busy = [one.values["utilization_ratio"] for one in gpus if "utilization_ratio" in one.values]
+    if busy:
+        told.append(f"{_percent(sum(busy) / len(busy))} busy")
+    watts = [one.values["power_watts"] for one in gpus if "power_watts" in one.values]
+    if watts:
+        told.append(f"{sum(watts) / 1000:,.1f} kW")
+    silent = sum(1 for answer in answers if answer.error)
+    if silent:
+        told.append("1 agent does not answer" if silent == 1 else f"{silent} agents do not answer")
+    return Text(", ".join(told))
 
 
 def _rows(answer: NodeAnswer, now: float) -> Iterator[Sequence[Text | str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -26,26 +26,31 @@ _REDRAW_SECONDS = 0.5
 @click.option(
     "--interval", type=click.FloatRange(0.5), default=2.0, show_default=True, help="Seconds between questions."
 )
+@click.option("--job", default="", help="GPUs of this job alone: its name or id.")
+@click.option("--sick", is_flag=True, help="GPUs and agents alone with which something is wrong.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and end.")
-def command(clients: list[AgentClient], once: bool, interval: float, as_json: bool) -> None:
+def command(clients: list[AgentClient], once: bool, interval: float, job: str, sick: bool, as_json: bool) -> None:
     """Show the GPUs of one or many machines as a table that lives: job, class, activity, power, memory, health.
 
     What is not known is a dash; an agent that does not answer has a line with the reason, and what it said last is dim.
     """
+    from stepscope.core.errors import UnreachableError
+    from stepscope.workflow.node_choice import chosen
     from stepscope.workflow.nodes import NodeWatch
 
     with NodeWatch(clients) as watch:
         if not once and not as_json:
-            _live(watch, interval)
+            _live(watch, interval, lambda: chosen(watch.answers(), job=job, sick=sick))
             return
         watch.ask()
         watch.wait()
-        _print(watch.answers(), as_json=as_json)
+        answers = watch.answers()
+    _print(chosen(answers, job=job, sick=sick), as_json=as_json)
+    if all(one.error for one in answers):
+        raise UnreachableError(answers[0].error, where=answers[0].agent)
 
 
 def _print(answers: Sequence[NodeAnswer], *, as_json: bool) -> None:
-    from stepscope.core.errors import UnreachableError
-
     if as_json:
         nodes = [
             {"agent": one.agent, "error": one.error, "node": asdict(one.node) if one.node else None} for one in answers
@@ -56,11 +61,9 @@ def _print(answers: Sequence[NodeAnswer], *, as_json: bool) -> None:
         from stepscope.cli.terminal import report_console
 
         report_console().print(node_table(answers, time.monotonic()))
-    if all(one.error for one in answers):
-        raise UnreachableError(answers[0].error, where=answers[0].agent)
 
 
-def _live(watch: NodeWatch, interval: float) -> None:
+def _live(watch: NodeWatch, interval: float, answers: Callable[[], Sequence[NodeAnswer]]) -> None:
     from rich.live import Live
 
     from stepscope.cli.node_table import node_table
@@ -73,5 +76,5 @@ def _live(watch: NodeWatch, interval: float) -> None:
             if now >= next_question:
                 watch.ask()
                 next_question = now + interval
-            live.update(node_table(watch.answers(), now), refresh=True)
+            live.update(node_table(answers(), now), refresh=True)
             time.sleep(_REDRAW_SECONDS)

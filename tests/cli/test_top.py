@@ -40,7 +40,8 @@ def test_a_row_for_each_gpu_and_each_agent_that_does_not_answer(capsys: pytest.C
     with served(node(device(0), sick, silent)) as url:
         code, out, _ = _run(capsys, "top", "--once", "--agent", url, "--agent", _NOBODY)
     assert code == 0
-    head, *rows = [line for line in out.splitlines() if line.strip() and "───" not in line]
+    summary, head, *rows = [line for line in out.splitlines() if line.strip() and "───" not in line]
+    assert summary.rstrip() == "2 machines, 3 GPUs, 97 % busy, 1.3 kW, 1 agent does not answer"
     assert head.split()[:4] == ["host", "GPU", "job", "class"]
     for part in ("n1", "llama alice", "memory bound", "97 %", "–", "50 %", "650/700", "64/80", "61", "1,410", "power"):
         assert part in rows[0]
@@ -60,6 +61,17 @@ def test_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert first["node"]["devices"][0]["missing"] == {"tensor_active_ratio": "not_supported"}
     assert (second["node"], bool(second["error"])) == (None, True)
+
+
+def test_some_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    sick = device(1, jobs=(), health=NodeHealth("failed", "no spare rows are left"))
+    with served(node(device(0), sick)) as url:
+        for option, gpus in (("--sick", ["1"]), ("--job=llama", ["0"]), ("--job=42", ["0"]), ("--job=other", None)):
+            code, out, _ = _run(capsys, "top", "--json", "--agent", url, "--agent", _NOBODY, option)
+            nodes = [one["node"] for one in json.loads(out)["nodes"]]
+            assert code == 0
+            assert [one["labels"]["gpu"] for one in nodes[0]["devices"]] == gpus if gpus else nodes == []
+            assert (None in nodes) is (option == "--sick")
 
 
 def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
