@@ -83,7 +83,9 @@ def main() -> None:
             machine.add(profiles.h100(index))
         machine.write()
         command = [sys.executable, "-m", "stepscope", "agent", "run", "--listen", "127.0.0.1:0"]
-        with subprocess.Popen(command, env=machine.environment(), stderr=subprocess.PIPE, text=True) as agent:
+        own = {"TRAINING__SOCKET": f"{folder}/agent.sock", "STATE__DIRECTORY": folder, "KINETO__ENABLED": "false"}
+        environment = machine.environment() | {f"STEPSCOPE_AGENT__{name}": value for name, value in own.items()}
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as agent:
             assert agent.stderr is not None
             port = int(agent.stderr.readline().split()[2].split(":")[2].partition("/")[0])
             print(agent.stderr.readline().strip())
