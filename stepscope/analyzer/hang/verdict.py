@@ -15,6 +15,7 @@ from stepscope.analyzer.hang.mismatches import Mismatch, first_mismatches
 from stepscope.analyzer.hang.stacks import waiting_groups
 from stepscope.analyzer.hang.standings import Group, Standings, standings_of
 from stepscope.analyzer.hang.waits import OpenCall, message_waits, open_calls
+from stepscope.analyzer.hang.ways import strayed
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.flight_recorder import FlightDump
 from stepscope.core.hang import HangEvidence, HangKind, HangReport, HangVerdict
@@ -74,7 +75,7 @@ def _verdict(
             summary,
             actions=["give the dumps of all ranks"],
         )
-    return _circle(calls) or _end_of_messages(dumps, messages) or _nobody(dumps, calls)
+    return _circle(dumps, calls) or _end_of_messages(dumps, messages) or _nobody(dumps, calls)
 
 
 def _awaited(standings: Standings, calls: Mapping[int, OpenCall], missing: Sequence[int]) -> list[int]:
@@ -126,15 +127,17 @@ def _evidence(one: Guilty) -> HangEvidence:
     )
 
 
-def _circle(calls: Mapping[int, OpenCall]) -> HangVerdict | None:
-    """Ranks that wait for each other in different groups: whom most others wait for has left the common way."""
+def _circle(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangVerdict | None:
+    """Ranks that wait for each other in different groups: who went a new way has left the common one."""
     waiting = {rank: {other for other, call in calls.items() if rank in call.waits_for} for rank in calls}
     mutual = {rank: waiting[rank] & set(call.waits_for) for rank, call in calls.items()}
     circle = sorted(rank for rank, others in mutual.items() if others)
     if not circle:
         return None
-    awaited = {rank: (len(mutual[rank]), len(waiting[rank])) for rank in circle}
-    left = [rank for rank in circle if awaited[rank] == max(awaited.values())]
+    left = strayed(dumps, calls, circle)
+    if len(left) in (0, len(circle)):  # too little is recorded: then it is whom most others wait for
+        awaited = {rank: (len(mutual[rank]), len(waiting[rank])) for rank in circle}
+        left = [rank for rank in circle if awaited[rank] == max(awaited.values())]
     is_clear = len(left) < len(circle)
     ranks = left if is_clear else circle
     evidence = [

@@ -143,10 +143,20 @@ def test_a_rank_that_left_the_loop_waits_in_another_group_than_those_that_wait_f
 
 
 def test_whom_all_wait_for_has_left_though_each_of_them_waits_in_another_group() -> None:
-    job = Job(mesh(2, 2)).call("1").call("2").call("3").call("4").call(WORLD)
+    job = Job(mesh(2, 2))
+    for _ in range(2):
+        job.call("1").call("2").call("3").call("4").call(WORLD)
     job.call(WORLD, [3], name="barrier", done=False).call("2", [2], done=False)
     job.call("1").call("3", [0], done=False).call("4", [1], done=False)
     assert _verdict(job.dumps()) == (Cause.HANG, HangKind.DESYNC, [3])
+
+
+def test_ranks_that_leave_the_loop_for_what_they_never_did_are_named_and_not_those_they_keep_waiting() -> None:
+    """A data-parallel rank of two tensor-parallel ones runs out of data: they are as many as those that go on."""
+    job = _trained(3, num_tensor=2, num_data=2)
+    job.call("1").call("2", [2, 3]).call(WORLD, [2, 3], done=False)
+    job.call("3", [0], done=False).call("4", [1], done=False)
+    assert _verdict(job.dumps()) == (Cause.HANG, HangKind.DESYNC, [2, 3])
 
 
 def test_of_two_that_wait_for_each_other_the_one_that_all_others_wait_for_has_left() -> None:
