@@ -80,29 +80,32 @@ def discover(request: PreflightRequest, programs: Programs, driver: DriverLook) 
         reply = ask(scout, {"do": "describe"}, request.start_seconds)
     versions = reply["versions"] if isinstance(reply, dict) else {}
     devices = reply["devices"] if isinstance(reply, dict) else []
-    warnings = []
+    visible = visible_names(programs, "HIP_VISIBLE_DEVICES" if "hip" in versions else "CUDA_VISIBLE_DEVICES")
+    warnings: list[Notice] = []
+    unseen: list[tuple[int, str]] = []
     if devices:
-        variable = "HIP_VISIBLE_DEVICES" if "hip" in versions else "CUDA_VISIBLE_DEVICES"
-        visible = visible_names(programs, variable)
         gpus = [_gpu(one, visible, driver) for one in devices]
         unseen = [] if visible is not None else _unseen(driver, gpus)
     else:
         _check_hope(reply, versions)
         why = reply.detail if isinstance(reply, Failure) else "torch sees no GPU"
-        if not driver.gpus:
+        gpus = [_by_driver(one) for one in driver.gpus if visible is None or _is_among(one, visible)]
+        if not gpus:
             if isinstance(reply, Failure):
                 raise UnreachableError(f"torch cannot look for GPUs: {why}", what_next=_DOCTOR)
             raise DataError(f"{why} here", what_next=f"{_DOCTOR}, or try --device cpu")
         # one GPU off the bus can hide all others from CUDA: each is tried alone
         warnings.append(Notice("cuda_sees_no_gpu", f"{why}; each GPU that NVML knows is tried alone"))
-        gpus = [_by_driver(one) for one in driver.gpus]
-        unseen = []
     found = _chosen(gpus, (*driver.lost, *unseen), request)
     return replace(found, versions=versions, warnings=tuple(warnings))
 
 
 def _by_driver(gpu: DriverGpu) -> MeasuredGpu:
     return MeasuredGpu(gpu.index, gpu.uuid, "", gpu.uuid.removeprefix("GPU-"), gpu.key)
+
+
+def _is_among(gpu: DriverGpu, visible: Sequence[str]) -> bool:
+    return any(name == str(gpu.index) or (len(name) > len("GPU-") and gpu.uuid.startswith(name)) for name in visible)
 
 
 def _gpu(told: dict[str, Any], visible: list[str] | None, driver: DriverLook) -> MeasuredGpu:

@@ -110,7 +110,8 @@ class FakeDevice:
 def main() -> int:
     names = [uuid_of(index) for index in range(int(os.environ["FAKE_GPU_COUNT"]))]
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    visible = names if told is None else [names[int(one)] if one.isdecimal() else one for one in told.split(",")]
+    chosen = names if told is None else [one for one in told.split(",") if one]
+    visible = [names[int(one)] if one.isdecimal() else one for one in chosen]
     device = FakeDevice(json.loads(Path(os.environ["FAKE_GPUS"]).read_text()), visible)
     return serve(lambda request: answer_device(device, request))
 

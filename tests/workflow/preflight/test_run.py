@@ -174,6 +174,8 @@ def test_only_some_gpus(run_node: RunNode) -> None:
 
 
 def test_nothing_to_measure(run_node: RunNode, machine: FakeNvml) -> None:
+    with pytest.raises(DataError, match="torch sees no GPU here"):
+        run_node(CUDA_VISIBLE_DEVICES="")
     machine.values["error"] = "9"
     machine.write()
     with pytest.raises(DataError, match="torch sees no GPU here; run: stepscope doctor"):
