@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.agent.web.web_config import ClientAuth, TlsConfig, WebConfig, read_web_config
+from stepscope.agent.web.tls_config import ClientAuth, TlsConfig
+from stepscope.agent.web.web_config import WebConfig, read_web_config
 from stepscope.core.errors import UsageError
 
 _log = logging.getLogger(__name__)
@@ -123,6 +124,8 @@ def _context(tls: TlsConfig) -> ssl.SSLContext:
         raise UsageError(f"no certificate with its key ({said})", where=f"{tls.cert_file}, {tls.key_file}") from None
     except OSError as error:
         raise UsageError(f"cannot be read ({error.strerror or error})", where=str(error.filename)) from None
+    if tls.ciphers:
+        context.set_ciphers(":".join(tls.ciphers))
     context.verify_mode = _CHECKS[tls.client_auth]
     if tls.client_ca_file is not None:
         try:

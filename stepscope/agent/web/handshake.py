@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from stepscope.agent.web.web_config import TlsConfig
+from stepscope.agent.web.tls_config import TlsConfig
 
 _PLAIN = (
     b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\n\r\nthis address speaks HTTPS, and was asked in HTTP\n"

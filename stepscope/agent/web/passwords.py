@@ -14,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from enum import Enum
 
+from stepscope.agent.web.budget import Budget
+
 _KEPT = 256
 """Right passwords, wrong ones and clients that are remembered, each."""
 _WAIT_SECONDS = 2.0
@@ -27,25 +29,6 @@ class Answer(Enum):
     RIGHT = "right"
     WRONG = "wrong"
     BUSY = "busy"  # too many checks: ask again later
-
-
-class Budget:
-    """Seconds that may be spent: so many at once, refilled with a share of the time that goes by."""
-
-    def __init__(self, burst: float, share: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._burst, self._share, self._clock = burst, share, clock
-        self._left, self._at = burst, clock()
-
-    def has_any(self) -> bool:
-        """Whether anything is left; what is then spent may be more and is owed."""
-        now = self._clock()
-        self._left = min(self._burst, self._left + (now - self._at) * self._share)
-        self._at = now
-        return self._left > 0
-
-    def spend(self, seconds: float) -> None:
-        """Take off what was used."""
-        self._left -= seconds
 
 
 class Passwords:

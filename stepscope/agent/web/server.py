@@ -13,6 +13,7 @@ from typing import Any
 
 from stepscope.agent.web.access import Access
 from stepscope.agent.web.address import Address
+from stepscope.agent.web.budget import Budget
 from stepscope.agent.web.connections import CONNECTION_SECONDS, ConnectionServer
 from stepscope.agent.web.guard import Guard
 from stepscope.agent.web.handshake import shake_hands
@@ -84,6 +85,8 @@ class _Server(ConnectionServer):
         self.routes = routes
         self.access = access
         self.guard = guard
+        config = guard.config()  # as exporter-toolkit's, the limit is that of the start
+        self.rate = Budget(config.burst, config.requests_per_second) if config.requests_per_second else None
         super().__init__(address, _Handler)
 
     def get_request(self) -> tuple[Any, Any]:
@@ -138,6 +141,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _reply(self, path: str) -> Reply:
         method = "GET" if self.command == "HEAD" else self.command
         found = self.server.routes.find(method, path)
+        is_open = not isinstance(found, Reply) and found[0].is_open
+        if not is_open and self.server.rate is not None and not self.server.rate.take(1.0):
+            return text_reply(HTTPStatus.TOO_MANY_REQUESTS, "too many requests", Retry_After="1")
         refusal = self.server.access.refusal(
             None if isinstance(found, Reply) else found[0], self.headers, str(self.client_address[0])
         )

@@ -159,6 +159,19 @@ def test_encrypted_also_while_clients_do_not_shake_hands(
                 connection.close()
 
 
+def test_no_more_requests_than_are_allowed_and_the_suites_that_are(tmp_path: Path, certificates: Path) -> None:
+    suite = "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"
+    text = _TLS.replace("}", f", max_version: TLS12, cipher_suites: [{suite}]}}")
+    with _agent(tmp_path, text + "rate_limit: {interval: 1h, burst: 2}\n", certificates) as agent:
+        assert [agent.get("/metrics")[0] for _ in range(3)] == [200, 200, 429]
+        assert agent.get("/healthz")[0] == 200
+        other = agent.context()
+        other.set_ciphers("ECDHE-ECDSA-AES256-GCM-SHA384")
+        other.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            agent.get("/healthz", context=other)
+
+
 def test_clients_need_a_certificate_of_an_allowed_name(tmp_path: Path, certificates: Path) -> None:
     text = _TLS.replace(
         "}", ", client_auth_type: RequireAndVerifyClientCert, client_ca_file: server.crt, client_allowed_sans: [NAME]}"

@@ -8,7 +8,7 @@ import bcrypt
 import pytest
 
 from stepscope.agent.web import passwords as passwords_module
-from stepscope.agent.web.passwords import Answer, Budget, Passwords
+from stepscope.agent.web.passwords import Answer, Passwords
 
 _USERS = {name: bcrypt.hashpw(name.encode() * 2, bcrypt.gensalt(4)) for name in ("alice", "bob")}
 
@@ -93,18 +93,3 @@ def test_right_passwords_are_not_pushed_out_by_wrong_ones(checked: tuple[_Clock,
     assert len(asked) == 601
     assert passwords.check(_USERS, "bob", b"bobbob", "scraper") is Answer.RIGHT
     assert len(asked) == 601
-
-
-def test_a_budget_is_refilled_up_to_its_burst_and_may_be_owed() -> None:
-    clock = _Clock()
-    budget = Budget(1.0, 0.1, clock)
-    assert budget.has_any()
-    budget.spend(3.0)
-    clock.now = 19.0
-    assert not budget.has_any()
-    clock.now = 21.0
-    assert budget.has_any()
-    clock.now = 1000.0
-    assert budget.has_any()
-    budget.spend(1.0)
-    assert not budget.has_any()

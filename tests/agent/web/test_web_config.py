@@ -11,7 +11,8 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stepscope.agent.web.web_config import ClientAuth, read_web_config
+from stepscope.agent.web.tls_config import ClientAuth
+from stepscope.agent.web.web_config import read_web_config
 from stepscope.core.errors import UsageError
 
 HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"  # the toolkit's own example
@@ -67,15 +68,22 @@ def test_what_keeps_others_out(tmp_path: Path, text: str, keeps_others_out: bool
     [
         ("a: [", "is no YAML (while parsing"),
         ("- a", "must have keys and values"),
-        ("tls_config: {}", "unknown or unsupported key tls_config; known: basic_auth_users, http_server_config, tls_s"),
+        (
+            "tls_config: {}",
+            "unknown or unsupported key tls_config; known: basic_auth_users, http_server_config, rate_l",
+        ),
         ("tls_server_config: {cert_file: a}", "tls_server_config: key_file is missing"),
         ("tls_server_config: {key_file: a}", "tls_server_config: cert_file is missing"),
         ("tls_server_config: {cert: PEM}", "tls_server_config.cert: is not read from here; name a file in cert_file"),
         ("tls_server_config: {cert_file: 1, key_file: a}", "tls_server_config.cert_file: must be a text"),
-        (f"{_TLS}  cipher_suites: [X]", "tls_server_config: unknown or unsupported key cipher_suites; known: "),
+        (f"{_TLS}  cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]", "cipher_suites: has no TLS_RSA_WITH_RC4_128_SHA; known"),
+        (f"{_TLS}  curve_preferences: [X25519]", "tls_server_config: unknown or unsupported key curve_preferences; kn"),
+        ("rate_limit: {interval: fast, burst: 1}", "rate_limit.interval: must be a duration, as 500ms or 1s, not fast"),
+        ("rate_limit: {interval: 1s}", "rate_limit.burst: must be a whole number of at least 1"),
         (f"{_TLS}  min_version: TLS9", "min_version: must be one of TLS10, TLS11, TLS12, TLS13, not TLS9"),
         (f"{_TLS}  client_auth_type: RequireAnyClientCert", "must be one of NoClientCert, RequestClientCert, Verif"),
         (f"{_TLS}  client_auth_type: RequireAndVerifyClientCert", "RequireAndVerifyClientCert needs client_ca_file"),
+        (f"{_TLS}  max_version: TLS11", "tls_server_config: min_version is newer than max_version"),
         (f"{_TLS}  client_ca_file: c", "client_ca_file without client_auth_type RequireAndVerifyClientCert"),
         (f"{_TLS}  client_allowed_sans: [a]", "client_allowed_sans needs client_auth_type RequireAndVerifyClientCert"),
         ("http_server_config: {headers: {Server: x}}", "headers: unknown or unsupported key Server; known: "),
@@ -94,6 +102,21 @@ def test_a_wrong_one_is_one_line(tmp_path: Path, text: str, line: str) -> None:
     assert str(raised.value).startswith(str(file))
     assert line in str(raised.value)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("interval", "per_second"), [("1s", 1.0), ("500ms", 2.0), ("1m30s", 1 / 90), ("1.5s", 1 / 1.5), ("0", None)]
+)
+def test_how_many_are_answered(tmp_path: Path, interval: str, per_second: float | None) -> None:
+    found = read_web_config(_file(tmp_path, f"rate_limit: {{interval: {interval}, burst: 5}}"))
+    assert found.requests_per_second == (None if per_second is None else pytest.approx(per_second))
+
+
+def test_suites_by_go_s_names(tmp_path: Path) -> None:
+    suites = "[TLS_AES_128_GCM_SHA256, TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA]"
+    found = read_web_config(_file(tmp_path, f"{_TLS}  cipher_suites: {suites}"))
+    assert found.tls is not None
+    assert found.tls.ciphers == ("ECDHE-RSA-AES256-GCM-SHA384", "ECDHE-ECDSA-AES128-SHA")
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
