@@ -4,8 +4,9 @@
     python -m benchmarks.fleet_class_accuracy windows.jsonl               # what fleet_class_sampling recorded
 
 Prints the tables of docs/accuracy.md. Training is counted apart from idle time, which would hide it. Each source is a
-projection of the same samples. "Held out" fits the thresholds anew on all other runs, from wide ranges and without
-looking at the defaults, and asks them of the run that was left out. `--write FILE` keeps the windows of training.
+projection of the same samples; windows shorter than a minute are drawn out to one, with the power of their own work.
+"Held out" fits the thresholds anew on all other runs, from wide ranges and without looking at the defaults, and asks
+them of the run that was left out. `--write FILE` keeps the windows of training.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.fleet_class_recordings import MODES, RESTING, recorded
-from benchmarks.labelled_windows import Labelled, projected, read_windows, write_windows
+from benchmarks.labelled_windows import Labelled, as_minute, projected, read_windows, write_windows
 from stepscope.analyzer.fleet import class_of_job, classify
 from stepscope.analyzer.fleet.limits import LIMITS, Limits
 from stepscope.core.causes import Cause
@@ -32,6 +33,9 @@ _RANGES: dict[str, tuple[float, ...]] = {
     "waiting_density": (0.0, 0.05, 0.1, 0.15, 0.2, 0.3),
     "compute_tensor": (0.2, 0.3, 0.4, 0.5, 0.6, 0.8),
     "compute_dram": (0.4, 0.55, 0.7, 0.85, 1.0),
+    "compute_power": (0.5, 0.65, 0.8, 0.95, 1.1, 1.3),
+    "waiting_power": (0.0, 0.03, 0.06, 0.1),
+    "memory_busy": (0.5, 0.6, 0.7, 0.8, 0.9),
     "memory_dram": (0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
     "small_kernels": (0.1, 0.2, 0.3, 0.4, 0.5),
     "idle_busy": (0.005, 0.01, 0.02, 0.03, 0.05, 0.08),
@@ -39,6 +43,8 @@ _RANGES: dict[str, tuple[float, ...]] = {
 _AS_COUNTERS_SEE = {Cause.PIPELINE_BUBBLE: Cause.COMMUNICATION}
 """A bubble is a wait for a peer; which, only a trace tells."""
 _PASSES = 2
+_NUM_HELD_OUT = 4
+"""Sources, the best first, for which thresholds are fitted anew."""
 _FEWEST_RUNS = 3
 """To fit thresholds to some of them."""
 
@@ -140,13 +146,14 @@ def main() -> None:
     print("\n| source | windows right / wrong / unknown | GPU-seconds | right of those judged |")
     print("| --- | --- | --- | --- |")
     for mode, missing in MODES.items():
-        for name, chosen in ((f"{mode}, training", training), (f"{mode}, idle", resting)):
-            poorer = [projected(window, missing) for window in chosen]
-            print(_row(name, [(window, _class_of(window).cause) for window in poorer]))
+        minutes = [as_minute(projected(window, missing)) for window in training]
+        idle = [projected(window, missing) for window in resting]
+        for name, chosen in ((f"{mode}, training", minutes), (f"{mode}, idle", idle)):
+            print(_row(name, [(window, _class_of(window).cause) for window in chosen]))
     if len(_by_run(windows)) < _FEWEST_RUNS:
         return
-    for mode, missing in list(MODES.items())[:2]:
-        told = held_out([projected(window, missing) for window in windows])
+    for mode, missing in list(MODES.items())[:_NUM_HELD_OUT]:
+        told = held_out([as_minute(projected(window, missing)) for window in windows])
         print(_row(f"{mode}, training, held out", [one for one in told if one[0].run not in RESTING]))
 
 

@@ -11,7 +11,9 @@ import csv
 import gzip
 import json
 import re
+from bisect import bisect
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from stepscope.analyzer.fleet import GpuFacts, Sample
 from stepscope.core.causes import Cause
 
 _FACTS = GpuFacts("NVIDIA H100 80GB HBM3", 700.0, 1.98e9, 85.5e9, None, True)
+_REST_SECONDS = 8
+"""Seconds before and after a labelled window in which the GPU has come to rest, or nearly."""
 RESTING = ("start", "none")
 """Runs that are none: before a run's first kernels, and between runs."""
 _MIB = 1048576.0
@@ -42,7 +46,8 @@ def recorded(folder: Path) -> list[Labelled]:
                 spent = {name: rank[name] for name in SPENT}
                 cause = Cause(about["cause"][0])
                 healthy = frozenset({cause if cause is Cause.MEMORY_BOUND else Cause.COMPUTE_BOUND})
-                windows.append(_labelled(run, gpu, inside, right_of(spent, cause, healthy), spent))
+                window = _labelled(run, gpu, inside, right_of(spent, cause, healthy), spent)
+                windows.append(replace(window, power_watts=_own_power(samples, inside)))
     for gpu, samples in series.items():
         windows += _idle(gpu, samples)
     return windows
@@ -63,6 +68,24 @@ def _idle(gpu: int, samples: list[Sample]) -> Iterator[Labelled]:
             stretch = stretch[: max(0, next(working, len(stretch)) - 3)]
         if len(stretch) >= 10:
             yield _labelled("start" if is_held else "none", gpu, stretch, frozenset({Cause.IDLE}))
+
+
+def _own_power(samples: list[Sample], inside: list[Sample]) -> float:
+    """Mean power of a window. NVML tells the average of the last second, so that energies of seconds add up: back to a
+    time at rest, and on to one; both are averaged."""
+    before = samples[samples.index(inside[0]) - 1]
+    begin, end = before.time_ns / 1e9, inside[-1].time_ns / 1e9
+
+    def told(time: float) -> float:
+        at = bisect([sample.time_ns for sample in samples], int(time * 1e9))
+        earlier, later = samples[max(0, at - 1)], samples[min(at, len(samples) - 1)]
+        share = (time * 1e9 - earlier.time_ns) / max(1, later.time_ns - earlier.time_ns)
+        watts = earlier.power_watts or 0.0, later.power_watts or 0.0
+        return watts[0] + min(1.0, max(0.0, share)) * (watts[1] - watts[0])
+
+    back = sum(told(end - second) - told(begin - second) for second in range(_REST_SECONDS))
+    on = sum(told(begin + second) - told(end + second) for second in range(1, _REST_SECONDS + 1))
+    return (told(begin - _REST_SECONDS) + told(end + _REST_SECONDS) + (back + on) / (end - begin)) / 2
 
 
 def _inside(samples: list[Sample], begin: float, end: float) -> list[Sample]:

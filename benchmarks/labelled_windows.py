@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -15,6 +16,8 @@ SPENT = ("compute", "exposed_comm", "copy", "idle")
 """A plain reading of a trace: shares of time with kernels that compute, else communication, else copies, nothing."""
 _NAMED, _EITHER = 0.25, 0.05
 """A loss of this share of the trace's window is the label; within 0.05 of it, both are right."""
+_MINUTE = 60.0
+_FEWEST_SAMPLES = 12
 _FIELDS = tuple(field.name for field in fields(Sample))
 
 
@@ -29,6 +32,7 @@ class Labelled:
         samples: in the order of their time.
         seconds: its length.
         facts, host: of the GPU and of its processes.
+        power_watts: on average of the window, freed from the driver's averaging; None where the samples' will do.
         spent: the plain reading of a trace of the same time: shares of `compute`, `exposed_comm`, `copy`, `idle`.
     """
 
@@ -40,12 +44,14 @@ class Labelled:
     facts: GpuFacts = field(default_factory=GpuFacts)
     host: HostUse = field(default_factory=HostUse)
     spent: dict[str, float] = field(default_factory=dict)
+    power_watts: float | None = None
 
 
 def right_of(spent: Mapping[str, float], host: Cause, healthy: frozenset[Cause]) -> frozenset[Cause]:
     """Which classes are right.
 
     Args:
+        power_watts: on average of the window, freed from the driver's averaging; None where the samples' will do.
         spent: the plain reading of a trace.
         host: why the GPU was empty, where it was.
         healthy: what bounds its kernels.
@@ -62,6 +68,18 @@ def projected(window: Labelled, missing: Sequence[str]) -> Labelled:
     """The window as a source without these figures would have seen it."""
     nothing: dict[str, Any] = dict.fromkeys(missing)
     return replace(window, samples=tuple(replace(sample, **nothing) for sample in window.samples))
+
+
+def as_minute(window: Labelled) -> Labelled:
+    """The window drawn out to a minute, with the power of its own work: its samples, repeated where there are few."""
+    if window.seconds >= _MINUTE:
+        return window
+    samples = window.samples * math.ceil(_FEWEST_SAMPLES / len(window.samples))
+    distance, first = int(1e9 * _MINUTE / len(samples)), samples[0].time_ns
+    drawn_out = [replace(sample, time_ns=first + at * distance) for at, sample in enumerate(samples)]
+    if window.power_watts is not None:
+        drawn_out = [replace(sample, power_watts=window.power_watts) for sample in drawn_out]
+    return replace(window, samples=tuple(drawn_out))
 
 
 def write_windows(path: Path, windows: Iterable[Labelled]) -> None:
@@ -83,6 +101,7 @@ def _as_json(window: Labelled) -> dict[str, Any]:
         "facts": asdict(window.facts),
         "host": asdict(window.host),
         "spent": window.spent,
+        "power_watts": _plain(window.power_watts),
         "fields": _FIELDS,
         "samples": [[_plain(getattr(sample, name)) for name in _FIELDS] for sample in window.samples],
     }
@@ -104,6 +123,7 @@ def _from_json(line: dict[str, Any]) -> Labelled:
         GpuFacts(**line["facts"]),
         HostUse(**line["host"]),
         line["spent"],
+        line["power_watts"],
     )
 
 

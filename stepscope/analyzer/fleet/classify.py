@@ -22,6 +22,7 @@ _CLEAR = 0.3
 _STATE_WRITTEN = 1e9
 """Bytes to the host in one window from which it is a state that is saved, not figures that are logged."""
 _ONE_WAY = 5.0
+_HARDLY = 0.1
 
 Said = tuple[Cause, tuple[Reason, ...], float, list[Evidence]]
 """Cause, reasons, confidence, evidence."""
@@ -103,6 +104,9 @@ def _loss(window: Window, shares: TimeShares, counters: Counters, limits: Limits
     # where waiting is not known, it may be all the time with kernels
     largest_wait = shares.busy if shares.waiting is None else shares.waiting
     if shares.waiting is not None and shares.waiting > host_side:
+        if counters is Counters.POWER and _launches_little(shares):
+            small = Evidence("busy_without_power_ratio", shares.waiting, "ratio", limits.named_loss)
+            return Cause.HOST_BOUND, (Reason.TINY_KERNELS,), _TRUST[counters], [small]
         return _communication(window, shares.waiting, counters, limits)
     if host_side < max(limits.named_loss, largest_wait):
         return None
@@ -117,6 +121,12 @@ def _loss(window: Window, shares: TimeShares, counters: Counters, limits: Limits
     if cause is Cause.INSUFFICIENT_EVIDENCE:
         return cause, (), 1.0, [empty]
     return cause, reasons, trust * agreement, [empty, *clues]
+
+
+def _launches_little(shares: TimeShares) -> bool:
+    """Whether what looks like waiting is tiny kernels, which nvidia-smi takes for more than they are: a GPU that waits
+    for peers computes in between, and has hardly a pause."""
+    return (shares.computing or 0.0) < _HARDLY * shares.busy and shares.busy < 1 - _HARDLY / 2
 
 
 def _communication(window: Window, waited: float, counters: Counters, limits: Limits) -> Said | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepscope.analyzer.fleet.limits import Limits
+from stepscope.analyzer.fleet.shares import filled_by_power
 from stepscope.analyzer.fleet.window import Window
 from stepscope.core.analysis import Evidence
 from stepscope.core.causes import Cause, Reason
@@ -84,8 +85,8 @@ def _kernel_clues(window: Window, busy: float, limits: Limits) -> list[_Clue]:
     elif mean.tensor is not None and mean.dram is not None and busy > 0:
         name = "pipes_per_engine_ratio"
         density = min(1.0, max(mean.tensor / limits.compute_tensor, mean.dram / limits.compute_dram) / busy)
-    elif window.dynamic_power is not None and window.seconds >= limits.power_seconds and busy >= _TOLD_BY_POWER:
-        name, density = "power_per_utilization_ratio", window.dynamic_power / limits.compute_power / busy
+    elif busy >= _TOLD_BY_POWER and (filled := filled_by_power(window, busy, limits)) is not None:
+        name, density = "filled_by_power_ratio", filled / busy
     else:
         return []
     if density >= _DENSE:

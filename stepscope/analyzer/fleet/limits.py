@@ -22,8 +22,11 @@ class Limits:
     """Tensor activity while bfloat16 training computes; recorded: 0.46 to 0.50, large products alone 0.67."""
     compute_dram: float = 0.72
     """Memory activity while memory-bound kernels run; recorded: 0.72 to 0.74. Some 0.8 is the practical peak."""
-    compute_power: float = 0.55
-    """Of what lies between idle and limit, drawn by real work; recorded: 0.54 (DDP) to 0.78 (memory-bound)."""
+    compute_power: float = 0.95
+    """Of what lies between idle and limit, drawn while computing; recorded, freed from the driver's averaging: 0.78
+    (large products alone, memory-bound) to 1.1 (clocks not capped yet)."""
+    waiting_power: float = 0.05
+    """The same while communication kernels poll; recorded: 0 to 0.09, by the number of their SMs."""
     power_seconds: float = 5.0
     """Windows shorter than this have no power of their own: the driver tells the average of the last second."""
     idle_power: float = 0.175

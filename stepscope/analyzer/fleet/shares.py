@@ -41,15 +41,20 @@ def _filled(window: Window, busy: float, limits: Limits) -> tuple[float | None, 
     if mean.sm is not None and mean.engine is not None:
         spread = limits.compute_density - limits.waiting_density
         return max(0.0, (mean.sm - limits.waiting_density * busy) / spread), Counters.SM
-    by_power = None
-    if window.dynamic_power is not None and window.seconds >= limits.power_seconds:
-        by_power = window.dynamic_power / limits.compute_power
+    by_power = filled_by_power(window, busy, limits)
     if mean.tensor is not None and mean.dram is not None:
         by_pipes = max(mean.tensor / limits.compute_tensor, mean.dram / limits.compute_dram)
         return max(by_pipes, by_power or 0.0, mean.sm or 0.0), Counters.PIPES
     if by_power is not None:
         return by_power, Counters.POWER
     return None, Counters.NONE
+
+
+def filled_by_power(window: Window, busy: float, limits: Limits) -> float | None:
+    """The same by power; None where that is not known, or the window is too short to have a power of its own."""
+    if window.dynamic_power is None or window.seconds < limits.power_seconds:
+        return None
+    return max(0.0, window.dynamic_power - limits.waiting_power * busy) / (limits.compute_power - limits.waiting_power)
 
 
 def spins(sample: Sample, limits: Limits) -> bool:

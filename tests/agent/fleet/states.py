@@ -12,7 +12,7 @@ GPU1 = labels_of(gpu=1, uuid="GPU-1")
 COMPUTING = {
     "utilization_ratio": 1.0,
     "memory_bandwidth_busy_ratio": 0.5,
-    "power_watts": 480.0,
+    "power_watts": 680.0,
     "power_limit_watts": 700.0,
     "sm_clock_hertz": 1.8e9,
     "sm_clock_max_hertz": 1.98e9,
@@ -28,7 +28,7 @@ COMPUTING = {
     "pcie_receive_bytes_per_second": 80e6,
 }
 WAITING = {
-    **COMPUTING, "power_watts": 240.0, "sm_active_ratio": 0.3, "tensor_active_ratio": 0.13, "dram_active_ratio": 0.1
+    **COMPUTING, "power_watts": 280.0, "sm_active_ratio": 0.3, "tensor_active_ratio": 0.13, "dram_active_ratio": 0.1
 }  # fmt: skip
 SPINNING = {
     **WAITING,

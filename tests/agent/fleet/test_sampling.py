@@ -30,7 +30,7 @@ def test_a_page_fills_what_nvml_does_not_have_and_of_both_nvml_counts() -> None:
     ]
     told = told_of_gpus(states)[GPU0]
     sample = told.sample({})
-    assert (sample.power_watts, sample.engine, sample.dram, sample.sm) == (480, 0.9, 0.4, None)
+    assert (sample.power_watts, sample.engine, sample.dram, sample.sm) == (680, 0.9, 0.4, None)
     assert sample.num_processes == 1  # not 2: both tell of the same
     assert told.facts(None).power_limit_watts == 700  # the data sheet's: no source has it
 

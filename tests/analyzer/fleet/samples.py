@@ -9,16 +9,16 @@ from stepscope.analyzer.fleet import GpuFacts, Sample
 
 H100 = GpuFacts("NVIDIA H100 80GB HBM3", 700.0, 1.98e9, 85e9, None, True)
 COMPUTING = Sample(
-    0, 1.0, 0.5, 480.0, 1.8e9, frozenset({"software_power_cap"}), 0.95, 0.82, 0.47, 0.39, 0.04, 16e9, 1e6, 80e6, 20e9, 1
+    0, 1.0, 0.5, 680.0, 1.8e9, frozenset({"software_power_cap"}), 0.95, 0.82, 0.47, 0.39, 0.04, 16e9, 1e6, 80e6, 20e9, 1
 )
 STREAMING = replace(COMPUTING, memory_busy=0.95, power_watts=570.0, sm=0.9, tensor=0.1, dram=0.74)
-WAITING = replace(COMPUTING, memory_busy=0.17, power_watts=240.0, sm=0.3, tensor=0.13, dram=0.1, link_bytes=350e6)
+WAITING = replace(COMPUTING, memory_busy=0.17, power_watts=280.0, sm=0.3, tensor=0.13, dram=0.1, link_bytes=350e6)
 SPINNING = replace(
     COMPUTING, memory_busy=0.0, power_watts=142.0, clock_hertz=1.98e9, throttle_reasons=frozenset(), engine=1.0,
     sm=0.12, tensor=0.0, dram=0.0, vector=0.0, link_bytes=0.0, pcie_transmit=0.7e6, pcie_receive=0.7e6,
 )  # fmt: skip
 STARVED = replace(
-    COMPUTING, utilization=0.3, memory_busy=0.12, power_watts=240.0, engine=0.29, sm=0.23, tensor=0.13, dram=0.12
+    COMPUTING, utilization=0.3, memory_busy=0.12, power_watts=270.0, engine=0.29, sm=0.23, tensor=0.13, dram=0.12
 )
 LAUNCHING = replace(
     COMPUTING, utilization=0.1, memory_busy=0.0, power_watts=137.0, engine=0.1, sm=0.005, tensor=0.0, dram=0.001

@@ -65,7 +65,7 @@ def test_classes(samples: Sequence[Sample], cause: Cause) -> None:
     [
         (COMPUTING, Cause.COMPUTE_BOUND),
         (STREAMING, Cause.MEMORY_BOUND),
-        (replace(WAITING, power_watts=200.0), Cause.COMMUNICATION),
+        (WAITING, Cause.COMMUNICATION),
         (STARVED, Cause.DATA_LOADING),
         (replace(LAUNCHING, utilization=0.4), Cause.HOST_BOUND),
         (HELD, Cause.IDLE),

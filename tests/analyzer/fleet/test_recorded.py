@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fleet_class_recordings import MODES
-from benchmarks.labelled_windows import projected, read_windows, right_of, write_windows
+from benchmarks.labelled_windows import as_minute, projected, read_windows, right_of, write_windows
 from stepscope.analyzer.fleet import classify
 from stepscope.core.causes import Cause
 from stepscope.core.fleet_class import Counters
@@ -44,6 +44,26 @@ def test_power_says_nothing_of_windows_that_short() -> None:
     assert all(
         told[one.run, one.gpu] in one.right or told[one.run, one.gpu] is Cause.INSUFFICIENT_EVIDENCE for one in _WINDOWS
     )
+
+
+def test_minutes_without_profiling_counters_are_told_by_power() -> None:
+    """The same windows drawn out to a minute, with their own power: A100 and older under NVML."""
+    outcomes = {}
+    for window in (as_minute(projected(one, MODES["NVML without profiling counters"])) for one in _WINDOWS):
+        told = classify(window.samples, window.facts)
+        outcomes[window.run, window.gpu] = told.cause in window.right
+        assert told.counters is Counters.POWER
+        assert told.confidence <= 0.5 or told.cause not in (
+            Cause.COMPUTE_BOUND,
+            Cause.MEMORY_BOUND,
+            Cause.COMMUNICATION,
+        )
+    assert {run for run, right in outcomes.items() if not right} == {
+        ("fsdp", 0),  # a single sample, of which nvidia-smi says 73 %
+        ("pp_few", 0),  # 23 % waiting, named from 25 % on
+        _HOST_OR_LOADER,
+        ("launch_bound", 0),  # unknown
+    }
 
 
 def test_shares_of_time_agree_with_the_trace() -> None:
