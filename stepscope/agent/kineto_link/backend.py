@@ -73,8 +73,8 @@ class KinetoBackend:
         targets = self._desk.targets()
         if not name.isascii() or not name.isdecimal() or int(name) <= 1 or any(_job(one) == name for one in targets):
             return frozenset()
-        meant = [one.process for one in targets if int(name) in (one.process.peer.pid, *one.process.ancestors)]
-        return frozenset(one.peer.pid for one in meant if one.is_in_our_namespace)
+        pids = {one.process.peer.pid: one.process.ancestors_in_our_namespace for one in targets}
+        return frozenset(pid for pid, ancestors in pids.items() if int(name) in (pid, *ancestors))
 
     def request(self, capture: CaptureRequest, keys: Collection[str]) -> None:
         """Ask these processes together."""

@@ -22,6 +22,7 @@ from stepscope.collectors.kineto_daemon.orders import Orders
 from stepscope.collectors.kineto_daemon.recording import Recording, said
 from stepscope.collectors.kineto_daemon.registry import KinetoProcess
 from stepscope.collectors.kineto_daemon.server import KinetoServer
+from stepscope.collectors.kineto_daemon.staging import remove_left_behind
 from stepscope.collectors.kineto_daemon.targets import Target, Targets, key_of
 from stepscope.core.agent_messages import AnswerState
 
@@ -159,19 +160,27 @@ class KinetoDesk:
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def _run(self) -> None:
+        remove_left_behind(time.time_ns())
         while not self._ended.is_set():
             self._wake.wait(_BUSY_SECONDS if self._jobs else _IDLE_SECONDS)
             self._wake.clear()
             processes = {key_of(process): process for process in self.server.processes()}
-            self._targets = self._look_up.of(processes.values())
-            while self._inbox:
-                self._inbox.popleft()()
-            if self._early and time.monotonic() >= self._ready_at:
-                early, self._early = self._early, {}
-                for wish in early.values():
-                    self._begin(wish)
-            for job in list(self._jobs.values()):
-                self._see_to(job, processes)
+            try:
+                self._look(processes)
+            except Exception:  # the thread's edge: the next look goes on
+                _log.exception("captures of processes with KINETO_USE_DAEMON=1 failed; they go on")
+                self._ended.wait(_IDLE_SECONDS)
+
+    def _look(self, processes: Mapping[str, KinetoProcess]) -> None:
+        self._targets = self._look_up.of(processes.values(), time.monotonic())
+        while self._inbox:
+            self._inbox.popleft()()
+        if self._early and time.monotonic() >= self._ready_at:
+            early, self._early = self._early, {}
+            for wish in early.values():
+                self._begin(wish)
+        for job in list(self._jobs.values()):
+            self._see_to(job, processes)
 
     def _begin(self, wish: Wish) -> None:
         if time.monotonic() < self._ready_at:

@@ -12,7 +12,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.collectors.kineto_daemon.registry import KinetoProcess, Peer
+from stepscope.collectors.kineto_daemon.proc import process_times
+from stepscope.collectors.kineto_daemon.registry import Peer
 from stepscope.collectors.kineto_daemon.verification import TraceReader, TraceSummary
 from stepscope.core.run_layout import TRACES_FOLDER, trace_path
 
@@ -43,25 +44,21 @@ class Partial:
     summary: TraceSummary
 
 
-def run_name(process: KinetoProcess, *, rank: int | None, run_id: str | None, proc: Path = Path("/proc")) -> str:
-    """What the job of a process is called: alike for all its ranks on this node, unlike any other job's here.
+def run_name(job_id: int | None, run_id: str | None, leader: int, proc: Path = Path("/proc")) -> str:
+    """What a job is called: alike for all its ranks on this node, unlike any other job's here.
 
     Args:
-        process: one of its ranks.
-        rank: None when unknown; with one, its parent has started all of the node's ranks.
+        job_id: Slurm's, None without.
         run_id: of torchrun's rendezvous, None without.
+        leader: the process that started its ranks, or its only one.
         proc: where to look.
     """
-    if process.job_id is not None:
-        return f"slurm-{process.job_id}"
+    if job_id is not None:
+        return f"slurm-{job_id}"
     if run_id is not None:
         return f"torchrun-{_NOT_PLAIN.sub('_', run_id)[:64]}"
-    pid = process.peer.pid
-    parent, started = _parent_and_start(proc, pid)
-    if rank is not None and parent:
-        pid = parent
-        _, started = _parent_and_start(proc, pid)
-    return f"pid-{pid}-{started}"  # when it was started, in ticks since boot: process ids come again
+    times = process_times(leader, proc)
+    return f"pid-{leader}-{times.start_ticks if times else 0}"  # process ids come again
 
 
 def next_capture(run: Path) -> int:
@@ -126,12 +123,3 @@ def keep(partial: Partial, run: Path, capture: int, rank: int) -> Path:
     path = run / trace_path(capture, rank)
     partial.path.replace(path)
     return path
-
-
-def _parent_and_start(proc: Path, pid: int) -> tuple[int, int]:
-    """Parent and start of a process, ticks since boot; zeros where it cannot be read."""
-    try:
-        fields = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        return int(fields[1]), int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return 0, 0

@@ -18,7 +18,9 @@ from stepscope.collectors.kineto_daemon.registry import KinetoProcess
 from stepscope.collectors.kineto_daemon.verification import TraceSummary
 
 PROFILING = "a profiler is at work in it: torch.profiler of its script, or another's capture"
-NO_STEP_YET = "it has taken no step of a torch.optim optimizer yet, or one takes longer than it asks, 5 s"
+NO_STEP_YET = (
+    "it has not begun yet: it takes no steps of a torch.optim optimizer, or few in the 5 s until it asks again"
+)
 ENDED = "the process ended before its trace was whole"
 LOST = "it traced, and no file has come: its disk is full, or its own torch.profiler ends each trace"
 _MOST_LOST = 2

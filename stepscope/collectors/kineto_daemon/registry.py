@@ -62,9 +62,9 @@ class KinetoProcess:
     interval: float = POLL_SECONDS
 
     @property
-    def is_in_our_namespace(self) -> bool:
-        """Whether its process ids are ours, so that its ancestors' are as well."""
-        return self.pid == self.peer.pid
+    def ancestors_in_our_namespace(self) -> tuple[int, ...]:
+        """The process ids above it as we know them; none of a process in another namespace, a container's."""
+        return self.ancestors if self.pid == self.peer.pid else ()
 
     @property
     def next_poll(self) -> float:

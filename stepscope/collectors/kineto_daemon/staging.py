@@ -17,6 +17,8 @@ from pathlib import PurePosixPath
 from stepscope.collectors.kineto_daemon.registry import Peer
 
 DEFAULT_FOLDER = "/tmp"
+_NAME = "stepscope-kineto-"
+_LEFT_BEHIND_SECONDS = 3600.0
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -44,7 +46,7 @@ class Staging:
         self._peer = peer
         self._is_local = base is None
         self._root = "/" if _shares_our_files(peer.pid) else f"/proc/{peer.pid}/root"
-        name = f"stepscope-kineto-{secrets.token_hex(8)}"
+        name = _NAME + secrets.token_hex(8)
         self.path = PurePosixPath(base or DEFAULT_FOLDER) / name
         with _opened(self._root, self.path.parent) as parent:
             os.mkdir(name, 0o700, dir_fd=parent)
@@ -79,11 +81,7 @@ class Staging:
     def remove(self) -> None:
         """Remove the folder and the files in it. A process that is to write there afterwards says so and goes on."""
         with suppress(OSError), _opened(self._root, self.path.parent) as parent:
-            with suppress(OSError), _opened_in(parent, self.path.name) as folder:
-                for name in os.listdir(folder):
-                    with suppress(OSError):
-                        os.unlink(name, dir_fd=folder)
-            os.rmdir(self.path.name, dir_fd=parent)
+            _remove(parent, self.path.name)
 
     def _give_to_process(self, parent: int) -> None:
         if os.geteuid() == self._peer.uid:
@@ -93,6 +91,30 @@ class Staging:
                 os.fchown(folder, self._peer.uid, self._peer.gid)
             else:
                 os.fchmod(folder, 0o1733)  # its name is secret, and nobody else can list it
+
+
+def remove_left_behind(now_ns: int) -> None:
+    """Remove folders that agents left which were killed; those of the last hour may be of one that works.
+
+    Args:
+        now_ns: ns since the epoch.
+    """
+    with suppress(OSError), _opened("/", PurePosixPath(DEFAULT_FOLDER)) as parent:
+        for name in os.listdir(parent):
+            if name.startswith(_NAME):
+                with suppress(OSError):
+                    found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                    if now_ns - found.st_mtime_ns > _LEFT_BEHIND_SECONDS * 1e9:
+                        _remove(parent, name)
+
+
+def _remove(parent: int, name: str) -> None:
+    """Remove a folder of plain files."""
+    with suppress(OSError), _opened_in(parent, name) as folder:
+        for inner in os.listdir(folder):
+            with suppress(OSError):
+                os.unlink(inner, dir_fd=folder)
+    os.rmdir(name, dir_fd=parent)
 
 
 def _shares_our_files(pid: int) -> bool:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.collectors.kineto_daemon.environment import JobPlace, job_place
 from stepscope.collectors.kineto_daemon.keeping import run_name
+from stepscope.collectors.kineto_daemon.proc import JobPlace, is_helper, job_place, process_times
 from stepscope.collectors.kineto_daemon.registry import KinetoProcess
 
 KEY_PREFIX = "kineto-"
 """Of every key."""
 _SOCKET_PREFIX = "dynoconfigclient"
+_WATCHED_SECONDS = 4.0
+_IDLE_SHARE = 0.02
+"""Of a core. A trainer that waits for its GPU alone still launches, and mostly spins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +37,84 @@ class Target:
     run_directory: Path
 
 
+@dataclass(frozen=True, slots=True)
+class _LookedUp:
+    """What stays as it is as long as a process asks."""
+
+    place: JobPlace
+    run: str
+    is_helper: bool
+    at: float
+    cpu_seconds: float
+
+
 class Targets:
     """Looks up each process once, as long as it asks. For one thread."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, proc: Path = Path("/proc")) -> None:
         self._folder = folder
-        self._known: dict[str, tuple[JobPlace, str]] = {}
+        self._proc = proc
+        self._known: dict[str, _LookedUp] = {}
 
-    def of(self, processes: Iterable[KinetoProcess]) -> dict[str, Target]:
-        """The targets by key. Launchers are left out: processes without a rank above one that has a rank."""
+    def of(self, processes: Iterable[KinetoProcess], now: float) -> dict[str, Target]:
+        """The targets by key, at `now` (monotonic seconds): all but launchers, and processes that trainers started."""
         by_key = {key_of(process): process for process in processes}
-        self._known = {key: self._known.get(key) or _looked_up(process) for key, process in by_key.items()}
-        above_ranks = {
-            pid
-            for key, process in by_key.items()
-            if self._known[key][0].rank is not None and process.is_in_our_namespace
-            for pid in process.ancestors
-        }
+        pids = {process.peer.pid for process in by_key.values()}
+        self._known = {key: self._known.get(key) or self._looked_up(one, pids, now) for key, one in by_key.items()}
+        family = _Family([(process, self._known[key].place.rank) for key, process in by_key.items()])
         return {
-            key: Target(key, process, place, run, self._folder / run)
+            key: Target(key, process, known.place, known.run, self._folder / known.run)
             for key, process in by_key.items()
-            for place, run in [self._known[key]]
-            if place.rank is not None or process.peer.pid not in above_ranks
+            for known in [self._known[key]]
+            if not known.is_helper
+            and not family.is_of_a_trainer(process, known.place.rank)
+            and not family.is_above_ranks(process, known.place.rank)
+            and not (family.is_above_others(process, known.place.rank) and self._is_waiting(process, known, now))
         }
+
+    def _looked_up(self, process: KinetoProcess, pids: Collection[int], now: float) -> _LookedUp:
+        pid = process.peer.pid
+        place, times = job_place(pid, self._proc), process_times(pid, self._proc)
+        above = [one for one in process.ancestors_in_our_namespace if one in pids]
+        leader = above[-1] if above else pid
+        if place.rank is not None and times is not None:
+            leader = times.parent  # with a rank, it is one of several that a launcher has started
+        run = run_name(process.job_id, place.run_id, leader, self._proc)
+        return _LookedUp(place, run, is_helper(pid, self._proc), now, times.cpu_seconds if times else 0.0)
+
+    def _is_waiting(self, process: KinetoProcess, known: _LookedUp, now: float) -> bool:
+        """Whether it does nothing itself, as a launcher that waits for those it started."""
+        times = process_times(process.peer.pid, self._proc)
+        since = now - known.at
+        return (
+            times is not None
+            and since > _WATCHED_SECONDS
+            and times.cpu_seconds - known.cpu_seconds < _IDLE_SHARE * since
+        )
+
+
+class _Family:
+    """Who started whom, among processes whose ids are ours."""
+
+    def __init__(self, processes: Sequence[tuple[KinetoProcess, int | None]]) -> None:
+        self._rank_of = {process.peer.pid: rank for process, rank in processes}
+        self._above_ranks: set[int] = set()
+        self._above_others: set[int] = set()
+        for process, rank in processes:
+            above = self._above_others if rank is None else self._above_ranks
+            above.update(process.ancestors_in_our_namespace)
+
+    def is_of_a_trainer(self, process: KinetoProcess, rank: int | None) -> bool:
+        """Whether a process of the same rank started it: to load data, or to compile."""
+        return rank is not None and any(self._rank_of.get(pid) == rank for pid in process.ancestors_in_our_namespace)
+
+    def is_above_ranks(self, process: KinetoProcess, rank: int | None) -> bool:
+        """Whether it started processes that have ranks, and has none."""
+        return rank is None and process.peer.pid in self._above_ranks
+
+    def is_above_others(self, process: KinetoProcess, rank: int | None) -> bool:
+        """Whether it started processes whose ranks are not known: trainers, or its own helpers."""
+        return rank is None and process.peer.pid in self._above_others
 
 
 def key_of(process: KinetoProcess) -> str:
@@ -82,8 +140,3 @@ def ranks_to_keep(targets: Iterable[Target], in_trace: Mapping[str, int | None])
             ranks[target.key] = rank
     free = (rank for rank in range(2 * len(ordered)) if rank not in set(ranks.values()))
     return ranks | {target.key: next(free) for target in ordered if target.key not in ranks}
-
-
-def _looked_up(process: KinetoProcess) -> tuple[JobPlace, str]:
-    place = job_place(process.peer.pid)
-    return place, run_name(process, rank=place.rank, run_id=place.run_id)

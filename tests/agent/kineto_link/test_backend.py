@@ -90,8 +90,13 @@ def test_a_process_id_means_the_processes_below_it(backend: KinetoBackend, place
         assert backend.pids_of_job(str(os.getppid())) == ({os.getpid()} if os.getppid() > 1 else set())
         for name in ("1", "0", "4711-12", "²", "gpt", ""):
             assert backend.pids_of_job(name) == frozenset()
-        of_slurm.ask()
+        in_container = Libkineto(backend.server.address, place.parent, pid=1)
+        in_container.ask()
         wait_for(lambda: len(backend.targets()) == 2)
+        assert backend.pids_of_job(str(os.getpid())) == {os.getpid()}
+        in_container.close()
+        of_slurm.ask()
+        wait_for(lambda: len(backend.targets()) == 3)
         assert backend.pids_of_job(str(os.getppid())) == frozenset()  # it is the number of a Slurm job as well
     of_slurm.close()
 

@@ -46,7 +46,7 @@ def agent(folder: Path, sockets: Path) -> Iterator[str]:
             wait_until(lambda: "/metrics" in (folder / "log").read_text())
             yield (folder / "log").read_text().split()[2].removesuffix("/metrics")
         finally:
-            process.kill()
+            process.terminate()
 
 
 @contextmanager

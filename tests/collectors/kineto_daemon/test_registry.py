@@ -22,7 +22,7 @@ def test_no_slurm_job_is_none_and_another_namespace_is_noticed() -> None:
     seen = Registry().saw("/s/a", PEER, Poll(True, 0, (7, 1)), 10.0)
     assert seen is not None
     assert seen.job_id is None
-    assert not seen.is_in_our_namespace
+    assert seen.ancestors_in_our_namespace == ()
 
 
 def test_silent_processes_are_dropped_after_a_minute() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path, PurePosixPath
 
 import pytest
 
+from stepscope.collectors.kineto_daemon import staging as module
 from stepscope.collectors.kineto_daemon.registry import Peer
 from stepscope.collectors.kineto_daemon.staging import Staging
 
@@ -29,6 +31,23 @@ def test_a_folder_of_its_own_is_made_and_removed_with_what_is_in_it(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
     staging.remove()  # again is nothing new
     assert not staging.has(trace)
+
+
+def test_what_killed_agents_left_is_removed_after_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DEFAULT_FOLDER", str(tmp_path))
+    old, young = Path(Staging(PEER, None).path), Path(Staging(PEER, None).path)
+    foreign, link = tmp_path / "of-somebody-else", tmp_path / "stepscope-kineto-link"
+    foreign.mkdir()
+    link.symlink_to(foreign)
+    for folder in (old, young, foreign):
+        (folder / "trace.json").write_text("{}")
+    now_ns = time.time_ns()
+    long_ago = (now_ns - 3_601_000_000_000, now_ns - 3_601_000_000_000)
+    for folder in (old, foreign, link):
+        os.utime(folder, ns=long_ago, follow_symlinks=False)
+    module.remove_left_behind(now_ns)
+    assert {path.name for path in tmp_path.iterdir()} == {young.name, foreign.name, link.name}
+    assert (foreign / "trace.json").exists()
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder"])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-import pytest
-
-from stepscope.collectors.kineto_daemon import targets as module
-from stepscope.collectors.kineto_daemon.environment import JobPlace, parse_environ, place_in
 from stepscope.collectors.kineto_daemon.keeping import next_capture, run_name
+from stepscope.collectors.kineto_daemon.proc import JobPlace, parse_environ, place_in
 from stepscope.collectors.kineto_daemon.registry import KinetoProcess, Peer
 from stepscope.collectors.kineto_daemon.targets import Target, Targets, key_of, ranks_to_keep
 
@@ -29,13 +27,61 @@ def test_a_key_lives_as_long_as_the_process_and_holds_no_odd_letters() -> None:
     assert key_of(odd) == "kineto-x"
 
 
-def test_launchers_above_ranks_are_no_targets(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = {101: 0, 102: 1}
-    monkeypatch.setattr(module, "job_place", lambda pid: JobPlace(ranks.get(pid)))
-    launcher, *workers = process(100), process(101, ancestors=(100, 1)), process(102, ancestors=(100, 1))
-    alone = process(200)
-    found = Targets(Path("/runs")).of([launcher, *workers, alone])
-    assert [(one.process.peer.pid, one.place.rank) for one in found.values()] == [(101, 0), (102, 1), (200, None)]
+class Machine:
+    """Processes of a made-up /proc."""
+
+    def __init__(self, proc: Path) -> None:
+        self.proc = proc
+        self._targets = Targets(Path("/runs"), proc)
+
+    def start(self, pid: int, parent: int, *, environ: str = "", command: str = "python train.py") -> None:
+        (self.proc / str(pid)).mkdir()
+        (self.proc / str(pid) / "environ").write_bytes(environ.replace(" ", "\0").encode())
+        (self.proc / str(pid) / "cmdline").write_bytes(command.replace(" ", "\0").encode())
+        self.uses(pid, parent, 0.0)
+
+    def uses(self, pid: int, parent: int, cpu_seconds: float) -> None:
+        """So much CPU time until now."""
+        ticks = int(cpu_seconds * os.sysconf("SC_CLK_TCK"))
+        stat = f"{pid} (py) thon) S {parent} " + "0 " * 9 + f"{ticks} 0 " + "0 " * 6 + f"{50 * pid} 0"
+        (self.proc / str(pid) / "stat").write_text(stat)
+
+    def targets(self, *processes: KinetoProcess, now: float = 0.0) -> list[tuple[int, int | None, str]]:
+        found = self._targets.of(processes, now).values()
+        return [(one.process.peer.pid, one.place.rank, one.run) for one in found]
+
+
+def test_launchers_and_what_trainers_started_are_no_targets(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.start(100, 1, command="torchrun train.py")
+    machine.start(101, 100, environ="RANK=0")
+    machine.start(102, 100, environ="RANK=1")
+    machine.start(103, 101, environ="RANK=0")  # a data loader's worker has its trainer's environment
+    machine.start(200, 1)
+    machine.start(201, 200, command="python /x/torch/_inductor/compile_worker/__main__.py --workers=8")
+    found = machine.targets(
+        process(100),
+        process(101, ancestors=(100, 1)),
+        process(102, ancestors=(100, 1)),
+        process(103, ancestors=(101, 100, 1)),
+        process(200),
+        process(201, ancestors=(200, 1)),
+    )
+    assert found == [(101, 0, "pid-100-5000"), (102, 1, "pid-100-5000"), (200, None, "pid-200-10000")]
+
+
+def test_a_parent_that_only_waits_for_its_ranks_is_no_target(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    spawned = [process(100), process(101, ancestors=(100, 1)), process(102, ancestors=(100, 1))]
+    for pid, parent in ((100, 1), (101, 100), (102, 100)):  # torch.multiprocessing.spawn sets RANK too late to be seen
+        machine.start(pid, parent)
+    run = "pid-100-5000"
+    assert machine.targets(*spawned) == [(100, None, run), (101, None, run), (102, None, run)]
+    for pid, parent in ((101, 100), (102, 100)):
+        machine.uses(pid, parent, 9.0)
+    assert machine.targets(*spawned, now=10.0) == [(101, None, run), (102, None, run)]
+    machine.uses(100, 1, 8.0)  # it trains itself, and has helpers
+    assert machine.targets(*spawned, now=10.0)[0] == (100, None, run)
 
 
 def test_ranks_are_the_environments_then_the_traces_then_the_next_that_is_free() -> None:
@@ -53,23 +99,13 @@ def test_a_place_is_read_from_an_environment() -> None:
     assert place_in({"RANK": "-1", "SLURM_PROCID": "x"}) == JobPlace()
 
 
-def test_a_run_is_called_alike_by_all_ranks_of_a_job(tmp_path: Path) -> None:
-    def start(pid: int, parent: int, ticks: int) -> None:
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} (py) thon) S {parent} " + "0 " * 17 + f"{ticks} 0")
-
-    start(100, 1, 5000)
-    start(101, 100, 5001)
-    start(102, 100, 5002)
-
-    def name(pid: int, rank: int | None, job_id: int | None = None, run_id: str | None = None) -> str:
-        return run_name(process(pid, job_id=job_id), rank=rank, run_id=run_id, proc=tmp_path)
-
-    assert name(101, 0) == name(102, 1) == "pid-100-5000"
-    assert name(101, None) == "pid-101-5001"
-    assert name(101, 0, job_id=77) == "slurm-77"
-    assert name(101, 0, run_id="../a b") == "torchrun-___a_b"
-    assert name(999, 0) == "pid-999-0"
+def test_a_run_is_called_by_who_counts_jobs_best(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.start(100, 1)
+    assert run_name(77, "abc", 100, tmp_path) == "slurm-77"
+    assert run_name(None, "../a b", 100, tmp_path) == "torchrun-___a_b"
+    assert run_name(None, None, 100, tmp_path) == "pid-100-5000"
+    assert run_name(None, None, 999, tmp_path) == "pid-999-0"
 
 
 def test_captures_of_a_run_are_counted(tmp_path: Path) -> None:

@@ -1,17 +1,20 @@
-"""What does a process's environment say of its place in the job? Readable for our own user's processes, or as root.
+"""What does /proc tell of a process's place in its job? All of it for our own user's processes and as root.
 
-It is the environment that the process was started with: what it set itself later (torch.multiprocessing.spawn) is not
-there; then the trace's own distributedInfo tells the rank.
+The environment there is the one that the process was started with: what it set itself later, as under
+torch.multiprocessing.spawn, is not in it; then the trace's own distributedInfo tells the rank.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLD_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_HELPERS = (b"/torch/_inductor/compile_worker/",)
+"""In the command lines of processes that PyTorch starts beside a trainer, and that import it as well."""
 _MOST_BYTES = 1 << 20
 _MOST_RANK = 1 << 24
 
@@ -32,13 +35,40 @@ class JobPlace:
     world_size: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessTimes:
+    """Of /proc/<pid>/stat.
+
+    Attributes:
+        parent: its process id.
+        cpu_seconds: that it has used so far.
+        start_ticks: when it began, since boot.
+    """
+
+    parent: int
+    cpu_seconds: float
+    start_ticks: int
+
+
 def job_place(pid: int, proc: Path = Path("/proc")) -> JobPlace:
     """The place of a process; all unknown where its environment cannot be read."""
+    return place_in(parse_environ(_content(proc / str(pid) / "environ")))
+
+
+def is_helper(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Whether PyTorch has started it beside a trainer; False where that cannot be read."""
+    command = _content(proc / str(pid) / "cmdline")
+    return any(part in command for part in _HELPERS)
+
+
+def process_times(pid: int, proc: Path = Path("/proc")) -> ProcessTimes | None:
+    """Times of a process; None where it is gone."""
+    fields = _content(proc / str(pid) / "stat").rpartition(b")")[2].split()
     try:
-        with (proc / str(pid) / "environ").open("rb") as file:
-            return place_in(parse_environ(file.read(_MOST_BYTES)))
-    except OSError:
-        return JobPlace()
+        cpu_ticks = int(fields[11]) + int(fields[12])
+        return ProcessTimes(int(fields[1]), cpu_ticks / os.sysconf("SC_CLK_TCK"), int(fields[19]))
+    except (ValueError, IndexError):
+        return None
 
 
 def parse_environ(content: bytes) -> dict[str, str]:
@@ -64,3 +94,11 @@ def _first(environment: Mapping[str, str], names: Sequence[str]) -> int | None:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 9 and int(text) <= _MOST_RANK else None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_BYTES)
+    except OSError:
+        return b""
