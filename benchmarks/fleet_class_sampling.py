@@ -122,7 +122,7 @@ def record_case(case: Case, out: Path, recorder: Recorder, seconds: float) -> li
             spans[rank.rank] = settled[0].start_ns, settled[-1].end_ns
     windows = []
     for ledger in analysis.ranks:
-        spent, right = _label(ledger.ledger)
+        spent, right = label_of(ledger.ledger)
         for cut in recorder.cuts_within(*spans.get(ledger.rank, (0, 0))):
             if cut.gpu == ledger.rank:
                 length = (cut.end_ns - cut.begin_ns) / 1e9
@@ -152,7 +152,7 @@ def _train(case: Case, out: Path, name: str, num_steps: int, *, profiled: bool) 
     return result.step_seconds
 
 
-def _label(ledger: Mapping[Heading, float]) -> tuple[dict[str, float], frozenset[Cause]]:
+def label_of(ledger: Mapping[Heading, float]) -> tuple[dict[str, float], frozenset[Cause]]:
     """What the rank's time went into by its trace, and which classes say so."""
     spent = {
         "compute": sum(ledger[heading] for heading in COMPUTE_HEADINGS),

@@ -1,0 +1,26 @@
+"""Is a rank's ledger turned into the class that counters should name?"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.fleet_class_sampling import label_of
+from stepscope.core.causes import Cause
+from stepscope.core.headings import Heading
+
+
+@pytest.mark.parametrize(
+    ("ledger", "right"),
+    [
+        ({Heading.COMPUTE_BOUND: 0.6, Heading.MEMORY_BOUND: 0.3, Heading.WAIT: 0.1}, {Cause.COMPUTE_BOUND}),
+        ({Heading.COMPUTE_BOUND: 0.45, Heading.MEMORY_BOUND: 0.5}, {Cause.COMPUTE_BOUND, Cause.MEMORY_BOUND}),
+        ({Heading.COMPUTE_BOUND: 0.5, Heading.WAIT: 0.3, Heading.COMMUNICATION: 0.2}, {Cause.COMMUNICATION}),
+        ({Heading.COMPUTE_BOUND: 0.4, Heading.DATA_LOADING: 0.6}, {Cause.DATA_LOADING}),
+        ({Heading.COMPUTE_BOUND: 0.4, Heading.CHECKPOINT: 0.4, Heading.COPY: 0.2}, {Cause.CHECKPOINT}),
+        ({Heading.COMPUTE_BOUND: 0.4, Heading.SYNCHRONIZATION: 0.6}, {Cause.HOST_BOUND}),
+    ],
+)
+def test_labels(ledger: dict[Heading, float], right: set[Cause]) -> None:
+    spent, told = label_of(dict.fromkeys(Heading, 0.0) | ledger)
+    assert told == right
+    assert sum(spent.values()) == pytest.approx(sum(ledger.values()))
