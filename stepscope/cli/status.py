@@ -43,7 +43,7 @@ def command(context: click.Context, clients: list[AgentClient], as_json: bool) -
 
 def _lines(report: StatusReport) -> list[str]:
     num_gpus = sum(node.num_gpus for node in report.nodes)
-    sick = {finding.uuid for finding in report.findings if finding.uuid}
+    sick = {(finding.agent, finding.gpu) for finding in report.findings if finding.gpu}
     said = f"{_counted(len(report.findings), 'finding')}, {_counted(len(sick), 'GPU')} not well"
     head = f"{_counted(len(report.nodes), 'machine')}, {_counted(num_gpus, 'GPU')}: "
     return [head + (said if report.findings else "nothing is wrong"), *map(_line, report.findings)]
@@ -52,7 +52,7 @@ def _lines(report: StatusReport) -> list[str]:
 def _line(finding: StatusFinding) -> str:
     place = finding.host or finding.agent.partition("://")[2]
     if finding.gpu:
-        place = f"{place} GPU {finding.gpu} ({finding.uuid})"
+        place = f"{place} GPU {finding.gpu}" + (f" ({finding.uuid})" if finding.uuid else "")
     line = f"{finding.severity}: {place}: {finding.message}"
     return f"{line}; {finding.action}" if finding.action else line
 

@@ -5,6 +5,7 @@ Metrics stand without their prefix `stepscope_gpu_`. Unknown is missing with its
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stepscope.core.training_ranks import TrainingRank
@@ -175,6 +176,11 @@ class NodeDevice:
     spent: NodeClass | None = None
 
     @property
+    def key(self) -> str:
+        """Which device of the machine it is; see `device_key`."""
+        return device_key(self.labels)
+
+    @property
     def name(self) -> str:
         """As people call it: the GPU's index, of MIG instances with their ids."""
         parts = [self.labels.get(label, "") for label in ("gpu", "gpu_instance", "compute_instance")]
@@ -231,3 +237,9 @@ class Node:
     job_classes: tuple[NodeJobClass, ...] = ()
     ranks: tuple[TrainingRank, ...] = ()
     schema: str = field(default=NODE_SCHEMA)
+
+
+def device_key(labels: Mapping[str, str]) -> str:
+    """Which device of a machine: its UUID, or its index where it has hung since before it told one; empty: none."""
+    uuid, gpu = labels.get("uuid", ""), labels.get("gpu", "")
+    return uuid or (f"gpu {gpu}" if gpu else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from stepscope.core.health import Severity
-from stepscope.core.node import Node, NodeDevice
+from stepscope.core.node import Node, NodeDevice, device_key
 from stepscope.core.node_status import StatusFinding, StatusNode, StatusReport
 from stepscope.core.readings import MissingReason
 from stepscope.workflow.nodes import NodeAnswer
@@ -40,24 +40,23 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
         next_step = "is the machine up? systemctl status stepscope-agent"
         yield StatusFinding(answer.agent, host, "", "", "agent_unreachable", "critical", message, next_step)
         return
-    names = {device.labels.get("uuid", ""): device.name for device in node.devices}
+    names = {device.key: device.name for device in node.devices}
     told = set()
     for event in node.events:
         if event.ended_ns is None and event.severity in _COUNTED:
-            uuid = event.labels.get("uuid", "")
-            told.add(uuid)
-            gpu = names.get(uuid, event.labels.get("gpu", ""))
+            key, uuid = device_key(event.labels), event.labels.get("uuid", "")
+            told.add(key)
+            gpu = names.get(key, event.labels.get("gpu", ""))
             yield StatusFinding(
                 answer.agent, node.host, gpu, uuid, event.code, event.severity, event.message, event.action_line
             )
     yield from _sources_down(answer.agent, node)
     for device in node.devices:
-        if device.is_up is False and device.labels.get("uuid", "") not in told:
+        if device.is_up is False and device.key not in told:
             yield _of(answer.agent, node, device, "gpu_down", f"it does not answer ({device.reason})")
     for finding in node.findings:
-        uuid = finding.labels.get("uuid", "")
         if finding.code in _TOLD:
-            gpu = names.get(uuid, "")
+            gpu, uuid = names.get(device_key(finding.labels), ""), finding.labels.get("uuid", "")
             yield StatusFinding(answer.agent, node.host, gpu, uuid, finding.code, "warning", finding.message)
 
 

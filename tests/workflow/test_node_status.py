@@ -36,6 +36,16 @@ def test_a_gpu_that_does_not_answer_is_told_once() -> None:
     assert _codes(NodeAnswer(_URL, told)) == [("1", "row_remap_failed", "critical")]
 
 
+def test_a_gpu_that_has_hung_since_before_it_told_its_uuid() -> None:
+    silent = [device(index, labels={"gpu": str(index)}, is_up=False, reason="timed_out") for index in (1, 2)]
+    told = node(device(0), *silent, events=(event(gpu="1"), event()))
+    assert _codes(NodeAnswer(_URL, told)) == [
+        ("1", "row_remap_failed", "critical"),
+        ("", "row_remap_failed", "critical"),
+        ("2", "gpu_down", "critical"),
+    ]
+
+
 def test_sources_that_fail_and_gpus_that_hang() -> None:
     sources = (source("host", "failed"), source("nvml", "timed_out"))
     told = node(device(0), sources=sources, findings=(finding("hang", uuid="GPU-0"), finding("clamped")))

@@ -13,7 +13,17 @@ from stepscope.core.fleet_class import FleetReport
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.health import Health, HealthEvent, HealthReport
 from stepscope.core.jobs import Assignment, assignments_of, device_of
-from stepscope.core.node import Node, NodeClass, NodeDevice, NodeEvent, NodeFinding, NodeHealth, NodeJob, NodeSource
+from stepscope.core.node import (
+    Node,
+    NodeClass,
+    NodeDevice,
+    NodeEvent,
+    NodeFinding,
+    NodeHealth,
+    NodeJob,
+    NodeSource,
+    device_key,
+)
 from stepscope.core.readings import Collection, Labels, Missing, Reading
 from stepscope.core.training_ranks import TrainingRank
 
@@ -46,10 +56,10 @@ def node_of(
     for state in fresh:
         _gather(devices, state.collection)
     for one in health.gpus if health else ():
-        if (device := devices.get(_uuid(one.labels))) is not None:
+        if (device := devices.get(_key(one.labels))) is not None:
             device.health = _health(one)
     for labels, told in fleet.devices.items() if fleet else ():
-        if (device := devices.get(_uuid(labels))) is not None:
+        if (device := devices.get(_key(labels))) is not None:
             device.spent = spent_of(told)
     return Node(
         host,
@@ -133,8 +143,8 @@ def _gather(devices: dict[str, _Device], collection: Collection) -> None:
 
     def device(labels: Labels) -> _Device | None:
         if labels not in found:
-            uuid = _uuid(labels)
-            found[labels] = devices.setdefault(uuid, _Device(dict(device_of(labels)))) if uuid else None
+            key = _key(labels)
+            found[labels] = devices.setdefault(key, _Device(dict(device_of(labels)))) if key else None
         return found[labels]
 
     for reading in collection.readings:
@@ -148,14 +158,14 @@ def _gather(devices: dict[str, _Device], collection: Collection) -> None:
 
 def _add_jobs(devices: dict[str, _Device], assignments: Iterable[Assignment]) -> None:
     for one in assignments:
-        job, device = one.job, devices.get(one.uuid)
+        job, device = one.job, devices.get(_key(one.device))
         if device is not None:
             facts = (job.name, job.user, job.account, job.team, job.project, job.queue, job.workload)
             device.jobs.append(NodeJob(job.kind.value, job.id, *facts, one.share.value, one.pids))
 
 
-def _uuid(labels: Labels) -> str:
-    return dict(labels).get("uuid", "")
+def _key(labels: Labels) -> str:
+    return device_key(dict(labels))
 
 
 def _source(state: SourceState, now_ns: int) -> NodeSource:

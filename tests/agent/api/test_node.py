@@ -73,6 +73,17 @@ def test_values_labels_and_gaps_of_each_device() -> None:
     ]
 
 
+def test_a_gpu_that_hung_before_it_told_its_uuid_is_there() -> None:
+    labels = labels_of(gpu=1)
+    health = HealthReport(
+        5, Health((), HealthState.HEALTHY, "", (), ()), (Health(labels, HealthState.FAILED, "hangs", (), ()),), (), ()
+    )
+    up = _reading("up", 0.0, labels, reason="timed_out")
+    first, second = node_of((_state(_reading("power_watts", 1.0, _OTHER), up),), _NOW, host="n1", health=health).devices
+    assert (first.key, second.key, second.name) == ("GPU-0", "gpu 1", "1")
+    assert (second.is_up, second.reason, second.health) == (False, "timed_out", NodeHealth("failed", "hangs"))
+
+
 def test_jobs_are_with_their_device() -> None:
     job = Job(JobKind.SLURM, "42", name="llama", user="alice", team="nlp")
     key = job_labels(job)
