@@ -120,12 +120,12 @@ class JobCollector:
     def _claims(
         self, devices: Sequence[Device], running: dict[int, Process], missing: list[Missing]
     ) -> Iterable[Claim]:
-        given = self._given()
-        self._finder.know_pods(given)
         unknown: list[str] = []
-        by_kubelet = list(sayings.of_kubelet(given, devices, self._finder, unknown))
+        first = sayings.first_of_slurm(self._slurm_jobs, self._processes)
+        self._finder.know_slurm(first)
+        by_kubelet = list(sayings.of_kubelet(self._given(), devices, self._finder, unknown))
         yield from sayings.of_processes(devices, running, by_kubelet, self._finder)
-        yield from sayings.of_slurm(self._slurm_jobs, devices, self._processes, self._finder, unknown)
+        yield from sayings.of_slurm(self._slurm_jobs, first, devices, self._finder, unknown)
         yield from by_kubelet
         if self._settings.hpc_job_folder:
             folder = self._settings.hpc_job_folder.strip("/")

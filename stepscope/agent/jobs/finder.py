@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.jobs.kubernetes.pod_directory import PodDirectory
 from stepscope.collectors.jobs.kubernetes.pod_processes import pod_uid_of
-from stepscope.collectors.jobs.kubernetes.pod_resources import GivenDevice
 from stepscope.collectors.jobs.plain import container_of, leader_of, name_of
 from stepscope.collectors.jobs.processes import Process, Processes
 from stepscope.collectors.jobs.settings import Naming
@@ -29,17 +27,13 @@ class Found:
     Attributes:
         job: which.
         step: of Slurm.
-        inside: id of the pod in which the process runs, where the job is not the pod.
+        inside: id of the pod in which the process runs, where the job is not the pod; its uid where that is all that is
+            known.
     """
 
     job: Job
     step: str = ""
     inside: str = ""
-
-    @property
-    def is_nameless_pod(self) -> bool:
-        """Whether it is a pod of which the uid alone is known."""
-        return self.job.kind is JobKind.KUBERNETES and "/" not in self.job.id
 
 
 class JobFinder:
@@ -58,27 +52,26 @@ class JobFinder:
         slurm: SlurmNamesCollector | None,
     ) -> None:
         self.pods_by_uid: Mapping[str, tuple[str, str]] = {}
-        self._pods_by_host: dict[str, tuple[str, str]] = {}
+        self._first_of_slurm: dict[str, Process] = {}
         self._processes = processes
         self._naming = naming
         self._pods = pods
         self._slurm = slurm
         self._users = UserNames(files)
 
-    def know_pods(self, given: Iterable[GivenDevice]) -> None:
-        """Pods with devices. A pod is its processes' host name; one that two namespaces have tells nothing."""
-        names = {(one.namespace, one.pod) for one in given}
-        count = Counter(pod for _, pod in names)
-        self._pods_by_host = {pod: (namespace, pod) for namespace, pod in names if count[pod] == 1}
+    def know_slurm(self, first: Mapping[str, Mapping[str, Process]]) -> None:
+        """Of each Slurm job here and step the first process, which Slurm started: what users change comes later."""
+        self._first_of_slurm = {
+            job_id: min(of_step.values(), key=lambda process: process.start) for job_id, of_step in first.items()
+        }
 
     def of_process(self, process: Process) -> Found:
         """The job of a process, by its innermost home: Slurm's, a pod, a container, a launcher."""
         uid = pod_uid_of(process)
-        pod = self._pod_named(process, uid) if uid else None
+        pod = self._pod_named(uid) if uid else None
         place = place_of(process)
         if place is not None:
-            inside = "/".join(pod) if pod else ""
-            return Found(self.of_slurm(place.job_id, process), place.step, inside)
+            return Found(self.of_slurm(place.job_id, process), place.step, "/".join(pod) if pod else uid)
         if uid:
             return Found(self.of_pod(*pod) if pod else Job(JobKind.KUBERNETES, uid, user=self._users.name(process.uid)))
         container = container_of(process)[:_SHORT_ID]
@@ -95,32 +88,28 @@ class JobFinder:
 
     def of_slurm(self, job_id: str, process: Process | None = None) -> Job:
         """The Slurm job of this number; what the environment of one of its processes does not tell, squeue may."""
+        process = self._first_of_slurm.get(job_id, process)
+        job = Job(JobKind.SLURM, job_id) if process is None else self._by_environment(job_id, process)
         names = self._slurm.names(job_id) if self._slurm is not None else None
-        job = Job(JobKind.SLURM, job_id)
-        if process is not None:
-            job = Job(
-                JobKind.SLURM,
-                job_id,
-                name=process.variable("SLURM_JOB_NAME"),
-                user=process.variable("SLURM_JOB_USER") or self._users.name(process.uid or None),  # root's: the daemon
-                account=process.variable("SLURM_JOB_ACCOUNT"),
-                team=_variable(process, self._naming.team),
-                project=_variable(process, self._naming.project),
-                queue=process.variable("SLURM_JOB_PARTITION"),
-                array=array_task_of(process),
-            )
         if names is None:
             return job
+        return replace(
+            job, name=names.name, user=names.user, account=names.account, queue=names.queue, array=names.array
+        )
+
+    def _by_environment(self, job_id: str, process: Process) -> Job:
+        user = self._users.name(process.uid or None)  # root's is the daemon that starts the step
+        told_user = process.variable("SLURM_JOB_USER")
         return Job(
             JobKind.SLURM,
             job_id,
-            name=names.name,
-            user=names.user,
-            account=names.account,
-            team=job.team,
-            project=job.project,
-            queue=names.queue,
-            array=names.array,
+            name=process.variable("SLURM_JOB_NAME"),
+            user=told_user or user if user.isdecimal() or not user else user,
+            account=process.variable("SLURM_JOB_ACCOUNT"),
+            team=_variable(process, self._naming.team),
+            project=_variable(process, self._naming.project),
+            queue=process.variable("SLURM_JOB_PARTITION"),
+            array=array_task_of(process),
         )
 
     def of_pod(self, namespace: str, name: str) -> Job:
@@ -137,11 +126,11 @@ class JobFinder:
             workload=pod.workload if pod else "",
         )
 
-    def _pod_named(self, process: Process, uid: str) -> tuple[str, str] | None:
+    def _pod_named(self, uid: str) -> tuple[str, str] | None:
         told = self._pods.pod_of_uid(uid) if self._pods is not None else None
         if told is not None:
             return told.namespace, told.name
-        return self.pods_by_uid.get(uid) or self._pods_by_host.get(process.variable("HOSTNAME"))
+        return self.pods_by_uid.get(uid)
 
 
 def _variable(process: Process, names: tuple[str, ...]) -> str:

@@ -47,16 +47,23 @@ class Seen:
 
 @dataclass(slots=True)
 class _Stretch:
-    """How a job's time on a device goes."""
+    """How a job's time on a device goes.
+
+    Attributes:
+        waiting: its part of the time without kernels that is not booked yet, seconds.
+        quiet_seconds: since its kernels ran last.
+        has_run: whether they ever did.
+    """
 
     waiting: float = 0.0
     quiet_seconds: float = 0.0
     has_run: bool = False
-    state: UseState = UseState.BUSY
 
 
 @dataclass(slots=True)
 class _JobTime:
+    """When a job was found to have no device any more, and its time by MIG profile and state."""
+
     ended: float | None = None
     seconds: dict[tuple[str, UseState], float] = field(default_factory=dict)
 
@@ -96,8 +103,8 @@ class UseLedger:
         self._devices = {device: time for device, time in self._devices.items() if device in there}
         self._states = {device: state for device, state in self._states.items() if device in there}
         here = {job for _, job in held}
-        for job in here - self._jobs.keys():
-            self._jobs[job] = _JobTime()
+        for job in here:
+            self._jobs.setdefault(job, _JobTime())
         self._end_jobs(here, now)
 
     def device_seconds(self) -> dict[tuple[Labels, UseState], float]:
@@ -139,19 +146,18 @@ class UseLedger:
         stretch = self._stretches.setdefault((device, holder.job), _Stretch())
         if holder.ran is None:
             self._add(device, holder.job, UseState.UNKNOWN, share)
-            stretch.state = UseState.UNKNOWN
-        elif holder.ran:
+            return UseState.UNKNOWN
+        if holder.ran:
             self._add(device, holder.job, UseState.BUSY, stretch.waiting + share)
-            stretch.waiting, stretch.quiet_seconds, stretch.has_run, stretch.state = 0.0, 0.0, True, UseState.BUSY
-        else:
-            stretch.waiting += share
-            stretch.quiet_seconds += seconds
-            is_idle = stretch.quiet_seconds >= self._idle_seconds
-            stretch.state = UseState.HELD_BUT_IDLE if is_idle else UseState.BUSY
-            if is_idle:
-                self._add(device, holder.job, UseState.HELD_BUT_IDLE, stretch.waiting)
-                stretch.waiting = 0.0
-        return stretch.state
+            stretch.waiting, stretch.quiet_seconds, stretch.has_run = 0.0, 0.0, True
+            return UseState.BUSY
+        stretch.waiting += share
+        stretch.quiet_seconds += seconds
+        if stretch.quiet_seconds < self._idle_seconds:
+            return UseState.BUSY
+        self._add(device, holder.job, UseState.HELD_BUT_IDLE, stretch.waiting)
+        stretch.waiting = 0.0
+        return UseState.HELD_BUT_IDLE
 
     def _settle(self, device: Labels, job: JobKey) -> None:
         """The job has the device no more. A stretch that was still open was work, if it ever worked there."""

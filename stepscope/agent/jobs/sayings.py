@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from stepscope.agent.jobs.claims import Claim
 from stepscope.agent.jobs.finder import Found, JobFinder
@@ -17,19 +18,19 @@ from stepscope.core.readings import Labels
 
 
 def of_processes(
-    devices: Iterable[Device], running: Mapping[int, Process], given: Sequence[Claim], finder: JobFinder
+    devices: Iterable[Device], running: Mapping[int, Process], given: Iterable[Claim], finder: JobFinder
 ) -> Iterator[Claim]:
     """Processes that hold devices.
 
     Args:
         devices: of the machine.
         running: processes by id.
-        given: what the kubelet says: a pod whose name is not known is the only one that the device was given to.
+        given: what the kubelet says: a pod whose name is not known is one of those that have the device.
         finder: names their jobs.
     """
-    pods: dict[Labels, set[Job]] = {}
+    pods: dict[Labels, dict[str, Job]] = {}
     for claim in given:
-        pods.setdefault(claim.device, set()).add(claim.job)
+        pods.setdefault(claim.device, {})[claim.job.id] = claim.job
     found: dict[int, Found] = {}
     for device in devices:
         for pid, holder in device.holders.items():
@@ -38,19 +39,41 @@ def of_processes(
                 continue
             if pid not in found:
                 found[pid] = finder.of_process(process)
-            one = found[pid]
-            only = pods.get(device.labels, set())
-            if one.is_nameless_pod and len(only) == 1:
-                one = Found(next(iter(only)))
+            one = _named(found[pid], process, pods.get(device.labels, {}))
             is_mps = holder.is_mps or bool(process.variable("CUDA_MPS_PIPE_DIRECTORY"))
             share = Share.MPS if is_mps else None
             yield Claim(one.job, device.labels, JobSource.PROCESS, pid, one.step, share, one.inside)
 
 
+def _named(found: Found, process: Process, pods: Mapping[str, Job]) -> Found:
+    """With the pod's name where its uid alone was known: the device's only pod, or the one of the process's host name.
+
+    A user can change HOSTNAME, but only to that of another pod of the same device.
+    """
+    is_nameless = found.job.kind is JobKind.KUBERNETES and "/" not in found.job.id
+    if not is_nameless and ("/" in found.inside or not found.inside):
+        return found
+    like = [pod for pod in pods.values() if len(pods) == 1 or pod.name == process.variable("HOSTNAME")]
+    if len(like) != 1:
+        return found
+    return Found(like[0]) if is_nameless else replace(found, inside=like[0].id)
+
+
+def first_of_slurm(jobs: Mapping[str, SlurmJobHere], processes: Processes) -> dict[str, dict[str, Process]]:
+    """Of each Slurm job and step the oldest process: it was started by Slurm, others by the user."""
+    found: dict[str, dict[str, Process]] = {}
+    for job_id, here in jobs.items():
+        for step, pids in here.pids.items():
+            read = [process for pid in pids if (process := processes.read(pid)) is not None]
+            if read:
+                found.setdefault(job_id, {})[step] = min(read, key=_age)
+    return found
+
+
 def of_slurm(
     jobs: Mapping[str, SlurmJobHere],
+    first: Mapping[str, Mapping[str, Process]],
     devices: Sequence[Device],
-    processes: Processes,
     finder: JobFinder,
     unknown: list[str],
 ) -> Iterator[Claim]:
@@ -58,21 +81,20 @@ def of_slurm(
 
     Args:
         jobs: by number.
+        first: of each job and step the first process.
         devices: of the machine.
-        processes: reads theirs.
         finder: names them.
         unknown: takes what was given and is no device that is known.
     """
     for job_id, here in jobs.items():
-        first = {step: process for step, pids in here.pids.items() if (process := _first(processes, pids)) is not None}
-        job = finder.of_slurm(job_id, min(first.values(), key=_age, default=None))
+        job = finder.of_slurm(job_id)
         if here.minors is not None:
             for minor in here.minors:
                 device = by_minor(devices, minor)
                 if device is not None:
                     yield Claim(job, device.labels, JobSource.DEVICE_CGROUP)
             continue
-        for step, process in first.items():
+        for step, process in first.get(job_id, {}).items():
             given = given_by_slurm(process, devices)
             unknown += [f"{name} of Slurm job {job_id}" for name in given.unknown]
             for device in given.devices:
@@ -114,11 +136,6 @@ def of_page(devices: Iterable[Device], finder: JobFinder) -> Iterator[Claim]:
             if job is not None:
                 share = Share.TIME_SLICED if workload.get("vgpu") else None
                 yield Claim(job, device.labels, JobSource.DCGM_EXPORTER, None, workload.get("container", ""), share)
-
-
-def _first(processes: Processes, pids: Iterable[int]) -> Process | None:
-    """The oldest: it was started by Slurm, others by the user."""
-    return min((one for pid in pids if (one := processes.read(pid)) is not None), key=_age, default=None)
 
 
 def _age(process: Process) -> int:

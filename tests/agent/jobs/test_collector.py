@@ -50,6 +50,13 @@ def test_who_pays_is_not_the_users_choice(node: Node) -> None:
     assert ("0", "123") in who(node.watch().collect())
 
 
+def test_a_variable_that_a_user_changed_later_changes_no_account(node: Node) -> None:
+    _allocated(node, "123", 7, _SLURM | {"SLURM_JOB_GPUS": "0"})
+    changed = _SLURM | {"SLURM_JOB_ACCOUNT": "others", "SLURM_JOB_USER": "bob"}
+    node.hold(0, node.process(8, SLURM_V2.format(job=123, step="batch"), changed, start=9000))
+    assert who(node.watch().collect())["0", "123"].job.account == "nlp"
+
+
 def test_without_cgroups_of_slurm_the_environment_tells_the_job(node: Node) -> None:
     node.hold(0, node.process(7, variables=_SLURM))
     assert who(node.watch().collect())["0", "123"].job.kind is JobKind.SLURM
@@ -180,11 +187,19 @@ def test_a_pod_that_holds_a_gpu_without_a_process(node: Node) -> None:
 def test_a_process_finds_its_pods_name_without_the_api(node: Node, how: str) -> None:
     if how == "logs":
         (node.root / f"var/log/pods/ml_llama-0_{_UID}").mkdir(parents=True)
-    node.given = [GivenDevice("ml", "llama-0", "main", uuid(0))]
+    node.given = [GivenDevice("ml", "llama-0", "main", f"{uuid(0)}::1")]
+    if how != "the only pod of the device":
+        node.given.append(GivenDevice("ml", "llama-1", "main", f"{uuid(0)}::2"))
     node.hold(0, node.process(7, pod_cgroup(_UID), {"HOSTNAME": "llama-0"} if how == "host name" else {}))
-    (one,) = who(node.watch().collect()).values()
-    assert (one.job.id, one.pids) == ("ml/llama-0", (7,))
+    one = who(node.watch().collect())["0", "ml/llama-0"]
+    assert one.pids == (7,)
     assert one.sources == (JobSource.PROCESS, JobSource.KUBELET)
+
+
+def test_a_host_name_that_its_user_chose_makes_no_pod_of_another_gpu_pay(node: Node) -> None:
+    node.given = [GivenDevice("ml", "victim", "main", uuid(1))]
+    node.hold(0, node.process(7, pod_cgroup(_UID), {"HOSTNAME": "victim"}))
+    assert set(who(node.watch().collect())) == {("0", _UID), ("1", "ml/victim")}
 
 
 def test_a_host_name_that_two_namespaces_have_names_no_pod(node: Node) -> None:
@@ -311,8 +326,10 @@ def test_who_draws_on_a_gpu_has_no_job(node: Node) -> None:
     assert states(collection)["0"] is UseState.FREE
 
 
-def test_slurm_in_a_pod_is_the_job_and_the_pod_around_it_none(node: Node) -> None:
-    (node.root / f"var/log/pods/slurm_slurmd-0_{_UID}").mkdir(parents=True)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_slurm_in_a_pod_is_the_job_and_the_pod_around_it_none(node: Node, is_named: bool) -> None:
+    if is_named:
+        (node.root / f"var/log/pods/slurm_slurmd-0_{_UID}").mkdir(parents=True)
     node.given = [GivenDevice("slurm", "slurmd-0", "slurmd", uuid(gpu)) for gpu in range(2)]
     inner = pod_cgroup(_UID).strip() + "/system.slice/slurmstepd.scope/job_123/step_0/user/task_0\n"
     node.hold(0, node.process(7, inner, {}))
