@@ -68,7 +68,7 @@ class Recording:
         """
         target = self.targets[offer.key]
         if offer.key not in self._staging:
-            self._staging[offer.key] = Staging(target.process.peer, target.place.trace_folder)
+            self._staging[offer.key] = Staging(target.process, target.place.trace_folder)
         path = self._staging[offer.key].path / f"attempt{offer.attempt}.json"
         config = StepsConfig(path, self._num_steps, offer.start_multiple)
         self._configs[offer.key] = config

@@ -15,6 +15,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,7 @@ def _bound_socket(address: Address) -> socket.socket:
         ours.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         ours.settimeout(_WAIT_SECONDS)
         if isinstance(address, str):
+            _make_folder(os.path.dirname(address))
             _remove_dead(address)
         ours.bind(address)
         if isinstance(address, str):
@@ -190,6 +192,13 @@ def _bound_socket(address: Address) -> socket.socket:
             else "choose another folder",
         ) from None
     return ours
+
+
+def _make_folder(folder: str) -> None:
+    """Make the folder where there is none: each process, of any user, makes a socket of its own in it."""
+    with suppress(FileExistsError):
+        os.mkdir(folder)
+        os.chmod(folder, 0o1777)
 
 
 def _remove_dead(path: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import PurePosixPath
 
-from stepscope.collectors.kineto_daemon.registry import Peer
+from stepscope.collectors.kineto_daemon.registry import KinetoProcess
 
 DEFAULT_FOLDER = "/tmp"
 _NAME = "stepscope-kineto-"
@@ -30,11 +30,11 @@ class Staging:
         path: as the process sees it.
     """
 
-    def __init__(self, peer: Peer, base: str | None) -> None:
+    def __init__(self, process: KinetoProcess, base: str | None) -> None:
         """Make it.
 
         Args:
-            peer: the process.
+            process: whose.
             base: its KINETO_ONDEMAND_TRACE_DIR, None without.
 
         Raises:
@@ -43,9 +43,9 @@ class Staging:
         """
         if base is not None and (not base.startswith("/") or ".." in base.split("/")):
             raise ValueError(f"its KINETO_ONDEMAND_TRACE_DIR is no plain folder: {base}")
-        self._peer = peer
+        self._peer = process.peer
         self._is_local = base is None
-        self._root = "/" if _shares_our_files(peer.pid) else f"/proc/{peer.pid}/root"
+        self._root = _root_of(process)
         name = _NAME + secrets.token_hex(8)
         self.path = PurePosixPath(base or DEFAULT_FOLDER) / name
         with _opened(self._root, self.path.parent) as parent:
@@ -87,10 +87,10 @@ class Staging:
         if os.geteuid() == self._peer.uid:
             return
         with _opened_in(parent, self.path.name) as folder:
-            if os.geteuid() == 0:
+            try:
                 os.fchown(folder, self._peer.uid, self._peer.gid)
-            else:
-                os.fchmod(folder, 0o1733)  # its name is secret, and nobody else can list it
+            except PermissionError:  # without CAP_CHOWN: its name is secret, and nobody else can list it
+                os.fchmod(folder, 0o1733)
 
 
 def remove_left_behind(now_ns: int) -> None:
@@ -117,12 +117,22 @@ def _remove(parent: int, name: str) -> None:
     os.rmdir(name, dir_fd=parent)
 
 
-def _shares_our_files(pid: int) -> bool:
-    """Whether the process sees the file system that we see; so it is taken where the kernel does not tell."""
+def _root_of(process: KinetoProcess) -> str:
+    """Where the process's file system is for us.
+
+    Raises:
+        OSError: it is out of our reach, so that its trace would be lost.
+    """
+    pid = process.peer.pid
+    if pid == 0:
+        raise ProcessLookupError("the agent does not see its process: run it in the host's PID namespace (hostPID)")
     try:
-        return os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
-    except OSError:
-        return True
+        is_ours = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+    except PermissionError:
+        if process.pid != pid:
+            raise PermissionError("its trace lies in its container, where the agent needs CAP_SYS_PTRACE") from None
+        is_ours = True  # another user's process, on this machine as we are
+    return "/" if is_ours else f"/proc/{pid}/root"
 
 
 @contextmanager

@@ -108,7 +108,9 @@ def test_another_daemon_at_the_address_is_one_clear_line(socket_folder: Path) ->
             KinetoServer(nothing, folder=str(socket_folder)).__enter__()
         assert (socket_folder / "dynolog").exists()
     with pytest.raises(UsageError, match="no socket there"):
-        KinetoServer(nothing, folder=str(socket_folder / "missing")).__enter__()
+        KinetoServer(nothing, folder=str(socket_folder / "missing" / "too")).__enter__()
+    with KinetoServer(nothing, folder=str(socket_folder / "missing")):
+        assert (socket_folder / "missing").stat().st_mode & 0o7777 == 0o1777
 
 
 def test_what_a_daemon_left_that_ended_badly_is_in_nobodys_way(socket_folder: Path) -> None:

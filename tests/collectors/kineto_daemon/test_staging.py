@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 from stepscope.collectors.kineto_daemon import staging as module
-from stepscope.collectors.kineto_daemon.registry import Peer
+from stepscope.collectors.kineto_daemon.registry import KinetoProcess, Peer
 from stepscope.collectors.kineto_daemon.staging import Staging
 
 PEER = Peer(os.getpid(), os.getuid(), os.getgid())
+OURS = KinetoProcess("/s/a", PEER, PEER.pid, (), None, 0.0, 0.0, 1, True)
 
 
 def test_a_folder_of_its_own_is_made_and_removed_with_what_is_in_it(tmp_path: Path) -> None:
-    staging = Staging(PEER, str(tmp_path))
+    staging = Staging(OURS, str(tmp_path))
     folder = Path(staging.path)
     assert folder.parent == tmp_path
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -35,7 +37,7 @@ def test_a_folder_of_its_own_is_made_and_removed_with_what_is_in_it(tmp_path: Pa
 
 def test_what_killed_agents_left_is_removed_after_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DEFAULT_FOLDER", str(tmp_path))
-    old, young = Path(Staging(PEER, None).path), Path(Staging(PEER, None).path)
+    old, young = Path(Staging(OURS, None).path), Path(Staging(OURS, None).path)
     foreign, link = tmp_path / "of-somebody-else", tmp_path / "stepscope-kineto-link"
     foreign.mkdir()
     link.symlink_to(foreign)
@@ -52,7 +54,7 @@ def test_what_killed_agents_left_is_removed_after_an_hour(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder"])
 def test_what_is_no_plain_file_of_the_user_is_not_read(tmp_path: Path, kind: str) -> None:
-    staging = Staging(PEER, str(tmp_path))
+    staging = Staging(OURS, str(tmp_path))
     trace = Path(staging.path / "attempt1_7.json")
     secret = tmp_path / "secret"
     secret.write_text("{}")
@@ -70,7 +72,7 @@ def test_what_is_no_plain_file_of_the_user_is_not_read(tmp_path: Path, kind: str
 
 
 def test_another_users_file_is_not_read(tmp_path: Path) -> None:
-    staging = Staging(PEER, str(tmp_path))
+    staging = Staging(OURS, str(tmp_path))
     trace = Path(staging.path / "attempt1_7.json")
     trace.write_text("{}")
     staging._peer = Peer(PEER.pid, PEER.uid + 1, PEER.gid)
@@ -82,10 +84,23 @@ def test_links_on_the_way_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(OSError, match="directory"):
-        Staging(PEER, str(tmp_path / "link"))
+        Staging(OURS, str(tmp_path / "link"))
 
 
 @pytest.mark.parametrize("folder", ["relative", "/tmp/../etc"])
 def test_a_folder_that_leads_elsewhere_is_refused(folder: str) -> None:
     with pytest.raises(ValueError, match="KINETO_ONDEMAND_TRACE_DIR"):
-        Staging(PEER, folder)
+        Staging(OURS, folder)
+
+
+def test_a_process_out_of_reach_is_not_asked_as_its_trace_would_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    unseen = replace(OURS, peer=Peer(0, 1000, 1000), pid=7)
+    with pytest.raises(OSError, match="hostPID"):
+        Staging(unseen, None)
+
+    def forbidden(path: str) -> str:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "readlink", forbidden)
+    with pytest.raises(OSError, match="CAP_SYS_PTRACE"):
+        Staging(replace(OURS, pid=7), None)
