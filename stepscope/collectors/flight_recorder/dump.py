@@ -7,7 +7,6 @@ the group, and -1 is a sequence number that is not known.
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from typing import Any
@@ -20,7 +19,8 @@ _DONE = "completed"
 _PICKLED_DICT = (b"\x80", b"(", b"}")
 """How one begins, from protocol 2 on and before."""
 _MOST_MEMBERS_TEXT = 1 << 20
-_MEMBERS = re.compile(r"[\[(][\d,\s]*[\])]\Z")
+_MEMBERS = re.compile(r"[\[(] *(?:[0-9]{1,9} *, *)*(?:[0-9]{1,9} *)?[\])]\Z")
+_NUMBER = re.compile("[0-9]+")
 _MOST_FRAMES = 64
 _WHAT_NEXT = "give the files that TORCH_FR_DUMP_TEMP_FILE or torch's watchdog wrote"
 
@@ -80,12 +80,12 @@ def _groups(told: Any) -> dict[str, tuple[tuple[int, ...] | None, str]]:
 
 
 def _members(told: Any) -> tuple[int, ...] | None:
-    """A list of ranks, or its text, which is never run."""
+    """A list of ranks, or "[0, 1]", its text: read as numbers, never as Python."""
     if isinstance(told, str):
         text = told.strip()
         if len(text) > _MOST_MEMBERS_TEXT or not _MEMBERS.match(text):
             return None
-        told = ast.literal_eval(text)
+        told = [int(number) for number in _NUMBER.findall(text)]
     if not isinstance(told, list | tuple) or not all(type(rank) is int and rank >= 0 for rank in told):
         return None
     return tuple(told) or None

@@ -72,9 +72,10 @@ def test_pickle_and_json_say_the_same() -> None:
 
 
 def test_the_text_of_members_is_never_run() -> None:
-    groups = {"1": {"ranks": "__import__('os').system('true')"}, "2": {"ranks": "(0,)"}, "3": {"ranks": "'[0]'"}}
+    told = {"1": "__import__('os').system('true')", "2": "(0,)", "3": "'[0]'", "4": "[0, 1, \x1e, 3]", "5": "[0,\n, 6]"}
+    groups = {name: {"ranks": ranks} for name, ranks in told.items()}
     dump = read_dump(pickle.dumps(_dump(pg_config=groups)), rank=0, where="here")
-    assert dump.groups == {"1": None, "2": (0,), "3": None}
+    assert dump.groups == {"1": None, "2": (0,), "3": None, "4": None, "5": None}
 
 
 def test_members_as_a_list_and_a_nameless_group_of_gloo() -> None:
