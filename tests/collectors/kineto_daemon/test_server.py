@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.collectors.kineto_daemon import server as server_module
 from stepscope.collectors.kineto_daemon.registry import KinetoProcess
 from stepscope.collectors.kineto_daemon.server import KinetoServer
 from stepscope.core.errors import UsageError
@@ -58,6 +59,44 @@ def test_bytes_that_are_no_question_are_counted_and_answered_by_nothing(socket_f
             client._socket.sendto(content, server.address)
         assert client.ask() == ""  # the next question's answer is the first
         assert server.num_rejected == 3
+
+
+def test_files_that_are_sent_along_are_not_taken(socket_folder: Path) -> None:
+    with KinetoServer(nothing, folder=str(socket_folder)) as server, client_of(server, socket_folder) as client:
+        before = len(os.listdir("/proc/self/fd"))
+        files = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("3i", 0, 1, 2))]
+        for _ in range(20):
+            client._socket.sendmsg([b"x"], files, 0, server.address)
+        client.ask()
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert server.num_rejected == 20
+
+
+def test_a_flood_is_read_slowly(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "_MOST_A_SECOND", 20)
+    with KinetoServer(nothing, folder=str(socket_folder)) as server, client_of(server, socket_folder) as client:
+        begin = time.monotonic()
+        for _ in range(50):
+            client._socket.sendto(b"x", server.address)
+        while server.num_rejected < 50:
+            assert time.monotonic() < begin + 60
+            time.sleep(0.02)
+        assert time.monotonic() - begin > 1.9
+
+
+def test_a_fault_costs_one_answer(socket_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def take(process: KinetoProcess) -> str:
+        if process.num_polls == 1:
+            raise RuntimeError("a fault")
+        return ""
+
+    with KinetoServer(take, folder=str(socket_folder)) as server, client_of(server, socket_folder) as client:
+        client._socket.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            client.ask()
+        client._socket.settimeout(20)
+        assert client.ask() == ""
+    assert "a PyTorch process got no answer" in caplog.text
 
 
 def test_a_process_that_names_the_folder_otherwise_is_not_answered_as_that_would_end_it(
