@@ -51,7 +51,7 @@ class KinetoBackend:
         except UsageError as error:
             if self._is_required:
                 raise
-            self.why_closed = Missing("", (), MissingReason.FAILED, str(error))
+            self.why_closed = Missing("", (), MissingReason.NO_PERMISSION, str(error))
         return self
 
     def __exit__(self, *_: object) -> None:
