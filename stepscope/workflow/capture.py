@@ -242,6 +242,10 @@ def _warnings(job: CapturedJob) -> tuple[Notice, ...]:
     if len({one.start_step for one in job.ranks if one.state is CaptureState.DONE}) > 1:
         line = "not all ranks began with the same step; analyse only steps that all traces have"
         notices.append(Notice("starts_differ", line))
+    reports = job.reports.values()
+    if sum(any(one.path and one.start_step is None for one in report.ranks) for report in reports) > 1:
+        line = "ranks of one node hold the same steps; nobody tells whether those of other nodes do"
+        notices.append(Notice("starts_unknown", line))
     return tuple(notices)
 
 

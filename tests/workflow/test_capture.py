@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,13 @@ def test_a_node_that_is_not_named_or_not_of_the_job_is_said(nodes: list[_Node], 
     nodes[1].backend.known.clear()
     with pytest.raises(DataError, match="no process of run r is known here"):
         capture_job(agents, _ORDER)
+
+
+def test_nodes_whose_first_steps_nobody_tells_are_said(nodes: list[_Node], agents: list[AgentClient]) -> None:
+    for rank, node in enumerate(nodes):
+        node.will_say(replace(_done(rank), start_step=None))
+    assert [warning.code for warning in capture_job(agents, _ORDER).warnings] == ["starts_unknown"]
+    assert capture_job(agents[:1], replace(_ORDER, ranks=(0,))).warnings == ()
 
 
 def test_ranks_that_go_by_their_own_clocks_are_asked_anew(nodes: list[_Node], agents: list[AgentClient]) -> None:
