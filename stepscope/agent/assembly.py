@@ -11,6 +11,7 @@ from pathlib import Path
 from stepscope.agent.captures import CaptureBackend, CaptureLimits, CapturePlaces, CaptureService
 from stepscope.agent.config import Configuration, Origin
 from stepscope.agent.exporter import DcgmNames
+from stepscope.agent.hangs import ras_address
 from stepscope.agent.isolation import Timing
 from stepscope.agent.kineto_link import KinetoBackend
 from stepscope.agent.sources import Sources
@@ -76,9 +77,19 @@ def sources_of(
         dcgm_exporter=exporter,
         training=training,
         kineto=kineto,
+        nccl_ras=_nccl_ras(configuration),
         thresholds=settings.health,
         jobs=settings.jobs.settings(),
     )
+
+
+def _nccl_ras(configuration: Configuration) -> tuple[str, int] | None:
+    told = configuration.settings.training.nccl_ras
+    address = ras_address(told)
+    if told and address is None:
+        where = configuration.asked_by("training.nccl_ras")
+        raise UsageError(f"{told} is no host:port", where=where, what_next="write it as 127.0.0.1:28028")
+    return address
 
 
 def _training(configuration: Configuration) -> TrainingServer | None:

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from stepscope.agent.config.health import Thresholds
 from stepscope.agent.fleet import FleetSource
 from stepscope.agent.gpu_sources import GpuSource, KernelLogSource
+from stepscope.agent.hangs import HangSource, NcclSource
 from stepscope.agent.health import HealthSource
 from stepscope.agent.isolation import GpuProbes, Timing
 from stepscope.agent.jobs import JobSettings, job_sources
@@ -26,6 +27,8 @@ GPUS = "nvml"
 _HOST_SECONDS = 5.0
 _DCGM_SECONDS = 10.0
 _HEALTH_SECONDS = 5.0
+_HANG_SECONDS = 1.0
+_RAS_SECONDS = 5.0
 
 
 class Sources:
@@ -44,6 +47,7 @@ class Sources:
         environment: Mapping[str, str] | None = None,
         training: TrainingServer | None = None,
         kineto: KinetoBackend | None = None,
+        nccl_ras: tuple[str, int] | None = None,
         thresholds: Thresholds | None = None,
     ) -> None:
         """
@@ -54,6 +58,7 @@ class Sources:
             environment: of the processes that read GPUs; the agent's own where none is given.
             training: who hears training processes; opened and closed by others.
             kineto: who answers those that know nothing of stepscope; opened and closed by others.
+            nccl_ras: host and port of NCCL's RAS service; None: it is not asked.
             thresholds: of health.
         """
         timing = timing or Timing()
@@ -75,6 +80,10 @@ class Sources:
             self._sources.append(of_gpus[-1])
         if training is not None:
             self._sources.append(ScheduledSource("training", TrainingSource(training), interval=timing.interval))
+            self._sources.append(ScheduledSource("hangs", HangSource(training.ranks), interval=_HANG_SECONDS))
+        if nccl_ras is not None:
+            ras = NcclSource(nccl_ras, training.ranks if training is not None else tuple)
+            self._sources.append(ScheduledSource("nccl_ras", ras, interval=_RAS_SECONDS))
         if kineto is not None:
             self._sources.append(ScheduledSource("kineto", KinetoSource(kineto), interval=host_interval))
         self._sources += job_sources(lambda: [source.state() for source in of_gpus], jobs or JobSettings())

@@ -100,6 +100,8 @@ class Step:
     phases_ms: dict[str, float] = field(default_factory=dict)
     figures: dict[str, int | float] = field(default_factory=dict)
     """tokens, loss, ... of the newest step that has them all; what is not finite is left out"""
+    doing: str | None = None
+    """what the open step is in that takes long by nature: the innermost named phase"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ _READERS: dict[str, Reader] = {
     **dict.fromkeys(("start_ns", "start_step", "start_unix_ns", "deadline_unix_ns"), _ANY_WHOLE),
     **dict.fromkeys(("rank", "local_rank", "world_size"), whole(0, MAX_RANK)),
     **dict.fromkeys(("ms", "age_ms", "data_wait_ms", "max_overhead"), number),
-    **dict.fromkeys(("run", "host", "gpu_uuid", "id"), word),
+    **dict.fromkeys(("run", "host", "gpu_uuid", "id", "doing"), word),
     **dict.fromkeys(("run_directory", "reason", "path"), text),
     "state": word,
     "steps": whole(0, MAX_CAPTURED_STEPS),

@@ -7,6 +7,7 @@ steps/rank{r}.jsonl            one line a step, appended whole; there from the s
 truth/rank{r}.jsonl            of simulated compute only: one line a step by the process's own clock
 flight/rank{r}                 flight recorder of a rank that failed, or whose step did not end
 flight/rank{r}.stuck.json      what that rank was in; rank{r}.stacks.txt its threads' stacks
+flight/live/rank{r}            the same while the step still lasts, with rank{r}.state: how the rank is
 memory/rank{r}.pickle          CUDA memory snapshot of a rank that ran out of memory
 memory/rank{r}-oom.pickle      the same as profile() writes it, with the step's state in rank{r}-oom.json
 memory/step{n}/rank{r}.pickle  snapshot at the end of step n; rank{r}.json says whose its blocks are
@@ -28,6 +29,8 @@ TRACES_FOLDER = "traces"
 STEPS_FOLDER = "steps"
 TRUTH_FOLDER = "truth"
 FLIGHT_FOLDER = "flight"
+LIVE_FOLDER = "live"
+"""In flight/: what ranks whose steps last long say of themselves; gone with the step."""
 MEMORY_FOLDER = "memory"
 NCCL_FOLDER = "nccl"
 """Logs of NCCL, and what its inspector and RAS said."""
@@ -63,6 +66,16 @@ def stuck_path(rank: int) -> PurePath:
 def stacks_path(rank: int) -> PurePath:
     """Path of the stacks of one rank's threads, as text, inside the run directory."""
     return PurePath(FLIGHT_FOLDER, f"rank{rank}.stacks.txt")
+
+
+def live_record_path(rank: int) -> PurePath:
+    """Path of one rank's flight recorder while its step lasts long, inside the run directory."""
+    return PurePath(FLIGHT_FOLDER, LIVE_FOLDER, f"rank{rank}")
+
+
+def live_state_path(rank: int) -> PurePath:
+    """Path of how one rank is while its step lasts long, inside the run directory."""
+    return PurePath(FLIGHT_FOLDER, LIVE_FOLDER, f"rank{rank}.state")
 
 
 def memory_snapshot_path(rank: int) -> PurePath:

@@ -19,6 +19,7 @@ class TrainingRank:
         mesh: sizes by dimension.
         heartbeat_age_ms: since it was heard last.
         state: of the open step: wait, warmup, active (being captured).
+        doing: the named phase that the open step is in.
         step: newest finished step, counted from 0; None before the first.
         step_age_ms: since that ended, or since the start.
         phases_ms: parts of it by name.
@@ -39,6 +40,7 @@ class TrainingRank:
     mesh: dict[str, int] = field(default_factory=dict)
     gpu_uuid: str | None = None
     state: str | None = None
+    doing: str | None = None
     step: int | None = None
     step_ms: float | None = None
     step_age_ms: float | None = None

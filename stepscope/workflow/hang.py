@@ -11,7 +11,7 @@ from stepscope.analyzer.hang import explain_hang
 from stepscope.collectors.flight_recorder import find_dumps, read_dumps
 from stepscope.core.errors import DataError
 from stepscope.core.hang import HangReport
-from stepscope.core.run_layout import FLIGHT_FOLDER, RUN_FILE
+from stepscope.core.run_layout import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE
 from stepscope.store.runs import load_manifest
 
 
@@ -37,6 +37,7 @@ def _world_size(places: Sequence[Path]) -> int:
     """By the run that the dumps lie in; 0 where they lie in none."""
     for place in places:
         folder = place if place.is_dir() else place.parent
+        folder = folder.parent if folder.name == LIVE_FOLDER else folder
         if folder.name == FLIGHT_FOLDER and (folder.parent / RUN_FILE).is_file():
             with suppress(DataError):
                 return load_manifest(folder.parent).world_size
@@ -44,5 +45,9 @@ def _world_size(places: Sequence[Path]) -> int:
 
 
 def _place(path: Path) -> Path:
-    """A run directory's dumps lie in a folder of it."""
-    return path / FLIGHT_FOLDER if (path / FLIGHT_FOLDER).is_dir() else path
+    """A run directory's dumps lie in a folder of it; those of ranks that have stood only for seconds in one of that."""
+    flight = path / FLIGHT_FOLDER
+    if not flight.is_dir():
+        return path
+    live = flight / LIVE_FOLDER
+    return live if live.is_dir() and not find_dumps([flight])[0] else flight

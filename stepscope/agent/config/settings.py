@@ -73,6 +73,7 @@ class Training:
         metavar="PATH",
     )
     socket_mode: str = key("0666", "Permissions of the socket: who may write may connect.")
+    nccl_ras: str = key("127.0.0.1:28028", "NCCL's RAS service of jobs here, host:port; empty: it is not asked.")
 
 
 @dataclass(frozen=True, slots=True)

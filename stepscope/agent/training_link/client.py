@@ -116,6 +116,7 @@ class Client:
             mesh=hello.mesh,
             gpu_uuid=hello.gpu_uuid,
             state=step.state if step else None,
+            doing=step.doing if step else None,
             step=step.index if step else None,
             step_ms=step.ms if step else None,
             step_age_ms=step.age_ms + (now - self._stepped_at) * 1e3 if step else None,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from stepscope.analyzer.nccl.behind import ranks_with_fewer_calls
 from stepscope.core.health import Severity
 from stepscope.core.nccl import NcclFinding
 from stepscope.core.nccl_sources import HangFlags, RasCommunicator, RasStatus
@@ -38,11 +38,7 @@ def _of(one: RasCommunicator, file: str) -> Iterator[NcclFinding]:
 
 def _behind(one: RasCommunicator, file: str) -> Iterator[NcclFinding]:
     """By the counts of JSON: ranks that launched less than most."""
-    totals = {rank.rank: sum(rank.counts.values()) for rank in one.ranks if rank.counts}
-    if len(set(totals.values())) < 2:
-        return
-    most, _ = max(Counter(totals.values()).items(), key=lambda entry: (entry[1], entry[0]))
-    behind = sorted(rank for rank, total in totals.items() if total < most)
+    behind = ranks_with_fewer_calls(one)
     if behind:
         message = f"communicator {one.id}: {ranks_words(behind)} have launched fewer collectives than the others; ask again: standing still is a hang"  # noqa: E501
         yield NcclFinding("ras_mismatch", Severity.WARNING, message, file, 0, behind)

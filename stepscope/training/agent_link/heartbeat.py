@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from stepscope.core.agent_messages import Hello, Step
 from stepscope.core.agent_protocol import encode
 from stepscope.training.settings import RunContext
+from stepscope.training.steps.open_spans import PHASE_PREFIX
 from stepscope.training.steps.telemetry import StepRecord
 
 _MAX_NAMES = 32
@@ -55,9 +56,9 @@ class Heartbeat:
     def line(self) -> bytes:
         """How the steps go."""
         record, settled, now_ns = self.newest, self.newest_settled, time.time_ns()
-        state = self._state_of_step()
+        state, doing = self._state_of_step(), self._doing()
         if record is None:
-            return encode(Step(age_ms=max(now_ns - self._start_ns, 0) / 1e6, state=state))
+            return encode(Step(age_ms=max(now_ns - self._start_ns, 0) / 1e6, state=state, doing=doing))
         return encode(
             Step(
                 age_ms=max(now_ns - record.end_ns, 0) / 1e6,
@@ -67,8 +68,15 @@ class Heartbeat:
                 data_wait_ms=max(record.data_wait_ns, 0) / 1e6,
                 phases_ms={name: max(ns, 0) / 1e6 for name, ns in _first_of(record.phases).items()},
                 figures={} if settled is None else _sendable(settled.figures),
+                doing=doing,
             )
         )
+
+    def _doing(self) -> str | None:
+        """The innermost phase that is open."""
+        spans = self._context.open_spans()
+        phases = [name.removeprefix(PHASE_PREFIX) for name in spans if name.startswith(PHASE_PREFIX)]
+        return next((name for name in reversed(phases) if name.isprintable() and 0 < len(name) <= _MAX_NAME), None)
 
 
 def _first_of(numbers: Mapping[str, int | float]) -> dict[str, int | float]:

@@ -12,12 +12,26 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from stepscope.core.run_layout import FLIGHT_FOLDER, MEMORY_FOLDER, RUN_FILE, TRACES_FOLDER, Attempt, RunManifest
+from stepscope.core.run_layout import (
+    FLIGHT_FOLDER,
+    LIVE_FOLDER,
+    MEMORY_FOLDER,
+    RUN_FILE,
+    TRACES_FOLDER,
+    Attempt,
+    RunManifest,
+)
 
 _COPY_BYTES = 1 << 20
 _GZIP_LEVEL = 1  # a trace shrinks 15-fold at level 1 already; level 9 stops training five times as long
 _GZIP_FORMAT = 31  # zlib's number for a window of 32 kB with a gzip header
-_FOLDERS_OF_RANKS = (f"{TRACES_FOLDER}/step*", FLIGHT_FOLDER, MEMORY_FOLDER, f"{MEMORY_FOLDER}/step*")
+_FOLDERS_OF_RANKS = (
+    f"{TRACES_FOLDER}/step*",
+    FLIGHT_FOLDER,
+    f"{FLIGHT_FOLDER}/{LIVE_FOLDER}",
+    MEMORY_FOLDER,
+    f"{MEMORY_FOLDER}/step*",
+)
 _LEFTOVER = re.compile(r"\..+?\.(\d+)(?:\.plain|\.probe)?\.part")
 
 

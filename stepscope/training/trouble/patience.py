@@ -18,6 +18,17 @@ _TIMES_LONGEST = 3.0
 _SHARE_OF_TIMEOUT = 0.8
 """torch ends the job when a collective has waited for the timeout; the rest is time to write down what is known."""
 
+_LEAST_WORTH_A_LOOK_SECONDS = 12.0
+"""Nothing is alarmed by a look: it leaves time to judge the job and to say so within 30 s of a stop."""
+
+_LEAST_GLANCE_SECONDS = 5.0
+_TIMES_MEDIAN_GLANCE = 1.5
+
+_TIMES_MEDIAN_WORTH_A_LOOK = 4.0
+_TIMES_USUAL_LONGEST = 2.0
+_USUAL = 0.95
+"""One step in twenty may hold a checkpoint, and is no measure of the others."""
+
 _NUM_FIRST_STEPS = 3
 _NUM_REMEMBERED = 100
 
@@ -70,6 +81,21 @@ class Patience:
         limit = max(least, _TIMES_MEDIAN * median, _TIMES_LONGEST * longest)
         within = math.inf if situation.timeout_seconds is None else _SHARE_OF_TIMEOUT * situation.timeout_seconds
         return max(min(limit, within), _TIMES_LONGEST * median)
+
+    def look_seconds(self, timeout_seconds: float | None) -> float:
+        """Age from which the open step is worth telling of, so that someone may judge the job as a whole."""
+        recent = sorted(self._recent)
+        if self._given is not None or not recent:
+            return self.limit_seconds(Situation(timeout_seconds=timeout_seconds))
+        median, usual = recent[len(recent) // 2], recent[int(_USUAL * (len(recent) - 1))]
+        limit = max(_LEAST_WORTH_A_LOOK_SECONDS, _TIMES_MEDIAN_WORTH_A_LOOK * median, _TIMES_USUAL_LONGEST * usual)
+        within = math.inf if timeout_seconds is None else _SHARE_OF_TIMEOUT * timeout_seconds
+        return max(min(limit, within), _TIMES_LONGEST * median)
+
+    def glance_seconds(self, look_seconds: float) -> float:
+        """Age from which it is looked whether other ranks tell of the step; no step of usual length is as old."""
+        usual = max(_LEAST_GLANCE_SECONDS, _TIMES_MEDIAN_GLANCE * (self.median_seconds or 0.0))
+        return min(usual, look_seconds / 2)
 
 
 def given_seconds(stuck_after: float | str) -> float | None:

@@ -26,6 +26,10 @@ _COMPILERS = (
 )
 """What runs while torch.compile compiles, and not when the compiled code runs."""
 
+_WRITERS = ("/torch/serialization.py", "/torch/distributed/checkpoint/", "/safetensors/")
+_SAVES = "save"
+"""How functions that write checkpoints are called: save, save_checkpoint, save_pretrained."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Look:
@@ -33,6 +37,31 @@ class _Look:
     stack: tuple[tuple[int, int], ...]
     num_bytes: int
     processor_seconds: float
+
+
+class OwnProcesses:
+    """Child processes of stepscope's own: what they compute is no sign that training gets on."""
+
+    def __init__(self) -> None:
+        self.running: set[int] = set()
+        self.seconds = 0.0
+        """Processor time of those that have been waited for."""
+
+    def reap(self, pid: int) -> int | None:
+        """Wait for one without waiting; its exit code, None while it runs."""
+        try:
+            found, status, usage = os.wait4(pid, os.WNOHANG)
+        except ChildProcessError:  # someone else waited for it
+            self.running.discard(pid)
+            return -1
+        if not found:
+            return None
+        self.running.discard(pid)
+        self.seconds += usage.ru_utime + usage.ru_stime
+        return os.waitstatus_to_exitcode(status)
+
+
+own_processes = OwnProcesses()
 
 
 class Stillness:
@@ -77,6 +106,14 @@ def is_compiling(thread_id: int) -> bool:
     return any(part in frame.f_code.co_filename for frame in frames_of(thread_id) for part in _COMPILERS)
 
 
+def is_saving(thread_id: int) -> bool:
+    """Whether the thread is inside a function that writes or reads a checkpoint, by its file or its name."""
+    return any(
+        frame.f_code.co_name.startswith(_SAVES) or any(part in frame.f_code.co_filename for part in _WRITERS)
+        for frame in frames_of(thread_id)
+    )
+
+
 def _has_moved(before: _Look, now: _Look) -> bool:
     seconds = max(now.seconds - before.seconds, 1e-3)
     return (
@@ -99,7 +136,7 @@ def _bytes_moved() -> int:
 def _helpers_seconds() -> float:
     """Processor time of all child processes; and of this one where it uses no GPU, for which a host may wait busily."""
     times = os.times()
-    total = times.children_user + times.children_system
+    total = times.children_user + times.children_system - own_processes.seconds
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         total += times.user + times.system - time.thread_time()  # looking costs as well
@@ -107,6 +144,8 @@ def _helpers_seconds() -> float:
     waiting = [os.getpid()]
     while waiting:
         for child in _children(waiting.pop()):
+            if child in own_processes.running:
+                continue
             waiting.append(child)
             with suppress(OSError, ValueError, IndexError):
                 fields = Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

@@ -97,15 +97,21 @@ def _state(context: RunContext, step: OpenStep, collective: dict[str, Any] | Non
         "median_seconds": None if step.median_seconds is None else round(step.median_seconds, 6),
         "is_still": step.is_still,
         "open_spans": spans,
-        "where": _where(spans, frames, collective),
+        "where": where_is(spans, frames, collective),
         "collective": collective,
         "threads": _threads(),
     }
 
 
-def _where(spans: list[str], frames: list[FrameType], collective: dict[str, Any] | None) -> str:
-    """The innermost thing that has a name: a collective, the wait for data, a phase, a function of the user's."""
-    in_collective = [frame for frame in frames if frame.f_code.co_filename.endswith("/distributed_c10d.py")]
+def where_is(spans: list[str], frames: list[FrameType], collective: dict[str, Any] | None) -> str:
+    """The innermost thing that has a name: a collective, the wait for data, a phase, a function of the user's.
+
+    Args:
+        spans: of ours, that are open.
+        frames: of the training thread, the innermost first.
+        collective: the oldest that is not over.
+    """
+    in_collective = collective_frames(frames)
     if in_collective:
         return _named(in_collective)
     for span in reversed(spans):
@@ -119,6 +125,11 @@ def _where(spans: list[str], frames: list[FrameType], collective: dict[str, Any]
         if "/torch/" not in frame.f_code.co_filename and "/stepscope/" not in frame.f_code.co_filename:
             return f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
     return "unknown code"
+
+
+def collective_frames(frames: list[FrameType]) -> list[FrameType]:
+    """Those in calls of torch.distributed; empty where the thread is in none."""
+    return [frame for frame in frames if frame.f_code.co_filename.endswith("/distributed_c10d.py")]
 
 
 def _named(frames: list[FrameType]) -> str:

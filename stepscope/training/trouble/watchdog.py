@@ -18,6 +18,7 @@ from stepscope.training.steps.open_spans import PHASE_PREFIX
 from stepscope.training.steps.telemetry import StepRecord
 from stepscope.training.trouble.collectives_open import least_timeout_seconds
 from stepscope.training.trouble.frozen import FrozenPythonNet
+from stepscope.training.trouble.live_watch import LiveWatch
 from stepscope.training.trouble.patience import Patience, Situation
 from stepscope.training.trouble.stillness import Stillness, is_compiling
 from stepscope.training.trouble.stuck_report import OpenStep, stacks_file, write_state, write_stuck_report
@@ -59,6 +60,7 @@ class StuckSteps:
         self._doubted_since: float | None = None
         self._said_busy = 0.0
         self._others = _Others(context)
+        self._live = LiveWatch(context, self._thread_id)
 
     def step_began(self, index: int) -> None:
         """Watch it."""
@@ -77,6 +79,8 @@ class StuckSteps:
         doubted = self._patience.limit_seconds(Situation(timeout_seconds=timeout))
         self._mind_the_net(now, doubted)
         step = self._open
+        worth_a_look = self._patience.look_seconds(timeout)
+        self._live.look(now, step, worth_a_look, self._patience.glance_seconds(worth_a_look))
         if step is not self._looked_at:
             self._leave_episode()
             self._looked_at = step
@@ -107,6 +111,7 @@ class StuckSteps:
         within(_CLOSES_WITHIN_SECONDS, self._leave, str(stacks_file(self._context)))
 
     def _leave(self) -> None:
+        self._live.close(is_open=self._open is not None)
         if self._open is self._looked_at:
             self._state = None
         self._leave_episode()

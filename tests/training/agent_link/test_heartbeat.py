@@ -24,7 +24,8 @@ _UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
 
 @pytest.fixture
 def heartbeat(monkeypatch: pytest.MonkeyPatch) -> Heartbeat:
-    context: Any = type("Context", (), {"run_directory": Path("/runs/r"), "identity": _IDENTITY, "mesh": {"dp": 8}})
+    told = {"run_directory": Path("/runs/r"), "identity": _IDENTITY, "mesh": {"dp": 8}, "open_spans": list}
+    context: Any = type("Context", (), told)
     monkeypatch.setattr("stepscope.training.agent_link.heartbeat.time.time_ns", lambda: 5_000_000_000)
     assert RunContext.__annotations__.keys() >= {"run_directory", "identity", "mesh"}
     return Heartbeat(context, lambda: "wait")
@@ -55,6 +56,16 @@ def test_many_figures_and_phases_are_cut_to_what_a_line_may_have(heartbeat: Hear
     heartbeat.newest = heartbeat.newest_settled = record
     assert isinstance(step := decode(heartbeat.line()), Step)
     assert (len(step.phases_ms), len(step.figures)) == (32, 32)
+
+
+def test_the_innermost_phase_that_is_open_is_told() -> None:
+    spans = ["ProfilerStep#3", "prof.phase: eval", "prof.phase: checkpoint", "prof.data"]
+    context: Any = type("Context", (), {"open_spans": lambda: spans})
+    assert isinstance(step := decode(Heartbeat(context, lambda: "wait").line()), Step)
+    assert step.doing == "checkpoint"
+    spans[2] = "prof.phase: up\n"
+    assert isinstance(step := decode(Heartbeat(context, lambda: "wait").line()), Step)
+    assert step.doing == "eval"
 
 
 def test_clocks_that_went_back_are_no_negative_times(heartbeat: Heartbeat) -> None:

@@ -70,3 +70,18 @@ def test_what_the_user_may_say(stuck_after: float | str, seconds: float | None) 
 def test_what_the_user_may_not_say(wrong: Any) -> None:
     with pytest.raises(ValueError, match="stuck_after"):
         given_seconds(wrong)
+
+
+def test_a_look_is_worth_it_sooner_and_one_checkpoint_in_many_steps_is_no_measure() -> None:
+    assert _after(*[0.1] * 50).look_seconds(_NCCL) == 12
+    assert _after(*[0.1] * 50, 60.0).look_seconds(_NCCL) == 12
+    assert _after(*[0.1] * 9, 60.0, *[0.1] * 9, 60.0).look_seconds(_NCCL) == 120
+    assert _after(5.0).look_seconds(_NCCL) == 20
+    assert Patience().look_seconds(_GLOO) == 600
+    assert Patience(7.0).look_seconds(_GLOO) == 7
+
+
+def test_no_step_of_usual_length_is_glanced_at() -> None:
+    assert _after(0.1).glance_seconds(12.0) == 5
+    assert _after(20.0).glance_seconds(80.0) == 30
+    assert Patience(0.4).glance_seconds(0.4) == 0.2

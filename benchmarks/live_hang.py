@@ -1,0 +1,205 @@
+"""Is a hang called while it lasts, with the guilty rank, and healthy training left alone? Jobs of gloo ranks for real.
+
+    nice python -m benchmarks.live_hang [--hangs 20] [--healthy-minutes 10] [--ranks 8] [-o DIR]
+
+Each job is hung on purpose after some steps; the agent's parts listen in a process of their own. A call is right when
+it names exactly the guilty, and comes within 30 s of the stop. Beside them a healthy job trains, in which rank 0 writes
+a checkpoint for a minute, told and not told, evaluates, and all ranks wait for a compiler. NCCL's ranks do not notice
+that a peer has died; gloo's do, and stand still here in its place. Needs torch with gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import random
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.live_hang_jobs import FAULTS, Job, train
+from stepscope.agent.hangs import HangSource
+from stepscope.agent.schedule import ScheduledSource
+from stepscope.agent.training_link import TrainingServer
+
+GOAL_SECONDS = 30.0
+_GIVEN_UP_SECONDS = 60.0
+_STARTS_WITHIN_SECONDS = 240.0
+_HEALTHY = "healthy"
+
+
+@dataclass(frozen=True)
+class Call:
+    """Who was said to be guilty, when, by whom."""
+
+    seconds: float
+    ranks: tuple[int, ...]
+
+
+def main() -> int:
+    """Print the table; 1 when a goal is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hangs", type=int, default=20)
+    parser.add_argument("--healthy-minutes", type=float, default=10.0)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-o", "--output", type=Path, help="keep the runs here")
+    options = parser.parse_args()
+    output: Path = options.output or Path(tempfile.mkdtemp())
+    output.mkdir(parents=True, exist_ok=True)
+    os.environ["STEPSCOPE_AGENT_SOCKET"] = f"@stepscope-live-hang-{os.getpid()}"
+    told = output / "agent.jsonl"
+    agent = _forked(lambda: _agent(told))
+    healthy_job = Job(_HEALTHY, options.ranks, (), 0, options.healthy_minutes * 60)
+    healthy = _begin(healthy_job, output) if options.healthy_minutes else []
+    chance, right, agents_seconds = random.Random(options.seed), 0, []
+    try:
+        for index in range(options.hangs):
+            fault = list(FAULTS)[index % len(FAULTS)]
+            guilty = tuple(sorted(chance.sample(range(options.ranks), FAULTS[fault])))
+            job = Job(fault, options.ranks, guilty, 10 + chance.randrange(10), 0.0)
+            by_agent, by_training = _hung(job, output / f"{index:02}-{fault}", told)
+            is_right = by_agent is not None and by_agent.ranks == guilty and by_agent.seconds <= GOAL_SECONDS
+            right += is_right
+            agents_seconds += [by_agent.seconds] if by_agent is not None else []
+            said = f"agent {_words(by_agent)}; training {_words(by_training)}"
+            print(f"{fault:10} guilty {guilty}: {'right' if is_right else 'WRONG'}: {said}", flush=True)
+        false = _false_alarms(healthy, output, told) if healthy else 0
+    finally:
+        for process in [*healthy, agent]:
+            _kill(process)
+    if agents_seconds:
+        seconds = f"{statistics.median(agents_seconds):.0f} s, at most {max(agents_seconds):.0f} s"
+        print(f"{right} of {options.hangs} called right within {GOAL_SECONDS:.0f} s; median {seconds}")
+    if healthy:
+        print(f"{false} false alarms in {options.healthy_minutes:g} minutes of healthy training")
+    if options.output is None:
+        shutil.rmtree(output)
+    return 0 if right == options.hangs and not false else 1
+
+
+def _hung(job: Job, folder: Path, told: Path) -> tuple[Call | None, Call | None]:
+    """The first calls of the agent and of training itself."""
+    ranks = _begin(job, folder)
+    try:
+        _wait(lambda: (folder / "stopped").exists(), _STARTS_WITHIN_SECONDS)
+        stopped = (folder / "stopped").stat().st_mtime
+        calls: list[Call | None] = [None, None]
+
+        def has_both() -> bool:
+            calls[:] = _by_agent(told, folder.name, stopped), _by_training(folder, job.world_size, stopped)
+            return None not in calls
+
+        _wait(has_both, _GIVEN_UP_SECONDS)
+        return calls[0], calls[1]
+    finally:
+        for process in ranks:
+            _kill(process)
+
+
+def _false_alarms(healthy: list[int], output: Path, told: Path) -> int:
+    for process in healthy:
+        os.waitpid(process, 0)
+    healthy.clear()
+    lines = [line for line in _lines(told) if line["run"] == _HEALTHY]
+    by_training = _by_training(output / _HEALTHY, 1 << 10, 0.0)
+    return len(lines) + (by_training is not None)
+
+
+def _begin(job: Job, output: Path) -> list[int]:
+    folder = output / _HEALTHY if job.fault == _HEALTHY else output
+    folder.mkdir(parents=True)
+    return [_forked(lambda rank=rank: train(job, rank, folder)) for rank in range(job.world_size)]  # type: ignore[misc]
+
+
+def _agent(told: Path) -> None:
+    """The agent's own parts: its socket and its source of hangs."""
+    logging.basicConfig(filename=told.with_suffix(".log"), format="%(asctime)s %(message)s")
+    known: set[str] = set()
+    with TrainingServer(os.environ["STEPSCOPE_AGENT_SOCKET"]) as server:
+        hangs = ScheduledSource("hangs", HangSource(server.ranks), interval=1.0)
+        with hangs, told.open("a") as file:
+            while True:
+                for finding in hangs.state().collection.findings:
+                    if finding.message not in known:
+                        known.add(finding.message)
+                        line = {"time": time.time(), "message": finding.message, **dict(finding.labels)}
+                        file.write(json.dumps(line) + "\n")
+                        file.flush()
+                time.sleep(0.1)
+
+
+def _by_agent(told: Path, run: str, stopped: float) -> Call | None:
+    for line in _lines(told):
+        if line["run"] == run:
+            return Call(line["time"] - stopped, tuple(int(rank) for rank in line["ranks"].split(",") if rank))
+    return None
+
+
+def _by_training(folder: Path, world_size: int, stopped: float) -> Call | None:
+    """The first line "training hangs" of any rank."""
+    found = []
+    for log in sorted(folder.glob("rank*.log"))[:world_size]:
+        for line in log.read_text().splitlines():
+            if "training hangs" in line:
+                found.append((float(line.split()[0]), line))
+    if not found:
+        return None
+    at, line = min(found)
+    return Call(at - stopped, tuple(_ranks_in(line.split("): ", 1)[1])))
+
+
+def _ranks_in(message: str) -> list[int]:
+    """ "ranks 1-2, 5 never ..." -> [1, 2, 5]."""
+    ranks: list[int] = []
+    for word in message.split()[1:]:
+        first, _, last = word.rstrip(",").replace("\u2013", "-").partition("-")
+        if not first.isdigit():
+            break
+        ranks += range(int(first), int(last or first) + 1)
+    return ranks
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+
+def _words(call: Call | None) -> str:
+    return "none" if call is None else f"{list(call.ranks)} after {call.seconds:.0f} s"
+
+
+def _wait(is_so: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not is_so():
+        time.sleep(0.2)
+
+
+def _forked(work: Callable[[], None]) -> int:
+    sys.stdout.flush()
+    process = os.fork()
+    if process == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return process
+
+
+def _kill(process: int) -> None:
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

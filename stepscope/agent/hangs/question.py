@@ -1,0 +1,98 @@
+"""What do the files say that ranks of a run leave while they stand still? Asked of a process of its own.
+
+That process has no more rights than the user whose run it is, so that a path or a link of theirs opens nothing that
+they could not open, and this one never loads what reads dumps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Any
+
+from stepscope.core.checked_fields import MAX_RANK, FieldError, member, number, read_fields, text, whole
+from stepscope.core.errors import printable
+from stepscope.core.hang import HangKind
+from stepscope.core.live_hang import LiveHang, LiveHangState
+
+_NOBODY = 65534
+_ANSWERS_WITHIN_SECONDS = 30.0
+_LONGEST = 1 << 20
+
+
+class Question:
+    """One that is out. Nothing here waits.
+
+    Args:
+        run_directory: as the process calls it.
+        pid: of a process of the run, whose view of the file system counts; None: this one's.
+        uid: of its user; None: this process's.
+        now: monotonic seconds.
+
+    Raises:
+        OSError: no process can be had.
+    """
+
+    def __init__(self, run_directory: str, *, pid: int | None, uid: int | None, now: float) -> None:
+        there = f"/proc/{pid}/root{run_directory}"
+        place = there if pid is not None and os.path.isdir(there) else run_directory
+        lowered = uid if uid and os.geteuid() == 0 else None
+        self._until = now + _ANSWERS_WITHIN_SECONDS
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "stepscope.workflow.live_hang", place],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            user=lowered,
+            group=None if lowered is None else _NOBODY,
+            extra_groups=None if lowered is None else [],
+        )
+
+    def is_over(self, now: float) -> bool:
+        """Whether there is an answer, or will be none."""
+        if self._process.poll() is None and now > self._until:
+            self._process.kill()
+        return self._process.poll() is not None
+
+    def answer(self) -> LiveHang | None:
+        """The answer; None where there is none. Only once it is over."""
+        assert self._process.stdout is not None
+        with self._process.stdout as stream:
+            content = stream.read(_LONGEST)
+        with suppress(ValueError, RecursionError, AttributeError, FieldError):
+            return LiveHang(**read_fields(LiveHang, json.loads(content), lambda name: _READERS[name]))
+        return None
+
+    def close(self) -> None:
+        """End it."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def _numbers(value: Any) -> list[int]:
+    if not isinstance(value, list):
+        raise ValueError("must be a list")
+    return [whole(0, MAX_RANK)(one) for one in value]
+
+
+_READERS: dict[str, Any] = {
+    "state": member(LiveHangState),
+    "kind": member(HangKind),
+    "ranks": _numbers,
+    "silent_ranks": _numbers,
+    "confidence": number,
+    "age_seconds": number,
+    "step": whole(0, (1 << 63) - 1),
+    "summary": lambda value: printable(text(value)),
+    "schema": text,
+    "reasons": lambda _: [],
+    "evidence": lambda _: [],
+}
+"""Reasons and evidence are for who asks by hand."""

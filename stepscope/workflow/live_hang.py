@@ -1,0 +1,126 @@
+"""Does the job of a run directory hang now? Run as a process of its own: whoever asks need not load what reads dumps.
+
+It needs the standard library alone, as do training processes.
+
+    python -m stepscope.workflow.live_hang RUN_DIRECTORY     prints one `stepscope.live-hang/1` document
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from stepscope.analyzer.hang import explain_hang
+from stepscope.analyzer.hang.live import fresh_states, live_hang
+from stepscope.collectors.flight_recorder import read_dump
+from stepscope.core.checked_fields import MAX_RANK, flag, number, read_fields, text, whole
+from stepscope.core.errors import DataError
+from stepscope.core.flight_recorder import FlightDump
+from stepscope.core.hang import HangReport
+from stepscope.core.live_hang import LiveHang, RankState
+from stepscope.core.run_layout import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE, STEPS_FOLDER, live_record_path
+
+_STATE = re.compile(r"rank(\d{1,7})\.state")
+_STEPS = re.compile(r"rank(\d{1,7})\.jsonl")
+_LARGEST_STATE = 64 << 10
+_LARGEST_MANIFEST = 8 << 20
+_LARGEST_RECORD = 64 << 20
+_LONG_AGO_SECONDS = 120.0
+"""States of which the newest is older were left by a job that is gone."""
+
+
+def read_live_hang(run_directory: Path, *, now_ns: int | None = None) -> LiveHang:
+    """The answer from flight/live of a run directory. A file that is a link counts as none.
+
+    Args:
+        now_ns: ns since the epoch; the clock's where none is given.
+    """
+    now_ns = time.time_ns() if now_ns is None else now_ns
+    states = list(_states(run_directory / FLIGHT_FOLDER / LIVE_FOLDER))
+    states = [state for state in fresh_states(states) if now_ns - state.seen_ns < _LONG_AGO_SECONDS * 1e9]
+    world_size = _world_size(run_directory)
+    here = _ranks_here(run_directory)
+    expected = {rank for rank in here if rank < world_size} if world_size else here
+    return live_hang(states, _report(run_directory, states, world_size), expected=expected)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the answer; the exit code."""
+    sys.stdout.write(json.dumps(asdict(read_live_hang(Path(arguments[0])))) + "\n")
+    return 0
+
+
+def _world_size(run_directory: Path) -> int:
+    """0 where it is not known."""
+    with suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
+        told = json.loads(_content(run_directory / RUN_FILE, _LARGEST_MANIFEST))["world_size"]
+        return int(whole(0, MAX_RANK)(told))
+    return 0
+
+
+def _states(folder: Path) -> Iterator[RankState]:
+    for rank, path in _named(folder, _STATE):
+        with suppress(OSError, ValueError, RecursionError, AttributeError):
+            document = json.loads(_content(path, _LARGEST_STATE))
+            state = RankState(**read_fields(RankState, document, lambda name: _READERS[name]))
+            if state.rank == rank:
+                yield state
+
+
+def _report(run_directory: Path, states: Sequence[RankState], world_size: int) -> HangReport | None:
+    """What the flight recorders of these ranks say."""
+    dumps: list[FlightDump] = []
+    for state in states:
+        path = run_directory / live_record_path(state.rank)
+        with suppress(OSError, DataError):
+            dumps.append(read_dump(_content(path, _LARGEST_RECORD), rank=state.rank, where=path.name))
+    if not any(dump.operations for dump in dumps):
+        return None
+    return explain_hang(dumps, world_size=world_size)
+
+
+def _ranks_here(run_directory: Path) -> set[int]:
+    """Ranks that write into this directory: each has a file of steps from its beginning on."""
+    return {rank for rank, _ in _named(run_directory / STEPS_FOLDER, _STEPS)}
+
+
+def _named(folder: Path, name: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if match := name.fullmatch(path.name):
+                yield int(match[1]), path
+
+
+def _content(path: Path, most: int) -> bytes:
+    """A plain file's.
+
+    Raises:
+        OSError: it is a link, no file, or larger than `most`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+            raise OSError(f"{path} is no file of at most {most} bytes")
+        return file.read(most)
+
+
+_COUNT = whole(0, (1 << 63) - 1)
+_READERS = {
+    **dict.fromkeys(("rank", "step", "since_ns", "seen_ns"), _COUNT),
+    **dict.fromkeys(("age_seconds", "limit_seconds"), number),
+    **dict.fromkeys(("is_still", "is_in_collective"), flag),
+    **dict.fromkeys(("host", "doing", "where"), text),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
