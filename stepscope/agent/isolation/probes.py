@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import threading
@@ -16,8 +17,11 @@ from stepscope.agent.isolation.timing import Timing
 from stepscope.agent.isolation.watch import Watch
 from stepscope.core.readings import Collection, Finding, Missing, MissingReason, labels_of, with_labels
 
+_log = logging.getLogger(__name__)
+
 _LONGEST_WAIT = 5.0
 """Seconds between two looks at processes that are to end, when nothing else is due."""
+_AFTER_FAULT_SECONDS = 1.0
 
 
 class GpuProbes:
@@ -36,6 +40,7 @@ class GpuProbes:
         self._refusal: tuple[MissingReason, str] | None = self._watch.refusal
         self._counts = ProbeCounts()
         self._thread: threading.Thread | None = None
+        self._is_closing = threading.Event()
         self._wake_read, self._wake_write = -1, -1
 
     def __enter__(self) -> GpuProbes:
@@ -48,6 +53,7 @@ class GpuProbes:
     def start(self) -> None:
         """Begin to read."""
         self._wake_read, self._wake_write = os.pipe()
+        self._is_closing.clear()
         self._thread = threading.Thread(target=self._run, name="stepscope-gpu-probes", daemon=True)
         self._thread.start()
 
@@ -55,15 +61,11 @@ class GpuProbes:
         """End the processes; those that hang are killed after the grace time, and left behind if even that fails."""
         if self._thread is None:
             return
+        self._is_closing.set()
         os.close(self._wake_write)
         self._thread.join()
         os.close(self._wake_read)
         self._thread = None
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the thread still reads: what a watchdog wants to know."""
-        return self._thread is not None and self._thread.is_alive()
 
     def snapshot(self) -> Snapshot:
         """What is known now; waits for nothing."""
@@ -95,24 +97,30 @@ class GpuProbes:
         return ProbeProcess(self._timing.seldom, self._timing.grace, self._environment)
 
     def _run(self) -> None:
-        while True:
-            now = time.monotonic()
-            due = self._watch.step(now, time.time_ns())
-            self._publish()
-            if self._wait(min(max(0.0, due - time.monotonic()), _LONGEST_WAIT)):
-                break
+        has_failed = False
+        while not self._is_closing.is_set():
+            try:
+                due = self._watch.step(time.monotonic(), time.time_ns())
+                self._publish()
+                self._wait(min(max(0.0, due - time.monotonic()), _LONGEST_WAIT))
+                has_failed = False
+            except Exception:  # the thread's edge, as when descriptors run out: GPUs are read on when there are some
+                if not has_failed:
+                    _log.exception("reading the GPUs failed; it is tried again")
+                has_failed = True
+                self._is_closing.wait(_AFTER_FAULT_SECONDS)
         end = time.monotonic() + self._timing.grace + 1.0
         while not self._watch.close(time.monotonic()) and time.monotonic() < end:
             time.sleep(0.01)
         self._publish()
 
-    def _wait(self, seconds: float) -> bool:
-        """Wait for an answer; whether it is time to end."""
+    def _wait(self, seconds: float) -> None:
+        """Wait for an answer, or for the end."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_read, selectors.EVENT_READ)
             for probe in self._watch.probes():
                 selector.register(probe, selectors.EVENT_READ)
-            return any(key.fd == self._wake_read for key, _ in selector.select(seconds))
+            selector.select(seconds)
 
     def _publish(self) -> None:
         """Everything that `snapshot` needs, replaced as a whole: no reader sees half of a step, none waits."""

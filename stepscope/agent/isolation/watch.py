@@ -97,7 +97,11 @@ class Watch:
         if lane.probe is None:
             if now < lane.retry_at or self._is_blocked(lane, now):
                 return
-            lane.probe = self._start()
+            try:
+                lane.probe = self._start()
+            except OSError as error:  # no memory, process or descriptor left, or the program is being replaced
+                self._cannot_start(lane, error, now)
+                return
             self.counts.started += 1
             lane.due = lane.look_due = now
         if lane.is_waiting or now < lane.due:
@@ -260,6 +264,15 @@ class Watch:
             if was_waiting:
                 self.refusal = (reason, detail.replace("its driver", "the driver"))
             self._fails(lane, now)
+
+    def _cannot_start(self, lane: Lane, error: OSError, now: float) -> None:
+        """There is no process to ask: try again later."""
+        detail = f"no process can be started to ask it ({error.strerror or error})"
+        for key in lane.keys:
+            self.targets[key].fails(MissingReason.FAILED, detail)
+        if lane.is_shared:
+            self.refusal = (MissingReason.FAILED, detail.replace("ask it", "ask the driver"))
+        self._fails(lane, now)
 
     def _is_refused(self, lane: Lane, reason: MissingReason, detail: str, now: float) -> None:
         """No GPU can be asked: the process ends by itself, and a new one may find the driver mended."""

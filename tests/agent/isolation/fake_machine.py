@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any
 
 from stepscope.agent.isolation import Timing
@@ -32,11 +34,14 @@ class Machine:
         self.seconds_an_answer = 0.0
         self.refusal: tuple[str, str] | None = None
         self.driver_hangs = False
+        self.cannot_start = False
         self.started: list[FakeProbe] = []
         self.swept: list[tuple[float, int, int]] = []  # when, by which process, which GPU
         self.watch = Watch(self.start, timing)
 
     def start(self) -> Probe:
+        if self.cannot_start:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         self.started.append(FakeProbe(self, len(self.started)))
         return self.started[-1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -185,10 +186,35 @@ def test_bug_nvsentinel_1576_a_driver_that_never_answers_is_said_while_the_agent
         hanging = until(probes, lambda s: s.counts.timed_out >= 2)
         assert hanging.collection.missing[0].reason is MissingReason.TIMED_OUT
         assert hanging.counts.started - hanging.counts.timed_out <= 1  # never two at once
-        assert probes.is_alive
         del machine.values["hang"]
         machine.write()
         until(probes, all_well(2))
+
+
+def test_reading_goes_on_after_processes_and_descriptors_ran_out(
+    machine: FakeNvml, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As at a limit of tasks or open files, or while the program is replaced by a newer one."""
+    with_gpus(machine, 1)
+    with GpuProbes(QUICK, environment=machine.environment()) as probes:
+        until(probes, all_well(1))
+        with monkeypatch.context() as patch:
+            patch.setattr("stepscope.agent.isolation.probes.ProbeProcess", _no_process)
+            patch.setattr("stepscope.agent.isolation.probes.selectors.DefaultSelector", _no_descriptor)
+            for child in children_of(os.getpid()):
+                os.kill(child, signal.SIGKILL)
+            failing = until(probes, lambda s: bool(s.collection.missing) and not all_well(1)(s))
+            assert any("no process can be started" in missing.detail for missing in failing.collection.missing)
+        until(probes, all_well(1))
+    assert [record.message for record in caplog.records] == ["reading the GPUs failed; it is tried again"]
+
+
+def _no_process(*_: object) -> None:
+    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+def _no_descriptor() -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_xids_reach_the_agent_once_and_are_counted(machine: FakeNvml) -> None:

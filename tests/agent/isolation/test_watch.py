@@ -280,3 +280,21 @@ def test_times_that_make_no_sense_are_refused_in_one_line(name: str, value: floa
     with pytest.raises(UsageError) as error:
         Timing(**{name: value})
     assert "\n" not in str(error.value)
+
+
+def test_a_process_that_cannot_be_started_is_said_and_tried_again() -> None:
+    machine = Machine(2)
+    machine.run(5)
+    machine.cannot_start = True
+    machine.crashing = {1}
+    machine.run(100)
+    machine.crashing = set()
+    assert set(machine.reasons().values()) == {MissingReason.FAILED}
+    assert machine.watch.refusal == (
+        MissingReason.FAILED,
+        "no process can be started to ask the driver (Resource temporarily unavailable)",
+    )
+    machine.cannot_start = False
+    machine.run(70)  # 64 s of rest
+    assert machine.refused() is None
+    assert machine.reasons() == {0: None, 1: None}
