@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stepscope.collectors.kineto_daemon.capture import Offer, Take
 from stepscope.collectors.kineto_daemon.config import StepsConfig
-from stepscope.collectors.kineto_daemon.keeping import Partial, TooLargeError, compress, keep, next_capture
+from stepscope.collectors.kineto_daemon.keeping import Partial, compress, keep, next_capture
 from stepscope.collectors.kineto_daemon.orders import Orders
 from stepscope.collectors.kineto_daemon.rank_capture import Sight
 from stepscope.collectors.kineto_daemon.registry import KinetoProcess
@@ -89,7 +89,7 @@ class Recording:
             self._drop(key)  # of an earlier attempt
             try:
                 self._partials[key] = reading.result()
-            except (OSError, TooLargeError) as error:
+            except Exception as error:  # a trace may hold anything: what nobody foresaw is this capture's fault alone
                 results.append((key, said(error)))
             else:
                 results.append((key, self._partials[key]))

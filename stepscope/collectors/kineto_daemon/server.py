@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import socket
+import stat
 import struct
 import threading
 import time
@@ -40,6 +41,7 @@ _SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(_TIME.size)
 """No room for files that somebody sends along: the kernel closes what does not fit."""
 _WAIT_SECONDS = 0.5
+_PAUSE_SECONDS = 10.0
 _TOO_LATE_SECONDS = 0.06
 _MOST_ODD_PLACES = 16
 _MOST_A_SECOND = 2000
@@ -119,18 +121,22 @@ class KinetoServer:
 
     def _run(self) -> None:
         second, num_read = 0.0, 0
+        failed_with: type[Exception] | None = None
         while not self._ended.is_set():
             try:
-                datagram, ancillary, _, sender = self._socket.recvmsg(MAX_DATAGRAM_BYTES, _ANCILLARY_BYTES)
+                question = self._socket.recvmsg(MAX_DATAGRAM_BYTES, _ANCILLARY_BYTES)
             except TimeoutError:
                 continue
-            except OSError as error:
-                _log.warning("no answers to PyTorch processes any more: %s", error.strerror or error)
-                return
+            except OSError as error:  # no memory, as it may be for a while
+                _log.warning("questions of PyTorch processes cannot be read: %s", error.strerror or error)
+                self._ended.wait(_PAUSE_SECONDS)
+                continue
             try:
-                self._answer(datagram, ancillary, sender)
-            except Exception:  # the thread's edge: the next process gets its answer
-                _log.exception("a PyTorch process got no answer")
+                self._answer(question[0], question[1], question[3])
+            except Exception as error:  # the thread's edge: the next process gets its answer
+                if type(error) is not failed_with:
+                    _log.exception("a PyTorch process got no answer")
+                failed_with = type(error)
             num_read = num_read + 1 if time.monotonic() < second + 1.0 else 1
             second = time.monotonic() if num_read == 1 else second
             if num_read >= _MOST_A_SECOND:  # somebody floods us: it is to cost no core
@@ -189,7 +195,7 @@ def _bound_socket(address: Address) -> socket.socket:
             _remove_dead(address)
         ours.bind(address)
         if isinstance(address, str):
-            os.chmod(address, 0o666)  # training runs as any user
+            _let_all_write(address)  # training runs as any user
     except OSError as error:
         ours.close()
         taken = error.errno == errno.EADDRINUSE
@@ -212,10 +218,22 @@ def _make_folder(folder: str) -> None:
         os.chmod(folder, 0o1777)
 
 
+def _let_all_write(path: str) -> None:
+    """Without following a link that another user may have put in its place: all may write to the folder."""
+    socket_file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if stat.S_ISSOCK(os.fstat(socket_file).st_mode):
+            os.chmod(f"/proc/self/fd/{socket_file}", 0o666)
+    finally:
+        os.close(socket_file)
+
+
 def _remove_dead(path: str) -> None:
     """Remove the socket that a daemon left which ended badly; one that lives keeps it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
         try:
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise OSError(errno.EEXIST, "something else is there")
             probe.connect(path)
         except ConnectionRefusedError:
             os.unlink(path)

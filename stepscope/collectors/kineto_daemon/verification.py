@@ -12,7 +12,7 @@ from itertools import pairwise
 
 _EVENT = b'"ph"'
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([A-Za-z_]+)"')
-_WHEN = rb'\s*,\s*"pid"\s*:\s*[^,]+,\s*"tid"\s*:\s*[^,]+,\s*"ts"\s*:\s*(\d+)(?:\.(\d{1,3}))?'
+_WHEN = rb'\s*,\s*"pid"\s*:\s*[^,]+,\s*"tid"\s*:\s*[^,]+,\s*"ts"\s*:\s*(\d{1,18})(?:\.(\d{1,3}))?'
 _STEP = re.compile(rb'"cat"\s*:\s*"user_annotation"\s*,\s*"name"\s*:\s*"Optimizer\.step#[^"]*"' + _WHEN)
 _BEGIN = re.compile(rb'"name"\s*:\s*"Iteration Start: [^"]*"' + _WHEN)
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')

@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepscope.collectors.kineto_daemon import desk as desk_module
+from stepscope.collectors.kineto_daemon import recording as recording_module
 from stepscope.collectors.kineto_daemon import staging
 from stepscope.collectors.kineto_daemon.desk import BEGUN, GONE, TAKEN, UNKNOWN, KinetoDesk, News, Wish
+from stepscope.collectors.kineto_daemon.targets import Targets
 from stepscope.core.agent_messages import AnswerState
 from tests.collectors.kineto_daemon.libkineto import Libkineto, trace_text
 
@@ -128,3 +131,30 @@ def test_runs_that_cannot_be_written_are_told_of(tmp_path: Path, socket_folder: 
             (news,) = final(desk, 1).values()
             assert news.outcome.state is AnswerState.FAILED
             assert str(tmp_path / "runs") in news.outcome.reason
+
+
+def test_captures_go_on_after_what_nobody_foresaw(
+    tmp_path: Path, socket_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, reads = iter([True]), iter([True])
+    look_up, compress = Targets.of, recording_module.compress
+
+    def of(*arguments: Any) -> Any:
+        if next(looks, False):
+            raise ValueError("an odd process")
+        return look_up(*arguments)
+
+    def compressed(*arguments: Any, **options: Any) -> Any:
+        if next(reads, False):
+            raise ValueError("an odd trace")
+        return compress(*arguments, **options)
+
+    monkeypatch.setattr(Targets, "of", of)
+    monkeypatch.setattr(recording_module, "compress", compressed)
+    with KinetoDesk(tmp_path / "runs", socket_folder=str(socket_folder)) as desk:
+        client = Libkineto(desk.server.address, socket_folder, job_id=77)
+        with asking(desk, client) as keys:
+            desk.request(Wish("one", keys, 3))
+            assert final(desk, 1)[keys[0]].outcome.reason == "an odd trace"
+            desk.request(Wish("two", keys, 3))
+            assert final(desk, 1)[keys[0]].outcome.state is AnswerState.DONE

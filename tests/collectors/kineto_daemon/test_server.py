@@ -174,3 +174,40 @@ def test_answers_come_well_within_what_a_process_waits(socket_folder: Path) -> N
             client.ask()
             took.append(time.perf_counter() - begin)
     assert sorted(took)[10] < 0.02
+
+
+def test_what_is_no_socket_is_left_alone(socket_folder: Path) -> None:
+    somebodys = socket_folder / "dynolog"
+    somebodys.write_text("precious")
+    with pytest.raises(UsageError, match="something else is there"):
+        KinetoServer(nothing, folder=str(socket_folder)).__enter__()
+    assert somebodys.read_text() == "precious"
+
+
+def test_a_link_in_the_place_of_the_socket_opens_nobodys_file(socket_folder: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("")
+    secret.chmod(0o600)
+    (socket_folder / "link").symlink_to(secret)
+    server_module._let_all_write(str(socket_folder / "link"))
+    assert secret.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_question_that_cannot_be_answered_costs_the_next_ones_nothing(
+    socket_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def take(process: KinetoProcess) -> str:
+        if process.num_polls <= 2:
+            raise ValueError("nobody foresaw it")
+        return "A=1\n"
+
+    with KinetoServer(take, folder=str(socket_folder)) as server, client_of(server, socket_folder) as client:
+        client.obeys = False
+        client._socket.settimeout(0.3)
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                client.ask()
+        client._socket.settimeout(20)
+        assert client.ask() == "A=1\n"
+    (record,) = caplog.records
+    assert record.getMessage() == "a PyTorch process got no answer"

@@ -83,3 +83,10 @@ def test_a_single_event_of_megabytes_is_passed_over_in_bounded_memory() -> None:
 @given(st.binary(max_size=2000), st.integers(1, 400))
 def test_any_bytes_are_summed_up(content: bytes, block: int) -> None:
     assert summary_of(content, block).num_bytes == len(content)
+
+
+def test_numbers_of_thousands_of_digits_are_no_times() -> None:
+    """Python refuses to convert them: a process could end its own capture, and all others', with one."""
+    event = b'{"ph": "X", "cat": "user_annotation", "name": "Optimizer.step#SGD.step", "pid": 1, "tid": 1, "ts": %s}'
+    summary = summary_of(b'{"traceEvents": [' + event % (b"9" * 5000) + b"]}")
+    assert what_is_wrong(summary, 1) is not None
