@@ -24,6 +24,8 @@ _WORDS = {
 _BLANKS = {base + kind: _KINDS[kind] for base in (_INT32, _INT64, _FP64) for kind in range(4)}
 _ROUNDED = 9.2233720368547e18
 """Programs between us and the exporter print int64 blanks as 9223372036854776000 or 9.223372036854776e+18."""
+_MOST_DIGITS = 30
+"""Of a blank; Python refuses to convert thousands of them."""
 
 
 def value_of(text: str) -> float | tuple[MissingReason, str]:
@@ -32,7 +34,7 @@ def value_of(text: str) -> float | tuple[MissingReason, str]:
     Only the blanks themselves are dropped, not all that is larger: NVLink's bytes pass the blank of doubles, 1.4e14,
     within minutes.
     """
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS:
         blank = _BLANKS.get(int(text))
         if blank is not None:
             return blank
@@ -43,7 +45,7 @@ def value_of(text: str) -> float | tuple[MissingReason, str]:
     except ValueError:
         return MissingReason.UNREADABLE, f"the page says {text[:40]!r}"
     if not math.isfinite(value):
-        return MissingReason.UNREADABLE, f"the page says {text}"
+        return MissingReason.UNREADABLE, f"the page says {text[:40]}"
     if value >= _ROUNDED:
         return _KINDS[0]
     return _BLANKS.get(int(value), value) if value >= _INT32 and value.is_integer() else value

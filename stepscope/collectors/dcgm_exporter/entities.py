@@ -207,6 +207,6 @@ def facts_of(labels: Mapping[str, str]) -> dict[str, str]:
         if fact and value:
             facts[fact] = value
     version = facts.get("cuda", "")
-    if version.isascii() and version.isdigit():  # 13000, as the driver has it
+    if version.isascii() and version.isdigit() and len(version) < 16:  # 13000, as the driver has it
         facts["cuda"] = f"{int(version) // 1000}.{int(version) % 1000 // 10}"
     return facts

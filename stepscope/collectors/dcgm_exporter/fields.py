@@ -120,7 +120,8 @@ def meaning_of(field: str, kind: Kind, labels: Mapping[str, str]) -> Meaning | N
 def _exporters_own(field: str, labels: Mapping[str, str]) -> Meaning | None:
     """Series that dcgm-exporter makes itself, told apart by their labels."""
     milliseconds = labels.get("windowsizeinms", "")
-    window = {"window_seconds": f"{int(milliseconds) / 1000:g}"} if milliseconds.isdecimal() else {}
+    has_window = milliseconds.isdecimal() and len(milliseconds) < 16
+    window = {"window_seconds": f"{int(milliseconds) / 1000:g}"} if has_window else {}
     if field == "DCGM_EXP_XID_ERRORS_COUNT" and labels.get("xid"):  # without an XID it is a 0 for all of them
         return Meaning(GPU + "xid_recent", 1.0, labels_of(xid=labels["xid"], **window))
     if field == "DCGM_EXP_CLOCK_EVENTS_COUNT" and labels.get("clockevent"):

@@ -21,7 +21,7 @@ _ESCAPE = re.compile(r'\\([\\"n])')
 _ESCAPED = {"\\": "\\", '"': '"', "n": "\n"}
 _LONGEST_LINE = 65536
 """Characters. Longer ones are no samples, and would take long to be found out as none."""
-_NUMBER = re.compile(r"([-+]?(?:[0-9.]+(?:[eE][-+]?[0-9]+)?|[iI]nf|[nN]a[nN]))(?:\s+(-?[0-9]+))?", re.ASCII)
+_NUMBER = re.compile(r"([-+]?(?:[0-9.]+(?:[eE][-+]?[0-9]+)?|[iI]nf|[nN]a[nN]))(?:\s+(-?[0-9]{1,18}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,3 +81,18 @@ _PIECES = (
 @given(st.lists(st.sampled_from(_PIECES), max_size=60).map("".join))
 def test_any_pieces_of_a_page_are_read_without_an_error(text: str) -> None:
     collect(text + "\n")
+
+
+def test_numbers_of_thousands_of_digits_cost_their_own_line_alone() -> None:
+    """Python refuses to convert them; labels of jobs and pods reach the page as their users wrote them."""
+    gpu, digits = 'gpu="0",UUID="GPU-0"', "9" * 5000
+    page = collect(
+        f"DCGM_FI_DEV_GPU_TEMP{{{gpu}}} {digits}\n"
+        f"DCGM_FI_DEV_SM_CLOCK{{{gpu}}} 1200 {digits}\n"
+        f'DCGM_EXP_XID_ERRORS_COUNT{{{gpu},xid="13",window_size_in_ms="{digits}"}} 1\n'
+        f'DCGM_FI_DEV_MEM_CLOCK{{{gpu},DCGM_FI_CUDA_DRIVER_VERSION="{digits}"}} 1593\n'
+        f"DCGM_FI_DEV_POWER_USAGE{{{gpu}}} 100.5\n"
+    )
+    told = {reading.metric: reading.value for reading in page.readings}
+    assert told["stepscope_gpu_power_watts"] == 100.5
+    assert "stepscope_gpu_temperature_celsius" not in told
