@@ -240,6 +240,11 @@ class Node:
 
 
 def device_key(labels: Mapping[str, str]) -> str:
-    """Which device of a machine: its UUID, or its index where it has hung since before it told one; empty: none."""
-    uuid, gpu = labels.get("uuid", ""), labels.get("gpu", "")
+    """Which device of a machine: its UUID, or its index where it has hung since before it told one; empty: none.
+
+    A MIG instance that only a dcgm-exporter tells of carries its GPU's UUID: its number is put behind.
+    """
+    uuid, gpu, instance = labels.get("uuid", ""), labels.get("gpu", ""), labels.get("gpu_instance", "")
+    if instance and uuid.startswith("GPU-"):
+        return f"{uuid}/{instance}"
     return uuid or (f"gpu {gpu}" if gpu else "")

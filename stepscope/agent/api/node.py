@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepscope import __version__
@@ -11,6 +11,7 @@ from stepscope.agent.exporter.page import NOT_SAMPLED, STALE_SECONDS
 from stepscope.agent.source_state import SourceState
 from stepscope.core.fleet_class import FleetReport
 from stepscope.core.gpu_metrics import GPU
+from stepscope.core.gpu_places import GpuPlaces, Place
 from stepscope.core.health import Health, HealthEvent, HealthReport
 from stepscope.core.jobs import Assignment, assignments_of, device_of
 from stepscope.core.node import (
@@ -22,9 +23,8 @@ from stepscope.core.node import (
     NodeHealth,
     NodeJob,
     NodeSource,
-    device_key,
 )
-from stepscope.core.readings import Collection, Labels, Missing, Reading
+from stepscope.core.readings import GPU_LABELS, Collection, Labels, Missing, Reading
 from stepscope.core.training_ranks import TrainingRank
 
 _INFO = GPU + "info"
@@ -51,15 +51,17 @@ def node_of(
         fleet: what its GPUs and jobs spent the last minute on.
         ranks: training processes that speak to the agent.
     """
-    devices: dict[str, _Device] = {}
+    devices: dict[Place, _Device] = {}
     fresh = [one for one in states if one.collected_ns is not None and now_ns - one.collected_ns < STALE_SECONDS * 1e9]
     for state in fresh:
         _gather(devices, state.collection)
     for one in health.gpus if health else ():
-        if (device := devices.get(_key(one.labels))) is not None:
+        whose = dict(one.labels)
+        if (device := devices.get((whose.get("uuid") or whose.get("gpu", ""), ""))) is not None:
             device.health = _health(one)
+    by_labels = _by_labels(devices)
     for labels, told in fleet.devices.items() if fleet else ():
-        if (device := devices.get(_key(labels))) is not None:
+        if (device := by_labels.get(labels)) is not None:
             device.spent = spent_of(told)
     return Node(
         host,
@@ -100,7 +102,7 @@ class _Device:
 
     def add(self, reading: Reading) -> None:
         """A value of it."""
-        metric, further = reading.metric, [pair for pair in reading.labels if pair not in self.labels.items()]
+        metric, further = reading.metric, [pair for pair in reading.labels if pair[0] not in GPU_LABELS]
         if metric == _INFO:
             self.info = self.info or dict(further)
         elif metric == _UP:
@@ -138,13 +140,15 @@ class _Device:
         )
 
 
-def _gather(devices: dict[str, _Device], collection: Collection) -> None:
-    found: dict[Labels, _Device | None] = {}
+def _gather(devices: dict[Place, _Device], collection: Collection) -> None:
+    places = GpuPlaces(reading for reading in collection.readings if reading.metric == _UP)
+    by_labels, found = _by_labels(devices), dict[Labels, _Device | None]()
 
     def device(labels: Labels) -> _Device | None:
         if labels not in found:
-            key = _key(labels)
-            found[labels] = devices.setdefault(key, _Device(dict(device_of(labels)))) if key else None
+            own, place = device_of(labels), places.place(dict(labels))
+            of = by_labels.get(own)  # also of sources that know nothing of GPUs but what others told
+            found[labels] = of or (devices.setdefault(place, _Device(dict(own))) if place else None)
         return found[labels]
 
     for reading in collection.readings:
@@ -156,16 +160,17 @@ def _gather(devices: dict[str, _Device], collection: Collection) -> None:
     _add_jobs(devices, assignments_of(collection))
 
 
-def _add_jobs(devices: dict[str, _Device], assignments: Iterable[Assignment]) -> None:
+def _add_jobs(devices: Mapping[Place, _Device], assignments: Sequence[Assignment]) -> None:
+    by_labels = _by_labels(devices) if assignments else {}
     for one in assignments:
-        job, device = one.job, devices.get(_key(one.device))
+        job, device = one.job, by_labels.get(one.device)
         if device is not None:
             facts = (job.name, job.user, job.account, job.team, job.project, job.queue, job.workload)
             device.jobs.append(NodeJob(job.kind.value, job.id, *facts, one.share.value, one.pids))
 
 
-def _key(labels: Labels) -> str:
-    return device_key(dict(labels))
+def _by_labels(devices: Mapping[Place, _Device]) -> dict[Labels, _Device]:
+    return {tuple(device.labels.items()): device for device in devices.values()}
 
 
 def _source(state: SourceState, now_ns: int) -> NodeSource:

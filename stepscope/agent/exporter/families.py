@@ -105,7 +105,7 @@ class Families:
 
     Attributes:
         dropped: how many readings are left out, by collector and reason: `unknown_metric`, `unknown_label`,
-            `duplicate`.
+            `duplicate`; the page adds `stale` and `told_before`.
     """
 
     def __init__(self, texts: LabelTexts) -> None:

@@ -16,11 +16,12 @@ from prometheus_client.registry import Collector
 
 from stepscope import __version__
 from stepscope.agent.exporter.dcgm_names import DcgmNames, dcgm_series
+from stepscope.agent.exporter.doubles import without_doubles
 from stepscope.agent.exporter.families import Families, LabelTexts, Series, text_of
 from stepscope.agent.source_state import SourceState
 from stepscope.core.agent_metrics import AGENT
 from stepscope.core.gpu_metrics import GPU
-from stepscope.core.readings import Labels, Reading, labels_of
+from stepscope.core.readings import Collection, Labels, Reading, labels_of
 
 STALE_SECONDS = 60.0
 """Age of a collection from which its values are told no more."""
@@ -96,15 +97,17 @@ class MetricsPage(Collector):
         now_ns, states, families = self._wall_clock_ns(), self._states(), Families(self._texts)
         told: list[Reading] = []
         families.add(_OF_THE_AGENT, AGENT + "info", labels_of(version=__version__), 1.0)
-        for state in states:
-            is_stale = state.collected_ns is not None and now_ns - state.collected_ns >= self._stale_ns
-            if is_stale:
+        is_stale = [one.collected_ns is not None and now_ns - one.collected_ns >= self._stale_ns for one in states]
+        fresh = [Collection() if old else one.collection for one, old in zip(states, is_stale, strict=True)]
+        for state, old, (readings, num_doubles) in zip(states, is_stale, without_doubles(fresh), strict=True):
+            if old:
                 families.dropped[state.name, "stale"] += len(state.collection.readings)
-            else:
-                for reading in state.collection.readings:
-                    families.add(state.name, reading.metric, reading.labels, reading.value)
-                told += state.collection.readings
-            _tell(families, state, now_ns, with_content=not is_stale)
+            if num_doubles:
+                families.dropped[state.name, "told_before"] += num_doubles
+            for reading in readings:
+                families.add(state.name, reading.metric, reading.labels, reading.value)
+            told += readings
+            _tell(families, state, now_ns, with_content=not old)
         for (collector, reason), count in list(families.dropped.items()):
             labels = labels_of(collector=collector, reason=reason)
             families.add(_OF_THE_AGENT, AGENT + "readings_dropped", labels, count)

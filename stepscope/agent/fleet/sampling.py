@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from stepscope.agent.source_state import SourceState
 from stepscope.core.gpu_catalogue import board_power_watts
 from stepscope.core.gpu_metrics import GPU
+from stepscope.core.gpu_places import GpuPlaces, Place
 from stepscope.core.jobs import device_of
 from stepscope.core.readings import Labels, Reading
 from stepscope.workflow.fleet_class import GpuFacts, Sample
@@ -42,6 +43,7 @@ _WHOLE = {
 _FIELDS = {GPU + metric: field for metric, field in _WHOLE.items()}
 _WAYS = ("transmit", "receive")
 _COUNTERS = frozenset(f"{GPU}{link}_{way}_bytes_total" for link in ("nvlink", "pcie") for way in _WAYS)
+_UP = GPU + "up"
 _INFO, _REASON, _PROCESSES, _LINKS = (GPU + name for name in ("info", "throttle_reason", "processes", "nvlink_links"))
 _WANTED = frozenset(_FIELDS) | _COUNTERS | {_INFO, _REASON, _PROCESSES, _LINKS}
 
@@ -113,12 +115,13 @@ class Told:
 
 def told_of_gpus(states: Sequence[SourceState]) -> dict[Labels, Told]:
     """What is said of each GPU, and of each MIG instance instead of its GPU."""
-    gpus: dict[str, Told] = {}
+    gpus: dict[Place, Told] = {}
     for state in states:
+        places = GpuPlaces(reading for reading in state.collection.readings if reading.metric == _UP)
         for reading in state.collection.readings:
             is_new = state.collected_ns is not None and state.collected_ns - reading.time_ns < _STALE_NS
             if reading.metric in _WANTED and is_new:
-                _take(gpus, reading, state.name)
+                _take(gpus, reading, places, state.name)
     split = {_gpu(told) for told in gpus.values() if _INSTANCE in dict(told.labels)}
     return {
         told.labels: told
@@ -127,14 +130,14 @@ def told_of_gpus(states: Sequence[SourceState]) -> dict[Labels, Told]:
     }
 
 
-def _take(gpus: dict[str, Told], reading: Reading, source: str) -> None:
+def _take(gpus: dict[Place, Told], reading: Reading, places: GpuPlaces, source: str) -> None:
     labels = dict(reading.labels)
-    uuid = labels.get("uuid")
-    if not uuid:
+    place = places.place(labels)
+    if place is None:
         return
-    told = gpus.get(uuid)
+    told = gpus.get(place)
     if told is None:
-        told = gpus[uuid] = Told(device_of(reading.labels))
+        told = gpus[place] = Told(device_of(reading.labels))
     if reading.metric in _FIELDS:
         told.values.setdefault(reading.metric.removeprefix(GPU), reading.value)
         told.newest_ns = max(told.newest_ns, reading.time_ns)

@@ -84,6 +84,30 @@ def test_a_gpu_that_hung_before_it_told_its_uuid_is_there() -> None:
     assert (second.is_up, second.reason, second.health) == (False, "timed_out", NodeHealth("failed", "hangs"))
 
 
+def test_an_instance_is_one_device_whichever_source_names_it_how() -> None:
+    job = Job(JobKind.SLURM, "42")
+    told = with_labels(_INSTANCE, **dict(job_labels(job)), share="exclusive", source="process")
+    nvml = _state(_reading("up", 1.0), _reading("memory_used_bytes", 5.0, _INSTANCE))
+    of_page = labels_of(gpu=1, uuid="GPU-1", mig_profile="1g.10gb")
+    page = _state(
+        _reading("up", 1.0),
+        _reading("memory_used_bytes", 6.0, of_page, gpu_instance="7"),
+        _reading("sm_active_ratio", 0.5, of_page, gpu_instance="7"),
+        _reading("sm_active_ratio", 0.9, of_page, gpu_instance="8"),
+        name="dcgm_exporter",
+    )
+    jobs = _state(Reading(GPU + "job_info", 1.0, told, _NOW), name="jobs")
+    gpu, seventh, eighth = node_of((nvml, page, jobs), _NOW, host="n1").devices
+    assert gpu.values == {}
+    assert gpu.by_label == {}
+    assert seventh.labels == dict(_INSTANCE)
+    assert seventh.values == {"memory_used_bytes": 5.0, "sm_active_ratio": 0.5}
+    assert seventh.by_label == {}
+    assert [one.id for one in seventh.jobs] == ["42"]
+    assert (eighth.values, eighth.jobs) == ({"sm_active_ratio": 0.9}, ())
+    assert [one.key for one in (gpu, seventh, eighth)] == ["GPU-1", "MIG-1", "GPU-1/8"]
+
+
 def test_jobs_are_with_their_device() -> None:
     job = Job(JobKind.SLURM, "42", name="llama", user="alice", team="nlp")
     key = job_labels(job)

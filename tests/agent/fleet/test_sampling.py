@@ -57,3 +57,16 @@ def test_rates_of_counters_stand_in() -> None:
 def test_a_page_without_directions_tells_both_together() -> None:
     readings = of_gpu(GPU0, {"nvlink_data_bytes_per_second": 30e9}, SECOND)
     assert told_of_gpus([state("dcgm_exporter", readings, SECOND)])[GPU0].sample({}).link_bytes == 15e9
+
+
+def test_mig_instances_of_a_page_are_apart_though_they_carry_their_gpus_uuid_and_are_those_of_nvml() -> None:
+    seventh, eighth = (labels_of(gpu=0, uuid="GPU-0", gpu_instance=number, mig_profile="1g.10gb") for number in (7, 8))
+    page = of_gpu(GPU0, {"power_watts": 300}, SECOND)
+    page.append(Reading(GPU + "up", 1.0, GPU0, SECOND))
+    page += [Reading(GPU + "sm_active_ratio", value, of, SECOND) for of, value in ((seventh, 0.2), (eighth, 0.9))]
+    told = told_of_gpus([state("dcgm_exporter", page, SECOND)])
+    assert {labels: one.values["sm_active_ratio"] for labels, one in told.items()} == {seventh: 0.2, eighth: 0.9}
+    own = labels_of(gpu=0, uuid="MIG-1", gpu_instance=7, compute_instance=0, mig_profile="1g.10gb")
+    nvml = [Reading(GPU + "up", 1.0, GPU0, SECOND), Reading(GPU + "sm_active_ratio", 0.3, own, SECOND)]
+    told = told_of_gpus([state("nvml", nvml, SECOND), state("dcgm_exporter", page, SECOND)])
+    assert {labels: one.values["sm_active_ratio"] for labels, one in told.items()} == {own: 0.3, eighth: 0.9}
