@@ -128,6 +128,9 @@ class Recovery:
         self.dropped += lenient[1]
         return True
 
+    def _accept_by_any_means(self, piece: bytes) -> bool:
+        return self._accept(piece) or self._accept_mended(piece)
+
     def _accept_mended(self, piece: bytes) -> bool:
         """Accept what mending makes of one event; two that run into each other would be mended into one."""
         if len(piece) > _MOST_BYTES_MENDED or len(_EVENT_MARK.findall(piece)) > 1:
@@ -150,11 +153,13 @@ class Recovery:
         starts = [0, *(match.start() for match in _EVENT_START.finditer(piece, 1))]
         num_lost = 0
         has_remains = False
+        is_done = self._effort_left >= 0
         for start, stop in zip(starts, [*starts[1:], len(piece)], strict=True):
             part = piece[start:stop]
             self._effort_left = _SMALL_EFFORT_BYTES  # mended once, whatever the whole has cost
             end = part.rfind(b"}") + 1
-            if end and _EVENT_MARK.search(part) and (self._accept(part[:end]) or self._accept_mended(part[:end])):
+            was_tried = end == len(piece) and is_done  # the whole piece: no reading and no mending fitted it
+            if end and not was_tried and _EVENT_MARK.search(part) and self._accept_by_any_means(part[:end]):
                 part = part[end:]
             num_lost += len(_EVENT_MARK.findall(part))
             has_remains = has_remains or bool(part.strip(b" \t\r\n,"))
