@@ -30,8 +30,10 @@ class GpuSource:
         for xid in self._probes.take_findings():
             _log.warning("%s: %s", _name_of(xid.labels), xid.message)
         silent = {target.labels for target in snapshot.targets if target.reason}
-        new = tuple(reading for reading in snapshot.collection.readings if reading.labels not in silent)
-        findings = self._contradictions.observe(Collection(new), now_ns)  # old values repeated prove nothing
+        said = snapshot.collection
+        if silent:  # old values repeated prove nothing
+            said = Collection(tuple(reading for reading in said.readings if reading.labels not in silent))
+        findings = self._contradictions.observe(said, now_ns)
         counts = snapshot.counts
         about = {
             "probe_starts_total": counts.started,

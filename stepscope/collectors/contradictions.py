@@ -23,11 +23,12 @@ _STUCK = 0.95
 _ASLEEP = 0.01
 _EMPTY = 0.02
 """Share of the memory: whoever works holds more, also a process of another container, which is not listed."""
-_COUNTERS = (
-    "graphics_engine_active_ratio",
-    "sm_active_ratio",
-    "tensor_active_ratio",
-    "dram_active_ratio",
+_UTILIZATION, _POWER, _POWER_LIMIT = GPU + "utilization_ratio", GPU + "power_watts", GPU + "power_limit_watts"
+_MEMORY_USED, _MEMORY_TOTAL = GPU + "memory_used_bytes", GPU + "memory_total_bytes"
+_PROCESSES = GPU + "processes"
+_COUNTERS = tuple(GPU + f"{part}_active_ratio" for part in ("graphics_engine", "sm", "tensor", "dram"))
+_LOOKED_AT = frozenset(
+    {_UTILIZATION, _POWER, _POWER_LIMIT, _MEMORY_USED, _MEMORY_TOTAL, _PROCESSES, *_COUNTERS},
 )
 _GPU_LABELS = frozenset({"gpu", "uuid"})
 
@@ -60,24 +61,25 @@ class Contradictions:
 def _by_gpu(collection: Collection) -> dict[Labels, dict[str, float]]:
     """Values of whole GPUs; the processes of all kinds are added up."""
     gpus: dict[Labels, dict[str, float]] = {}
-    processes = GPU + "processes"
     for reading in collection.readings:
+        if reading.metric not in _LOOKED_AT:
+            continue
         further = {name for name, _ in reading.labels} - _GPU_LABELS
         if not further:
             gpus.setdefault(reading.labels, {})[reading.metric] = reading.value
-        elif reading.metric == processes and further == {"kind"}:
+        elif reading.metric == _PROCESSES and further == {"kind"}:
             labels = tuple(pair for pair in reading.labels if pair[0] != "kind")
             values = gpus.setdefault(labels, {})
-            values[processes] = values.get(processes, 0.0) + reading.value
+            values[_PROCESSES] = values.get(_PROCESSES, 0.0) + reading.value
     return gpus
 
 
 def _wrong_of(values: Mapping[str, float]) -> list[tuple[str, str]]:
     """Code and line of each contradiction. What is not known contradicts nothing."""
     wrong = []
-    busy, power = values.get(GPU + "utilization_ratio"), values.get(GPU + "power_watts")
-    limit, processes = values.get(GPU + "power_limit_watts"), values.get(GPU + "processes")
-    counters = [values[GPU + name] for name in _COUNTERS if GPU + name in values]
+    busy, power = values.get(_UTILIZATION), values.get(_POWER)
+    limit, processes = values.get(_POWER_LIMIT), values.get(_PROCESSES)
+    counters = [values[name] for name in _COUNTERS if name in values]
     if busy is None:
         return []
     draws = power is not None and limit is not None and power >= _POWER_SHARE * limit
@@ -89,7 +91,7 @@ def _wrong_of(values: Mapping[str, float]) -> list[tuple[str, str]]:
                 "restart what collects them (nv-hostengine, or this agent)",
             )
         )
-    used, total = values.get(GPU + "memory_used_bytes"), values.get(GPU + "memory_total_bytes")
+    used, total = values.get(_MEMORY_USED), values.get(_MEMORY_TOTAL)
     is_empty = processes == 0 and used is not None and total is not None and used < _EMPTY * total
     if busy >= _STUCK and is_empty and not any(value > _ASLEEP for value in counters):
         wrong.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from stepscope.agent.source_state import SourceState
 from stepscope.core.gpu_catalogue import board_power_watts
@@ -40,7 +41,7 @@ _WHOLE = {
     "nvlink_data_bytes_per_second": "",
 }
 """Metrics that a GPU has once, and the sample's field where they are it."""
-_FIELDS = {GPU + metric: field for metric, field in _WHOLE.items()}
+_FIELDS = {GPU + metric: metric for metric in _WHOLE}
 _WAYS = ("transmit", "receive")
 _COUNTERS = frozenset(f"{GPU}{link}_{way}_bytes_total" for link in ("nvlink", "pcie") for way in _WAYS)
 _UP = GPU + "up"
@@ -117,10 +118,11 @@ def told_of_gpus(states: Sequence[SourceState]) -> dict[Labels, Told]:
     """What is said of each GPU, and of each MIG instance instead of its GPU."""
     gpus: dict[Place, Told] = {}
     for state in states:
+        if state.collected_ns is None:
+            continue
         places = GpuPlaces(reading for reading in state.collection.readings if reading.metric == _UP)
         for reading in state.collection.readings:
-            is_new = state.collected_ns is not None and state.collected_ns - reading.time_ns < _STALE_NS
-            if reading.metric in _WANTED and is_new:
+            if reading.metric in _WANTED and state.collected_ns - reading.time_ns < _STALE_NS:
                 _take(gpus, reading, places, state.name)
     split = {_gpu(told) for told in gpus.values() if _INSTANCE in dict(told.labels)}
     return {
@@ -131,7 +133,7 @@ def told_of_gpus(states: Sequence[SourceState]) -> dict[Labels, Told]:
 
 
 def _take(gpus: dict[Place, Told], reading: Reading, places: GpuPlaces, source: str) -> None:
-    labels = dict(reading.labels)
+    labels = _by_name(reading.labels)
     place = places.place(labels)
     if place is None:
         return
@@ -139,7 +141,7 @@ def _take(gpus: dict[Place, Told], reading: Reading, places: GpuPlaces, source: 
     if told is None:
         told = gpus[place] = Told(device_of(reading.labels))
     if reading.metric in _FIELDS:
-        told.values.setdefault(reading.metric.removeprefix(GPU), reading.value)
+        told.values.setdefault(_FIELDS[reading.metric], reading.value)
         told.newest_ns = max(told.newest_ns, reading.time_ns)
     elif reading.metric in _COUNTERS:
         told.counters.setdefault(reading.metric.removeprefix(GPU), (reading.value, reading.time_ns))
@@ -152,6 +154,12 @@ def _take(gpus: dict[Place, Told], reading: Reading, places: GpuPlaces, source: 
     elif reading.metric == _PROCESSES and told.processes_by in ("", source):
         told.processes_by = source
         told.num_processes = (told.num_processes or 0.0) + reading.value
+
+
+@lru_cache(maxsize=4096)
+def _by_name(labels: Labels) -> Mapping[str, str]:
+    """The same labels come every second."""
+    return dict(labels)
 
 
 def _gpu(told: Told) -> str | None:

@@ -4,7 +4,8 @@
         {"count": 8}, then for each {"index": 0, "target": {"key": ..., "labels": [...]}}
         or {"index": 0, "missing": [reason, detail]}
     {"do": "sweep", "keys": [...]}   read these GPUs
-        for each {"key": ..., "parts": {part: collection}, "usable": true, "seconds": 0.01}
+        for each {"key": ..., "parts": {part: message}, "usable": true, "seconds": 0.01}; each part of a GPU is a stream
+        of `core.readings_wire`
     each ends with {"end": true}; {"unusable": [reason, detail]} in its place: no GPU can be asked, the process ends
 
 Answers are sent as they come: where they stop is where the driver hangs.
@@ -20,18 +21,28 @@ import signal
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 from stepscope.collectors.nvml import GpuTarget, NvmlCollector
 from stepscope.collectors.nvml.binding import DriverUnusableError
-from stepscope.core.readings_wire import encode
+from stepscope.core.readings_wire import StreamWriter
 
 _PR_SET_PDEATHSIG = 1
+_AS_JSON = json.JSONEncoder(separators=(",", ":")).encode
+
+Streams = defaultdict[tuple[str, str], StreamWriter]
+"""By key of the GPU and part, for as long as the process lives."""
 
 
-def answers(collector: NvmlCollector, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def answers(collector: NvmlCollector, request: dict[str, Any], streams: Streams) -> Iterator[dict[str, Any]]:
     """What is answered to a request.
+
+    Args:
+        collector: what reads.
+        request: see above.
+        streams: what was told before.
 
     Raises:
         DriverUnusableError: no GPU can be asked.
@@ -53,7 +64,7 @@ def answers(collector: NvmlCollector, request: dict[str, Any]) -> Iterator[dict[
             parts = collector.sweep(key)
             yield {
                 "key": key,
-                "parts": {part: encode(collection) for part, collection in parts.items()},
+                "parts": {part: streams[key, part].write(collection) for part, collection in parts.items()},
                 "usable": collector.is_usable(key),
                 "seconds": time.monotonic() - begin,
             }
@@ -68,23 +79,24 @@ def serve(collector: NvmlCollector, requests: int, replies: int) -> int:
         requests: file descriptor to read from.
         replies: file descriptor to write to.
     """
+    streams: Streams = defaultdict(StreamWriter)
     with open(requests, "rb", buffering=0) as lines:
         for line in iter(lines.readline, b""):
             try:
-                if not _answer(collector, json.loads(line), replies):
+                if not _answer(collector, json.loads(line), streams, replies):
                     return 1
             except BrokenPipeError:
                 break
     return 0
 
 
-def _answer(collector: NvmlCollector, request: dict[str, Any], replies: int) -> bool:
+def _answer(collector: NvmlCollector, request: dict[str, Any], streams: Streams, replies: int) -> bool:
     """Answer one request; whether any GPU can be asked."""
     try:
-        for answer in answers(collector, request):
-            os.write(replies, json.dumps(answer, separators=(",", ":")).encode() + b"\n")
+        for answer in answers(collector, request, streams):
+            os.write(replies, _AS_JSON(answer).encode() + b"\n")
     except DriverUnusableError as error:
-        os.write(replies, json.dumps({"unusable": [error.reason, error.detail]}).encode() + b"\n")
+        os.write(replies, _AS_JSON({"unusable": [error.reason, error.detail]}).encode() + b"\n")
         return False
     return True
 

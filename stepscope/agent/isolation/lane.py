@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepscope.agent.isolation.process import Probe
+from stepscope.core.readings import Collection
+from stepscope.core.readings_wire import StreamReader
 
 NAMELESS = "index:"
 """Begin of the key of a GPU that has not told its place yet; its index follows."""
@@ -27,6 +29,8 @@ class Lane:
         due, look_due, retry_at: when it is asked next, when for the GPUs that are there, when it is started again.
         failures: in a row.
         healthy_since: when it began to answer well.
+        found: keys of the GPUs that the look found so far.
+        streams: what this process has told of each GPU and part, which its next message builds on.
     """
 
     keys: list[str]
@@ -44,6 +48,7 @@ class Lane:
     failures: int = 0
     healthy_since: float | None = None
     found: set[str] = field(default_factory=set)
+    streams: dict[tuple[str, str], StreamReader] = field(default_factory=dict)
 
     @property
     def is_waiting(self) -> bool:
@@ -76,9 +81,21 @@ class Lane:
             return {"do": "sweep", "keys": self.keys}
         return None
 
+    def read(self, key: str, part: str, message: dict[str, Any]) -> Collection:
+        """What the process told of a part of a GPU.
+
+        Raises:
+            WireError: nonsense.
+        """
+        stream = self.streams.get((key, part))
+        if stream is None:
+            stream = self.streams[key, part] = StreamReader()
+        return stream.read(message)
+
     def stop(self) -> Probe | None:
         """Forget the process; it."""
         probe, self.probe = self.probe, None
         self.is_fresh, self.is_looking, self.is_sweeping, self.pending = True, False, False, None
         self.healthy_since = None
+        self.streams = {}
         return probe

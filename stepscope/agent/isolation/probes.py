@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import selectors
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from select import POLLIN, poll
 
 from stepscope.agent.isolation.known import Known
 from stepscope.agent.isolation.process import Probe, ProbeProcess
@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 _LONGEST_WAIT = 5.0
 """Seconds between two looks at processes that are to end, when nothing else is due."""
 _AFTER_FAULT_SECONDS = 1.0
+_GATHER_SECONDS = 0.03
+"""Seconds in which answers are gathered to be taken at once: a process answers for each of its GPUs."""
 
 
 class GpuProbes:
@@ -116,11 +118,13 @@ class GpuProbes:
 
     def _wait(self, seconds: float) -> None:
         """Wait for an answer, or for the end."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wake_read, selectors.EVENT_READ)
-            for probe in self._watch.probes():
-                selector.register(probe, selectors.EVENT_READ)
-            selector.select(seconds)
+        waited_for = poll()  # made anew: a list, where epoll would be a file
+        waited_for.register(self._wake_read, POLLIN)
+        if waited_for.poll(1e3 * min(seconds, _GATHER_SECONDS)):
+            return
+        for probe in self._watch.probes():
+            waited_for.register(probe, POLLIN)
+        waited_for.poll(1e3 * max(0.0, seconds - _GATHER_SECONDS))
 
     def _publish(self) -> None:
         """Everything that `snapshot` needs, replaced as a whole: no reader sees half of a step, none waits."""

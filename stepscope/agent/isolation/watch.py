@@ -13,7 +13,7 @@ from stepscope.agent.isolation.snapshot import ProbeCounts
 from stepscope.agent.isolation.timing import Timing
 from stepscope.agent.xid_log import XidLog
 from stepscope.core.readings import MissingReason, labels_of
-from stepscope.core.readings_wire import WireError, decode, labels_from
+from stepscope.core.readings_wire import WireError, labels_from
 
 _SILENT = "its driver does not answer"
 _CRASHED = "reading it ended the process"
@@ -192,7 +192,7 @@ class Watch:
     def _reads(self, lane: Lane, answer: dict[str, Any], now: float, now_ns: int) -> None:
         """A GPU was read."""
         key = answer["key"]
-        parts = {str(part): decode(message) for part, message in answer["parts"].items()}
+        parts = {str(part): lane.read(key, part, message) for part, message in answer["parts"].items()}
         if lane.pending and key in lane.pending:
             lane.pending.remove(key)
         target = self.targets[key]

@@ -17,6 +17,9 @@ Nvml = Any
 Handle = Any
 """A nvmlDevice_t."""
 
+member = ctypes.Structure.__getattribute__
+"""A number in a structure of the binding, by its name: the binding's own way looks for texts each time."""
+
 UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 1, 2, 3, 4, 6
 DRIVER_NOT_LOADED, TIMEOUT, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST = 9, 10, 12, 13, 15
 RESET_REQUIRED, LIB_RM_VERSION_MISMATCH, NO_DATA, ARGUMENT_VERSION, DEPRECATED = 16, 18, 21, 25, 26

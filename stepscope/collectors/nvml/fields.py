@@ -10,6 +10,7 @@ from stepscope.collectors.nvml.binding import (
     INVALID_ARGUMENT,
     Handle,
     Nvml,
+    member,
     reason_of,
     reason_of_code,
 )
@@ -129,7 +130,7 @@ class FieldBatch:
             return []
         again = []
         for (field, way), value in zip(tuple(wanted), values, strict=True):
-            code = value.nvmlReturn
+            code = member(value, "nvmlReturn")
             if code == 0:
                 _tell(field, way, value, into)
                 continue
@@ -148,11 +149,11 @@ class FieldBatch:
 
 
 def _tell(field: Field, way: int, value: Any, into: Gathering) -> None:
-    kind = value.valueType
+    kind = member(value, "valueType")
     if kind >= len(_MEMBERS):
         into.miss(field.name, MissingReason.UNREADABLE, f"NVML answers with a value of the unknown type {kind}")
         return
-    number = getattr(value.value, _MEMBERS[kind])
+    number = getattr(member(value, "value"), _MEMBERS[kind])
     if field.tell is None:
         into.add(field.name, number, field.ids[way][1])
     else:

@@ -13,6 +13,7 @@ _SENTINELS = frozenset({2**32 - 1, 2**64 - 1})
 _HIGHEST_CLAMPED = 2.0
 """Ratios over 1 happen: counters of a MIG instance are scaled by the whole GPU's (1.294 in NVIDIA/DCGM#152). What is
 far over is no measurement."""
+_FULL_NAMES = {name.removeprefix(GPU): name for name in BY_NAME}
 _RATIOS = frozenset(name for name, metric in BY_NAME.items() if metric.unit is Unit.RATIO)
 _TEMPERATURES = frozenset(name for name, metric in BY_NAME.items() if metric.unit is Unit.CELSIUS)
 
@@ -36,24 +37,11 @@ class Gathering:
             scale: what makes it a value in base units.
             further: labels beside the GPU's own.
         """
-        metric = GPU + name
+        metric = _FULL_NAMES.get(name) or GPU + name
         labels = self._with(further)
         value = raw * scale if scale >= 1.0 else raw / round(1.0 / scale)  # 71.722, not 71.72200000000001
-        if raw in _SENTINELS or not math.isfinite(value):
-            self.missing.append(
-                Missing(metric, labels, MissingReason.UNREADABLE, f"NVML answers {raw}: it has no value")
-            )
-            return
-        if (value < 0.0 and metric not in _TEMPERATURES) or (metric in _RATIOS and value > 1.0):
-            if not 1.0 < value <= _HIGHEST_CLAMPED:
-                self.missing.append(
-                    Missing(metric, labels, MissingReason.UNREADABLE, f"NVML answers {raw:g}, which cannot be")
-                )
-                return
-            message = f"{metric} is {value:.3f}, over 1, and is taken for 1"
-            self.findings.append(Finding("clamped", message, labels, self.time_ns))
-            value = 1.0
-        self.readings.append(Reading(metric, value, labels, self.time_ns))
+        if (0.0 <= value <= 1.0 and raw not in _SENTINELS) or self._can_be(metric, raw, value, labels):
+            self.readings.append(Reading(metric, value, labels, self.time_ns))
 
     def miss(self, name: str, reason: MissingReason, detail: str = "", further: Labels = ()) -> None:
         """One metric has no value; a name of "" is all of them."""
@@ -66,6 +54,24 @@ class Gathering:
     def collection(self) -> Collection:
         """All of it."""
         return Collection(tuple(self.readings), tuple(self.missing), tuple(self.findings))
+
+    def _can_be(self, metric: str, raw: float, value: float, labels: Labels) -> bool:
+        """Whether a value that is not in 0..1 is one; says what it is where not."""
+        if raw in _SENTINELS or not math.isfinite(value):
+            detail = f"NVML answers {raw}: it has no value"
+        elif value < 0.0 and metric not in _TEMPERATURES:
+            detail = f"NVML answers {raw:g}, which cannot be"
+        elif value <= 1.0 or metric not in _RATIOS:
+            return True
+        elif value > _HIGHEST_CLAMPED:
+            detail = f"NVML answers {raw:g}, which cannot be"
+        else:
+            message = f"{metric} is {value:.3f}, over 1, and is taken for 1"
+            self.findings.append(Finding("clamped", message, labels, self.time_ns))
+            self.readings.append(Reading(metric, 1.0, labels, self.time_ns))
+            return False
+        self.missing.append(Missing(metric, labels, MissingReason.UNREADABLE, detail))
+        return False
 
     def _with(self, further: Labels) -> Labels:
         return tuple(sorted((*self.labels, *further))) if further else self.labels

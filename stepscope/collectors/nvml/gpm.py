@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from stepscope.collectors.nvml.binding import NOT_SUPPORTED, Handle, Nvml, reason_of, reason_of_code
+from stepscope.collectors.nvml.binding import NOT_SUPPORTED, Handle, Nvml, member, reason_of, reason_of_code
 from stepscope.collectors.nvml.gathering import Gathering
 from stepscope.core.readings import MissingReason
 
@@ -127,9 +127,9 @@ class GpmSampler:
         dropped = []
         for slot, entry in zip(request.metrics, self._wanted, strict=False):
             _, name, scale = entry
-            code = slot.nvmlReturn
+            code = member(slot, "nvmlReturn")
             if code == 0:
-                into.add(name, slot.value, scale)
+                into.add(name, member(slot, "value"), scale)
             elif code == NOT_SUPPORTED:
                 dropped.append(entry)
             else:

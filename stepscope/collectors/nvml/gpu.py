@@ -40,6 +40,7 @@ class Gpu:
         """
         self.identity = identity
         self.is_usable = True
+        self._labels = identity.labels
         self._nvml = nvml
         self._handle = handle
         self._often = QueryTable(often.QUERIES)
@@ -61,7 +62,7 @@ class Gpu:
         Raises:
             DriverUnusableError: no GPU can be asked any more.
         """
-        into = Gathering(self.identity.labels, time_ns)
+        into = Gathering(self._labels, time_ns)
         try:
             instances = self._read_often(into) if part is Part.OFTEN else self._read_seldom(into)
         except GpuUnusableError as error:

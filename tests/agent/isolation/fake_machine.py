@@ -11,7 +11,7 @@ from stepscope.agent.isolation.process import Probe
 from stepscope.agent.isolation.watch import Watch
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, labels_of
-from stepscope.core.readings_wire import encode
+from stepscope.core.readings_wire import StreamWriter
 
 TIMING = Timing(
     interval=1, deadline=5, start_deadline=30, look=60, first_retry=1, last_retry=64, healthy=600, slow=0.5, stale=60
@@ -132,7 +132,7 @@ class FakeProbe:
             part = Collection((Reading(GPU + "power_watts", 1.0, labels(index), time_ns),), (), xids)
         return {
             "key": f"pci{index}",
-            "parts": {"often": encode(part)},
+            "parts": {"often": StreamWriter().write(part)},
             "usable": not is_lost,
             "seconds": 0.9 if index in machine.slow else 0.01,
         }

@@ -200,7 +200,7 @@ def test_reading_goes_on_after_processes_and_descriptors_ran_out(
         until(probes, all_well(1))
         with monkeypatch.context() as patch:
             patch.setattr("stepscope.agent.isolation.probes.ProbeProcess", _no_process)
-            patch.setattr("stepscope.agent.isolation.probes.selectors.DefaultSelector", _no_descriptor)
+            patch.setattr("stepscope.agent.isolation.probes.poll", _no_descriptor)
             for child in children_of(os.getpid()):
                 os.kill(child, signal.SIGKILL)
             failing = until(probes, lambda s: bool(s.collection.missing) and not all_well(1)(s))
