@@ -23,7 +23,16 @@ _FOR_EVER = 3600.0
 _MINUTE = 60.0
 _STEP_SECONDS = 0.1
 
-FAULTS: dict[str, int] = {"sleeps": 1, "holds_lock": 1, "stops": 1, "dies": 1, "leaves": 1, "data": 1, "two_sleep": 2}
+FAULTS: dict[str, int] = {
+    "sleeps": 1,
+    "holds_lock": 1,
+    "stops": 1,
+    "dies": 1,
+    "leaves": 1,
+    "data": 1,
+    "two_sleep": 2,
+    "calls_other": 1,
+}
 """With how many guilty ranks."""
 
 
@@ -68,6 +77,9 @@ def _loop(job: Job, rank: int, folder: Path, prof: stepscope.Profile, group: dis
             _note(folder)
             if _AT[job.fault]():
                 return
+        if job.fault == "calls_other" and rank in job.guilty and step == job.step:
+            _note(folder)
+            dist.barrier(group=group)
         try:
             model(batch).sum().backward()
             dist.all_reduce(tensor, group=group)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepscope.analyzer.nccl.behind import ranks_behind
 from stepscope.core.nccl_sources import RasCommunicator, RasStatus
+from stepscope.core.ras_counts import ranks_behind
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from stepscope.analyzer.nccl.behind import ranks_with_fewer_calls
 from stepscope.core.health import Severity
 from stepscope.core.nccl import NcclFinding
 from stepscope.core.nccl_sources import HangFlags, RasCommunicator, RasStatus
+from stepscope.core.ras_counts import ranks_with_fewer_calls
 from stepscope.core.words import ranks_words
 
 

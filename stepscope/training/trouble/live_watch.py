@@ -25,7 +25,8 @@ from stepscope.training.trouble.stuck_report import collective_frames, where_is
 logger = logging.getLogger(__name__)
 
 _AGAIN_SECONDS = 4.0
-_STILL_SECONDS = 4.0
+_STILL_SECONDS = 6.0
+_NUM_SAMPLES = 8
 
 OpenStep = tuple[int, float, int]
 """Its index, and when it began: monotonic seconds, and ns since the epoch."""
@@ -45,7 +46,7 @@ class LiveWatch:
         rank = context.identity.rank
         self._state = context.run_directory / live_state_path(rank)
         self._record = context.run_directory / live_record_path(rank)
-        self._stillness = Stillness(thread_id)
+        self._stillness = Stillness(thread_id, num_samples=_NUM_SAMPLES)
         self._judge = LiveJudge(context.run_directory, rank, context.identity.world_size)
         self._step: OpenStep | None = None
         self._since_ns = 0

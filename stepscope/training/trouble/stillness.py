@@ -26,6 +26,8 @@ _COMPILERS = (
 )
 """What runs while torch.compile compiles, and not when the compiled code runs."""
 
+_BETWEEN_SAMPLES_SECONDS = 0.02
+
 _WRITERS = ("/torch/serialization.py", "/torch/distributed/checkpoint/", "/safetensors/")
 _SAVES = "save"
 """How functions that write checkpoints are called: save, save_checkpoint, save_pretrained."""
@@ -65,10 +67,16 @@ own_processes = OwnProcesses()
 
 
 class Stillness:
-    """Watches one thread of this process by looking at it now and then, from another thread."""
+    """Watches one thread of this process by looking at it now and then, from another thread.
 
-    def __init__(self, thread_id: int) -> None:
+    Args:
+        num_samples: of its stack, a few milliseconds apart, at each look. A loop that mostly waits for the GPU in one
+            line is found elsewhere now and then.
+    """
+
+    def __init__(self, thread_id: int, *, num_samples: int = 1) -> None:
         self._thread_id = thread_id
+        self._num_samples = num_samples
         self._before: _Look | None = None
         self._still_since = 0.0
 
@@ -80,17 +88,20 @@ class Stillness:
         """Seconds since the thread got anywhere, as far as looks have told."""
         before, now = self._before, self._now()
         self._before = now
-        if before is None or _has_moved(before, now):
+        has_moved = before is None or _has_moved(before, now)
+        for _ in range(self._num_samples - 1):
+            if not has_moved:
+                time.sleep(_BETWEEN_SAMPLES_SECONDS)
+                has_moved = self._stack() != now.stack
+        if has_moved:
             self._still_since = now.seconds
         return now.seconds - self._still_since
 
     def _now(self) -> _Look:
-        return _Look(
-            time.monotonic(),
-            tuple((id(frame.f_code), frame.f_lasti) for frame in frames_of(self._thread_id)),
-            _bytes_moved(),
-            _helpers_seconds(),
-        )
+        return _Look(time.monotonic(), self._stack(), _bytes_moved(), _helpers_seconds())
+
+    def _stack(self) -> tuple[tuple[int, int], ...]:
+        return tuple((id(frame.f_code), frame.f_lasti) for frame in frames_of(self._thread_id))
 
 
 def frames_of(thread_id: int) -> Iterator[FrameType]:

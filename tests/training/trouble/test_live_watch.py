@@ -19,7 +19,7 @@ import pytest
 
 import stepscope
 from stepscope.training.trouble import attendant, live_judge, live_watch
-from stepscope.training.trouble.stillness import OwnProcesses, is_saving
+from stepscope.training.trouble.stillness import OwnProcesses, Stillness, is_saving
 from tests.training.processes import Training, fork
 
 torch = pytest.importorskip("torch")
@@ -115,6 +115,26 @@ def test_who_writes_a_checkpoint_is_known_by_file_or_name(filename: str, functio
     names = {"look": lambda: is_saving(threading.get_ident())}
     exec(compile(f"def {function}():\n    return look()", filename, "exec"), names)
     assert names[function]() is saves
+
+
+def test_a_loop_that_mostly_waits_in_one_line_is_seen_to_move() -> None:
+    ended = threading.Event()
+
+    def wait_often() -> None:
+        while not ended.wait(0.02):
+            sum(range(20_000))
+
+    thread = threading.Thread(target=wait_often)
+    thread.start()
+    try:
+        assert thread.ident is not None
+        stillness = Stillness(thread.ident, num_samples=500)
+        stillness.look()
+        time.sleep(0.5)
+        assert stillness.look() == 0
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_what_our_own_processes_compute_is_counted_apart() -> None:
