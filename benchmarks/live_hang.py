@@ -80,7 +80,7 @@ def main() -> int:
     if agents_seconds:
         seconds = f"{statistics.median(agents_seconds):.0f} s, at most {max(agents_seconds):.0f} s"
         print(f"{right} of {options.hangs} called right within {GOAL_SECONDS:.0f} s; median {seconds}")
-    if healthy:
+    if options.healthy_minutes:
         print(f"{false} false alarms in {options.healthy_minutes:g} minutes of healthy training")
     if options.output is None:
         shutil.rmtree(output)

@@ -2,7 +2,7 @@
 
 It needs the standard library alone, as do training processes.
 
-    python -m stepscope.workflow.live_hang RUN_DIRECTORY     prints one `stepscope.live-hang/1` document
+    python -m stepscope.workflow.live_hang RUN_DIRECTORY [UID]     prints one `stepscope.live-hang/1` document
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stepscope.analyzer.hang import explain_hang
@@ -30,6 +30,7 @@ from stepscope.core.run_layout import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE, STEP
 
 _STATE = re.compile(r"rank(\d{1,7})\.state")
 _STEPS = re.compile(r"rank(\d{1,7})\.jsonl")
+_NOBODY = 65534
 _LARGEST_STATE = 64 << 10
 _LARGEST_MANIFEST = 8 << 20
 _LARGEST_RECORD = 64 << 20
@@ -37,51 +38,75 @@ _LONG_AGO_SECONDS = 120.0
 """States of which the newest is older were left by a job that is gone."""
 
 
-def read_live_hang(run_directory: Path, *, now_ns: int | None = None) -> LiveHang:
+def read_live_hang(run_directory: Path, *, owner: int | None = None, now_ns: int | None = None) -> LiveHang:
     """The answer from flight/live of a run directory. A file that is a link counts as none.
 
     Args:
+        owner: user whose files count, and those of nobody, whose a user's may be on a server of files; None: all do.
         now_ns: ns since the epoch; the clock's where none is given.
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
-    states = list(_states(run_directory / FLIGHT_FOLDER / LIVE_FOLDER))
+    files = _Files(None if owner is None else frozenset({owner, _NOBODY}))
+    states = list(_states(run_directory / FLIGHT_FOLDER / LIVE_FOLDER, files))
     states = [state for state in fresh_states(states) if now_ns - state.seen_ns < _LONG_AGO_SECONDS * 1e9]
-    world_size = _world_size(run_directory)
+    world_size = _world_size(run_directory, files)
     here = _ranks_here(run_directory)
     expected = {rank for rank in here if rank < world_size} if world_size else here
-    return live_hang(states, _report(run_directory, states, world_size), expected=expected)
+    return live_hang(states, _report(run_directory, states, world_size, files), expected=expected)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the answer; the exit code."""
-    sys.stdout.write(json.dumps(asdict(read_live_hang(Path(arguments[0])))) + "\n")
+    owner = int(arguments[1]) if len(arguments) > 1 else None
+    sys.stdout.write(json.dumps(asdict(read_live_hang(Path(arguments[0]), owner=owner))) + "\n")
     return 0
 
 
-def _world_size(run_directory: Path) -> int:
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """Plain files of some users; None: of all."""
+
+    owners: frozenset[int] | None
+
+    def content(self, path: Path, most: int) -> bytes:
+        """One file's.
+
+        Raises:
+            OSError: it is a link, no file, another user's, or larger than `most`.
+        """
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            is_plain = stat.S_ISREG(status.st_mode) and status.st_size <= most
+            if not is_plain or (self.owners is not None and status.st_uid not in self.owners):
+                raise OSError(f"{path} is no file of the run's user of at most {most} bytes")
+            return file.read(most)
+
+
+def _world_size(run_directory: Path, files: _Files) -> int:
     """0 where it is not known."""
     with suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
-        told = json.loads(_content(run_directory / RUN_FILE, _LARGEST_MANIFEST))["world_size"]
+        told = json.loads(files.content(run_directory / RUN_FILE, _LARGEST_MANIFEST))["world_size"]
         return int(whole(0, MAX_RANK)(told))
     return 0
 
 
-def _states(folder: Path) -> Iterator[RankState]:
+def _states(folder: Path, files: _Files) -> Iterator[RankState]:
     for rank, path in _named(folder, _STATE):
         with suppress(OSError, ValueError, RecursionError, AttributeError):
-            document = json.loads(_content(path, _LARGEST_STATE))
+            document = json.loads(files.content(path, _LARGEST_STATE))
             state = RankState(**read_fields(RankState, document, lambda name: _READERS[name]))
             if state.rank == rank:
                 yield state
 
 
-def _report(run_directory: Path, states: Sequence[RankState], world_size: int) -> HangReport | None:
+def _report(run_directory: Path, states: Sequence[RankState], world_size: int, files: _Files) -> HangReport | None:
     """What the flight recorders of these ranks say."""
     dumps: list[FlightDump] = []
     for state in states:
         path = run_directory / live_record_path(state.rank)
         with suppress(OSError, DataError):
-            dumps.append(read_dump(_content(path, _LARGEST_RECORD), rank=state.rank, where=path.name))
+            dumps.append(read_dump(files.content(path, _LARGEST_RECORD), rank=state.rank, where=path.name))
     if not any(dump.operations for dump in dumps):
         return None
     return explain_hang(dumps, world_size=world_size)
@@ -97,20 +122,6 @@ def _named(folder: Path, name: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
         for path in folder.iterdir():
             if match := name.fullmatch(path.name):
                 yield int(match[1]), path
-
-
-def _content(path: Path, most: int) -> bytes:
-    """A plain file's.
-
-    Raises:
-        OSError: it is a link, no file, or larger than `most`.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
-            raise OSError(f"{path} is no file of at most {most} bytes")
-        return file.read(most)
 
 
 _COUNT = whole(0, (1 << 63) - 1)

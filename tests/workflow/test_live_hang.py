@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -78,3 +79,9 @@ def test_links_and_nonsense_count_as_no_file(tmp_path: Path) -> None:
 
 def test_a_directory_that_is_not_there_tells_of_no_hang(tmp_path: Path) -> None:
     assert read_live_hang(tmp_path / "gone").state is LiveHangState.NONE
+
+
+def test_files_of_other_users_count_as_none_where_the_user_is_told(tmp_path: Path) -> None:
+    run = _run(tmp_path, _state(0), _state(1, is_in_collective=False), _state(2))
+    assert read_live_hang(run, owner=os.geteuid()).ranks == [1]
+    assert read_live_hang(run, owner=os.geteuid() + 1).state is LiveHangState.NONE

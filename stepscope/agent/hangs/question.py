@@ -1,7 +1,7 @@
 """What do the files say that ranks of a run leave while they stand still? Asked of a process of its own.
 
-That process has no more rights than the user whose run it is, so that a path or a link of theirs opens nothing that
-they could not open, and this one never loads what reads dumps.
+This one never loads what reads dumps. The other reads files of the run's own user alone, and no links, so that a path
+that a process tells opens nothing that its user could not open.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from stepscope.core.errors import printable
 from stepscope.core.hang import HangKind
 from stepscope.core.live_hang import LiveHang, LiveHangState
 
-_NOBODY = 65534
 _ANSWERS_WITHIN_SECONDS = 30.0
 _LONGEST = 1 << 20
 
@@ -29,7 +28,7 @@ class Question:
     Args:
         run_directory: as the process calls it.
         pid: of a process of the run, whose view of the file system counts; None: this one's.
-        uid: of its user; None: this process's.
+        uid: whose files count; None: anybody's.
         now: monotonic seconds.
 
     Raises:
@@ -39,17 +38,13 @@ class Question:
     def __init__(self, run_directory: str, *, pid: int | None, uid: int | None, now: float) -> None:
         there = f"/proc/{pid}/root{run_directory}"
         place = there if pid is not None and os.path.isdir(there) else run_directory
-        lowered = uid if uid and os.geteuid() == 0 else None
         self._until = now + _ANSWERS_WITHIN_SECONDS
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "stepscope.workflow.live_hang", place],
+            [sys.executable, "-m", "stepscope.workflow.live_hang", place, *([] if uid is None else [str(uid)])],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            user=lowered,
-            group=None if lowered is None else _NOBODY,
-            extra_groups=None if lowered is None else [],
         )
 
     def is_over(self, now: float) -> bool:
