@@ -10,6 +10,7 @@ same reasons. That is its shape, and goes ahead of the values where it is new.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from sys import intern
 from typing import Any
 
 from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading
@@ -82,7 +83,7 @@ class StreamReader:
 
 def labels_from(pairs: list[list[str]]) -> Labels:
     """Labels as JSON has them."""
-    return tuple((name, value) for name, value in pairs)
+    return tuple((intern(name), intern(value)) for name, value in pairs)
 
 
 def _shape_of(names: list[tuple[str, Labels]], missing: tuple[Missing, ...]) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def _shape_of(names: list[tuple[str, Labels]], missing: tuple[Missing, ...]) -> 
 
 def _names_and_missing(shape: Mapping[str, Any]) -> tuple[list[tuple[str, Labels]], tuple[Missing, ...]]:
     labels = [labels_from(pairs) for pairs in shape["labels"]]
-    names = [(metric, labels[who]) for metric, who in shape["readings"]]
+    names = [(intern(metric), labels[who]) for metric, who in shape["readings"]]
     missing = tuple(
         Missing(metric, labels[who], MissingReason(reason), detail) for metric, who, reason, detail in shape["missing"]
     )

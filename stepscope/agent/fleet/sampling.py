@@ -118,12 +118,8 @@ def told_of_gpus(states: Sequence[SourceState]) -> dict[Labels, Told]:
     """What is said of each GPU, and of each MIG instance instead of its GPU."""
     gpus: dict[Place, Told] = {}
     for state in states:
-        if state.collected_ns is None:
-            continue
-        places = GpuPlaces(reading for reading in state.collection.readings if reading.metric == _UP)
-        for reading in state.collection.readings:
-            if reading.metric in _WANTED and state.collected_ns - reading.time_ns < _STALE_NS:
-                _take(gpus, reading, places, state.name)
+        if state.collected_ns is not None:
+            _take_all(gpus, state, state.collected_ns - _STALE_NS)
     split = {_gpu(told) for told in gpus.values() if _INSTANCE in dict(told.labels)}
     return {
         told.labels: told
@@ -132,26 +128,46 @@ def told_of_gpus(states: Sequence[SourceState]) -> dict[Labels, Told]:
     }
 
 
-def _take(gpus: dict[Place, Told], reading: Reading, places: GpuPlaces, source: str) -> None:
-    labels = _by_name(reading.labels)
-    place = places.place(labels)
+def _take_all(gpus: dict[Place, Told], state: SourceState, oldest_ns: int) -> None:
+    """What one source tells, but for what is older."""
+    readings = state.collection.readings
+    places = GpuPlaces(reading for reading in readings if reading.metric == _UP)
+    labels: Labels | None = None
+    told: Told | None = None
+    for reading in readings:
+        if reading.metric in _WANTED and reading.time_ns > oldest_ns:
+            if reading.labels is not labels:  # those of one GPU mostly come one after the other
+                labels = reading.labels
+                told = _told_of(gpus, labels, places)
+            if told is not None:
+                _take(told, reading, state.name)
+
+
+def _told_of(gpus: dict[Place, Told], labels: Labels, places: GpuPlaces) -> Told | None:
+    place = places.place(_by_name(labels))
     if place is None:
-        return
+        return None
     told = gpus.get(place)
     if told is None:
-        told = gpus[place] = Told(device_of(reading.labels))
-    if reading.metric in _FIELDS:
-        told.values.setdefault(_FIELDS[reading.metric], reading.value)
+        told = gpus[place] = Told(device_of(labels))
+    return told
+
+
+def _take(told: Told, reading: Reading, source: str) -> None:
+    metric = reading.metric
+    if metric in _FIELDS:
+        told.values.setdefault(_FIELDS[metric], reading.value)
         told.newest_ns = max(told.newest_ns, reading.time_ns)
-    elif reading.metric in _COUNTERS:
-        told.counters.setdefault(reading.metric.removeprefix(GPU), (reading.value, reading.time_ns))
-    elif reading.metric == _INFO:
-        told.name = told.name or labels.get("name", "")
-    elif reading.metric == _REASON:
-        told.reasons = (told.reasons or set()) | ({labels.get("reason", "")} if reading.value else set())
-    elif reading.metric == _LINKS and labels.get("state") == "up":
+    elif metric in _COUNTERS:
+        told.counters.setdefault(metric.removeprefix(GPU), (reading.value, reading.time_ns))
+    elif metric == _INFO:
+        told.name = told.name or _by_name(reading.labels).get("name", "")
+    elif metric == _REASON:
+        holds = {_by_name(reading.labels).get("reason", "")} if reading.value else set()
+        told.reasons = holds if told.reasons is None else told.reasons | holds
+    elif metric == _LINKS and _by_name(reading.labels).get("state") == "up":
         told.num_links = reading.value
-    elif reading.metric == _PROCESSES and told.processes_by in ("", source):
+    elif metric == _PROCESSES and told.processes_by in ("", source):
         told.processes_by = source
         told.num_processes = (told.num_processes or 0.0) + reading.value
 
