@@ -88,7 +88,8 @@ def live_hang(states: Sequence[RankState], report: HangReport | None, *, expecte
         nobody = _Accused([], HangKind.UNKNOWN, [], _UNKNOWN, summary, _where(states))
         return answer(LiveHangState.HANG if has_waited else LiveHangState.UNDECIDED, [], summary, nobody)
     is_silence = bool(set(accused.ranks) & set(silent))
-    if said_for < GRACE_SECONDS or (is_silence and busy and not has_waited):
+    is_doubtful = (is_silence and bool(busy)) or set(accused.ranks) == {state.rank for state in states}
+    if said_for < GRACE_SECONDS or (is_doubtful and not has_waited):
         return answer(LiveHangState.UNDECIDED, [], "ranks are still being heard")
     if is_silence and not _somebody_waits(states, report):
         return answer(LiveHangState.UNDECIDED, [], f"{ranks_words(accused.ranks)} have left, and nobody waits for them")
@@ -122,8 +123,16 @@ def _accused(states: Sequence[RankState], report: HangReport | None, silent: Seq
     if waiting and apart:
         ranks = [state.rank for state in apart]
         summary = f"{ranks_words(ranks)} not in the collective that {len(waiting)} others wait in: {apart[0].where}"
-        return _Accused(ranks, HangKind.HOST, [Reason(HangKind.HOST.value)], _PERHAPS, summary, _where(states))
+        return _host(ranks, summary, states)
+    knows_calls = len(states) == 1 or (verdict is not None and verdict.cause != Cause.HANG)
+    if apart and knows_calls:  # else they may be in collectives that Python does not show
+        ranks = [state.rank for state in apart]
+        return _host(ranks, f"{ranks_words(ranks)} outside of any collective, standing still: {apart[0].where}", states)
     return None
+
+
+def _host(ranks: list[int], summary: str, states: Sequence[RankState]) -> _Accused:
+    return _Accused(ranks, HangKind.HOST, [Reason(HangKind.HOST.value)], _PERHAPS, summary, _where(states))
 
 
 def _where(states: Sequence[RankState]) -> list[HangEvidence]:

@@ -105,6 +105,15 @@ def test_nobody_is_blamed_where_all_are_in_the_same_call_and_only_after_twice_th
     assert _told([replace(state, age_seconds=24.0) for state in states]) == (_HANG, HangKind.UNKNOWN, [])
 
 
+def test_ranks_that_all_stand_outside_of_collectives_are_stuck_on_the_host_after_twice_the_time() -> None:
+    report = explain_hang(Job({WORLD: tuple(_RANKS)}).call(WORLD).dumps(), world_size=4)
+    states = [_apart(rank, age_seconds=24.0) for rank in _RANKS]
+    assert _told(states, report) == (_HANG, HangKind.HOST, [0, 1, 2, 3])
+    assert _told([replace(state, age_seconds=23.0) for state in states], report)[0] is _UNDECIDED
+    assert _told(states) == (_HANG, HangKind.UNKNOWN, [])  # without recorders they may be in some
+    assert _told([_apart(0, age_seconds=24.0)], expected=[0]) == (_HANG, HangKind.HOST, [0])
+
+
 def test_steps_that_are_not_too_old_are_no_hang() -> None:
     assert _told([replace(state, age_seconds=11.0) for state in _STUCK], _report())[0] is LiveHangState.NONE
 
