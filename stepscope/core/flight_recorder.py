@@ -76,6 +76,7 @@ class FlightDump:
         descriptions: what each group is, by its name.
         progress: by the rank's own number of the group.
         operations: the newest of each rank, in the order of the calls.
+        written_ns: when, ns since the epoch; None where not known. A copy may be younger.
     """
 
     rank: int
@@ -85,3 +86,4 @@ class FlightDump:
     descriptions: dict[str, str] = field(default_factory=dict)
     progress: dict[int, GroupProgress] = field(default_factory=dict)
     operations: tuple[Operation, ...] = ()
+    written_ns: int | None = None

@@ -21,6 +21,9 @@ _SAME_SIZE = frozenset(
      "reduce_scatter_tensor"]
 )  # fmt: skip
 
+_UNKNOWN = "coalesced"
+"""Several calls at once, of which the recorder no longer has the parts."""
+
 _Call = tuple[str, int | None, tuple[str, ...]]
 
 
@@ -63,8 +66,9 @@ def _first(group: Group, standings: Standings) -> Mismatch | None:
 def _callers(ranks: Mapping[int, Standing], sequence: int) -> dict[_Call, list[int]]:
     callers: dict[_Call, list[int]] = defaultdict(list)
     for rank, standing in sorted(ranks.items()):
-        if sequence in standing.calls:
-            callers[_key(standing.calls[sequence])].append(rank)
+        call = standing.calls.get(sequence)
+        if call is not None and call.name != _UNKNOWN:
+            callers[_key(call)].append(rank)
     return callers
 
 

@@ -1,6 +1,8 @@
 """How far is each rank in each of its process groups?
 
-A group is its name and its members: groups made by splitting reuse names. A rank numbers its groups for itself, and
+A group is its name and its members: groups made by splitting reuse names; of those that a job made anew under their old
+names, the newest counts. The recorded calls tell how far a rank is: torch's own count of a group has messages in it as
+well, and is asked only of groups of which no call is left. A rank numbers its groups for itself, and
 says only for groups of which the recorder still has a call which number is which; the others are found by their order,
 in which they were made, else by what most of the other members call them.
 """
@@ -13,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from stepscope.core.flight_recorder import FlightDump, Operation
 
+_MOST_RANKS = 1 << 20
 _OF_ALL = "default_pg"
 """What torch calls the group of all ranks."""
 
@@ -70,24 +73,34 @@ def standings_of(dumps: Sequence[FlightDump], world_size: int = 0) -> Standings:
     ids = _ids(dumps, groups)
     found: Standings = defaultdict(dict)
     for dump in dumps:
-        calls: dict[str, dict[int, Operation]] = defaultdict(dict)
-        for operation in dump.operations:
-            if not operation.is_p2p:
-                calls[operation.group][operation.sequence] = operation  # the newest of one number
+        calls = _newest_calls(dump)
         for name, group in groups[dump.rank].items():
-            found[group][dump.rank] = _standing(dump, ids[dump.rank].get(name), calls[name])
+            of_group = calls.get(name, [])
+            found[group][dump.rank] = _standing(dump, ids[dump.rank].get(name), of_group)
     return dict(found)
 
 
-def _standing(dump: FlightDump, group_id: int | None, calls: Mapping[int, Operation]) -> Standing:
-    progress = dump.progress.get(group_id) if group_id is not None else None
-    enqueued = max(calls, default=0)
-    completed = max((number for number, call in calls.items() if call.is_done), default=0)
-    if progress is not None:
-        enqueued = max(enqueued, progress.enqueued or 0)
-        completed = max(completed, progress.completed or 0)
-    standing = Standing(enqueued, completed, calls)
-    return replace(standing, completed=min(completed, standing.first_open - 1))
+def _newest_calls(dump: FlightDump) -> dict[str, list[Operation]]:
+    """By name of the group; of groups of one name those of the group made last."""
+    newest: dict[str, int] = {}
+    for operation in dump.operations:
+        newest[operation.group] = max(newest.get(operation.group, operation.group_id), operation.group_id)
+    calls: dict[str, list[Operation]] = defaultdict(list)
+    for operation in dump.operations:
+        if operation.group_id == newest[operation.group]:
+            calls[operation.group].append(operation)
+    return calls
+
+
+def _standing(dump: FlightDump, group_id: int | None, of_group: Sequence[Operation]) -> Standing:
+    if not of_group:
+        told = dump.progress.get(group_id) if group_id is not None else None
+        enqueued = (told.enqueued or 0) if told is not None else 0
+        return Standing(enqueued, min((told.completed or 0) if told is not None else 0, enqueued), {})
+    calls = {call.sequence: call for call in of_group if not call.is_p2p}  # the newest of one number
+    enqueued = max(call.sequence for call in of_group)  # a message has that of the collective before it
+    standing = Standing(enqueued, enqueued, calls)
+    return replace(standing, completed=standing.first_open - 1)  # what is open is always recorded
 
 
 def _groups(dumps: Sequence[FlightDump], world_size: int) -> dict[int, dict[str, Group]]:
@@ -99,7 +112,7 @@ def _groups(dumps: Sequence[FlightDump], world_size: int) -> dict[int, dict[str,
         for operation in dump.operations:
             callers[operation.group].add(dump.rank)
             descriptions.setdefault(operation.group, operation.description)
-    everybody = tuple(range(max(_least_world(descriptions, callers), world_size)))
+    everybody = tuple(range(min(max(_least_world(descriptions, callers), world_size), _MOST_RANKS)))
 
     def group(name: str, listed: tuple[int, ...] | None) -> Group:
         description = descriptions.get(name, "")

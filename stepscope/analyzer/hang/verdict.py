@@ -1,8 +1,9 @@
 """Which ranks hold the job up, and what of them is stuck?
 
-In this order: ranks that called something else than the others (desync); ranks that others wait for and that left no
-dump, as they could not write one any more; ranks that are behind and wait for nobody (host or device); ranks that wait
-for each other in a circle (desync); the end of a chain of messages (host). What is left is nobody's proven fault.
+In this order: ranks that called something else than the others (desync); dumps that are not of one moment, or of one in
+which nobody had waited yet, which tell nothing; ranks that others wait for and that left no dump, as they could not
+write one any more; ranks that are behind and wait for nobody (host or device); ranks that wait for each other in a
+circle (desync); the end of a chain of messages (host). What is left is nobody's proven fault.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from stepscope.analyzer.hang.given_up import with_timeouts_open
 from stepscope.analyzer.hang.guilty import Guilty, guilty_ranks
 from stepscope.analyzer.hang.mismatches import Mismatch, first_mismatches
+from stepscope.analyzer.hang.moments import LEAST_WAIT_SECONDS, longest_wait_seconds, older_dumps
 from stepscope.analyzer.hang.stacks import waiting_groups
 from stepscope.analyzer.hang.standings import Group, Standings, standings_of
 from stepscope.analyzer.hang.waits import OpenCall, message_waits, open_calls
@@ -58,6 +60,8 @@ def _verdict(
     mismatches = first_mismatches(standings)
     if mismatches:
         return _desync(min(mismatches, key=lambda one: (not one.has_majority, one.sequence)))
+    if untold := _other_moments(dumps, standings):
+        return untold
     awaited = _awaited(standings, calls, missing)
     guilty = guilty_ranks(standings, calls, messages := message_waits(dumps, standings))
     if awaited and len(missing) <= len(dumps):
@@ -76,6 +80,29 @@ def _verdict(
             actions=["give the dumps of all ranks"],
         )
     return _circle(dumps, calls) or _end_of_messages(dumps, messages) or _nobody(dumps, calls)
+
+
+def _other_moments(dumps: Sequence[FlightDump], standings: Standings) -> HangVerdict | None:
+    """Dumps from which nothing can be told of who holds up whom."""
+    older = older_dumps(standings)
+    wait = longest_wait_seconds(dumps)
+    evidence = [
+        HangEvidence(
+            [one.rank, one.than],
+            f"rank {one.than} has completed {one.call.name} {one.call.sequence} of {_name(one.group)}, "
+            f"which rank {one.rank} had not called when its dump was written",
+        )
+        for one in older[:_MOST_EVIDENCE]
+    ]
+    if older:
+        ranks = ranks_words([one.rank for one in older])
+        summary = f"the dumps are not of one moment: of {ranks} older than the others'"
+    elif wait is not None and 0 <= wait < LEAST_WAIT_SECONDS:
+        summary = f"no call was open for longer than {wait:.2f} s when the dumps were written: no hang yet"
+    else:
+        return None
+    what_next = ["dump all ranks anew, at one time and while the job stands still"]
+    return HangVerdict(Cause.INSUFFICIENT_EVIDENCE, HangKind.UNKNOWN, [], [], _UNKNOWN, summary, evidence, what_next)
 
 
 def _awaited(standings: Standings, calls: Mapping[int, OpenCall], missing: Sequence[int]) -> list[int]:
@@ -170,11 +197,25 @@ def _end_of_messages(dumps: Sequence[FlightDump], messages: Mapping[int, int]) -
 
 def _nobody(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangVerdict:
     num_open = sum(any(not call.is_done for call in dump.operations) for dump in dumps)
+    if not num_open and any(_has_unrecorded(dump) for dump in dumps):
+        summary = "no recorded call is open, but messages were sent, which gloo's recorder does not have"
+        what_next = ["look at what the ranks' Python does: py-spy dump --pid"]
+        return HangVerdict(Cause.INSUFFICIENT_EVIDENCE, HangKind.UNKNOWN, [], [], _UNKNOWN, summary, actions=what_next)
     if not num_open:
         return HangVerdict(NONE, None, [], [], _CERTAIN, "no call of any rank is open: nothing hangs")
     evidence = [HangEvidence([rank], f"in {call.call.name} of {_name(call.group)}") for rank, call in calls.items()]
     summary = f"{num_open} ranks are in calls that all others have called too: nobody is behind"
     return _hang(HangKind.UNKNOWN, [], _UNKNOWN, summary, evidence[:_MOST_EVIDENCE])
+
+
+def _has_unrecorded(dump: FlightDump) -> bool:
+    """Whether gloo counted more of a group than it recorded."""
+    newest: dict[int, int] = {}
+    for call in dump.operations:
+        if call.backend == "gloo":
+            newest[call.group_id] = max(newest.get(call.group_id, 0), call.sequence)
+    counts = {group: one.enqueued for group, one in dump.progress.items()}
+    return any((counts.get(group) or 0) > last for group, last in newest.items())
 
 
 def _hang(

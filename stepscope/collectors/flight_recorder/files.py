@@ -1,22 +1,27 @@
-"""Which files are flight recorder dumps, and whose? Any name will do that ends with the rank; what they hold counts."""
+"""Which files are flight recorder dumps, and whose? Any name will do that says the rank, or ends with it."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stepscope.collectors.flight_recorder.dump import read_dump
+from stepscope.collectors.flight_recorder.dump import MOST_RANKS, read_dump
 from stepscope.core.analysis import Notice
 from stepscope.core.errors import DataError, none_usable
 from stepscope.core.flight_recorder import FlightDump
 
 LARGEST_BYTES = 1 << 28
 _RANK = re.compile(r"(\d+)(?:\.(?:pkl|pickle|json|bin|dump))?\Z")
+_SAID_RANK = re.compile(r"(?<![a-z])rank[_-]?(\d+)", re.IGNORECASE)
+"""Where the name says so, what is at its end may be a process or a date."""
 _KEY_OF_ALL = b"entries"
 _HEAD_BYTES = 1 << 20
-_BY_PICKLE, _BY_JSON = b"\x80", b"{"
+_MOST_DIGITS = 9
+_BEGINNINGS = (b"\x80", b"(", b"}", b"{")
+"""Of a dict as a pickle of protocol 2 on, and before; of JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +45,16 @@ def find_dumps(paths: Iterable[Path]) -> tuple[list[DumpFile], list[Notice]]:
             raise DataError("does not exist", where=str(path), what_next="check the path")
         files = sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
         for file in files:
-            match = _RANK.search(file.name)
-            if path.is_dir() and (match is None or not _looks_like_dump(file)):
+            rank = _rank(file.name)
+            if path.is_dir() and (rank is None or not _looks_like_dump(file)):
                 continue
-            if match is None:
+            if rank is None:
                 raise DataError(
                     "its name does not end with a rank",
                     where=str(file),
                     what_next="name it like flight_3 or rank3.json",
                 )
-            found.setdefault(int(match[1]), []).append(file)
+            found.setdefault(rank, []).append(file)
     for rank, files in found.items():
         files.sort(key=lambda file: (file.suffix == ".json", file.name))
         notices += [
@@ -69,12 +74,20 @@ def read_dumps(files: Sequence[DumpFile]) -> tuple[list[FlightDump], list[Notice
     dumps, errors = [], []
     for file in files:
         try:
-            dumps.append(read_dump(_content(file.path), rank=file.rank, where=str(file.path)))
+            content, written_ns = _content(file.path)
+            dump = read_dump(content, rank=file.rank, where=str(file.path))
+            dumps.append(replace(dump, written_ns=written_ns))
         except DataError as error:
             errors.append(error)
     if not dumps and errors:
         raise none_usable(errors, "flight recorder dumps", what_next="give the files that torch wrote")
     return dumps, [Notice("unusable_file", str(error)) for error in errors]
+
+
+def _rank(name: str) -> int | None:
+    """By the name; None where there is no number, or one that no job has ranks for: a date, say."""
+    match = _SAID_RANK.search(name) or _RANK.search(name)
+    return int(match[1]) if match is not None and len(match[1]) <= _MOST_DIGITS and int(match[1]) < MOST_RANKS else None
 
 
 def _looks_like_dump(file: Path) -> bool:
@@ -88,15 +101,19 @@ def _looks_like_dump(file: Path) -> bool:
                 head += stream.read()
     except OSError:
         return False
-    return not head or (head.lstrip()[:1] in (_BY_PICKLE, _BY_JSON) and _KEY_OF_ALL in head)
+    return not head or (head.lstrip()[:1] in _BEGINNINGS and _KEY_OF_ALL in head)
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path) -> tuple[bytes, int]:
+    """What is in a file, and when it was written."""
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise DataError(
-                f"is larger than {LARGEST_BYTES:,} bytes", where=str(path), what_next="give a dump of torch's"
-            )
-        return path.read_bytes()
+        if not path.is_file():  # a pipe or a device may never end
+            raise DataError("is no file", where=str(path), what_next="give a dump of torch's")
+        with path.open("rb") as stream:
+            content = stream.read(LARGEST_BYTES + 1)  # it may grow while it is read
+            written_ns = os.fstat(stream.fileno()).st_mtime_ns
     except OSError as error:
         raise DataError(f"cannot be read ({error.strerror or error})", where=str(path), what_next="check it") from None
+    if len(content) > LARGEST_BYTES:
+        raise DataError(f"is larger than {LARGEST_BYTES:,} bytes", where=str(path), what_next="give a dump of torch's")
+    return content, written_ns

@@ -61,18 +61,51 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _check_extent(value: Any, most_values: int, where: str) -> None:
-    """Refuse what is nested without end, or so shared that whoever walks it does not come to an end."""
-    ways: list[Iterator[Any]] = [iter((value,))]
-    num_values = 0
-    while ways:
-        for one in ways[-1]:
-            num_values += 1
-            if num_values > most_values:
-                raise UnsafePickleError("holds too many values", where=where, what_next=_WHAT_NEXT)
+    """Refuse what is nested without end, or so shared that whoever walks it does not come to an end.
+
+    Each container is looked at once, however often it is shared: of each is known what walking it would take.
+    """
+    known: dict[int, tuple[int, int]] = {}
+    way = [_Walk((value,))]
+    on_way: set[int] = set()
+    while True:
+        walk = way[-1]
+        for one in walk.rest:
+            walk.num_values += 1
             if isinstance(one, _CONTAINERS):
-                if len(ways) > MOST_DEEP:
+                if id(one) in known:
+                    num_values, deep = known[id(one)]
+                    walk.num_values += num_values
+                    walk.deep = max(walk.deep, deep + 1)
+                elif id(one) in on_way:
                     raise UnsafePickleError("is nested too deeply", where=where, what_next=_WHAT_NEXT)
-                ways.append(iter(one.values() if isinstance(one, dict) else one))
-                break
+                else:
+                    on_way.add(id(one))
+                    way.append(_Walk(one))
+                    break
+            if walk.num_values > most_values:
+                raise UnsafePickleError("holds too many values", where=where, what_next=_WHAT_NEXT)
         else:
-            ways.pop()
+            way.pop()
+            if not way:
+                return
+            on_way.discard(id(walk.container))
+            known[id(walk.container)] = walk.num_values, walk.deep
+            way[-1].num_values += walk.num_values
+            way[-1].deep = max(way[-1].deep, walk.deep + 1)
+            if way[-1].num_values > most_values:
+                raise UnsafePickleError("holds too many values", where=where, what_next=_WHAT_NEXT)
+        if len(way) - 1 + way[-1].deep > MOST_DEEP:
+            raise UnsafePickleError("is nested too deeply", where=where, what_next=_WHAT_NEXT)
+
+
+class _Walk:
+    """A container that is being walked: what is left of it, how many values were in it, how deep they lie."""
+
+    __slots__ = ("container", "deep", "num_values", "rest")
+
+    def __init__(self, container: Any) -> None:
+        self.container = container
+        self.rest: Iterator[Any] = iter(container.values() if isinstance(container, dict) else container)
+        self.num_values = 0
+        self.deep = 0

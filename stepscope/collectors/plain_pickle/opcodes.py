@@ -13,6 +13,8 @@ from mmap import mmap
 from stepscope.core.errors import DataError
 
 MOST_TUPLES_DEEP = 64
+MOST_NUMBER_BYTES = 255
+"""Of a whole number: as many as LONG1 can have."""
 _MARK = -1
 _EMPTY = b"\xff"
 _WHAT_NEXT = "give a file that torch itself wrote"
@@ -42,9 +44,9 @@ _LINES = _codes("INT LONG FLOAT STRING UNICODE")
 _PUTS = {CODES["BINPUT"]: 1, CODES["LONG_BINPUT"]: 4}
 _GETS = {CODES["BINGET"]: 1, CODES["LONG_BINGET"]: 4}
 _TUPLES = {CODES["TUPLE1"]: 1, CODES["TUPLE2"]: 2, CODES["TUPLE3"]: 3}
-_TO_MARK = _codes("POP_MARK APPENDS SETITEMS")
-_FROM_MARK = _codes("LIST DICT")
-_DROPS = {CODES["POP"]: 1, CODES["APPEND"]: 1, CODES["SETITEM"]: 2}
+_TO_MARK = _codes("POP_MARK APPENDS")
+_DROPS = {CODES["POP"]: 1, CODES["APPEND"]: 1}
+_SETITEM, _SETITEMS, _DICT, _LIST, _LONG4 = (CODES[name] for name in ["SETITEM", "SETITEMS", "DICT", "LIST", "LONG4"])
 _PASSED = {CODES["PROTO"]: 1, CODES["FRAME"]: 8}
 _STOP, _SET_MARK, _TUPLE, _DUP = CODES["STOP"], CODES["MARK"], CODES["TUPLE"], CODES["DUP"]
 _PUT, _GET, _MEMOIZE = CODES["PUT"], CODES["GET"], CODES["MEMOIZE"]
@@ -93,7 +95,10 @@ class _Check:
             if code in _ATOMS:
                 stack.append(0)
             elif code in _COUNTED:
-                self._skip(self._number(_COUNTED[code]))
+                length = self._number(_COUNTED[code])
+                if code == _LONG4 and length > MOST_NUMBER_BYTES:
+                    raise self._unsafe(f"holds a number of {length:,} bytes")
+                self._skip(length)
                 stack.append(0)
             elif code in _FIXED:
                 self._skip(_FIXED[code])
@@ -106,15 +111,22 @@ class _Check:
                 self._fill(self._num_filled)
             elif code == _SET_MARK:
                 stack.append(_MARK)
+            elif code == _SETITEM:
+                self._check_keys(self._take(2)[:1])
             elif code in _DROPS:
                 self._take(_DROPS[code])
+            elif code == _SETITEMS:
+                self._check_keys(self._take_to_mark()[1::2])  # from the top: value, key, value, ...
             elif code in _TO_MARK:
                 self._take_to_mark()
             elif code in _TUPLES:
                 self._push_tuple(self._take(_TUPLES[code]))
             elif code == _TUPLE:
                 self._push_tuple(self._take_to_mark())
-            elif code in _FROM_MARK:
+            elif code == _DICT:
+                self._check_keys(self._take_to_mark()[1::2])
+                stack.append(0)
+            elif code == _LIST:
                 self._take_to_mark()
                 stack.append(0)
             elif code in _LINES:
@@ -195,6 +207,10 @@ class _Check:
         while (depth := self._stack.pop()) != _MARK:
             taken.append(depth)
         return taken
+
+    def _check_keys(self, depths: list[int]) -> None:
+        if any(depths):
+            raise self._unsafe(f"has a tuple as a key at byte {self._at - 1}")
 
     def _push_tuple(self, items: list[int]) -> None:
         depth = 1 + max(items, default=0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.hang import explain_hang
 from stepscope.core.causes import Cause
-from stepscope.core.flight_recorder import FlightDump
+from stepscope.core.flight_recorder import FlightDump, GroupProgress
 from stepscope.core.hang import HangKind, HangVerdict
 from tests.analyzer.hang.recorders import WORLD, Job, mesh
 
@@ -271,3 +271,76 @@ def test_short_ring_buffers_are_enough(newest: int) -> None:
     job = _trained(9)
     job.call("1", [1], done=False)
     assert _verdict(job.dumps(newest=newest)) == (Cause.HANG, HangKind.HOST, [0])
+
+
+def test_dumps_of_different_moments_blame_nobody() -> None:
+    """Rank 0 is not behind: what its peers completed since cannot complete without it."""
+    early, late = _trained(3).dumps(), _trained(5).call("1", [1], done=False).dumps()
+    verdict = explain_hang([early[0], *late[1:]]).verdict
+    assert (verdict.cause, verdict.ranks) == (Cause.INSUFFICIENT_EVIDENCE, [])
+    assert "rank 0 older" in verdict.summary
+
+
+def test_a_root_that_completes_alone_says_nothing_of_moments() -> None:
+    job = Job({WORLD: (0, 1, 2)}).call(WORLD).call(WORLD, [0, 1], name="broadcast").call(WORLD, [0, 1], done=False)
+    assert _verdict(job.dumps()) == (Cause.HANG, HangKind.HOST, [2])
+
+
+@pytest.mark.parametrize(("seconds", "cause"), [(0.2, Cause.INSUFFICIENT_EVIDENCE), (20.0, Cause.HANG)])
+def test_a_call_that_is_open_for_an_instant_is_no_hang(seconds: float, cause: Cause) -> None:
+    dumps = [
+        replace(
+            dump,
+            operations=tuple(replace(one, created_ns=1_000_000_000) for one in dump.operations),
+            written_ns=1_000_000_000 + int(seconds * 1e9),
+        )
+        for dump in _trained().call("1", [1], done=False).dumps()
+    ]
+    assert _verdict(dumps)[0] == cause
+
+
+@pytest.mark.parametrize("only_open", [False, True])
+def test_messages_of_a_group_do_not_count_as_its_collectives(only_open: bool) -> None:
+    """torch writes the number of whichever was last, collective or message, into one place."""
+    job = Job({WORLD: (0, 1, 2)}).call(WORLD).call(WORLD)
+    for place in range(5):
+        job.message(WORLD, 2, "send 2->1", done=place < 4)
+    job.call(WORLD, [1], done=False)
+    dumps = []
+    for dump in job.dumps(only_open=only_open):
+        progress = GroupProgress(5, 4) if dump.rank == 2 else dump.progress[0]
+        numbered = tuple(replace(one, sequence=2) if one.is_p2p else one for one in dump.operations)
+        dumps.append(replace(dump, progress={0: progress}, operations=numbered))
+    assert _verdict(dumps) == (Cause.HANG, HangKind.HOST, [0])
+
+
+def test_of_groups_made_anew_under_an_old_name_the_newest_counts() -> None:
+    """destroy_process_group() and init_process_group() again: numbers start anew, the recorder keeps the old ones."""
+    old = Job({WORLD: (0, 1)})
+    for _ in range(9):
+        old.call(WORLD)
+    new = Job({WORLD: (0, 1)}).call(WORLD).call(WORLD, [1], done=False)
+    dumps = []
+    for before, after in zip(old.dumps(), new.dumps(), strict=True):
+        later = [replace(one, group_id=3, record=one.record + 9) for one in after.operations]
+        dumps.append(
+            replace(
+                after, operations=(*before.operations, *later), progress={0: before.progress[0], 3: after.progress[0]}
+            )
+        )
+    assert _verdict(dumps) == (Cause.HANG, HangKind.HOST, [0])
+
+
+def test_a_rank_of_a_giant_number_takes_no_room() -> None:
+    dump = replace(Job({WORLD: (0, 1)}).call(WORLD, done=False).dumps()[0], rank=10**13, groups={})
+    assert explain_hang([dump]).verdict.ranks == []
+
+
+def test_what_gloo_counts_and_does_not_record_accuses_nobody() -> None:
+    """Its messages are in the count of a group, and not among the calls."""
+    job = Job({WORLD: (0, 1, 2)}, backend="gloo").call(WORLD).call(WORLD, [2], done=False)
+    dumps = [replace(dump, progress={0: GroupProgress(5, 4 + dump.rank)}) for dump in job.dumps()]
+    assert _verdict(dumps) == (Cause.HANG, HangKind.HOST, [0, 1])
+    ended = Job({WORLD: (0, 1, 2)}, backend="gloo").call(WORLD).dumps()
+    dumps = [replace(dump, progress={0: GroupProgress(5, 4)}) for dump in ended]
+    assert _verdict(dumps) == (Cause.INSUFFICIENT_EVIDENCE, HangKind.UNKNOWN, [])

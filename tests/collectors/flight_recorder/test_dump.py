@@ -158,3 +158,54 @@ def test_any_values_are_read_or_refused(changed: dict[str, Any], data: st.DataOb
     more = data.draw(st.dictionaries(st.sampled_from(["pg_config", "pg_status", "version"]), _JSON, max_size=2))
     with suppress(DataError):
         read_dump(json.dumps(_dump(_entry(**changed), **more)).encode(), rank=0, where="here")
+
+
+@pytest.mark.parametrize(
+    "ranks", ["[1 2]", "[01, x]", "[,]", "[" + "1" * 5000 + "]", "__import__('os')", [0, 10**30], {"a": 1}]
+)
+def test_members_that_are_no_ranks_are_not_known(ranks: object) -> None:
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}
+    for content in (
+        pickle.dumps(_dump(_entry(), pg_config=config)),
+        json.dumps(_dump(_entry(), pg_config=config)).encode(),
+    ):
+        assert read_dump(content, rank=0, where="dump_0").groups == {"0": None}
+
+
+@pytest.mark.parametrize("key", ["record_id", "pg_id", "collective_seq_id", "time_created_ns"])
+def test_numbers_that_no_counter_reaches_are_refused(key: str) -> None:
+    with pytest.raises(DataError, match="more than 64 bits"):
+        read_dump(pickle.dumps(_dump(_entry(**{key: 1 << 80}))), rank=0, where="dump_0")
+
+
+def test_shared_stacks_stay_shared() -> None:
+    entry = _entry()
+    dump = read_dump(pickle.dumps(_dump(*[entry] * 1000)), rank=0, where="dump_0")
+    assert len({id(one.frames) for one in dump.operations}) == 1
+
+
+def test_what_nccl_is_told_at_once_is_as_far_as_its_last_entry() -> None:
+    """Its parts stay "scheduled" for ever."""
+    parts = [_entry(record, profiling_name="nccl:_all_gather_base") for record in range(3)]
+    done = _entry(3, profiling_name="nccl:coalesced", state="completed", retired=True)
+    operations = read_dump(pickle.dumps(_dump(*parts, done)), rank=0, where="dump_0").operations
+    assert [(one.name, one.is_done, one.is_given_up) for one in operations] == [("_all_gather_base", True, False)] * 3
+    still = _entry(3, profiling_name="nccl:coalesced")
+    operations = read_dump(pickle.dumps(_dump(*parts, still)), rank=0, where="dump_0").operations
+    assert [one.is_done for one in operations] == [False] * 3
+
+
+def test_messages_that_nccl_is_told_at_once_are_no_collective() -> None:
+    """Their last entry has the number of the collective before them, which is another one on each rank."""
+    before = _entry(0)
+    messages = [
+        _entry(record, profiling_name=name, is_p2p=True, p2p_seq_id=4)
+        for record, name in ((1, "nccl:send 0->1"), (2, "nccl:recv 0<-1"))
+    ]
+    last = _entry(3, profiling_name="nccl:coalesced", p2p_seq_id=4, state="completed", retired=True)
+    operations = read_dump(pickle.dumps(_dump(before, *messages, last)), rank=0, where="dump_0").operations
+    assert [(one.name, one.is_p2p, one.is_done) for one in operations] == [
+        ("all_reduce", False, False),
+        ("send 0->1", True, True),
+        ("recv 0<-1", True, True),
+    ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from pathlib import Path
 
 import pytest
 
-from stepscope.collectors.flight_recorder import find_dumps, read_dumps
+from stepscope.collectors.flight_recorder import DumpFile, find_dumps, read_dumps
 from stepscope.core.errors import DataError
 
 _EMPTY = {"version": "2.10", "entries": []}
@@ -28,6 +29,8 @@ def _write(path: Path) -> Path:
         ("rank0", 0),
         ("4.pkl", 4),
         ("r9.json", 9),
+        ("rank3.host-a.pid4711", 3),
+        ("fr_rank_5_20261128142155", 5),
     ],
 )
 def test_the_last_number_is_the_rank_whatever_comes_before(name: str, rank: int, tmp_path: Path) -> None:
@@ -92,3 +95,24 @@ def test_a_path_that_will_not_do_is_an_error(name: str, said: str, tmp_path: Pat
     (tmp_path / "text").touch()
     with pytest.raises(DataError, match=said):
         find_dumps([tmp_path / name])
+
+
+def test_a_date_is_no_rank(tmp_path: Path) -> None:
+    file = _write(tmp_path / "flight_20261128142155")
+    assert find_dumps([tmp_path])[0] == []
+    with pytest.raises(DataError, match="does not end with a rank"):
+        find_dumps([file])
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "dump_0")
+    for path in (tmp_path / "dump_0", Path("/dev/zero")):
+        with pytest.raises(DataError, match="is no file"):
+            read_dumps([DumpFile(path, 0)])
+
+
+def test_a_dump_knows_when_it_was_written(tmp_path: Path) -> None:
+    file = _write(tmp_path / "dump_0")
+    os.utime(file, ns=(5, 1_795_817_000_000_000_007))
+    dumps, _ = read_dumps(find_dumps([tmp_path])[0])
+    assert dumps[0].written_ns == 1_795_817_000_000_000_007

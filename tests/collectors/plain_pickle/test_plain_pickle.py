@@ -25,7 +25,7 @@ _PLAIN = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.lists(inner, max_size=4).map(tuple)
-        | st.dictionaries(st.text() | st.integers() | st.tuples(st.integers(), st.text()), inner, max_size=4)
+        | st.dictionaries(st.text() | st.integers() | st.binary(), inner, max_size=4)
     ),
     max_leaves=30,
 )
@@ -170,6 +170,12 @@ def _refused(mark: str) -> dict[str, bytes]:
         "tuples of one without end": _nested(b"", b"\x85"),
         "dicts without end": b"\x80\x04" + b"}N" * 100_000 + b"N" + b"s" * 100_000 + b".",
         "a key of tuples without end": b"\x80\x04}N" + b"\x85" * 500_000 + b"Ns.",
+        "a key of shared tuples": b"\x80\x04})"
+        + b"".join(b"\x94h" + bytes([place]) + b"\x86" for place in range(40))
+        + b"Ns.",
+        "many keys of shared tuples": b"\x80\x04}(N\x85\x94NNNu.",
+        "a dict of shared tuples as keys": b"(N\x85NNNd.",
+        "a giant number as a key": b"\x80\x02}\x8b" + struct.pack("<I", 300) + b"a" * 300 + b"Ns.",
         "a list in itself": b"\x80\x04]\x94h\x00a.",
         "shared without end": _shared(),
         "two GB of text": b"\x80\x04X" + struct.pack("<I", 2**31) + b"a.",
@@ -228,3 +234,12 @@ def test_what_is_no_whole_pickle_is_said_to_be_none(content: bytes) -> None:
 def test_the_largest_size_is_kept() -> None:
     with pytest.raises(UnsafePickleError, match="larger than 10 bytes"):
         load_plain(pickle.dumps("a" * 100), where="here", most_bytes=10)
+
+
+def test_what_is_shared_is_walked_once() -> None:
+    """Each of 20,000 entries refers to the same 800 values; all in all there are 16 million."""
+    frames = [["call", "train.py", 7]] * 200
+    content = pickle.dumps([[frames] for _ in range(20_000)], 2)
+    value = load_plain(content, where="here", most_bytes=1 << 20)
+    assert len(value) == 20_000
+    assert value[0][0] is value[-1][0]
