@@ -45,6 +45,11 @@ class Job:
     guilty: tuple[int, ...]
     step: int
     seconds: float
+    backend: str = "gloo"
+
+    def device(self, rank: int) -> torch.device:
+        """Where this rank computes."""
+        return torch.device("cuda", rank) if self.backend == "nccl" else torch.device("cpu")
 
 
 def train(job: Job, rank: int, folder: Path) -> None:
@@ -53,9 +58,11 @@ def train(job: Job, rank: int, folder: Path) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(job.world_size)}
     os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"
     torch.set_num_threads(1)
+    if job.backend == "nccl":
+        torch.cuda.set_device(rank)
     store = f"file://{folder.absolute() / 'store'}"
     dist.init_process_group(
-        "gloo", init_method=store, rank=rank, world_size=job.world_size, timeout=timedelta(seconds=_FOR_EVER)
+        job.backend, init_method=store, rank=rank, world_size=job.world_size, timeout=timedelta(seconds=_FOR_EVER)
     )
     half = [list(range(job.world_size // 2)), list(range(job.world_size // 2, job.world_size))]
     groups = [dist.new_group(ranks, group_desc="half") for ranks in half]
@@ -71,7 +78,8 @@ def train(job: Job, rank: int, folder: Path) -> None:
 
 def _loop(job: Job, rank: int, folder: Path, prof: stepscope.Profile, group: dist.ProcessGroup) -> None:
     begin, pauses = time.monotonic(), dict(_PAUSES)
-    tensor, model = torch.ones(4096), torch.nn.Linear(64, 64)
+    device = job.device(rank)
+    tensor, model = torch.ones(4096, device=device), torch.nn.Linear(64, 64, device=device)
     for step, batch in enumerate(prof.data(_batches(job, rank, folder))):
         if job.fault in _AT and rank in job.guilty and step == job.step:
             _note(folder)
@@ -81,16 +89,17 @@ def _loop(job: Job, rank: int, folder: Path, prof: stepscope.Profile, group: dis
             _note(folder)
             dist.barrier(group=group)
         try:
-            model(batch).sum().backward()
+            model(batch.to(device)).sum().backward()
             dist.all_reduce(tensor, group=group)
-            dist.all_reduce(torch.tensor([1.0]))
-            is_over = torch.tensor([float(bool(job.seconds) and time.monotonic() - begin > job.seconds)])
+            dist.all_reduce(torch.tensor([1.0], device=device))
+            seconds = time.monotonic() - begin
+            is_over = torch.tensor([float(bool(job.seconds) and seconds > job.seconds)], device=device)
             dist.broadcast(is_over, 0)
         except RuntimeError:  # a peer has died: as under NCCL, nobody notices
             time.sleep(_FOR_EVER)
         if is_over:
             return
-        share = torch.tensor([(time.monotonic() - begin) / job.seconds if job.seconds else 0.0])
+        share = torch.tensor([seconds / job.seconds if job.seconds else 0.0], device=device)
         dist.broadcast(share, 0)
         for at in [at for at in pauses if float(share) > at]:
             pauses.pop(at)(rank, folder, prof)

@@ -48,3 +48,16 @@ def test_without_the_guilty_rank_s_dump_it_is_the_first_suspect(shared_traces: P
 def test_a_folder_without_dumps_is_said_to_have_none(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no flight recorder dump; set TORCH_FR_BUFFER_SIZE"):
         read_hang([str(tmp_path)])
+
+
+def test_while_ranks_have_only_begun_to_stand_their_dumps_of_now_are_read(tmp_path: Path, shared_traces: Path) -> None:
+    live = tmp_path / "flight" / "live"
+    live.mkdir(parents=True)
+    (tmp_path / "flight" / "rank0.stacks.txt").touch()
+    for rank in range(4):
+        dump = (shared_traces / f"diag/fr_gloo_torch214/hang/_dump_{rank}").read_bytes()
+        (live / f"rank{rank}").write_bytes(dump)
+        (live / f"rank{rank}.state").write_text("{}")
+    assert read_hang([str(tmp_path)]).verdict.ranks == [2]
+    (tmp_path / "flight" / "rank0").write_bytes((live / "rank0").read_bytes())  # the watchdog's come first
+    assert read_hang([str(tmp_path)]).ranks == [0]
