@@ -1,20 +1,24 @@
 """What does a whole agent cost, and how fast does it answer, also while GPUs hang? On the fake driver of the tests.
 
-    python -m benchmarks.agent_scrapes [--gpus 8] [--scrapes 300] [--seconds 20]
+    python -m benchmarks.agent_scrapes [--gpus 8] [--scrapes 300] [--seconds 20] [--hang-seconds 600] [--urgent]
 
 `stepscope agent run` as a process: CPU and memory of it and of the processes that read GPUs, unasked; then scrapes over
-HTTP as Prometheus asks (OpenMetrics, gzip), while all GPUs answer, while one hangs, while the driver hangs. Beside the
-wall time of a scrape stands the agent's CPU time: on a busy machine the first tells of the machine.
+HTTP as Prometheus asks (OpenMetrics, gzip), while all GPUs answer, while one hangs, while the driver hangs for as long
+as is said. On a busy machine the wall time of a scrape tells of the machine. Hence beside it: the agent's CPU time, and
+in turn with each scrape one of a server that answers with a page of the same size and does nothing else. With
+`--urgent` (needs root) both servers and who asks them go before whatever else runs, as if the machine were idle.
 """
 
 from __future__ import annotations
 
 import argparse
 import http.client
+import http.server
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from statistics import quantiles
@@ -23,6 +27,9 @@ from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
 
 _SETTLE_SECONDS = 8.0
+_PAUSE_SECONDS = 0.02
+_BESIDE = b"0" * 13_000
+"""As long as the agent's page with gzip."""
 _ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
 
@@ -47,16 +54,48 @@ def _scrape(port: int) -> int:
     return size
 
 
-def _scrapes(name: str, pid: int, port: int, count: int) -> None:
-    took, cpu, size = [], _cpu_seconds(pid), 0
-    for _ in range(count):
-        begin = time.perf_counter()
-        size = _scrape(port)
-        took.append(1e3 * (time.perf_counter() - begin))
-        time.sleep(0.02)
-    cuts = quantiles(took, n=100, method="inclusive")
+class _Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(_BESIDE)))
+        self.end_headers()
+        self.wfile.write(_BESIDE)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def _serve_beside() -> None:
+    """The server that does nothing, as a process of its own: says its port and serves until its input ends."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page)
+    print(server.server_port, flush=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    sys.stdin.read()
+
+
+def _timed(port: int) -> tuple[float, int]:
+    begin = time.perf_counter()
+    size = _scrape(port)
+    return 1e3 * (time.perf_counter() - begin), size
+
+
+def _scrapes(name: str, pid: int, ports: tuple[int, int], count: int, seconds: float = 0.0) -> None:
+    """Scrapes, spread over these seconds if there are any."""
+    took, beside, cpu, size = [], [], _cpu_seconds(pid), 0
+    began = time.monotonic()
+    for number in range(count):
+        of_agent, size = _timed(ports[0])
+        took.append(of_agent)
+        beside.append(_timed(ports[1])[0])
+        time.sleep(max(_PAUSE_SECONDS, began + seconds * (number + 1) / count - time.monotonic()))
+    cuts, others = (quantiles(times, n=100, method="inclusive") for times in (took, beside))
     each = 1e3 * (_cpu_seconds(pid) - cpu) / count
-    print(f"{name}: p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms, CPU {each:.1f} ms a scrape, {size / 1000:.0f} kB")
+    print(
+        f"{name}: p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms, longest {max(took):.0f} ms, {size / 1000:.0f} kB, "
+        f"CPU of the agent {each:.1f} ms a scrape in {time.monotonic() - began:.0f} s; nothing but HTTP beside it: "
+        f"p50 {others[49]:.1f} ms, p99 {others[98]:.1f} ms; load {os.getloadavg()[0]:.0f}",
+        flush=True,
+    )
 
 
 def _unasked(pid: int, seconds: float) -> None:
@@ -76,7 +115,15 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--scrapes", type=int, default=300)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--hang-seconds", type=float, default=0.0)
+    parser.add_argument("--urgent", action="store_true")
+    parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.beside:
+        _serve_beside()
+        return
+    if options.urgent:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     with tempfile.TemporaryDirectory() as folder:
         machine = FakeNvml(build_fake_nvml(Path(folder) / "library"), Path(folder) / "nvml.conf")
         for index in range(options.gpus):
@@ -85,22 +132,30 @@ def main() -> None:
         command = [sys.executable, "-m", "stepscope", "agent", "run", "--listen", "127.0.0.1:0"]
         own = {"TRAINING__SOCKET": f"{folder}/agent.sock", "STATE__DIRECTORY": folder, "KINETO__ENABLED": "false"}
         environment = machine.environment() | {f"STEPSCOPE_AGENT__{name}": value for name, value in own.items()}
-        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as agent:
+        beside = [sys.executable, "-m", "benchmarks.agent_scrapes", "--beside"]
+        with (
+            subprocess.Popen(beside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other,
+            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as agent,
+        ):
             assert agent.stderr is not None
+            assert other.stdin is not None
+            assert other.stdout is not None
             port = int(agent.stderr.readline().split()[2].split(":")[2].partition("/")[0])
+            ports = port, int(other.stdout.readline())
             print(agent.stderr.readline().strip())
             time.sleep(_SETTLE_SECONDS)
             _unasked(agent.pid, options.seconds)
-            _scrapes("all answer", agent.pid, port, options.scrapes)
+            _scrapes("all answer", agent.pid, ports, options.scrapes)
             machine.set(options.gpus - 1, hang="any")
             machine.write()
             time.sleep(_SETTLE_SECONDS)
-            _scrapes("one GPU hangs", agent.pid, port, options.scrapes)
+            _scrapes("one GPU hangs", agent.pid, ports, options.scrapes)
             machine.values["hang"] = "any"
             machine.write()
             time.sleep(_SETTLE_SECONDS)
-            _scrapes("the driver hangs", agent.pid, port, options.scrapes)
+            _scrapes("the driver hangs", agent.pid, ports, options.scrapes, options.hang_seconds)
             agent.terminate()
+            other.stdin.close()
 
 
 if __name__ == "__main__":

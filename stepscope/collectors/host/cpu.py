@@ -45,14 +45,17 @@ def parse_stat(text: str) -> Stat:
     num_cpus = 0
     for line in text.splitlines():
         name, _, rest = line.partition(" ")
-        numbers = [int(word) for word in rest.split() if word.isascii() and word.isdecimal()]
         if name == "cpu":
-            ticks = dict(zip(_MODES, numbers, strict=False))
+            ticks = dict(zip(_MODES, _numbers(rest), strict=False))
         elif name.startswith("cpu") and name[3:].isdecimal():
             num_cpus += 1
-        elif name in _COUNTS and numbers:
+        elif name in _COUNTS and (numbers := _numbers(rest)):
             counts[name] = numbers[0]
     return Stat(ticks, num_cpus, counts)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split() if word.isascii() and word.isdecimal()]
 
 
 def parse_load(text: str) -> tuple[float, ...]:
