@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from stepscope.agent.isolation.graveyard import Graveyard
@@ -12,12 +12,19 @@ from stepscope.agent.isolation.process import Probe
 from stepscope.agent.isolation.snapshot import ProbeCounts
 from stepscope.agent.isolation.timing import Timing
 from stepscope.agent.xid_log import XidLog
-from stepscope.core.readings import MissingReason, labels_of
+from stepscope.core.gpu_metrics import GPU
+from stepscope.core.readings import Collection, Labels, MissingReason, labels_of
 from stepscope.core.readings_wire import WireError, labels_from
 
+_UP = GPU + "up"
 _SILENT = "its driver does not answer"
 _CRASHED = "reading it ended the process"
 _STUCK = "its driver does not answer, and the process that asked cannot be killed"
+
+
+def _labels_in(parts: Iterable[Collection]) -> Labels:
+    """How a GPU is called now, by its own word that it answers."""
+    return next((one.labels for part in parts for one in reversed(part.readings) if one.metric == _UP), ())
 
 
 class Watch:
@@ -106,7 +113,7 @@ class Watch:
             lane.due = lane.look_due = now
         if lane.is_waiting or now < lane.due:
             return
-        request = lane.next_request(now, [self.targets[key].index for key in self._apart])
+        request = lane.next_request(now, self._skipped())
         if request is None:
             lane.due = lane.look_due
             return
@@ -147,7 +154,7 @@ class Watch:
             self._is_refused(lane, MissingReason(answer["unusable"][0]), str(answer["unusable"][1]), now)
         elif "count" in answer:
             self.refusal = None
-            skipped = {self.targets[key].index for key in self._apart} if lane.is_shared else set()
+            skipped = self._skipped() if lane.is_shared else []
             wanted = range(answer["count"]) if lane.is_shared else [int(lane.keys[0].removeprefix(NAMELESS))]
             lane.pending = [f"{NAMELESS}{index}" for index in wanted if index not in skipped]
         elif "index" in answer:
@@ -181,6 +188,10 @@ class Watch:
         if key not in self._apart and key not in self._shared.keys:
             self._shared.keys.append(key)
 
+    def _skipped(self) -> list[int]:
+        """Indices of GPUs that others shall not wait for."""
+        return [self.targets[key].index for key in self._apart]
+
     def _know(self, key: str, labels: tuple[tuple[str, str], ...]) -> Target:
         if key not in self.targets:
             self.targets[key] = Target(labels)
@@ -205,6 +216,7 @@ class Watch:
             self._set_apart(key, now)
             return
         target.parts |= parts
+        target.labels = _labels_in(parts.values()) or target.labels
         target.reason, target.detail = None, ""
         target.answered_ns, target.seconds = now_ns, float(answer["seconds"])
         target.slow_rounds = target.slow_rounds + 1 if target.seconds > self._timing.slow else 0
@@ -219,9 +231,12 @@ class Watch:
         if was_looking:
             lane.due, lane.look_due = now, now + self._timing.look
             if lane.is_shared:
+                # an index that was skipped may be another's by now: they change with a GPU that goes and a new driver
+                may_be_skipped = bool(self._skipped())
                 for key in [key for key in lane.keys if key not in lane.found]:
-                    self.targets[key].fails(MissingReason.GONE, "the driver counts it no more")
-                    self._set_apart(key, now)
+                    if not may_be_skipped:
+                        self.targets[key].fails(MissingReason.GONE, "the driver counts it no more")
+                    self._set_apart(key, now, wait=not may_be_skipped)
             elif lane.keys[0].startswith(NAMELESS):
                 self._fails(lane, now)  # it is still nameless
             return

@@ -165,6 +165,39 @@ def test_bug_nvidia_gpu_exporter_63_a_reloaded_driver_is_read_again(machine: Fak
         until(probes, all_well(2))
 
 
+def test_gpus_that_are_numbered_anew_when_one_is_gone_are_not_taken_for_lost(machine: FakeNvml) -> None:
+    with_gpus(machine, 4)
+    with GpuProbes(QUICK, environment=machine.environment()) as probes:
+        before = until(probes, all_well(4)).targets
+        for index in range(4):
+            machine.set(index, **dict.fromkeys(profiles.h100(index)))
+        for index, was in enumerate((0, 2, 3)):
+            machine.set(index, **profiles.h100(was))
+        machine.values |= {"gpus": "3", "generation": "2"}  # the driver was loaded anew
+        machine.write()
+        lost: set[str] = set()
+        answered: dict[str, str] = {}
+        starts = probes.snapshot().counts.started
+
+        def is_read_again(snapshot: Snapshot) -> bool:
+            for target in snapshot.targets:
+                if target.reason is MissingReason.GONE:
+                    lost.add(dict(target.labels)["uuid"])
+            answered.update(
+                (dict(one.labels)["uuid"], dict(one.labels)["gpu"])
+                for one in snapshot.collection.readings
+                if one.metric == GPU + "up" and one.value
+            )
+            return snapshot.counts.started >= starts + 4 and reasons(snapshot).count(None) == 3
+
+        until(probes, is_read_again)
+        end = time.monotonic() + 2 * QUICK.look
+        until(probes, lambda s: is_read_again(s) and time.monotonic() > end)
+    uuids = [dict(target.labels)["uuid"] for target in before]
+    assert lost == {uuids[1]}
+    assert [answered[uuids[was]] for was in (0, 2, 3)] == ["0", "1", "2"]
+
+
 def test_no_driver_at_all_is_said_and_nothing_else_happens(tmp_path: Path) -> None:
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     with GpuProbes(QUICK, environment=environment) as probes:
