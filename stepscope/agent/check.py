@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from stepscope.agent.service import wait_for_all
 from stepscope.agent.sources import Sources
 from stepscope.collectors.capabilities import Capabilities, capabilities_of
+from stepscope.core.analysis import Notice
 from stepscope.core.readings import Collection, MissingReason
 
 _ANSWER_SECONDS = 40.0
 """Longer than a driver's library may take to load."""
 _SAMPLES_SECONDS = 2.5
 """For values that need two samples."""
+
+_LATE = (MissingReason.NOT_YET, MissingReason.TIMED_OUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +41,17 @@ class SourceReport:
 
 @dataclass(frozen=True, slots=True)
 class AgentCheck:
-    """All sources, and what is had of each GPU; the capabilities without labels are the machine's."""
+    """All sources, and what is had of each GPU; the capabilities without labels are the machine's.
+
+    Attributes:
+        warnings: sources that have not answered before the check was over.
+        schema: of the document.
+    """
 
     sources: tuple[SourceReport, ...]
     capabilities: tuple[Capabilities, ...]
+    warnings: tuple[Notice, ...] = ()
+    schema: str = "stepscope.agent-check/1"
 
 
 def check_machine(sources: Sources, *, samples_seconds: float = _SAMPLES_SECONDS) -> AgentCheck:
@@ -67,4 +77,5 @@ def check_machine(sources: Sources, *, samples_seconds: float = _SAMPLES_SECONDS
         )
         for state in states
     )
-    return AgentCheck(reports, tuple(capabilities_of(Collection.joined(state.collection for state in states))))
+    late = tuple(Notice("source_late", f"{one.name}: {one.detail}") for one in reports if one.reason in _LATE)
+    return AgentCheck(reports, tuple(capabilities_of(Collection.joined(state.collection for state in states))), late)

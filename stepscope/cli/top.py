@@ -52,10 +52,13 @@ def command(clients: list[AgentClient], once: bool, interval: float, job: str, s
 
 def _print(answers: Sequence[NodeAnswer], *, as_json: bool) -> None:
     if as_json:
+        from stepscope.workflow.nodes import silent_agents
+
         nodes = [
             {"agent": one.agent, "error": one.error, "node": asdict(one.node) if one.node else None} for one in answers
         ]
-        click.echo(json.dumps({"schema": _SCHEMA, "nodes": nodes}))
+        warnings = [asdict(warning) for warning in silent_agents(answers)]
+        click.echo(json.dumps({"schema": _SCHEMA, "nodes": nodes, "warnings": warnings}))
     else:
         from stepscope.cli.node_table import node_table
         from stepscope.cli.terminal import report_console

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stepscope.core.analysis import Notice
+
 STATUS_SCHEMA = "stepscope.status/1"
 
 
@@ -56,9 +58,11 @@ class StatusReport:
     Attributes:
         nodes: in the order in which they were asked.
         findings: the worst first, then by node.
+        warnings: who did not answer.
         schema: of the document.
     """
 
     nodes: tuple[StatusNode, ...]
     findings: tuple[StatusFinding, ...]
+    warnings: tuple[Notice, ...] = ()
     schema: str = field(default=STATUS_SCHEMA)

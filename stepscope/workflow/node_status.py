@@ -8,7 +8,7 @@ from stepscope.core.health import Severity
 from stepscope.core.node import Node, NodeDevice, device_key
 from stepscope.core.node_status import StatusFinding, StatusNode, StatusReport
 from stepscope.core.readings import MissingReason
-from stepscope.workflow.nodes import NodeAnswer
+from stepscope.workflow.nodes import NodeAnswer, silent_agents
 
 _NORMAL = frozenset({MissingReason.NOT_INSTALLED.value, MissingReason.NOT_SUPPORTED.value, MissingReason.NOT_YET.value})
 """A machine without GPUs or InfiniBand has nothing wrong with it."""
@@ -22,7 +22,7 @@ def status_of(answers: Iterable[NodeAnswer]) -> StatusReport:
     answers = tuple(answers)
     findings = [finding for answer in answers for finding in _findings(answer)]
     findings.sort(key=lambda finding: _COUNTED.index(finding.severity))  # stable: by node within
-    return StatusReport(tuple(_node(answer) for answer in answers), tuple(findings))
+    return StatusReport(tuple(_node(answer) for answer in answers), tuple(findings), silent_agents(answers))
 
 
 def _node(answer: NodeAnswer) -> StatusNode:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
+from stepscope.core.analysis import Notice
 from stepscope.core.errors import StepscopeError, UnreachableError
 from stepscope.core.node import NODE_PATH, NODE_SCHEMA, Node
 from stepscope.workflow.agent_client import AgentClient
@@ -32,6 +33,11 @@ class NodeAnswer:
     node: Node | None = None
     error: str = ""
     at: float | None = None
+
+
+def silent_agents(answers: Iterable[NodeAnswer]) -> tuple[Notice, ...]:
+    """Those that did not answer, as a document's warnings."""
+    return tuple(Notice("agent_silent", f"{answer.agent}: {answer.error}") for answer in answers if answer.error)
 
 
 def ask(client: AgentClient) -> Node:

@@ -74,6 +74,7 @@ def test_the_check_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit):
         main(["agent", "check", "--json"])
     document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["warnings"]) == ("stepscope.agent-check/1", [])
     assert {source["name"] for source in document["sources"]} >= {"nvml", "kernel_log", "host", "infiniband"}
     machine = next(one for one in document["capabilities"] if not one["labels"])
     assert "stepscope_host_cpus" in machine["collected"]

@@ -41,6 +41,7 @@ def as_document(configuration: Configuration) -> dict[str, Any]:
             }
             for path, key in KEYS.items()
         },
+        "warnings": [],
     }
 
 
