@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.core.causes import Cause
+from stepscope.core.errors import printable
 from stepscope.core.words import UNKNOWN, cause_words
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def _rows(answer: NodeAnswer, now: float) -> Iterator[Sequence[Text | str]]:
     node = answer.node
     if node is None or answer.error:
         since = "" if answer.at is None else f", last heard {now - answer.at:.0f} s ago"
-        text = Text(f"{answer.error or 'asked'}{since}", style="red" if answer.error else "dim")
-        yield (Text(_shown_host(answer), style="bold"), *([""] * (len(_COLUMNS) - 2)), text)
+        text = _text(f"{answer.error or 'asked'}{since}", "red" if answer.error else "dim")
+        yield (_text(_shown_host(answer), "bold"), *([""] * (len(_COLUMNS) - 2)), text)
     if node is None:
         return
     age = 0.0 if answer.at is None else now - answer.at
@@ -82,7 +83,7 @@ def _rows(answer: NodeAnswer, now: float) -> Iterator[Sequence[Text | str]]:
         yield _row(node, device, age)
     if not node.devices and not answer.error:
         why = next((f"{one.name}: {one.reason}" for one in node.sources if one.name == "nvml" and not one.is_up), "")
-        yield (node.host, *([""] * (len(_COLUMNS) - 2)), Text(f"no GPU {why}".strip(), style="dim"))
+        yield (_text(node.host), *([""] * (len(_COLUMNS) - 2)), _text(f"no GPU {why}".strip(), "dim"))
 
 
 def _shown_host(answer: NodeAnswer) -> str:
@@ -106,7 +107,7 @@ def _row(node: Node, device: NodeDevice, age: float) -> Sequence[Text | str]:
         _number(values.get("sm_clock_hertz"), 1e6),
         _throttled(device.by_label.get("throttle_reason", {})),
     )
-    return (*(Text(cell, style=style) for cell in cells), _health(device, age))
+    return (*(_text(cell, style) for cell in cells), _health(device, age))
 
 
 def _job(device: NodeDevice) -> str:
@@ -133,11 +134,16 @@ def _health(device: NodeDevice, age: float) -> Text:
     old = max(age, device.age_seconds or 0.0)
     since = f" ({old:.0f} s old)" if old > _OLD_SECONDS else ""
     if device.is_up is False:
-        return Text(f"does not answer: {device.reason.replace('_', ' ')}{since}", style="bold red")
+        return _text(f"does not answer: {device.reason.replace('_', ' ')}{since}", "bold red")
     if device.health is None:
         return Text(f"{UNKNOWN}{since}")
     told = device.health.state if not device.health.reason else f"{device.health.state}: {device.health.reason}"
-    return Text(told + since, style=_STYLES.get(device.health.state, ""))
+    return _text(told + since, _STYLES.get(device.health.state, ""))
+
+
+def _text(text: str, style: str = "") -> Text:
+    """What others have named, as jobs by their users, may hold what a terminal would obey."""
+    return Text(printable(text), style=style)
 
 
 def _percent(ratio: float | None) -> str:

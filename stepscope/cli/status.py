@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stepscope.cli.agents import asks_agents
+from stepscope.core.errors import printable
 
 if TYPE_CHECKING:
     from stepscope.core.node_status import StatusFinding, StatusReport
@@ -54,7 +55,7 @@ def _line(finding: StatusFinding) -> str:
     if finding.gpu:
         place = f"{place} GPU {finding.gpu}" + (f" ({finding.uuid})" if finding.uuid else "")
     line = f"{finding.severity}: {place}: {finding.message}"
-    return f"{line}; {finding.action}" if finding.action else line
+    return printable(f"{line}; {finding.action}" if finding.action else line)
 
 
 def _counted(number: int, what: str) -> str:

@@ -7,11 +7,13 @@ import http.client
 import json
 import socket
 import ssl
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from stepscope.collectors.deadline_socket import DeadlineSocket
 from stepscope.core.errors import UnreachableError, UsageError
 
 DEFAULT_URL = "http://127.0.0.1:9455"
@@ -74,12 +76,16 @@ class AgentClient:
         elif self.user:
             pair = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
             headers["Authorization"] = f"Basic {pair}"
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
         try:
             connection = self._connection()
             try:
-                connection.request(method, path, body, headers)
-                response = connection.getresponse()
-                content = response.read(_MOST_BYTES + 1)
+                connection.connect()
+                with connection.sock as channel:
+                    connection.sock = DeadlineSocket(channel, deadline)
+                    connection.request(method, path, body, headers)
+                    response = connection.getresponse()
+                    content = response.read(_MOST_BYTES + 1)
             finally:
                 connection.close()
         except (OSError, UnicodeError, http.client.HTTPException) as error:

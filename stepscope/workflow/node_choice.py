@@ -10,6 +10,7 @@ from stepscope.core.jobs import Job, JobKind
 from stepscope.core.node import NodeDevice, NodeJob
 from stepscope.workflow.nodes import NodeAnswer
 
+_KINDS = frozenset(JobKind)
 _SICK = frozenset({HealthState.DEGRADED.value, HealthState.FAILED.value})
 
 
@@ -34,7 +35,7 @@ def chosen(answers: Iterable[NodeAnswer], *, job: str = "", sick: bool = False) 
 
 
 def _has(device: NodeDevice, text: str) -> bool:
-    return any(_job(job).is_called(text) for job in device.jobs)
+    return any(_job(job).is_called(text) for job in device.jobs if job.kind in _KINDS)
 
 
 def _job(job: NodeJob) -> Job:

@@ -102,6 +102,8 @@ class NodeWatch:
                 node, error = ask(self._clients[agent]), ""
             except StepscopeError as failed:
                 node, error = None, failed.what
+            except Exception as failed:  # the thread's edge: one agent's answer ends no question to others
+                node, error = None, f"its answer cannot be read ({type(failed).__name__})"
             with self._lock:
                 before = self._answers[agent]
                 told = NodeAnswer(agent, node, "", time.monotonic()) if node else replace(before, error=error)

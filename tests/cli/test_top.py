@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli import main
-from stepscope.core.node import NodeHealth
+from stepscope.core.node import NodeHealth, NodeJob
 from tests.workflow.made_nodes import device, event, node, served
 
 _NOBODY = "http://127.0.0.1:9"
@@ -52,6 +52,17 @@ def test_a_row_for_each_gpu_and_each_agent_that_does_not_answer(capsys: pytest.C
     assert "does not answer: timed out (42 s old)" in rows[2]
     assert rows[3].split()[0] == "127.0.0.1:9"
     assert "cannot be reached" in rows[3]
+
+
+def test_what_others_have_named_is_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    named = NodeJob("processes", "1-2", "\x1b]0;mine\x07[/red]", "a\nb", "", "", "", "", "", "exclusive", ())
+    with served(node(device(0, jobs=(named,)), host="[/x]\x1b[2J", events=(event(uuid="GPU-\x1b[31m"),))) as url:
+        for verb in (["top", "--once"], ["status"]):
+            _, out, _ = _run(capsys, *verb, "--agent", url)
+            assert "\x1b" not in out
+            assert "[/x]" in out
+    with served(node(host="[/x]")) as url:
+        assert "[/x]" in _run(capsys, "top", "--once", "--agent", url)[1]
 
 
 def test_one_document(capsys: pytest.CaptureFixture[str]) -> None:

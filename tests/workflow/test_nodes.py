@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
+import time
+from contextlib import suppress
 from http import HTTPStatus
 
 import pytest
 
 from stepscope.agent.web import Access, Address, AgentServer, Reply, Request, Route, json_reply
 from stepscope.core.errors import UnreachableError, UsageError
-from stepscope.core.node import NODE_PATH
+from stepscope.core.node import NODE_PATH, Node
+from stepscope.workflow import agent_client as agent_client_module
+from stepscope.workflow import nodes as nodes_module
 from stepscope.workflow.agent_client import agent_client
 from stepscope.workflow.nodes import NodeWatch, ask
 from tests.workflow.made_nodes import device, node, served
@@ -92,3 +97,36 @@ def test_user_and_password_stand_before_the_host_and_are_not_shown() -> None:
     with AgentServer(Address("127.0.0.1", 0), [Route("GET", "/x", answer)], Access()) as server:
         agent_client(server.url.replace("//", "//me:word@")).ask("GET", "/x")
     assert seen == ["Basic bWU6d29yZA=="]
+
+
+def test_an_agent_that_sends_a_byte_now_and_then_gets_no_longer_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_client_module, "_TIMEOUT_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                while True:
+                    connection.sendall(b"HTTP/1.0 200 OK\r\n" if not sent else b"X")
+                    sent.append(1)
+                    time.sleep(0.05)
+
+        sent: list[int] = []
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        with pytest.raises(UnreachableError, match="not answered within"):
+            ask(agent_client(f"127.0.0.1:{listening.getsockname()[1]}"))
+        dripping.join(20)
+    assert len(sent) > 1
+
+
+def test_an_answer_that_nobody_foresaw_is_its_own_agents_error_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(_: object) -> Node:
+        raise OverflowError("int too large")
+
+    monkeypatch.setattr(nodes_module, "ask", odd)
+    with NodeWatch([agent_client("127.0.0.1:1")]) as watch:
+        watch.ask()
+        watch.wait()
+        (answer,) = watch.answers()
+    assert answer.error == "its answer cannot be read (OverflowError)"

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 import http.client
-import io
 import socket
 import ssl
 import time
 import zlib
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from stepscope.collectors.deadline_socket import DeadlineSocket
 from stepscope.core.errors import UsageError
 from stepscope.core.readings import MissingReason
 
@@ -115,7 +114,7 @@ def fetch(endpoint: Endpoint, *, timeout_seconds: float, largest: int = LARGEST_
         try:
             connection.connect()
             with connection.sock as channel:
-                connection.sock = _Hurried(channel, deadline)
+                connection.sock = DeadlineSocket(channel, deadline)
                 return _ask(connection, endpoint, largest)
         finally:
             connection.close()
@@ -169,47 +168,6 @@ def _ask(connection: http.client.HTTPConnection, endpoint: Endpoint, largest: in
     if response.headers.get("Content-Encoding", "") == "gzip":
         body = _unpacked(bytes(body), largest)
     return body.decode("utf-8", errors="replace")
-
-
-class _Hurried:
-    """A socket whose deadline holds for all calls together; a socket's timeout holds for each of them."""
-
-    def __init__(self, channel: socket.socket, deadline: float) -> None:
-        self._channel = channel
-        self._deadline = deadline
-
-    def _hurry(self) -> socket.socket:
-        left = self._deadline - time.monotonic()
-        if left <= 0.0:
-            raise TimeoutError
-        self._channel.settimeout(left)
-        return self._channel
-
-    def sendall(self, data: bytes) -> None:
-        self._hurry().sendall(data)
-
-    def recv_into(self, buffer: memoryview) -> int:
-        return self._hurry().recv_into(buffer)
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Incoming(self))
-
-    def close(self) -> None:
-        """http.client closes before it reads the answer; its owner does, afterwards."""
-
-
-class _Incoming(io.RawIOBase):
-    """What comes through a socket, as http.client reads it."""
-
-    def __init__(self, channel: _Hurried) -> None:
-        super().__init__()
-        self._channel = channel
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self._channel.recv_into(memoryview(buffer))
 
 
 def _unpacked(body: bytes, largest: int) -> bytearray:

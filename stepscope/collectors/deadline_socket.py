@@ -1,0 +1,60 @@
+"""How does an exchange over HTTP end in time, whatever the other side does?
+
+A socket's timeout holds for each of its calls: who sends a byte now and then gets as long as they like.
+"""
+
+from __future__ import annotations
+
+import io
+import socket
+import time
+from typing import Any
+
+
+class DeadlineSocket:
+    """What http.client needs of a socket. Its calls raise TimeoutError once the deadline is over."""
+
+    def __init__(self, channel: socket.socket, deadline: float) -> None:
+        """
+        Args:
+            channel: connected; its owner closes it.
+            deadline: monotonic, seconds.
+        """
+        self._channel = channel
+        self._deadline = deadline
+
+    def _hurry(self) -> socket.socket:
+        left = self._deadline - time.monotonic()
+        if left <= 0.0:
+            raise TimeoutError
+        self._channel.settimeout(left)
+        return self._channel
+
+    def sendall(self, data: bytes) -> None:
+        """As a socket's."""
+        self._hurry().sendall(data)
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """As a socket's."""
+        return self._hurry().recv_into(buffer)
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """For reading."""
+        return io.BufferedReader(_Incoming(self))
+
+    def close(self) -> None:
+        """http.client closes before it reads the answer; its owner does, afterwards."""
+
+
+class _Incoming(io.RawIOBase):
+    """What comes through a socket, as http.client reads it."""
+
+    def __init__(self, channel: DeadlineSocket) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._channel.recv_into(memoryview(buffer))
