@@ -81,6 +81,20 @@ class StreamReader:
             raise WireError(f"{type(error).__name__}: {error}") from error
 
 
+def written_alone(collection: Collection) -> dict[str, Any]:
+    """A collection that is no part of a stream; `read_alone` reads it."""
+    return StreamWriter().write(collection)
+
+
+def read_alone(message: Mapping[str, Any]) -> Collection:
+    """The collection that `written_alone` wrote.
+
+    Raises:
+        WireError: it is none.
+    """
+    return StreamReader().read(message)
+
+
 def labels_from(pairs: list[list[str]]) -> Labels:
     """Labels as JSON has them."""
     return tuple((intern(name), intern(value)) for name, value in pairs)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.readings import Collection, Finding, Missing, MissingReason, Reading
-from stepscope.core.readings_wire import StreamReader, StreamWriter, WireError
+from stepscope.core.readings_wire import StreamReader, StreamWriter, WireError, read_alone, written_alone
 
 texts = st.text(max_size=10)
 labels = st.lists(st.tuples(texts, texts), max_size=3).map(lambda pairs: tuple(sorted(pairs)))
@@ -85,3 +85,8 @@ def shaped(readings: list[Any], missing: list[Any], labels: list[Any], **told: A
 def test_nonsense_is_an_error_of_its_own(message: dict[str, Any]) -> None:
     with pytest.raises(WireError):
         StreamReader().read(message)
+
+
+def test_a_collection_alone_is_read_alone() -> None:
+    readings = (Reading("stepscope_gpu_up", 1.0, labels_of(gpu=0), 5),)
+    assert read_alone(json.loads(json.dumps(written_alone(Collection(readings))))) == Collection(readings)

@@ -8,7 +8,7 @@ from typing import Any
 
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import Collection, Finding
-from stepscope.core.readings_wire import decode, labels_from
+from stepscope.core.readings_wire import labels_from, read_alone
 from stepscope.workflow.preflight.request import Programs
 from stepscope.workflow.preflight.state_judging import GpuState, value_of
 from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Worker, ask, ask_all, close_all
@@ -93,7 +93,7 @@ class DriverWatch:
         """Read all."""
         for index, reply in self._ask_all("read").items():
             if isinstance(reply, dict):
-                self._before[index] = decode(reply["collection"])
+                self._before[index] = read_alone(reply["collection"])
                 self._ends[index] = reply["ends"]
 
     def watch(self) -> None:
@@ -115,8 +115,8 @@ class DriverWatch:
                 continue
             states[index] = GpuState(
                 self._before[index],
-                tuple(map(decode, sampled["samples"])) or (decode(reply["collection"]),),
-                decode(reply["collection"]),
+                tuple(map(read_alone, sampled["samples"])) or (read_alone(reply["collection"]),),
+                read_alone(reply["collection"]),
                 None if logged is None else logged.get(self._keys[index], ()),
             )
         return states

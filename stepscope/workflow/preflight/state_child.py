@@ -16,7 +16,7 @@ from stepscope.collectors.nvml import GpuTarget, NvmlCollector
 from stepscope.collectors.nvml.binding import GpuUnusableError
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import Collection, Missing
-from stepscope.core.readings_wire import encode
+from stepscope.core.readings_wire import written_alone
 from stepscope.workflow.preflight.child import Answer, Request, serve
 
 SAMPLED = frozenset(
@@ -55,7 +55,7 @@ class StateServer:
         if do == "look":
             return self._look()
         if do == "read":
-            return {"collection": encode(self._read(request["key"])), "ends": self._ends(request["key"])}
+            return {"collection": written_alone(self._read(request["key"])), "ends": self._ends(request["key"])}
         if do == "watch":
             self._stop.clear()
             self._watcher = threading.Thread(target=self._watch, args=(request["key"],), daemon=True)
@@ -64,7 +64,7 @@ class StateServer:
         self._stop.set()
         if self._watcher is not None:
             self._watcher.join()
-        return {"samples": [encode(sample) for sample in self._samples]}
+        return {"samples": [written_alone(sample) for sample in self._samples]}
 
     def _look(self) -> Answer:
         found = [self._collector.target(index) for index in range(self._collector.count())]
