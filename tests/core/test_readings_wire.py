@@ -88,5 +88,5 @@ def test_nonsense_is_an_error_of_its_own(message: dict[str, Any]) -> None:
 
 
 def test_a_collection_alone_is_read_alone() -> None:
-    readings = (Reading("stepscope_gpu_up", 1.0, labels_of(gpu=0), 5),)
+    readings = (Reading("stepscope_gpu_up", 1.0, (("gpu", "0"),), 5),)
     assert read_alone(json.loads(json.dumps(written_alone(Collection(readings))))) == Collection(readings)
