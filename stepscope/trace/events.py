@@ -24,8 +24,8 @@ _COLLECTIVE = "Collective name"
 _WAITED_RECORD = "wait_on_cuda_event_record_corr_id"
 _Nothing = Annotated[int, Meta(ge=1, le=0)]
 """What no value is: text that holds such a member is refused."""
-NO_TEXT = Raw(b"")
-"""Stands for a text that the trace does not record."""
+NO_TEXT: Raw = b""  # type: ignore[assignment]
+"""Stands for a text that the trace does not record; of bytes, which are joined sooner than a Raw."""
 
 _Arguments = TypeVar("_Arguments")
 

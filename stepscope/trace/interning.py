@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Collection, Hashable
 from typing import TypeVar
 
@@ -36,10 +37,10 @@ def narrow(column: IntColumn) -> IntColumn:
 
 
 def integers(values: Collection[int]) -> IntColumn:
-    """Integers as a narrow column; those beyond int64 become NONE."""
+    """Integers as a narrow column; those beyond int64 become NONE. Packing takes less long than np.fromiter."""
     try:
-        return narrow(np.fromiter(values, np.int64, len(values)))
-    except OverflowError:
+        return narrow(np.frombuffer(struct.pack(f"{len(values)}q", *values), np.int64))
+    except struct.error:
         fitting = (value if -(2**63) <= value < 2**63 else NONE for value in values)
         return narrow(np.fromiter(fitting, np.int64, len(values)))
 
