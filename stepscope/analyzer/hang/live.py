@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from stepscope.analyzer.hang.verdict import NONE
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.hang import HangEvidence, HangKind, HangReport
 from stepscope.core.live_hang import LiveHang, LiveHangState, RankState
@@ -124,7 +125,7 @@ def _accused(states: Sequence[RankState], report: HangReport | None, silent: Seq
         ranks = [state.rank for state in apart]
         summary = f"{ranks_words(ranks)} not in the collective that {len(waiting)} others wait in: {apart[0].where}"
         return _host(ranks, summary, states)
-    knows_calls = len(states) == 1 or (verdict is not None and verdict.cause != Cause.HANG)
+    knows_calls = len(states) == 1 or (verdict is not None and verdict.cause == NONE)
     if apart and knows_calls:  # else they may be in collectives that Python does not show
         ranks = [state.rank for state in apart]
         return _host(ranks, f"{ranks_words(ranks)} outside of any collective, standing still: {apart[0].where}", states)

@@ -17,6 +17,8 @@ LARGEST_BYTES = 1 << 28
 _RANK = re.compile(r"(\d+)(?:\.(?:pkl|pickle|json|bin|dump))?\Z")
 _SAID_RANK = re.compile(r"(?<![a-z])rank[_-]?(\d+)", re.IGNORECASE)
 """Where the name says so, what is at its end may be a process or a date."""
+_OTHERS = (".txt", ".state", ".stuck.json")
+"""What a run directory has beside its dumps."""
 _KEY_OF_ALL = b"entries"
 _HEAD_BYTES = 1 << 20
 _MOST_DIGITS = 9
@@ -46,7 +48,7 @@ def find_dumps(paths: Iterable[Path]) -> tuple[list[DumpFile], list[Notice]]:
         files = sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
         for file in files:
             rank = _rank(file.name)
-            if path.is_dir() and (rank is None or not _looks_like_dump(file)):
+            if path.is_dir() and (rank is None or file.name.endswith(_OTHERS) or not _looks_like_dump(file)):
                 continue
             if rank is None:
                 raise DataError(
