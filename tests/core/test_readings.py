@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import pickle
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
@@ -23,6 +25,15 @@ GPU = labels_of(uuid="GPU-1", gpu=0)
 def test_what_is_not_known_is_no_reading(value: float) -> None:
     with pytest.raises(ValueError, match="must be a Missing"):
         Reading("stepscope_gpu_power_watts", value, GPU, 1)
+
+
+def test_a_reading_stays_as_it_is_and_can_be_copied() -> None:
+    reading = Reading("stepscope_gpu_power_watts", 1.0, GPU, 1)
+    with pytest.raises(FrozenInstanceError):
+        reading.value = 2.0  # type: ignore[misc]
+    assert replace(reading, value=2.0) == Reading("stepscope_gpu_power_watts", 2.0, GPU, 1)
+    assert pickle.loads(pickle.dumps(reading)) == reading
+    assert len({reading, replace(reading)}) == 1
 
 
 def test_labels_are_equal_whatever_their_order() -> None:

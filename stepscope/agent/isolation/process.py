@@ -57,7 +57,7 @@ class ProbeProcess:
             environment: the agent's own where none is given.
         """
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "stepscope.agent.isolation.child", str(seldom_seconds), str(grace_seconds)],
+            [sys.executable, "-m", "stepscope.collectors.nvml.serving", str(seldom_seconds), str(grace_seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

@@ -40,8 +40,9 @@ class Gathering:
         metric = _FULL_NAMES.get(name) or GPU + name
         labels = self._with(further)
         value = raw * scale if scale >= 1.0 else raw / round(1.0 / scale)  # 71.722, not 71.72200000000001
-        if (0.0 <= value <= 1.0 and raw not in _SENTINELS) or self._can_be(metric, raw, value, labels):
-            self.readings.append(Reading(metric, value, labels, self.time_ns))
+        checked = value if 0.0 <= value <= 1.0 and raw not in _SENTINELS else self._checked(metric, raw, value, labels)
+        if checked is not None:
+            self.readings.append(Reading(metric, checked, labels, self.time_ns))
 
     def miss(self, name: str, reason: MissingReason, detail: str = "", further: Labels = ()) -> None:
         """One metric has no value; a name of "" is all of them."""
@@ -55,23 +56,22 @@ class Gathering:
         """All of it."""
         return Collection(tuple(self.readings), tuple(self.missing), tuple(self.findings))
 
-    def _can_be(self, metric: str, raw: float, value: float, labels: Labels) -> bool:
-        """Whether a value that is not in 0..1 is one; says what it is where not."""
+    def _checked(self, metric: str, raw: float, value: float, labels: Labels) -> float | None:
+        """The value, or what it is taken for; None where it is none, which is said."""
         if raw in _SENTINELS or not math.isfinite(value):
             detail = f"NVML answers {raw}: it has no value"
         elif value < 0.0 and metric not in _TEMPERATURES:
             detail = f"NVML answers {raw:g}, which cannot be"
         elif value <= 1.0 or metric not in _RATIOS:
-            return True
+            return value
         elif value > _HIGHEST_CLAMPED:
             detail = f"NVML answers {raw:g}, which cannot be"
         else:
             message = f"{metric} is {value:.3f}, over 1, and is taken for 1"
             self.findings.append(Finding("clamped", message, labels, self.time_ns))
-            self.readings.append(Reading(metric, 1.0, labels, self.time_ns))
-            return False
+            return 1.0
         self.missing.append(Missing(metric, labels, MissingReason.UNREADABLE, detail))
-        return False
+        return None
 
     def _with(self, further: Labels) -> Labels:
         return tuple(sorted((*self.labels, *further))) if further else self.labels

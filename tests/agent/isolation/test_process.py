@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from stepscope.agent.isolation.child import serve
 from stepscope.agent.isolation.process import ProbeProcess
 from stepscope.collectors.nvml import NvmlCollector
 from stepscope.collectors.nvml.binding import DriverUnusableError
+from stepscope.collectors.nvml.serving import serve
 from stepscope.core.readings import MissingReason
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml

@@ -25,8 +25,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from stepscope.collectors.nvml import GpuTarget, NvmlCollector
 from stepscope.collectors.nvml.binding import DriverUnusableError
+from stepscope.collectors.nvml.collector import GpuTarget, NvmlCollector
 from stepscope.core.readings_wire import StreamWriter
 
 _PR_SET_PDEATHSIG = 1
