@@ -43,14 +43,18 @@ class Gpu:
         self._labels = identity.labels
         self._nvml = nvml
         self._handle = handle
-        self._often = QueryTable(often.QUERIES)
-        self._often_fields = fields.FieldBatch(fields.OFTEN)
-        self._seldom = QueryTable(seldom.QUERIES)
-        self._seldom_fields = fields.FieldBatch(fields.SELDOM)
+        self._ask_for_all()
         self._gpm = GpmSampler(nvml, handle)
         self._processes = ProcessReader(nvml, handle)
         self._events = XidListener(nvml, handle)
         self._mig = MigInstances(nvml, handle, identity)
+
+    def _ask_for_all(self) -> None:
+        """Also for what was not supported."""
+        self._often = QueryTable(often.QUERIES)
+        self._often_fields = fields.FieldBatch(fields.OFTEN)
+        self._seldom = QueryTable(seldom.QUERIES)
+        self._seldom_fields = fields.FieldBatch(fields.SELDOM)
 
     def read(self, part: Part, time_ns: int) -> Collection:
         """Read a part once. A GPU that turns out to be lost tells what it told before, and why no more.
@@ -81,7 +85,10 @@ class Gpu:
         return instances
 
     def _read_seldom(self, into: Gathering) -> Collection:
+        was_split = self._mig.is_on
         self._mig.look()
+        if self._mig.is_on != was_split:  # from Hopper on without a reset; the whole GPU's utilisation comes and goes
+            self._ask_for_all()
         into.add("info", 1, further=self.identity.facts)
         self._seldom.read(self._nvml, self._handle, into)
         self._seldom_fields.read(self._nvml, self._handle, into)

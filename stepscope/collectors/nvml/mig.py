@@ -49,13 +49,18 @@ class _GpuInstance:
 
 
 class MigInstances:
-    """The instances of one GPU, looked up anew each time they may have changed."""
+    """The instances of one GPU, looked up anew each time they may have changed.
+
+    Attributes:
+        is_on: whether the GPU was split at the last look, though it may have no instance.
+    """
 
     def __init__(self, nvml: Nvml, handle: Handle, identity: GpuIdentity) -> None:
         self._nvml = nvml
         self._handle = handle
         self._identity = identity
         self._instances: list[_GpuInstance] = []
+        self.is_on = False
 
     def look(self) -> None:
         """Find the instances; those that were known keep their samples.
@@ -79,6 +84,7 @@ class MigInstances:
         nvml = self._nvml
         try:
             current, _ = nvml.nvmlDeviceGetMigMode(self._handle)
+            self.is_on = bool(current)
             most = nvml.nvmlDeviceGetMaxMigDeviceCount(self._handle) if current else 0
         except Exception as error:
             reason_of(nvml, error)

@@ -135,6 +135,18 @@ def test_dcgm_exporter_216_under_mig_utilisation_is_not_available_and_the_instan
     assert value_of(collection, "graphics_engine_active_ratio", gpu_instance=7) == pytest.approx(0.1)
 
 
+def test_what_a_split_gpu_does_not_support_is_asked_for_again_once_it_is_whole(nvml: FakeNvml) -> None:
+    """From Hopper on MIG is switched without a reset, beside an agent that runs."""
+    nvml.add({**profiles.h100(0), "mig_mode": 1, "utilization": None})
+    nvml.write()
+    collector = NvmlCollector(seldom_seconds=0.0)
+    assert value_of(collector.collect(), "utilization_ratio") is None
+    nvml.set(0, mig_mode=0, utilization=97)
+    nvml.write()
+    collector.collect()
+    assert value_of(collector.collect(), "utilization_ratio") == 0.97
+
+
 def test_dcgm_152_more_than_all_of_a_mig_instance_is_clamped_and_said(nvml: FakeNvml) -> None:
     nvml.add({**profiles.h100(0), "mig_mode": 1, **profiles.mig_instance(0, 0, gpu_instance=7)})
     nvml.set(0, mig__0__gpm__2=129.4)
