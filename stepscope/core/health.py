@@ -67,12 +67,14 @@ _LINES = {
     Action.NONE: "nothing is to be done",
     Action.RESTART_APP: "restart the application; the GPU is fine",
     Action.RESTART_COLLECTOR: "restart what reads the counters (nv-hostengine, or this agent)",
-    Action.RESET_GPU: "take the work off the GPU and reset it: nvidia-smi --gpu-reset",
+    Action.RESET_GPU: (
+        "take the work off the GPU, stop what watches it (this agent, DCGM), and reset it: nvidia-smi --gpu-reset"
+    ),
     Action.RESET_FABRIC: "take the work off the machine and reset all its GPUs and NVSwitches together",
     Action.RESTART_FABRIC_MANAGER: "look at the fabric manager's log and restart it",
-    Action.RELOAD_DRIVER: "reload the driver's kernel module, or reboot",
+    Action.RELOAD_DRIVER: "stop what holds the driver's kernel module (this agent, DCGM) and reload it, or reboot",
     Action.UPDATE_SOFTWARE: "bring driver and software of the machine to versions that fit",
-    Action.DRAIN: "give the machine no new work, let it end what it has, then reset the GPU",
+    Action.DRAIN: "give the machine no new work, let it end what it has, stop this agent and DCGM, and reset the GPU",
     Action.REBOOT: "take the work off the machine and reboot it",
     Action.RUN_DIAGNOSTICS: "take the work off the GPU and test it: dcgmi diag -r 3",
     Action.CHECK_THERMALS: "look at fans, air or water flow, and the temperature of the room",
