@@ -14,6 +14,7 @@ _HAVE = re.compile(r"(?P<count>\d+) ranks? (?:has|have) (?P<what>.+)")
 _RANK = re.compile(r"Rank (?P<rank>\d+) -- GPU \S+ managed by process (?P<process>\d+) on node (?P<host>\S+)")
 _MISSING = re.compile(r"[Tt]he missing ranks?: (?P<ranks>[\d, \-]+)")
 _PROCESS = re.compile(r"Process \d+ on node \S+ managing GPU \S+")
+_MOST_RANKS, _MOST_DIGITS = 1 << 17, 9
 _IN_JSON = '"communicators"'
 _IN_TEXT = ("Communicators...", "Comms     Nodes")
 
@@ -104,7 +105,7 @@ def _numbers(told: str) -> list[int]:
     """ "3, 7-9" -> [3, 7, 8, 9]."""
     numbers: list[int] = []
     for part in told.split(","):
-        first, _, last = part.strip().partition("-")
-        if first:
-            numbers += range(int(first), min(int(last or first), int(first) + 100_000) + 1)
-    return numbers
+        first, _, last = part.replace(" ", "").partition("-")
+        if first and len(first) <= _MOST_DIGITS and len(numbers) < _MOST_RANKS:
+            numbers += range(int(first), min(int((last or first)[:_MOST_DIGITS]), int(first) + _MOST_RANKS) + 1)
+    return numbers[:_MOST_RANKS]

@@ -182,6 +182,7 @@ class TimedOut:
         sequence: its number in its group.
         operation: "ALLREDUCE".
         milliseconds: how long it had run.
+        group: the process group, as torch calls it: "0(default_pg)"; None where the line does not say.
     """
 
     place: Place
@@ -189,6 +190,7 @@ class TimedOut:
     sequence: int
     operation: str
     milliseconds: int
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -22,8 +23,12 @@ from stepscope.core.nccl_sources import HangFlags, InspectorCall, RasStatus
 from stepscope.core.run_layout import NCCL_FOLDER
 
 _HEAD_LINES = 400
+_MOST_HEAD = 1 << 22
+"""Characters: lines of what is no text may be long."""
 _LARGEST_WHOLE_BYTES = 1 << 26
 """Of files that are no lines: topologies, answers of RAS, pages."""
+_LONGEST_LINE = 1 << 20
+_MOST_UNPACKED = 1 << 34
 _IN_INSPECTOR = ('"coll_perf"', '"p2p_perf"', "nccl_bus_bandwidth_gbs{", "nccl_p2p_bus_bandwidth_gbs{")
 
 
@@ -56,8 +61,9 @@ def read_nccl(paths: Sequence[str]) -> NcclReport:
         for file in _files(Path(path)):
             _read(file, told)
     if told.is_empty:
+        trouble = f" ({told.notices[0].message})" if told.notices else ""
         raise DataError(
-            f"nothing of NCCL's in {told.num_files} file{'' if told.num_files == 1 else 's'}",
+            f"nothing of NCCL's in {told.num_files} file{'' if told.num_files == 1 else 's'}{trouble}",
             where=", ".join(paths),
             what_next="run the job with NCCL_DEBUG=INFO and give its log",
         )
@@ -80,13 +86,18 @@ def _read(file: Path, told: _Told) -> None:
         _read_kind(file, told)
     except DataError as error:
         told.notices.append(Notice("unusable_file", str(error)))
-    except (OSError, EOFError, gzip.BadGzipFile) as error:
+    except (OSError, EOFError, zlib.error) as error:
         told.notices.append(Notice("unusable_file", f"{file}: cannot be read ({error})"))
 
 
 def _read_kind(file: Path, told: _Told) -> None:
     lines = _lines(file)
-    beginning = list(islice(lines, _HEAD_LINES))
+    beginning, num_characters = list[str](), 0
+    for line in islice(lines, _HEAD_LINES):
+        beginning.append(line)
+        num_characters += len(line)
+        if num_characters > _MOST_HEAD:
+            break
     head = "".join(beginning)
     if looks_like_topology(head):
         told.events += read_topology(_whole(beginning, lines, file), file=str(file))
@@ -106,10 +117,20 @@ def _read_kind(file: Path, told: _Told) -> None:
 
 
 def _lines(file: Path) -> Iterator[str]:
+    """A line that is longer than any of NCCL's comes in pieces: what is no text may have none that ends."""
+    if not file.is_file():  # a pipe or a device may never end
+        raise DataError("is no file", where=str(file), what_next="give a file or a folder")
     with file.open("rb") as stream:
         is_gzip = stream.read(2) == b"\x1f\x8b"
     with gzip.open(file, "rt", errors="replace") if is_gzip else file.open(errors="replace") as lines:
-        yield from lines
+        num_characters = 0
+        while line := lines.readline(_LONGEST_LINE):
+            num_characters += len(line)
+            if is_gzip and num_characters > _MOST_UNPACKED:
+                raise DataError(
+                    f"unpacks to more than {_MOST_UNPACKED:,} characters", where=str(file), what_next="unpack it first"
+                )
+            yield line
 
 
 def _whole(beginning: list[str], rest: Iterator[str], file: Path) -> str:

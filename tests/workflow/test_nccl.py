@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,23 @@ def test_what_will_not_do_is_refused(name: str, said: str, tmp_path: Path) -> No
     (tmp_path / "text").write_text("loss 2.3\n")
     with pytest.raises(DataError, match=said):
         read_nccl([str(tmp_path / name)])
+
+
+def test_devices_and_pipes_are_no_files() -> None:
+    with pytest.raises(DataError, match="is no file"):
+        read_nccl(["/dev/zero"])
+
+
+def test_a_line_without_end_takes_no_room(tmp_path: Path) -> None:
+    """100 MB of zeros in 100 kB."""
+    with gzip.open(tmp_path / "log.gz", "wb") as packed:
+        for _ in range(100):
+            packed.write(bytes(1 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="nothing of NCCL's"):
+            read_nccl([str(tmp_path)])
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 64 << 20

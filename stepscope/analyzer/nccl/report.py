@@ -21,6 +21,8 @@ from stepscope.core.nccl_sources import HangFlags, InspectorCall, RasStatus
 from stepscope.core.words import ranks_words
 
 _MOST_WARNINGS = 20
+_HARMLESS_EVENTS = frozenset(["client reregistration", "port active"])
+"""Of cards: the fabric's manager starts anew, a port comes back after what is told of by itself."""
 
 
 def explain_nccl(
@@ -95,6 +97,7 @@ def _not_joined(communicators: Iterable[Communicator], events: Iterable[LogEvent
 
 def _card_errors(events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
     seen: set[tuple[str, int, int]] = set()
+    told: set[tuple[str, str]] = set()
     for event in events:
         place = event.place
         if isinstance(event, FailedTransfer):
@@ -108,7 +111,10 @@ def _card_errors(events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
                     f"{place.process}: a transfer{peer}{card} failed: {words}; {transfer_error_advice(event.status)}"
                 )
                 yield NcclFinding("transfer_failed", Severity.CRITICAL, message, place.file, place.line)
-        elif isinstance(event, CardEvent):
+        elif isinstance(event, CardEvent) and event.event not in _HARMLESS_EVENTS:
+            if (place.process, event.event) in told:
+                continue
+            told.add((place.process, event.event))
             message = f"{place.process}: network card: {event.event}; look at cable, transceiver and the switch's port"
             yield NcclFinding("port_event", Severity.WARNING, message, place.file, place.line)
 

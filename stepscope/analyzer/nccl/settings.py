@@ -8,12 +8,15 @@ from stepscope.core.health import Severity
 from stepscope.core.nccl import NcclFinding
 from stepscope.core.nccl_events import LogEvent, Setting
 
+ANY_DISTANCE = frozenset(["SYS", "sys", "5"])
+"""Values of NCCL_P2P_LEVEL and NCCL_NET_GDR_LEVEL that forbid nothing."""
+
 _HARMFUL: dict[str, tuple[str, frozenset[str]]] = {
     "NCCL_P2P_DISABLE": ("GPUs of one node do not reach each other directly", frozenset("0")),
     "NCCL_IB_DISABLE": ("no InfiniBand or RoCE is used", frozenset("0")),
     "NCCL_SHM_DISABLE": ("ranks of one node without P2P go over the network", frozenset("0")),
-    "NCCL_NET_GDR_LEVEL": ("network cards read GPU memory themselves only up to this distance", frozenset()),
-    "NCCL_P2P_LEVEL": ("GPUs reach each other directly only up to this distance", frozenset()),
+    "NCCL_NET_GDR_LEVEL": ("network cards read GPU memory themselves only up to this distance", ANY_DISTANCE),
+    "NCCL_P2P_LEVEL": ("GPUs reach each other directly only up to this distance", ANY_DISTANCE),
     "NCCL_ALGO": ("NCCL may not choose its algorithm by size", frozenset()),
     "NCCL_PROTO": ("NCCL may not choose its protocol by size", frozenset()),
     "NCCL_MAX_NCHANNELS": ("fewer channels than the links could take", frozenset()),

@@ -7,9 +7,10 @@ Inside a node the expected way is P2P, over NVLink or PCIe; between nodes a netw
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from stepscope.analyzer.nccl.communicators import Members
+from stepscope.analyzer.nccl.settings import ANY_DISTANCE
 from stepscope.core.nccl import Transport
 from stepscope.core.nccl_events import (
     Cards,
@@ -63,7 +64,7 @@ class Surroundings:
 
 def transports_of(events: Sequence[LogEvent], members: Members) -> list[Transport]:
     """Each pair of ranks of each communicator that a channel connects, once for each way."""
-    around = Surroundings(events)
+    around, nodes = Surroundings(events), _Nodes(members)
     channels: Counter[tuple[str, int, int, str, str]] = Counter()
     seen: dict[tuple[str, int, int, str, str], set[str]] = defaultdict(set)
     for number, event in enumerate(events):
@@ -82,7 +83,7 @@ def transports_of(events: Sequence[LogEvent], members: Members) -> list[Transpor
             detail,
             count // max(len(seen[name, source, target, via, detail]), 1),
             around,
-            _is_one_host(members.hosts, name, source, target),
+            nodes.are_one(name, source, target),
         )
         known = merged.get((source, target, via, detail))
         if known is None or known.channels < one.channels:
@@ -98,16 +99,40 @@ def _parts(via: str) -> tuple[str, str]:
     return words[0], "/".join(words[1:2])
 
 
-def _is_one_host(hosts: Mapping[tuple[str, int], str], name: str, source: int, target: int) -> bool | None:
-    here, there = hosts.get((name, source)), hosts.get((name, target))
-    return None if here is None or there is None else here == there
+class _Nodes:
+    """Who is on one node? By the hosts' names, if they do: containers of one may differ, those of many be alike."""
+
+    def __init__(self, members: Members) -> None:
+        """
+        Args:
+            members: of all communicators.
+        """
+        self._hosts = members.hosts
+        names: dict[str, set[str]] = defaultdict(set)
+        for (of, _), host in members.hosts.items():
+            names[of].add(host)
+        self._on_one = {one.id for one in members.communicators if one.num_nodes == 1}
+        self._named_alike = {
+            one.id
+            for one in members.communicators
+            if one.num_nodes is not None and len(one.ranks) == one.num_ranks and len(names[one.id]) < one.num_nodes
+        }
+
+    def are_one(self, communicator: str, source: int, target: int) -> bool | None:
+        """None where it cannot be told."""
+        if communicator in self._on_one:
+            return True
+        here, there = self._hosts.get((communicator, source)), self._hosts.get((communicator, target))
+        if not here or not there or (here == there and communicator in self._named_alike):
+            return None
+        return here == there
 
 
 def _transport(
     source: int, target: int, via: str, detail: str, channels: int, around: Surroundings, is_one_host: bool | None
 ) -> Transport:
     is_network = via.startswith("NET/")
-    is_inside = is_one_host if is_one_host is not None else not is_network
+    is_inside = not is_network or is_one_host is True  # NVLink also joins nodes (MNNVL)
     expected = P2P if is_inside else _NETWORK_WITH_DIRECT
     why = _why_not_peer_to_peer(via, detail, around) if is_inside else _why_not_direct(via, detail, around)
     return Transport(source, target, via, detail, max(channels, 1), expected, not why, why)
@@ -120,7 +145,7 @@ def _why_not_peer_to_peer(via: str, detail: str, around: Surroundings) -> str:
         return "the GPUs reach each other through a third one"
     if around.is_set("NCCL_P2P_DISABLE"):
         return f"NCCL_P2P_DISABLE={around.settings['NCCL_P2P_DISABLE']} set in the environment"
-    if "NCCL_P2P_LEVEL" in around.settings:
+    if around.settings.get("NCCL_P2P_LEVEL", "SYS") not in ANY_DISTANCE:
         return f"NCCL_P2P_LEVEL={around.settings['NCCL_P2P_LEVEL']} set in the environment"
     if via != SHM and around.is_set("NCCL_SHM_DISABLE"):
         return f"NCCL_SHM_DISABLE={around.settings['NCCL_SHM_DISABLE']} set in the environment, and no P2P"
@@ -130,10 +155,10 @@ def _why_not_peer_to_peer(via: str, detail: str, around: Surroundings) -> str:
 def _why_not_direct(via: str, detail: str, around: Surroundings) -> str:
     if via == SOCKET:
         return _why_socket(around)
-    if via != IB or detail == _DIRECT:
+    if not via.startswith(IB) or detail == _DIRECT:  # also those of plugins, IBext_v8
         return ""
     level = around.settings.get("NCCL_NET_GDR_LEVEL")
-    if level is not None:
+    if level is not None and level not in ANY_DISTANCE:
         return f"no {_DIRECT}: NCCL_NET_GDR_LEVEL={level} set in the environment"
     if around.without_direct:
         return f"no {_DIRECT}: disabled for {', '.join(sorted(around.without_direct))}; is nvidia_peermem loaded?"

@@ -82,8 +82,13 @@ OF_NCCL: tuple[Pattern, ...] = (
     ),
     _row(
         "Init ",
-        r"ncclCommInitRank\w* comm \S+ rank (\d+) nranks (\d+) cudaDev (-?\d+).*?commId (\S+) - Init (START|COMPLETE)",
+        r"comm \S+ rank (\d+) nranks (\d+) cudaDev (-?\d+).*?commId (\S+) - Init (START|COMPLETE)",
         lambda place, m: Join(place, m[4], int(m[1]), int(m[2]), int(m[3]), m[5] == "COMPLETE"),
+    ),
+    _row(
+        "splitCount",
+        r"comm \S+ rank (\d+) nranks (\d+) cudaDev (-?\d+).*? splitCount (\d+) color (-?\d+).*?Init (START|COMPLETE)",
+        lambda place, m: Join(place, f"split {m[4]} color {m[5]}", int(m[1]), int(m[2]), int(m[3]), m[6] == "COMPLETE"),
     ),
     _row(
         "Init COMPLETE",
@@ -102,9 +107,9 @@ OF_NCCL: tuple[Pattern, ...] = (
     ),
     _row(
         " via ",
-        r"(?:Channel|Ring) \d+(?:/\d+)? ?: (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(?:send|receive)\])?"
-        r" via (\S+(?: pointer)?)",
-        lambda place, m: Path(place, int(m[1]), int(m[2]), m[3]),
+        r"(?:Channel|Ring) \d+(?:/\d+)? ?: (\d+)(?:\[\w+\])? -> (\d+)(?:\[\w+\])?(?: \[(?:send|receive)\])?"
+        r" via (direct shared memory|NET/[^/]+/\S+|\S+(?: pointer)?)",
+        lambda place, m: Path(place, int(m[1]), int(m[2]), "SHM" if m[3] == "direct shared memory" else m[3]),
     ),
     _row(
         "Connected all rings",
@@ -118,11 +123,15 @@ OF_NCCL: tuple[Pattern, ...] = (
     ),
     _row(
         "Got completion",
-        r"Got completion (?:from peer (\S+) )?with (?:status=|error )(\d+),? opcode\S* ?\d*,? len\S* ?\d*,?"
-        r" vendor err (\d+)(?:.*?hca (\S+))?",
+        r"Got completion (?:from peer (\S+) )?with (?:status=|error )(?:\w+\()?(\d+)\b.*? vendor[_ ]err[ =](\d+)"
+        r"(?:.*? hca (\S+))?",
         lambda place, m: FailedTransfer(place, m[1] or "", int(m[2]), int(m[3]), m[4] or ""),
     ),
-    _row("async event", r"Got async (?:fatal )?event ?: (.+)", lambda place, m: CardEvent(place, m[1].strip())),
+    _row(
+        "Got async ",
+        r"Got async (?:fatal |error )?event ?: (.+)",
+        lambda place, m: CardEvent(place, m[1].strip()),
+    ),
     _row("speed change", r"(speed change detected.*)", lambda place, m: CardEvent(place, m[1].strip())),
 )
 """Looked for in NCCL's own lines; a row whose event is None leaves the line to the next."""
@@ -130,9 +139,13 @@ OF_NCCL: tuple[Pattern, ...] = (
 OF_OTHERS: tuple[Pattern, ...] = (
     _row(
         "Watchdog caught",
-        r"\[Rank (\d+)\].*Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+).*"
-        r"ran for (\d+) milliseconds",
-        lambda place, m: TimedOut(place, int(m[1]), int(m[2]), m[3], int(m[4])),
+        r"(?:\[rank(?P<all>\d+)\].*?)?(?:\[PG (?:ID \d+ PG GUID )?(?P<group>[^\s\]]+) )?"
+        r"\[?\bRank (?P<own>\d+)\].*?"
+        r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<kind>\w+).*"
+        r"ran for (?P<ms>\d+) milliseconds",
+        lambda place, m: TimedOut(
+            place, int(m["all"] or m["own"]), int(m["number"]), m["kind"], int(m["ms"]), m["group"]
+        ),
     ),
     _row(
         "Avg bus bandwidth", r"# Avg bus bandwidth\s*: (\d+(?:\.\d+)?)", lambda place, m: Measured(place, float(m[1]))

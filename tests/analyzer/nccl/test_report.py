@@ -247,3 +247,51 @@ def test_the_bandwidth_of_a_call_is_that_of_its_last_rank() -> None:
     ]
     (row,) = explain_nccl([], calls).bandwidths
     assert (row.count, row.bus_bandwidth_gbs, row.last_arriver, row.last_share) == (5, 40.96, 0, 1.0)
+
+
+def test_timeouts_of_different_groups_are_no_desync() -> None:
+    """Tensor-parallel groups count for themselves; the group's name is said the second time only."""
+    events = []
+    for rank, number, group in ((0, 50, "7(tp)"), (1, 50, "7(tp)"), (2, 48, "8(tp)"), (3, 48, "8(tp)")):
+        events += [TimedOut(Place("log", 1), rank, number, "ALLREDUCE", 600, told) for told in (None, group)]
+    findings = explain_nccl(events).findings
+    assert [(one.code, one.ranks) for one in findings] == [("timeout", [0, 1]), ("timeout", [2, 3])]
+
+
+def test_ranks_whose_logs_are_not_here_are_not_said_to_be_silent() -> None:
+    """The log of the second node of two."""
+    (finding,) = explain_nccl(_timed_out(*[(rank, 19, "ALLREDUCE") for rank in range(8, 16)])).findings
+    assert (finding.code, finding.ranks) == ("timeout", list(range(8, 16)))
+
+
+@pytest.mark.parametrize(("name", "way"), [("NCCL_P2P_LEVEL", "SHM"), ("NCCL_NET_GDR_LEVEL", "NET/IB/0")])
+def test_a_level_that_forbids_nothing_is_no_reason(name: str, way: str) -> None:
+    hosts = ["a", "a" if way == "SHM" else "b"]
+    report = explain_nccl([Setting(_at(), name, "SYS"), *_joined(hosts), Path(_at("a", 0), 0, 1, way)])
+    assert name not in report.transports[0].why
+    assert _codes(report) == ["wrong_transport"]
+
+
+def test_nvlink_between_nodes_is_as_it_should_be() -> None:
+    report = explain_nccl([*_joined(["a", "b"]), Path(_at("a", 0), 0, 1, "P2P/MNNVL")])
+    assert [(one.expected, one.ok) for one in report.transports] == [("P2P", True)]
+
+
+def test_hosts_of_one_name_are_told_apart_by_the_number_of_nodes() -> None:
+    """Containers may all be called alike."""
+    shape = Shape(_at("box", 0), 0, 2, 2, 1)
+    report = explain_nccl([*_joined(["box", "box"]), shape, Path(_at("box", 0), 0, 1, "NET/IB/0/GDRDMA")])
+    assert [one.ok for one in report.transports] == [True]
+    one_node = Shape(_at("pod-1", 0), 0, 2, 1, 2)
+    report = explain_nccl([*_joined(["pod-1", "pod-2"]), one_node, Path(_at("pod-1", 0), 0, 1, "NET/Socket/0")])
+    assert [(one.expected, one.ok) for one in report.transports] == [("P2P", False)]
+
+
+def test_a_plugin_s_infiniband_is_judged_as_nccl_s_own() -> None:
+    report = explain_nccl([*_joined(["a", "b"]), Path(_at("a", 0), 0, 1, "NET/IBext_v8/0")])
+    assert [one.ok for one in report.transports] == [False]
+
+
+def test_a_port_that_flaps_is_said_once_and_what_is_harmless_is_not() -> None:
+    events = [CardEvent(_at(), told) for told in ("port error", "port error", "client reregistration", "port active")]
+    assert _codes(explain_nccl(events)) == ["port_event"]

@@ -79,7 +79,20 @@ def _read(*lines: str) -> Sequence[LogEvent]:
          FailedTransfer(_PLACE, "10.0.0.2<36473>", 12, 129, "mlx5_0")),
         ("NET/IB : Got completion with error 12, opcode 1, len 32478, vendor err 129",
          FailedTransfer(_PLACE, "", 12, 129, "")),
+        # 2.28 and newer spell status and operation out
+        ("NET/IB: Got completion from peer 10.0.0.2<36473> with status=IBV_WC_RETRY_EXC_ERR(12) "
+         "opcode=IBV_WC_SEND(0) vendor_err=129  localGid fe80::1 remoteGids fe80::2 hca mlx5_0",
+         FailedTransfer(_PLACE, "10.0.0.2<36473>", 12, 129, "mlx5_0")),
         ("NET/IB : mlx5_0:1 Got async event : port error", CardEvent(_PLACE, "port error")),
+        # 2.4 to 2.7
+        ("Ring 00 : 0[0] -> 1[1] via direct shared memory", Path(_PLACE, 0, 1, "SHM")),
+        ("Ring 01 : 0 -> 1 [send] via NET/IB/0", Path(_PLACE, 0, 1, "NET/IB/0")),
+        ("Channel 02 : 7[a01d0] -> 14[a01c0] [receive] via NET/AWS Libfabric/3/GDRDMA",
+         Path(_PLACE, 7, 14, "NET/AWS Libfabric/3/GDRDMA")),
+        ("ncclCommSplit comm 0x7f rank 1 nranks 4 cudaDev 1 nvmlDev 1 busId 1000 parent 0x55 splitCount 2 color 77 "
+         "key 1- Init START", Join(_PLACE, "split 2 color 77", 1, 4, 1, is_complete=False)),
+        ("ncclCommSplit comm 0x7f rank 1 nranks 4 cudaDev 1 nvmlDev 1 busId 1000 parent 0x55 splitCount 2 color 77 "
+         "key 1 - Init COMPLETE", Join(_PLACE, "split 2 color 77", 1, 4, 1, is_complete=True)),
         ("NET/IB : mlx5_0 speed change detected", CardEvent(_PLACE, "speed change detected")),
     ],
 )  # fmt: skip
@@ -166,3 +179,20 @@ _WORDS = [
 @given(st.lists(st.sampled_from(_WORDS), max_size=12).map(" ".join))
 def test_lines_that_nearly_mean_something_are_read(line: str) -> None:
     _read(line)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "rank", "group"),
+    [
+        ("[Rank 3] ", 3, None),
+        ("[rank7]:[E513 ProcessGroupNCCL.cpp:616] [Rank 3] ", 7, None),
+        ("[rank7]:[E628 ProcessGroupNCCL.cpp:2197] [PG ID 4 PG GUID 35(tensor) Rank 3] thread ended: [Rank 3] ", 7,
+         "35(tensor)"),
+        ("[PG 0 Rank 3] ", 3, "0"),
+    ],
+)  # fmt: skip
+def test_timeouts_name_the_job_s_rank_and_the_group(prefix: str, rank: int, group: str | None) -> None:
+    """In brackets of its own torch writes the rank within the group."""
+    told = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=19, OpType=ALLREDUCE, NumelIn=1) ran for 600 "
+    (event,) = _read(f"worker-1: {prefix}{told}milliseconds before timing out.")
+    assert event == TimedOut(Place("log", 1), rank, 19, "ALLREDUCE", 600, group)
