@@ -1,55 +1,95 @@
 """What was a block for? By who owned it where that is known, else by the calls that allocated it.
 
-torch's autograd engine allocates on a thread of its own, without Python's frames: what has no stack while a step is
-recorded is of the backward pass, and what of that outlives the optimizer's step is a gradient.
+The innermost call that tells decides: a model that is wrapped for data-parallel training runs within calls of
+torch.distributed, and recomputed activations within the backward pass. torch's autograd engine allocates on a thread
+of its own, without Python's frames: what has no stack while a step is recorded is of the backward pass. Of that, and of
+the optimizer's, what is freed before the optimizer's step ends is temporary; a gradient is still there.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from stepscope.analyzer.memory.history import Held
 from stepscope.core.flight_recorder import StackFrame
 from stepscope.core.memory import Category
 
-_COMMUNICATION = ("/torch/distributed/", "deepspeed/runtime/comm", "megatron/core/distributed", "/nccl")
-_OPTIMIZER = ("/torch/optim/", "/apex/optimizers/", "deepspeed/ops/adam", "bitsandbytes/optim")
+_SHARDED_TENSORS = ("/torch/distributed/tensor/", "/torch/distributed/_tensor/")
+"""They pass each operation of a layer on: what it is for, the calls around say."""
+_COMMUNICATION = (
+    "/torch/distributed/",
+    "/torch/nn/parallel/distributed.py",
+    "deepspeed/runtime/comm",
+    "deepspeed/comm/",
+    "megatron/core/distributed",
+    "/nccl",
+)
+_OPTIMIZER = (
+    "/torch/optim/",
+    "/apex/optimizers/",
+    "deepspeed/ops/adam",
+    "bitsandbytes/optim",
+    "megatron/core/optimizer/",
+    "transformer_engine/pytorch/optimizers/",
+    "torchao/optim/",
+)
+_TEMPORARY = ("/torch/nn/utils/", "/torch/amp/", "/torch/cuda/amp/")
 _MODULES = "/torch/nn/"
+_CALLS = frozenset(["forward", "_call_impl", "_wrapped_call_impl"])
 _BEFORE_TRAINING = frozenset(["__init__", "reset_parameters", "_apply", "to", "cuda", "to_empty", "load_state_dict"])
 _COPIES = frozenset(["_apply", "to", "cuda", "to_empty", "load_state_dict", "convert"])
 
 
-def category_of(held: Held, stacks: Sequence[tuple[StackFrame, ...]], owners: Mapping[int, str]) -> Category:
+def category_of(
+    held: Held, stacks: Sequence[tuple[StackFrame, ...]], owners: Mapping[int, str], step_ends: Sequence[int] = ()
+) -> Category:
     """The category of a block.
 
     Args:
         held: the block.
         stacks: of the snapshot.
         owners: what is known of blocks, by their address.
+        step_ends: how many events had happened when the optimizer's steps ended, ascending.
     """
     known = owners.get(held.address)
     if known is not None:
         return Category(known)
     frames = stacks[held.stack]
-    if not frames:
-        return Category.OTHER if held.born is None else Category.GRADIENTS
-    return _by_frames(frames)
+    if not frames and held.born is None:
+        return Category.OTHER
+    category = _by_frames(frames) if frames else Category.GRADIENTS
+    is_short = held.born is not None and held.died is not None and _is_within_a_step(held.born, held.died, step_ends)
+    return Category.TEMPORARY if is_short and category in (Category.GRADIENTS, Category.OPTIMIZER) else category
+
+
+def _is_within_a_step(born: int, died: int, step_ends: Sequence[int]) -> bool:
+    """Whether no step ended while it lived, although one did later."""
+    following = bisect_right(step_ends, born)
+    return following < len(step_ends) and died < step_ends[following]
 
 
 def _by_frames(frames: tuple[StackFrame, ...]) -> Category:
-    if any(_is_in(frame, _OPTIMIZER) for frame in frames):
-        return Category.OPTIMIZER
-    if any(_is_in(frame, _COMMUNICATION) for frame in frames):
-        return Category.COMMUNICATION
-    if any(frame.function == "backward" and "/torch/" in f"/{frame.file}" for frame in frames):
-        return Category.GRADIENTS
-    in_modules = [frame for frame in frames if _MODULES in f"/{frame.file}"]
-    is_call = any(frame.function in ("forward", "_call_impl", "_wrapped_call_impl") for frame in in_modules)
-    if any(frame.function in _COPIES for frame in in_modules):
-        return Category.PARAMETERS
-    if not is_call and any(frame.function in _BEFORE_TRAINING for frame in in_modules):
-        return Category.PARAMETERS
-    return Category.ACTIVATIONS if is_call or not in_modules else Category.TEMPORARY
+    """By the innermost that tells."""
+    in_modules = [frame for frame in frames if _MODULES in f"/{frame.file}" and not _is_in(frame, _TEMPORARY)]
+    is_call = any(frame.function in _CALLS for frame in in_modules)
+    for frame in frames:
+        if _is_in(frame, _SHARDED_TENSORS):
+            continue
+        if _is_in(frame, _OPTIMIZER):
+            return Category.OPTIMIZER
+        if _is_in(frame, _COMMUNICATION):
+            return Category.COMMUNICATION
+        if _is_in(frame, _TEMPORARY):
+            return Category.TEMPORARY
+        if frame.function == "backward":
+            return Category.GRADIENTS
+        if _MODULES in f"/{frame.file}":
+            if frame.function in _COPIES or (frame.function in _BEFORE_TRAINING and not is_call):
+                return Category.PARAMETERS
+            if frame.function in _CALLS:
+                return Category.ACTIVATIONS
+    return Category.ACTIVATIONS if not in_modules else Category.TEMPORARY
 
 
 def phase_of(frames: Sequence[StackFrame]) -> str:

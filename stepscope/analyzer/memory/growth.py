@@ -16,7 +16,6 @@ from stepscope.analyzer.memory.categories import stack_lines
 from stepscope.analyzer.memory.history import History
 from stepscope.core.flight_recorder import StackFrame
 from stepscope.core.memory import Growth
-from stepscope.core.memory_snapshot import NO_STACK
 
 _LEAST_STEPS = 4
 _LEAST_SHARE_OF_STEPS = 0.75
@@ -26,8 +25,7 @@ _LEAST_BYTES = 1 << 10
 
 def growth_of(history: History, step_ends_us: Sequence[int], stacks: Sequence[tuple[StackFrame, ...]]) -> Growth | None:
     """What each step keeps; None where nothing grows, or fewer than five steps are recorded."""
-    times = history.events.times_us
-    ends = [bisect_right(times, end) for end in step_ends_us if times and times[0] < end]
+    ends = history.places_of(step_ends_us)
     levels = [int(history.allocated[place]) for place in ends]
     differences = [later - earlier for earlier, later in pairwise(levels)]
     if len(differences) < _LEAST_STEPS:
@@ -36,12 +34,16 @@ def growth_of(history: History, step_ends_us: Sequence[int], stacks: Sequence[tu
     kept = int(median(differences))
     if growing < _LEAST_SHARE_OF_STEPS * len(differences) or kept < _LEAST_BYTES:
         return None
-    stack, held = _what_grows(history, ends)
+    found = _what_grows(history, ends)
+    if found is None:
+        return None
+    stack, held = found
     return Growth(kept, len(differences), stack_lines(stacks[stack]), held)
 
 
-def _what_grows(history: History, ends: Sequence[int]) -> tuple[int, int]:
-    """The stack of which blocks of most steps live on, and how much it holds after the last step."""
+def _what_grows(history: History, ends: Sequence[int]) -> tuple[int, int] | None:
+    """The stack of which blocks of most steps live on, and how much it holds after the last step; None where all that
+    is held is of few steps: then it is larger each time, as a longer sequence's, and none is kept."""
     steps: dict[int, set[int]] = defaultdict(set)
     recorded: dict[int, int] = defaultdict(int)
     sizes: dict[int, int] = defaultdict(int)
@@ -51,5 +53,7 @@ def _what_grows(history: History, ends: Sequence[int]) -> tuple[int, int]:
             steps[held.stack].add(bisect_right(ends, held.born))
             recorded[held.stack] += held.size
     lasting = [stack for stack in recorded if len(steps[stack]) >= _LEAST_SHARE_OF_STEPS * (len(ends) - 1)]
-    stack = max(lasting or recorded, key=lambda one: recorded[one], default=NO_STACK)
+    if not lasting:
+        return None
+    stack = max(lasting, key=lambda one: recorded[one])
     return stack, sizes[stack]

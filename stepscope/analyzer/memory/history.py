@@ -6,8 +6,9 @@ allocated before the recording began.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -31,12 +32,14 @@ class Held:
     Attributes:
         stack: of its allocation; NO_STACK where that was before the recording, or without one.
         born: number of the event that allocated it; None: before the recording.
+        died: number of the event that freed it; None: none is recorded.
     """
 
     address: int
     size: int
     stack: int
     born: int | None
+    died: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +78,10 @@ class History:
             if action == Action.ALLOC:
                 alive.pop(address, None)
             elif action == Action.FREE_REQUESTED:
-                alive[address] = Held(address, events.sizes[place], NO_STACK, None)
+                alive[address] = Held(address, events.sizes[place], NO_STACK, None, place)
         born = self._births(number)
         return [
-            Held(held.address, held.size, events.stacks[born[held.address]], born[held.address])
+            replace(held, stack=events.stacks[born[held.address]], born=born[held.address])
             if held.address in born
             else held
             for held in alive.values()
@@ -93,6 +96,11 @@ class History:
             elif events.actions[place] == Action.FREE_REQUESTED:
                 born.pop(events.addresses[place], None)
         return born
+
+    def places_of(self, times_us: Sequence[int]) -> list[int]:
+        """How many events had happened at these times; without those before the recording."""
+        times = self.events.times_us
+        return [bisect_right(times, one) for one in times_us if times and times[0] < one]
 
     def timeline(self) -> list[tuple[int, int, int]]:
         """Some hundred points (us, allocated, reserved): of each stretch of time the one with most allocated."""
@@ -111,7 +119,7 @@ def history_of(snapshot: MemorySnapshot, device: int) -> History:
     reserved_now = sum(segment.size for segment in segments)
     events = snapshot.events.get(device, Events())
     actions = np.frombuffer(events.actions, dtype=np.uint8) if events.actions else np.zeros(0, dtype=np.uint8)
-    sizes = np.frombuffer(events.sizes, dtype=np.int64) if events.sizes else np.zeros(0, dtype=np.int64)
+    sizes = _sizes(events, segments)
     allocated = np.zeros(len(actions), dtype=np.int64)
     allocated[actions == Action.ALLOC] = sizes[actions == Action.ALLOC]
     allocated[actions == Action.FREE_REQUESTED] = -sizes[actions == Action.FREE_REQUESTED]
@@ -127,6 +135,17 @@ def history_of(snapshot: MemorySnapshot, device: int) -> History:
         allocated_now,
         reserved_now,
     )
+
+
+def _sizes(events: Events, segments: Sequence[Segment]) -> NDArray[np.int64]:
+    """Of each event; of a block that is still there its own, which is larger where the rest was too small to split."""
+    sizes = np.array(events.sizes, dtype=np.int64)
+    newest = {events.addresses[place]: place for place, action in enumerate(events.actions) if action == Action.ALLOC}
+    for segment in segments:
+        for block in segment.blocks:
+            if block.is_allocated and block.address in newest:
+                sizes[newest[block.address]] = block.size
+    return sizes
 
 
 def _reckoned_back(changes: NDArray[np.int64], now: int) -> NDArray[np.int64]:

@@ -12,6 +12,8 @@ from stepscope.core.memory_snapshot import Action, OutOfMemoryNote
 
 _FOREIGN_SHARE = 0.15
 """Of the GPU: CUDA's context, NCCL's buffers and libraries take some GB at most."""
+_UNUSED_SHARE = 0.5
+"""Of what was asked for: torch's own unused pieces have it, and the GPU's free memory the rest."""
 _LEAKED_SHARE = 0.3
 """Of what is allocated: less is growth that did not end the job."""
 
@@ -70,6 +72,8 @@ def _cause(
     numbers = f"asked for {_words(requested)}: {_words(allocated)} allocated, {_words(unused)} more reserved"
     numbers += "" if free is None else f", {_words(free)} free on the GPU"
     evidence = [numbers]
+    if free is not None and free >= requested:
+        evidence.append("the GPU has room: a limit of torch's ended it (set_per_process_memory_fraction)")
     if foreign is not None and total is not None and foreign > _FOREIGN_SHARE * total:
         evidence.append(f"{_words(foreign)} of {_words(total)} are neither torch's nor free")
         return OomCause.OTHER_PROCESS, evidence
@@ -77,7 +81,8 @@ def _cause(
         evidence.append(f"each of {growth.num_steps} steps kept {_words(growth.bytes_per_step)}")
         evidence.append(f"one place holds {_words(growth.grown_bytes)} of many steps")
         return OomCause.LEAK, evidence
-    if unused >= requested:
+    in_pieces = unused + (free if free is not None and free < requested else 0)
+    if in_pieces >= requested and unused >= _UNUSED_SHARE * requested:
         evidence.append(f"the largest unused piece is {_words(fragmentation.largest_bytes)}")
         return OomCause.FRAGMENTATION, evidence
     return OomCause.CAPACITY, evidence

@@ -30,7 +30,7 @@ def explain_memory(snapshot: MemorySnapshot, note: OutOfMemoryNote | None = None
     history = history_of(snapshot, device)
     held = history.held_after(history.peak)
     owners = note.owners if note is not None else {}
-    holders, by_category = _holders(held, snapshot.stacks, owners)
+    holders, by_category = _holders(held, snapshot.stacks, owners, history.places_of(snapshot.step_ends_us))
     if not history.events.actions:
         notices.append(
             Notice(
@@ -73,13 +73,16 @@ def _device(snapshot: MemorySnapshot, note: OutOfMemoryNote | None) -> tuple[int
 
 
 def _holders(
-    held: Sequence[Held], stacks: Sequence[tuple[StackFrame, ...]], owners: Mapping[int, str]
+    held: Sequence[Held],
+    stacks: Sequence[tuple[StackFrame, ...]],
+    owners: Mapping[int, str],
+    step_ends: Sequence[int],
 ) -> tuple[list[Holder], dict[Category, int]]:
     sizes: dict[tuple[Category, int], int] = defaultdict(int)
     counts: dict[tuple[Category, int], int] = defaultdict(int)
     by_category = dict.fromkeys(Category, 0)
     for one in held:
-        category = category_of(one, stacks, owners)
+        category = category_of(one, stacks, owners, step_ends)
         sizes[category, one.stack] += one.size
         counts[category, one.stack] += 1
         by_category[category] += one.size

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import gzip
 import mmap
-import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +25,8 @@ from stepscope.core.memory_snapshot import Action, Block, Events, MemorySnapshot
 WHOLE_BELOW_BYTES = 64 << 20
 """Smaller pickles are built at once by Python's unpickler, which takes up to ten times their size."""
 _MOST_FRAMES = 48
+_MOST_UNPACKED_BYTES, _MOST_TIMES_PACKED = 1 << 28, 100
+"""Of a gzipped one: recorded snapshots shrink to a twentieth, what is made to fill a disk to a thousandth."""
 _ACTIONS = {
     "alloc": Action.ALLOC,
     "free": Action.FREE_REQUESTED,
@@ -36,6 +38,11 @@ _ACTIONS = {
     "segment_unmap": Action.SEGMENT_UNMAP,
     "oom": Action.OOM,
 }
+_OF_BLOCKS = (Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED)
+_EXPANDABLE = "expandable_segments"
+_GRANULE_BYTES = 512
+"""torch's c10/cuda/CUDACachingAllocator.h, kMinBlockSize."""
+_MOST_BLOCKS = 1 << 24
 _STEP = "Optimizer.step#"
 _TROUBLE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 _WHAT_NEXT = "give a file of torch.cuda.memory._dump_snapshot()"
@@ -53,19 +60,19 @@ def read_snapshot(path: Path, *, whole_below_bytes: int = WHOLE_BELOW_BYTES) -> 
         DataError: it is no snapshot.
     """
     where = str(path)
-    building = _Building()
+    building = _Building(where)
 
     def take(way: Way, items: list[Any]) -> bool:
         with _trouble_as_data_error(where):
             return building.take(way, items)
 
     try:
-        with _content(path) as content:
+        with _content(path, whole_below_bytes) as content:
             if len(content) < whole_below_bytes:
                 told = load_plain(bytes(content), where=where)
             else:
                 told = stream_plain(content, take, where=where)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"cannot be read ({error})", where=where, what_next="check the file") from None
     with _trouble_as_data_error(where):
         return building.finish(told)
@@ -82,25 +89,33 @@ def _trouble_as_data_error(where: str) -> Iterator[None]:
 
 
 @contextmanager
-def _content(path: Path) -> Iterator[Content]:
-    """The pickle, mapped; what is gzipped is unpacked into a temporary file first."""
+def _content(path: Path, whole_below_bytes: int) -> Iterator[Content]:
+    """The pickle, mapped where it is large; what is gzipped is unpacked into a temporary file first."""
+    if not path.is_file():  # a pipe or a device may never end
+        raise DataError("is no file", where=str(path), what_next=_WHAT_NEXT)
     with path.open("rb") as file:
         if file.read(2) != b"\x1f\x8b":
-            with _mapped(file) as content:
+            with _mapped(file, whole_below_bytes) as content:
                 yield content
             return
+        most_bytes = _MOST_UNPACKED_BYTES + _MOST_TIMES_PACKED * file.seek(0, 2)
         file.seek(0)
         with gzip.open(file) as packed, tempfile.TemporaryFile() as unpacked:
-            shutil.copyfileobj(packed, unpacked, 1 << 20)
+            while part := packed.read(1 << 20):
+                if unpacked.tell() > most_bytes:
+                    raise DataError(f"unpacks to more than {most_bytes:,} bytes", where=str(path), what_next=_WHAT_NEXT)
+                unpacked.write(part)
             unpacked.flush()
-            with _mapped(unpacked) as content:
+            with _mapped(unpacked, 0) as content:
                 yield content
 
 
 @contextmanager
-def _mapped(file: IO[bytes]) -> Iterator[Content]:
-    if file.seek(0, 2) == 0:
-        yield b""
+def _mapped(file: IO[bytes], whole_below_bytes: int) -> Iterator[Content]:
+    """A small one is read: somebody may write it anew meanwhile, and a map of a file that shrinks ends the process."""
+    if file.seek(0, 2) < max(whole_below_bytes, 1):
+        file.seek(0)
+        yield file.read(whole_below_bytes)
         return
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         yield content
@@ -109,7 +124,13 @@ def _mapped(file: IO[bytes]) -> Iterator[Content]:
 class _Building:
     """Takes the parts in any order."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: str) -> None:
+        """
+        Args:
+            where: the file, for errors.
+        """
+        self._where = where
+        self._num_blocks = 0
         self._snapshot = MemorySnapshot()
         self._stacks: dict[tuple[StackFrame, ...], int] = {(): 0}
         self._frames: dict[tuple[str, str, int], StackFrame] = {}
@@ -136,18 +157,24 @@ class _Building:
         for device, trace in enumerate(told.get("device_traces") or ()):
             for item in trace:
                 self._event(device, item)
-        settings = (told.get("allocator_settings") or {}).get("PYTORCH_CUDA_ALLOC_CONF")
+        allocator = told.get("allocator_settings") or {}
+        settings = str(allocator.get("PYTORCH_CUDA_ALLOC_CONF") or allocator.get("PYTORCH_ALLOC_CONF") or "")
+        if allocator.get("expandable_segments") is True and _EXPANDABLE not in settings:  # set while it ran
+            settings = f"{settings},{_EXPANDABLE}:True".lstrip(",")
         ends = sorted(
             int(note["time_us"])
             for note in told.get("external_annotations") or ()
             if note.get("stage") == "END" and str(note.get("name", "")).startswith(_STEP)
         )
         made = self._snapshot
-        return MemorySnapshot(made.segments, made.events, list(self._stacks), str(settings or ""), ends)
+        return MemorySnapshot(made.segments, made.events, list(self._stacks), settings, ends)
 
     def _segment(self, told: dict[str, Any]) -> None:
         address = int(told["address"])
         blocks, place = [], address
+        self._num_blocks += len(told["blocks"])
+        if self._num_blocks > _MOST_BLOCKS:  # many segments may refer to the same list
+            raise DataError(f"has more than {_MOST_BLOCKS:,} blocks", where=self._where, what_next=_WHAT_NEXT)
         for block in told["blocks"]:
             place = int(block.get("address", place))
             size, state = int(block["size"]), block["state"]
@@ -173,7 +200,10 @@ class _Building:
         events = self._snapshot.events.setdefault(device, Events())
         events.actions.append(action)
         events.addresses.append(int(told["device_free"] if action is Action.OOM else told["addr"]))
-        events.sizes.append(int(told["size"]))
+        size = int(told["size"])
+        if action in _OF_BLOCKS:  # what was asked for; what was given is a multiple
+            size += -size % _GRANULE_BYTES
+        events.sizes.append(size)
         events.times_us.append(int(told.get("time_us") or 0))
         events.stacks.append(self._stack(told.get("frames")))
 

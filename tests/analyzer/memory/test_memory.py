@@ -9,12 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyzer.memory import explain_memory
-from stepscope.analyzer.memory.history import history_of
+from stepscope.analyzer.memory.categories import category_of
+from stepscope.analyzer.memory.history import Held, history_of
 from stepscope.collectors.memory_snapshot import read_snapshot
+from stepscope.core.flight_recorder import StackFrame
 from stepscope.core.memory import Category, MemoryReport, OomCause
 from stepscope.core.memory_snapshot import OutOfMemoryNote
 from tests.collectors.memory_snapshot.allocator import Allocator
 
+_GRANULE = 512
+_MODULE = "/lib/torch/nn/modules/module.py"
 _MIB = 1 << 20
 _GIB = 1 << 30
 
@@ -32,13 +36,13 @@ def test_the_books_are_reckoned_back_exactly(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[bool, int, int]], newest: int
 ) -> None:
     allocator = Allocator()
-    allocator.segment(0, 20 * 64)
+    allocator.segment(0, 20 * 64 * _GRANULE)
     levels = [allocator.allocated]
     held: list[dict[int, tuple[int, str]]] = [dict(allocator.blocks)]
     for is_new, slot, size in steps:
-        address, before = slot * 64, len(allocator.trace)
+        address, before = slot * 64 * _GRANULE, len(allocator.trace)
         if is_new and address not in allocator.blocks:
-            allocator.alloc(address, size, "forward")
+            allocator.alloc(address, size * _GRANULE, "forward")
         elif not is_new and address in allocator.blocks:
             allocator.free(address)
         levels += [allocator.allocated] * (len(allocator.trace) - before > 0)
@@ -241,3 +245,92 @@ def test_the_gpu_with_most_memory_is_reported_and_others_are_named(tmp_path: Pat
     allocator.segment(0, _MIB)
     report = _report(allocator, tmp_path)
     assert report.device == 2
+
+
+_LAYER = StackFrame("forward", "/lib/torch/nn/modules/linear.py", 1), StackFrame("_call_impl", _MODULE, 2)
+_USER = StackFrame("train", "train.py", 9)
+
+
+@pytest.mark.parametrize(
+    ("frames", "category"),
+    [
+        # what a layer allocates within FSDP's and DDP's own forward
+        (
+            (*_LAYER, StackFrame("forward", "/lib/torch/distributed/fsdp/_fully_shard.py", 3)),
+            "activations",
+        ),
+        ((*_LAYER, StackFrame("forward", "/lib/torch/nn/parallel/distributed.py", 3)), "activations"),
+        # and what these allocate themselves
+        ((StackFrame("_alloc_storage", "/lib/torch/distributed/fsdp/_flat_param.py", 3), *_LAYER), "communication"),
+        ((StackFrame("_build", "/lib/torch/nn/parallel/distributed.py", 3), _USER), "communication"),
+        # a layer's operation on sharded tensors
+        ((StackFrame("dispatch", "/lib/torch/distributed/tensor/_dispatch.py", 3), *_LAYER), "activations"),
+        # recomputed within the backward pass
+        ((*_LAYER, StackFrame("backward", "/lib/torch/utils/checkpoint.py", 3)), "activations"),
+        # a kernel's own backward, which is not torch's
+        ((StackFrame("backward", "/lib/flash_attn/interface.py", 3), _USER), "gradients"),
+        ((StackFrame("clip_grad_norm_", "/lib/torch/nn/utils/clip_grad.py", 3), _USER), "temporary"),
+        ((StackFrame("unscale_", "/lib/torch/amp/grad_scaler.py", 3), _USER), "temporary"),
+        ((StackFrame("_init_state", "/lib/megatron/core/optimizer/optimizer.py", 3), _USER), "optimizer"),
+        ((_USER,), "activations"),
+    ],
+)
+def test_the_innermost_call_that_tells_decides(frames: tuple[StackFrame, ...], category: str) -> None:
+    assert category_of(Held(0, 1, 1, 0), [(), frames], {}) == category
+
+
+def test_what_does_not_outlive_the_step_is_temporary(tmp_path: Path) -> None:
+    allocator = Allocator()
+    allocator.segment(0, 64 * _MIB)
+    allocator.alloc(0, _MIB, "engine")
+    allocator.alloc(8 * _MIB, 2 * _MIB, "engine")
+    allocator.alloc(16 * _MIB, 4 * _MIB, "optimizer")
+    allocator.free(8 * _MIB)
+    allocator.free(16 * _MIB)
+    allocator.step_ends()
+    allocator.free(0)
+    by_category = _report(allocator, tmp_path).by_category
+    assert (by_category[Category.GRADIENTS], by_category[Category.TEMPORARY]) == (_MIB, 6 * _MIB)
+
+
+def test_longer_sequences_are_no_leak(tmp_path: Path) -> None:
+    """Each step's batch is larger than the one before, which is freed."""
+    allocator = _job()
+    allocator.segment(1000 * _MIB, 64 * _MIB)
+    allocator.alloc(1000 * _MIB, _MIB, "own")
+    for step in range(10):
+        allocator.free((1000 + 20 * (step % 2)) * _MIB)
+        allocator.alloc((1000 + 20 * ((step + 1) % 2)) * _MIB, (step + 2) * _MIB, "own")
+        allocator.step_ends()
+    assert _report(allocator, tmp_path).growth is None
+
+
+def test_pieces_and_what_the_gpu_has_free_would_do_together(tmp_path: Path) -> None:
+    allocator = Allocator()
+    allocator.segment(0, 4 * _GIB)
+    allocator.alloc(_GIB, _GIB, "forward")
+    allocator.fail(3 * _GIB + 512 * _MIB, _GIB)
+    report = _report(allocator, tmp_path)
+    assert report.oom is not None
+    assert report.oom.cause == OomCause.FRAGMENTATION
+
+
+def test_a_limit_of_torch_s_is_said(tmp_path: Path) -> None:
+    allocator = Allocator()
+    allocator.segment(0, 8 * _GIB)
+    allocator.alloc(0, 8 * _GIB, "forward")
+    allocator.fail(16 * _MIB, 70 * _GIB)
+    report = _report(allocator, tmp_path)
+    assert report.oom is not None
+    assert report.oom.cause == OomCause.CAPACITY
+    assert "a limit of torch's ended it" in report.oom.evidence[1]
+
+
+def test_a_block_whose_rest_was_too_small_to_split_counts_whole(tmp_path: Path) -> None:
+    """Asked for 700 bytes; the block is of 2,048."""
+    allocator = Allocator()
+    allocator.segment(0, 4096)
+    allocator.alloc(0, 2048, "own")
+    allocator.trace[-1]["size"] = 700
+    report = _report(allocator, tmp_path)
+    assert (report.peak_bytes, report.timeline[0][1]) == (2048, 0)

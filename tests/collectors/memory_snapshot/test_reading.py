@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope.collectors.memory_snapshot import read_note, read_snapshot
+from stepscope.collectors.memory_snapshot import read_note, read_snapshot, reading
 from stepscope.collectors.plain_pickle import UnsafePickleError
 from stepscope.core.errors import DataError
 from stepscope.core.memory_snapshot import Action, Block, MemorySnapshot
@@ -48,7 +49,7 @@ def test_protocols_and_sizes(protocol: int, whole_below_bytes: int, tmp_path: Pa
     assert [frame.function for frame in snapshot.stacks[segment.blocks[0].stack]] == ["_call_impl", "train"]
     events = snapshot.events[0]
     assert list(events.actions) == [Action.SEGMENT_ALLOC, Action.ALLOC, Action.ALLOC, Action.FREE_REQUESTED, Action.OOM]
-    assert list(events.sizes) == [400, 100, 50, 50, 500]
+    assert list(events.sizes) == [400, 512, 512, 512, 500]  # torch notes what was asked for, and gives multiples
     assert list(events.addresses) == [1000, 1000, 1200, 1200, 7]
     assert snapshot.settings == "expandable_segments:True"
     assert len(snapshot.step_ends_us) == 1
@@ -129,3 +130,31 @@ def test_the_note_beside_a_snapshot(tmp_path: Path) -> None:
 def test_a_note_that_cannot_be_read_is_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
     assert read_note(tmp_path / "a.pickle") is None
+
+
+def test_pipes_and_devices_are_no_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.pickle")
+    for path in (tmp_path / "a.pickle", Path("/dev/zero")):
+        with pytest.raises(DataError, match="is no file"):
+            read_snapshot(path)
+
+
+def test_what_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_MOST_UNPACKED_BYTES", 1 << 20)
+    (tmp_path / "a.pickle.gz").write_bytes(gzip.compress(bytes(1 << 23)))
+    with pytest.raises(DataError, match="unpacks to more than"):
+        read_snapshot(tmp_path / "a.pickle.gz")
+
+
+def test_segments_that_share_their_blocks_take_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_MOST_BLOCKS", 10_000)
+    segment = {"address": 0, "total_size": 512, "blocks": [{"size": 1, "state": "inactive"}] * 2_000}
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps([segment] * 100))
+    with pytest.raises(DataError, match="more than 10,000 blocks"):
+        read_snapshot(tmp_path / "a.pickle")
+
+
+def test_segments_that_grow_are_known_also_where_the_variable_is_not_set(tmp_path: Path) -> None:
+    told = {"segments": [], "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": True}}
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps(told))
+    assert read_snapshot(tmp_path / "a.pickle").settings == "expandable_segments:True"
