@@ -27,6 +27,8 @@ _GONE_SECONDS = 60.0
 _LONGER_SECONDS = (300.0, 240.0, 180.0, 120.0)
 _SURE_OF_A_HANG = 0.6
 """Reached after some two minutes: peers that write a checkpoint are waited for as long as that."""
+_SET_BACK_NS = 1_000_000_000
+"""Clocks are set when a machine has started, sometimes by hours."""
 _SPENT = ("computing", "waiting", "copying", "empty")
 _JOB_CAUSES = (*FLEET_CAUSES, Cause.STRAGGLER)
 
@@ -58,10 +60,14 @@ class FleetSource:
         self._report = FleetReport()
         self._collection = Collection()
         self._told_ns: int | None = None
+        self._looked_ns = 0
 
     def collect(self) -> Collection:
         """Take a sample of each GPU; what it says stays until the next look."""
         states, now_ns = self._states(), self._wall_clock_ns()
+        if now_ns < self._looked_ns - _SET_BACK_NS:  # else nothing would be newer than what is kept, for as long
+            self._gpus, self._host, self._told_ns = {}, HostHistory(), None
+        self._looked_ns = now_ns
         self._host.observe(states)
         for labels, told in told_of_gpus(states).items():
             self._gpus.setdefault(labels, GpuHistory()).add(told)

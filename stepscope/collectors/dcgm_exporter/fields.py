@@ -83,6 +83,7 @@ _KNOWN = _known()
 LINK_ERRORS = "nvlink_link_errors_total"
 
 
+_XID = re.compile(r"[0-9]{1,6}", re.ASCII)
 THROTTLE_FIELDS = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
 _CLOCK_EVENTS = {
     "gpu_idle": "idle",
@@ -122,8 +123,9 @@ def _exporters_own(field: str, labels: Mapping[str, str]) -> Meaning | None:
     milliseconds = labels.get("windowsizeinms", "")
     has_window = milliseconds.isdecimal() and len(milliseconds) < 16
     window = {"window_seconds": f"{int(milliseconds) / 1000:g}"} if has_window else {}
-    if field == "DCGM_EXP_XID_ERRORS_COUNT" and labels.get("xid"):  # without an XID it is a 0 for all of them
-        return Meaning(GPU + "xid_recent", 1.0, labels_of(xid=labels["xid"], **window))
+    xid = labels.get("xid", "")
+    if field == "DCGM_EXP_XID_ERRORS_COUNT" and _XID.fullmatch(xid):  # without an XID it is a 0 for all of them
+        return Meaning(GPU + "xid_recent", 1.0, labels_of(xid=xid, **window))
     if field == "DCGM_EXP_CLOCK_EVENTS_COUNT" and labels.get("clockevent"):
         event = labels["clockevent"]
         return Meaning(GPU + "throttle_recent", 1.0, labels_of(reason=_CLOCK_EVENTS.get(event, event), **window))

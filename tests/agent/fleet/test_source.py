@@ -68,6 +68,17 @@ def test_a_class_comes_after_ten_seconds_and_follows_the_gpu() -> None:
     assert {one.metric for one in told.evidence} >= {"waiting_ratio", "nvlink_bytes_per_second"}
 
 
+def test_a_clock_that_is_set_back_costs_a_few_seconds_and_no_hour() -> None:
+    machine = _Machine()
+    machine.second = 10_000
+    machine.run(31)
+    machine.second = 10
+    machine.gpus[GPU0] = WAITING
+    machine.run(5)
+    assert machine.source.report().devices == {}
+    assert _cause(machine.run(25), GPU0) == ["communication"]
+
+
 def test_it_says_why_there_is_no_class_yet() -> None:
     machine = _Machine()
     machine.run(1)
