@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from stepscope.agent.isolation import GpuProbes
 from stepscope.collectors.contradictions import Contradictions
@@ -14,6 +14,9 @@ from stepscope.core.fabric_metrics import SWITCH
 from stepscope.core.readings import Collection, Finding, Labels, Reading, with_labels
 
 _log = logging.getLogger(__name__)
+
+_MOST_SAID = 20
+"""Lines of one look."""
 
 
 class GpuSource:
@@ -27,8 +30,7 @@ class GpuSource:
     def collect(self) -> Collection:
         """What is known now, what contradicts itself in it, and how the reading processes fare."""
         snapshot, now_ns = self._probes.snapshot(), self._wall_clock_ns()
-        for xid in self._probes.take_findings():
-            _log.warning("%s: %s", _name_of(xid.labels), xid.message)
+        _say(self._probes.take_findings())
         silent = {target.labels for target in snapshot.targets if target.reason}
         said = snapshot.collection
         if silent:  # old values repeated prove nothing
@@ -59,8 +61,8 @@ class KernelLogSource:
         told = self._log.collect()
         self._probes.note_kernel_log(finding for finding in told.findings if finding.code == "xid")
         others = tuple(finding for finding in told.findings if finding.code != "xid")
+        _say(others)
         for finding in others:
-            _log.warning("%s: %s", _name_of(finding.labels), finding.message)
             if finding.code == "sxid":
                 self._count(finding)
         return Collection(tuple(self._sxids.values()), told.missing, others)
@@ -70,6 +72,14 @@ class KernelLogSource:
         labels = with_labels(sxid.labels, severity="fatal" if is_fatal else "nonfatal")
         before = self._sxids[labels].value if labels in self._sxids else 0.0
         self._sxids[labels] = Reading(SWITCH + "sxid_errors_total", before + 1.0, labels, sxid.time_ns)
+
+
+def _say(findings: Sequence[Finding]) -> None:
+    """In the log, a storm of them by their number."""
+    for finding in findings[:_MOST_SAID]:
+        _log.warning("%s: %s", _name_of(finding.labels), finding.message)
+    if len(findings) > _MOST_SAID:
+        _log.warning("%d more errors came at once; all are counted", len(findings) - _MOST_SAID)
 
 
 def _name_of(labels: Labels) -> str:

@@ -105,6 +105,23 @@ def test_xids_are_logged_once_and_counted(machine: FakeNvml, tmp_path: Path, cap
     ]
 
 
+def test_a_storm_of_errors_is_no_storm_of_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log_file = tmp_path / "kmsg"
+    log_file.touch()
+    with KernelLog(log_file) as kernel_log:
+        source = KernelLogSource(kernel_log, GpuProbes())
+        with log_file.open("a") as stream:
+            for number in range(500):
+                stream.write(
+                    f"4,{number},1000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20001, Non-fatal, {'x' * 8100}\n"
+                )
+        told = [source.collect() for _ in range(3)]
+    assert len(caplog.records) <= 25
+    assert "more errors came at once" in caplog.records[-1].getMessage()
+    (count,) = told[-1].readings
+    assert count.value > 100
+
+
 def _bus_id(probes: GpuProbes) -> str:
     end = time.monotonic() + 40
     while time.monotonic() < end:
