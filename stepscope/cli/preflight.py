@@ -55,12 +55,15 @@ def command(
     with 1 when a GPU failed, with 3 when there is none to measure, with 4 when the driver does not answer.
     """
     from stepscope.cli.preflight_report import report_lines
+    from stepscope.core.errors import DataError, UsageError
     from stepscope.core.preflight import CheckGroup
     from stepscope.store.files import write_whole
     from stepscope.workflow.junit import checks_as_junit
     from stepscope.workflow.preflight.request import PreflightRequest, gpus_of, groups_of
     from stepscope.workflow.preflight.run import run_preflight
 
+    if junit is not None and not junit.absolute().parent.is_dir():
+        raise UsageError("there is no such folder", where=str(junit.parent), what_next="make it, or name another file")
     request = PreflightRequest(
         device_type=device,
         quick=quick,
@@ -70,8 +73,6 @@ def command(
     )
     with _progress() as on_progress:
         preflight = run_preflight(request, on_progress=on_progress)
-    if junit is not None:
-        write_whole(junit, checks_as_junit(preflight))
     if as_json:
         click.echo(json.dumps(asdict(preflight), indent=1))
     else:
@@ -79,7 +80,15 @@ def command(
             click.secho(line, fg=colour)
         for notice in preflight.warnings:
             click.echo(f"warning: {notice.message}", err=True)
-    if preflight.outcome is Outcome.FAIL:
+    has_failed = preflight.outcome is Outcome.FAIL
+    if junit is not None:
+        try:
+            write_whole(junit, checks_as_junit(preflight))
+        except DataError as error:
+            if not has_failed:
+                raise
+            click.echo(f"stepscope: {error}", err=True)  # that a GPU is unfit counts more
+    if has_failed:
         click.get_current_context().exit(1)
 
 

@@ -113,3 +113,16 @@ def test_without_a_gpu_it_ends_with_3_in_one_line(
         main(["preflight"])
     assert ended.value.code == 3
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_junit_file_that_cannot_be_written_hides_no_unfit_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "j.xml").mkdir()
+    monkeypatch.setattr("click.Path.convert", lambda _self, value, *_: Path(value))  # it is made meanwhile
+    assert run(monkeypatch, document(Outcome.FAIL), "--junit", str(tmp_path / "j.xml")) == 1
+    told = capsys.readouterr()
+    assert "FAIL  gpu 1" in told.out
+    assert "cannot be written" in told.err
+    assert run(monkeypatch, document(Outcome.PASS), "--junit", str(tmp_path / "j.xml")) == 3
+    assert run(monkeypatch, document(Outcome.PASS), "--junit", str(tmp_path / "missing" / "j.xml")) == 2
