@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
+import os
 import socket
+import socketserver
 import threading
 import time
 from collections.abc import Iterator
@@ -197,3 +200,23 @@ def test_a_body_that_does_not_come_blocks_nobody_and_is_cut(agent: _Agent, monke
         slow.sendall(b"POST /echo/x HTTP/1.1\r\nAuthorization: Bearer a-token\r\nContent-Length: 9\r\n\r\n1")
         assert agent.get("/healthz")[0] == 200
         assert slow.recv(1) == b""
+
+
+def test_where_no_descriptor_is_left_a_client_waits_and_no_core_is_burnt(
+    agent: _Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[int] = []
+
+    def none_left(_: object) -> None:
+        refused.append(1)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socketserver.TCPServer, "get_request", none_left)
+        begin = time.monotonic()
+        client = socket.create_connection(("127.0.0.1", agent.port))
+        while len(refused) < 3:
+            time.sleep(0.01)
+        assert time.monotonic() - begin >= 2 * connections._PAUSE_SECONDS
+    client.close()
+    assert agent.get("/healthz")[0] == HTTPStatus.OK
