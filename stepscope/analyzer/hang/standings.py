@@ -33,6 +33,11 @@ class Group:
     description: str
     is_listed: bool
 
+    def __hash__(self) -> int:
+        return hash(
+            (self.name, len(self.members), self.members[:1])
+        )  # not of all members, of whom there may be thousands
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -112,12 +117,14 @@ def _groups(dumps: Sequence[FlightDump], world_size: int) -> dict[int, dict[str,
         for operation in dump.operations:
             callers[operation.group].add(dump.rank)
             descriptions.setdefault(operation.group, operation.description)
+    made: dict[Group, Group] = {}
     everybody = tuple(range(min(max(_least_world(descriptions, callers), world_size), _MOST_RANKS)))
 
     def group(name: str, listed: tuple[int, ...] | None) -> Group:
         description = descriptions.get(name, "")
         unlisted = everybody if description == _OF_ALL else tuple(sorted(callers[name]))
-        return Group(name, listed or unlisted, description, is_listed=listed is not None)
+        one = Group(name, listed or unlisted, description, is_listed=listed is not None)
+        return made.setdefault(one, one)  # the same for all, which is found faster than an equal one
 
     of_rank = {}
     for dump in dumps:

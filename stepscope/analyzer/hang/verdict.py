@@ -156,8 +156,12 @@ def _evidence(one: Guilty) -> HangEvidence:
 
 def _circle(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangVerdict | None:
     """Ranks that wait for each other in different groups: who went a new way has left the common one."""
-    waiting = {rank: {other for other, call in calls.items() if rank in call.waits_for} for rank in calls}
-    mutual = {rank: waiting[rank] & set(call.waits_for) for rank, call in calls.items()}
+    waiting: dict[int, set[int]] = {rank: set() for rank in calls}
+    for other, call in calls.items():
+        for rank in call.waits_for:
+            if rank in waiting:
+                waiting[rank].add(other)
+    mutual = {rank: waiting[rank].intersection(call.waits_for) for rank, call in calls.items()}
     circle = sorted(rank for rank, others in mutual.items() if others)
     if not circle:
         return None

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stepscope.analyzer.hang.standings import Group, Standings
+from stepscope.analyzer.hang.standings import Group, Standing, Standings
 from stepscope.core.flight_recorder import FlightDump, Operation
 
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)\Z")
@@ -26,13 +26,15 @@ class OpenCall:
 def open_calls(dumps: Sequence[FlightDump], standings: Standings) -> dict[int, OpenCall]:
     """Of each rank that has one, its oldest collective that has not ended."""
     groups = _groups_of(standings)
+    late: dict[tuple[Group, int], tuple[int, ...]] = {}
     found = {}
     for dump in dumps:
         call = next((one for one in dump.operations if not one.is_done and not one.is_p2p), None)
         if call is not None:
             group = groups[dump.rank, call.group]
-            late = [rank for rank in group.members if not _has_called(standings, group, rank, call.sequence)]
-            found[dump.rank] = OpenCall(call, group, tuple(late))
+            if (group, call.sequence) not in late:
+                late[group, call.sequence] = _late(group, standings[group], call.sequence)
+            found[dump.rank] = OpenCall(call, group, late[group, call.sequence])
     return found
 
 
@@ -67,9 +69,9 @@ def _ends(call: Operation, group: Group | None) -> tuple[str, int, int] | None:
     return match[1], group.members[here], group.members[there]
 
 
-def _has_called(standings: Standings, group: Group, rank: int, sequence: int) -> bool:
-    standing = standings[group].get(rank)
-    return standing is not None and standing.enqueued >= sequence
+def _late(group: Group, ranks: Mapping[int, Standing], sequence: int) -> tuple[int, ...]:
+    """Members that have not called it, as far as their dumps are there."""
+    return tuple(rank for rank in group.members if rank not in ranks or ranks[rank].enqueued < sequence)
 
 
 def _groups_of(standings: Standings) -> Mapping[tuple[int, str], Group]:

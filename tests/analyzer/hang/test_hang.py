@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -344,3 +345,13 @@ def test_what_gloo_counts_and_does_not_record_accuses_nobody() -> None:
     ended = Job({WORLD: (0, 1, 2)}, backend="gloo").call(WORLD).dumps()
     dumps = [replace(dump, progress={0: GroupProgress(5, 4)}) for dump in ended]
     assert _verdict(dumps) == (Cause.INSUFFICIENT_EVIDENCE, HangKind.UNKNOWN, [])
+
+
+def test_a_thousand_ranks_are_answered_at_once() -> None:
+    """Each answer of who waits for whom is worked out once, not by every rank."""
+    ranks = tuple(range(1024))
+    job = Job({WORLD: ranks}).call(WORLD).call(WORLD, [rank for rank in ranks if rank != 77], done=False)
+    dumps = job.dumps()
+    begin = time.process_time()
+    assert _verdict(dumps) == (Cause.HANG, HangKind.HOST, [77])
+    assert time.process_time() - begin < 2.0
