@@ -56,9 +56,16 @@ def read_live_hang(run_directory: Path, *, owner: int | None = None, now_ns: int
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the answer; the exit code."""
-    owner = int(arguments[1]) if len(arguments) > 1 else None
-    sys.stdout.write(json.dumps(asdict(read_live_hang(Path(arguments[0]), owner=owner))) + "\n")
+    """Print the answer; the exit code.
+
+    Args:
+        arguments: the run's directory; the user whose files count, and a process by whose view of the file system it is
+            looked for; of these two each may be empty or left out.
+    """
+    place, owner, pid = (*arguments, "", "")[:3]
+    there = Path(f"/proc/{pid}/root{place}")
+    run = there if pid and there.is_dir() else Path(place)
+    sys.stdout.write(json.dumps(asdict(read_live_hang(run, owner=int(owner) if owner else None))) + "\n")
     return 0
 
 

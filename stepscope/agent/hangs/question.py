@@ -7,7 +7,6 @@ that a process tells opens nothing that its user could not open.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -19,11 +18,12 @@ from stepscope.core.hang import HangKind
 from stepscope.core.live_hang import LiveHang, LiveHangState
 
 _ANSWERS_WITHIN_SECONDS = 30.0
+_GONE_WITHIN_SECONDS = 1.0
 _LONGEST = 1 << 20
 
 
 class Question:
-    """One that is out. Nothing here waits.
+    """One that is out. Nothing here waits, also where the run's file system hangs, as may be why the run does.
 
     Args:
         run_directory: as the process calls it.
@@ -36,11 +36,10 @@ class Question:
     """
 
     def __init__(self, run_directory: str, *, pid: int | None, uid: int | None, now: float) -> None:
-        there = f"/proc/{pid}/root{run_directory}"
-        place = there if pid is not None and os.path.isdir(there) else run_directory
+        about = [run_directory, *("" if number is None else str(number) for number in (uid, pid))]
         self._until = now + _ANSWERS_WITHIN_SECONDS
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "stepscope.workflow.live_hang", place, *([] if uid is None else [str(uid)])],
+            [sys.executable, "-m", "stepscope.workflow.live_hang", *about],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -66,7 +65,8 @@ class Question:
         """End it."""
         if self._process.poll() is None:
             self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel is left behind
+            self._process.wait(_GONE_WITHIN_SECONDS)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

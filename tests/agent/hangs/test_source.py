@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -175,6 +176,24 @@ def test_a_real_question_is_answered_in_one_line_by_a_process_of_its_own(questio
     assert told is not None
     assert (told.state, told.kind, told.ranks) == (LiveHangState.HANG, HangKind.HOST, [1])
     assert "sl\\nep" in told.summary
+
+
+def test_a_question_that_hangs_in_the_kernel_is_left_behind(
+    question: Question, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the run's directory is on a server that is gone."""
+    waits: list[float | None] = []
+
+    def hangs(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        waits.append(timeout)
+        raise subprocess.TimeoutExpired(process.args, timeout or 0.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess.Popen, "wait", hangs)
+        question.close()
+    assert len(waits) == 1
+    assert waits[0] is not None
+    question._process.wait()
 
 
 def test_the_state_of_a_process_is_the_kernels(tmp_path: Path) -> None:
