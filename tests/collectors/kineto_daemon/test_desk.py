@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from stepscope.collectors.kineto_daemon import desk as desk_module
+from stepscope.collectors.kineto_daemon import keeping, staging
 from stepscope.collectors.kineto_daemon import recording as recording_module
-from stepscope.collectors.kineto_daemon import staging
 from stepscope.collectors.kineto_daemon.desk import BEGUN, GONE, TAKEN, UNKNOWN, KinetoDesk, News, Wish
 from stepscope.collectors.kineto_daemon.targets import Targets
 from stepscope.core.agent_messages import AnswerState
@@ -137,7 +137,7 @@ def test_captures_go_on_after_what_nobody_foresaw(
     tmp_path: Path, socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, reads = iter([True]), iter([True])
-    look_up, compress = Targets.of, recording_module.compress
+    look_up, compress = Targets.of, keeping.compress
 
     def of(*arguments: Any) -> Any:
         if next(looks, False):
