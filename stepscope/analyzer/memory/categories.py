@@ -42,7 +42,11 @@ _COPIES = frozenset(["_apply", "to", "cuda", "to_empty", "load_state_dict", "con
 
 
 def category_of(
-    held: Held, stacks: Sequence[tuple[StackFrame, ...]], owners: Mapping[int, str], step_ends: Sequence[int] = ()
+    held: Held,
+    stacks: Sequence[tuple[StackFrame, ...]],
+    owners: Mapping[int, str],
+    step_ends: Sequence[int] = (),
+    noted_at: int = 0,
 ) -> Category:
     """The category of a block.
 
@@ -51,9 +55,10 @@ def category_of(
         stacks: of the snapshot.
         owners: what is known of blocks, by their address.
         step_ends: how many events had happened when the optimizer's steps ended, ascending.
+        noted_at: how many had when the owners were written down: blocks that were gone by then had other owners.
     """
     known = owners.get(held.address)
-    if known is not None:
+    if known is not None and (held.died is None or held.died >= noted_at):
         return Category(known)
     frames = stacks[held.stack]
     if not frames and held.born is None:

@@ -64,6 +64,12 @@ class History:
         """Number of events after which most was allocated."""
         return int(self.allocated.argmax())
 
+    @property
+    def last_failure(self) -> int | None:
+        """Number of the event of the last allocation that found no room; None without one."""
+        actions = self.events.actions
+        return next((place for place in range(len(actions) - 1, -1, -1) if actions[place] == Action.OOM), None)
+
     def held_after(self, number: int) -> list[Held]:
         """What was allocated after so many events."""
         alive = {

@@ -8,7 +8,7 @@ from stepscope.analyzer.memory.categories import phase_of, stack_lines
 from stepscope.analyzer.memory.history import History
 from stepscope.core.flight_recorder import StackFrame
 from stepscope.core.memory import Fragmentation, Growth, OomCause, OutOfMemory
-from stepscope.core.memory_snapshot import Action, OutOfMemoryNote
+from stepscope.core.memory_snapshot import OutOfMemoryNote
 
 _FOREIGN_SHARE = 0.15
 """Of the GPU: CUDA's context, NCCL's buffers and libraries take some GB at most."""
@@ -35,9 +35,7 @@ def out_of_memory_of(
         note: of the training side.
     """
     events = history.events
-    failed = next(
-        (place for place in range(len(events.actions) - 1, -1, -1) if events.actions[place] == Action.OOM), None
-    )
+    failed = history.last_failure
     frames: Sequence[StackFrame] = ()
     free: int | None
     if failed is not None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from stepscope.analyzer.memory.categories import category_of, stack_lines
 from stepscope.analyzer.memory.fragmentation import fragmentation_of
 from stepscope.analyzer.memory.growth import growth_of
-from stepscope.analyzer.memory.history import Held, history_of
+from stepscope.analyzer.memory.history import History, history_of
 from stepscope.analyzer.memory.out_of_memory import out_of_memory_of
 from stepscope.analyzer.memory.remedies import remedies_for
 from stepscope.core.analysis import Notice
-from stepscope.core.flight_recorder import StackFrame
 from stepscope.core.memory import Category, Holder, MemoryReport
 from stepscope.core.memory_snapshot import MemorySnapshot, OutOfMemoryNote
 
@@ -28,9 +27,8 @@ def explain_memory(snapshot: MemorySnapshot, note: OutOfMemoryNote | None = None
     """
     device, notices = _device(snapshot, note)
     history = history_of(snapshot, device)
-    held = history.held_after(history.peak)
     owners = note.owners if note is not None else {}
-    holders, by_category = _holders(held, snapshot.stacks, owners, history.places_of(snapshot.step_ends_us))
+    holders, by_category = _holders(history, snapshot, owners)
     if not history.events.actions:
         notices.append(
             Notice(
@@ -73,19 +71,19 @@ def _device(snapshot: MemorySnapshot, note: OutOfMemoryNote | None) -> tuple[int
 
 
 def _holders(
-    held: Sequence[Held],
-    stacks: Sequence[tuple[StackFrame, ...]],
-    owners: Mapping[int, str],
-    step_ends: Sequence[int],
+    history: History, snapshot: MemorySnapshot, owners: Mapping[int, str]
 ) -> tuple[list[Holder], dict[Category, int]]:
+    """At the peak: the largest, and all by category."""
     sizes: dict[tuple[Category, int], int] = defaultdict(int)
     counts: dict[tuple[Category, int], int] = defaultdict(int)
     by_category = dict.fromkeys(Category, 0)
-    for one in held:
-        category = category_of(one, stacks, owners, step_ends)
+    step_ends = history.places_of(snapshot.step_ends_us)
+    noted_at = history.last_failure if history.last_failure is not None else len(history.events.actions)
+    for one in history.held_after(history.peak):
+        category = category_of(one, snapshot.stacks, owners, step_ends, noted_at)
         sizes[category, one.stack] += one.size
         counts[category, one.stack] += 1
         by_category[category] += one.size
     largest = sorted(sizes, key=lambda key: -sizes[key])[:_MOST_HOLDERS]
-    holders = [Holder(key[0], sizes[key], counts[key], stack_lines(stacks[key[1]])) for key in largest]
+    holders = [Holder(key[0], sizes[key], counts[key], stack_lines(snapshot.stacks[key[1]])) for key in largest]
     return holders, by_category

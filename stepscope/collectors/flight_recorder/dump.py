@@ -23,7 +23,8 @@ _DONE, _SCHEDULED = "completed", "scheduled"
 _PICKLED_DICT = (b"\x80", b"(", b"}")
 """How one begins, from protocol 2 on and before."""
 MOST_RANKS = 1 << 20
-_MOST_MEMBERS_TEXT = 1 << 23
+_MOST_MEMBERS, _MOST_MEMBERS_TEXT = 1 << 24, 1 << 23
+"""Of all groups of a rank; characters of one."""
 _MEMBERS = re.compile(r"[\[(] *(?:[0-9]{1,9} *, *)*(?:[0-9]{1,9} *)?[\])]\Z")
 _NUMBER = re.compile("[0-9]+")
 _MOST_ENTRIES = 1 << 18
@@ -86,9 +87,13 @@ def _groups(told: Any) -> dict[str, tuple[tuple[int, ...] | None, str]]:
     """Members and meaning of each group by its name; gloo's recorder lists one without a name, which tells nothing."""
     groups = {}
     members = _Once(_members)
+    num_members = 0
     for name, one in (told or {}).items():
         if name:
             groups[str(name)] = members(one.get("ranks")), str(one.get("desc", ""))
+            num_members += len(groups[str(name)][0] or ())
+            if num_members > _MOST_MEMBERS:
+                raise ValueError("its groups have too many members")
     return groups
 
 

@@ -14,9 +14,10 @@ _CATEGORIES = ("parameters", "gradients", "optimizer")
 
 def read_note(snapshot: Path) -> OutOfMemoryNote | None:
     """The note of the same name as the snapshot; None without one, or where it cannot be read."""
-    path = snapshot.with_suffix(".json")
+    unpacked = snapshot.with_suffix("") if snapshot.suffix == ".gz" else snapshot
+    path = unpacked.with_suffix(".json")
     try:
-        if path.stat().st_size > _LARGEST_BYTES:
+        if not path.is_file() or path.stat().st_size > _LARGEST_BYTES:
             return None
         told = json.loads(path.read_bytes())
         return OutOfMemoryNote(

@@ -334,3 +334,15 @@ def test_a_block_whose_rest_was_too_small_to_split_counts_whole(tmp_path: Path) 
     allocator.trace[-1]["size"] = 700
     report = _report(allocator, tmp_path)
     assert (report.peak_bytes, report.timeline[0][1]) == (2048, 0)
+
+
+def test_owners_are_of_the_blocks_that_were_there_when_they_were_noted(tmp_path: Path) -> None:
+    """At the peak another block lay where a gradient lies at the end."""
+    allocator = Allocator()
+    allocator.segment(0, 64 * _MIB)
+    allocator.alloc(0, 8 * _MIB, "forward")
+    allocator.free(0)
+    allocator.alloc(0, _MIB, "engine")
+    allocator.fail(64 * _MIB, 0)
+    by_category = _report(allocator, tmp_path, OutOfMemoryNote(0, None, None, None, None, {0: "gradients"})).by_category
+    assert (by_category[Category.ACTIVATIONS], by_category[Category.GRADIENTS]) == (8 * _MIB, 0)

@@ -209,3 +209,10 @@ def test_messages_that_nccl_is_told_at_once_are_no_collective() -> None:
         ("send 0->1", True, True),
         ("recv 0<-1", True, True),
     ]
+
+
+def test_groups_that_share_their_many_members_are_refused() -> None:
+    one = {"name": "x", "desc": "", "ranks": "[" + "1, " * 100_000 + "1]"}
+    content = pickle.dumps(_dump(_entry(), pg_config={str(number): one for number in range(200)}))
+    with pytest.raises(DataError, match="too many members"):
+        read_dump(content, rank=0, where="dump_0")

@@ -122,6 +122,7 @@ def test_the_note_beside_a_snapshot(tmp_path: Path) -> None:
     assert note is not None
     assert (note.device, note.requested_bytes, note.device_total_bytes, note.device_free_bytes) == (1, 5, 100, 7)
     assert (note.phase, note.owners) == ("backward", {10: "optimizer", 20: "optimizer"})
+    assert read_note(tmp_path / "rank0-oom.pickle.gz") == note
 
 
 @pytest.mark.parametrize(
