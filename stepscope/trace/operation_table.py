@@ -17,6 +17,8 @@ from stepscope.core.errors import DataError
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc")
 """What the table must hold; `mb_id` is not needed."""
 
+_NO_CLOCK_REACHES = 2.0**63
+"""In whatever unit: sums of larger times, as damaged files have them, overflow."""
 _WHOLE_NUMBERS = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "gmc")
 
 
@@ -83,7 +85,8 @@ def read_operation_table(path: Path) -> OperationTable:
         raise DataError(
             f"has a row that lacks a value or holds a wrong one: {error}", where=str(path), what_next="mend that row"
         ) from error
-    if not (np.isfinite(start).all() and np.isfinite(duration).all() and (duration >= 0).all()):
+    is_time = (np.abs(start) < _NO_CLOCK_REACHES) & (duration >= 0) & (duration < _NO_CLOCK_REACHES)
+    if not is_time.all():
         raise DataError("has a row whose start or duration is no time", where=str(path), what_next="mend that row")
     kinds, codes = np.unique(kind, return_inverse=True)
     about = _read_meta(meta_path(path))

@@ -50,6 +50,8 @@ def test_without_its_description_a_replica_is_not_sharded(tmp_path: Path) -> Non
         ({}, "gmc", "lacks the columns gmc"),
         ({"start_ts": float("nan")}, "", "no time"),
         ({"duration": -1.0}, "", "no time"),
+        ({"duration": 1e308}, "", "no time"),
+        ({"start_ts": -1e300}, "", "no time"),
         ({"stage": None}, "", "lacks a value"),
         ({"seq_id": 1.5}, "", "wrong one"),
     ],
