@@ -13,10 +13,8 @@ from stepscope.analyzer.nccl.communicators import Members
 from stepscope.analyzer.nccl.settings import ANY_DISTANCE
 from stepscope.core.nccl import Transport
 from stepscope.core.nccl_events import (
-    Cards,
     DirectMemory,
     LogEvent,
-    Network,
     NoInfiniBand,
     NoPlugin,
     Path,
@@ -40,8 +38,6 @@ class Surroundings:
         self.settings: dict[str, str] = {}
         self.has_no_ib = False
         self.plugin: str | None = None
-        self.ib_cards: tuple[str, ...] = ()
-        self.networks: set[str] = set()
         self.without_direct: set[str] = set()
         for event in events:
             if isinstance(event, Setting):
@@ -50,10 +46,6 @@ class Surroundings:
                 self.has_no_ib = True
             elif isinstance(event, NoPlugin):
                 self.plugin = event.library
-            elif isinstance(event, Cards) and event.kind == "IB":
-                self.ib_cards = event.cards
-            elif isinstance(event, Network):
-                self.networks.add(event.name)
             elif isinstance(event, DirectMemory) and not event.is_enabled:
                 self.without_direct.add(event.card)
 

@@ -48,8 +48,8 @@ def _row(word: str, expression: str, event: Callable[[Place, _Match], LogEvent |
 
 
 def _cards(place: Place, match: _Match) -> LogEvent | None:
-    """ "[0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:..": each card has its number before it."""
-    cards = re.findall(r"\[\d+\]\s*([^\s;\[\]]+)", match["cards"])
+    """ "[0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:..": each has its number before it; joined ones are "={...}"."""
+    cards = re.findall(r"\[\d+\]\s*([^\s;,\[\]={}]+)", match["cards"])
     return Cards(place, match["kind"], tuple(card.partition("<")[0] for card in cards)) if cards else None
 
 
@@ -70,14 +70,15 @@ OF_NCCL: tuple[Pattern, ...] = (
     _row("No device found", r"NET/IB ?: No device found", lambda place, _: NoInfiniBand(place)),
     _row(
         "NET/Plugin",
-        r"NET/Plugin ?: ?(?:Could not find|No plugin found|Failed to find).*?(?:(lib[\w.-]+\.so)|$)",
+        r"NET/Plugin ?: ?(?:Could not find|No plugin found|Failed to find ncclNetPlugin symbol)"
+        r".*?(?:(lib[\w.-]+\.so)|$)",
         lambda place, m: NoPlugin(place, m[1] or "libnccl-net.so"),
     ),
     _row(": Using [", r"NET/(?P<kind>IB|Socket) ?: Using (?P<cards>.*)", _cards),
     _row("Using network", r"Using network (.+)", lambda place, m: Network(place, m[1].strip())),
     _row(
         "GPU Direct RDMA",
-        r"GPU Direct RDMA (Enabled|Disabled) for HCA \d+ '?([\w.-]+)",
+        r"NET/IB\w* ?: GPU Direct RDMA (Enabled|Disabled) for HCA \d+ '?([\w.-]+)",
         lambda place, m: DirectMemory(place, m[2], m[1] == "Enabled"),
     ),
     _row(

@@ -84,6 +84,8 @@ def _read(*lines: str) -> Sequence[LogEvent]:
          "opcode=IBV_WC_SEND(0) vendor_err=129  localGid fe80::1 remoteGids fe80::2 hca mlx5_0",
          FailedTransfer(_PLACE, "10.0.0.2<36473>", 12, 129, "mlx5_0")),
         ("NET/IB : mlx5_0:1 Got async event : port error", CardEvent(_PLACE, "port error")),
+        ("NET/IB : Using [0]mlx5_0:1/IB [1]={[0] mlx5_1:1/RoCE, [1] mlx5_2:1/RoCE} [RO]; OOB eth0:10.0.0.1<0>",
+         Cards(_PLACE, "IB", ("mlx5_0:1/IB", "mlx5_1:1/RoCE", "mlx5_2:1/RoCE"))),
         # 2.4 to 2.7
         ("Ring 00 : 0[0] -> 1[1] via direct shared memory", Path(_PLACE, 0, 1, "SHM")),
         ("Ring 01 : 0 -> 1 [send] via NET/IB/0", Path(_PLACE, 0, 1, "NET/IB/0")),
@@ -196,3 +198,14 @@ def test_timeouts_name_the_job_s_rank_and_the_group(prefix: str, rank: int, grou
     told = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=19, OpType=ALLREDUCE, NumelIn=1) ran for 600 "
     (event,) = _read(f"worker-1: {prefix}{told}milliseconds before timing out.")
     assert event == TimedOut(Place("log", 1), rank, 19, "ALLREDUCE", 600, group)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NET/Plugin: Failed to find ncclNetPlugin_v10 symbol.",  # an older one is loaded next
+        "NET/Socket : GPU Direct RDMA Disabled for HCA 0 'eth0'",
+    ],
+)
+def test_what_is_usual_says_nothing(text: str) -> None:
+    assert _read(f"nodeA:1234:1 [0] NCCL INFO {text}") == []
