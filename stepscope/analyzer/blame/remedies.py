@@ -61,7 +61,15 @@ REMEDIES: dict[Reason, str] = {
     Reason.PAGEABLE_MEMORY: "pin_memory=True in the loader and .to(device, non_blocking=True)",
     Reason.LEAK: "find who keeps tensors over steps (memory snapshot): detach() what is collected, clear lists",
     Reason.FRAGMENTATION: "expandable_segments:True (PYTORCH_ALLOC_CONF), or fixed sequence lengths",
-    Reason.MISSING_RANK: "look at the named rank's own log, its node's kernel log and who ended it",
+    Reason.HOST: "look at what their Python does: py-spy dump --pid, or flight/rank<r>.stacks.txt of the run",
+    Reason.DEVICE: "look for XIDs of their GPUs (dmesg, stepscope agent check); start again without these nodes",
+    Reason.DESYNC: "find the branch on which these ranks part: data that runs out, a condition on the rank",
+    Reason.MISSING_RANK: "look at these ranks' own logs, their nodes' kernel logs and who ended them",
+    Reason.HELD: "give the GPU back: end the session that holds it",
+    Reason.HEAT: "look at fans, air or water flow, and the temperature of the room",
+    Reason.POWER_CAP: "raise the power limit where that is allowed (nvidia-smi -pl); a limit alone is no fault",
+    Reason.HARDWARE_SLOWDOWN: "look at power supply and cables: the hardware itself slows the GPU down",
+    Reason.CLOCK_SETTING: "take the clock setting back: nvidia-smi -rgc, -rac",
 }
 """What to try first, by reason."""
 

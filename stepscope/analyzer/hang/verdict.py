@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from stepscope.analyzer.blame.remedies import REMEDIES
 from stepscope.analyzer.hang.given_up import with_timeouts_open
 from stepscope.analyzer.hang.guilty import Guilty, guilty_ranks
 from stepscope.analyzer.hang.mismatches import Mismatch, first_mismatches
@@ -28,13 +29,7 @@ NONE = "none"
 _MOST_EVIDENCE = 8
 _CERTAIN, _LIKELY, _PERHAPS, _UNKNOWN = 0.95, 0.8, 0.6, 0.3
 
-_ACTIONS = {
-    HangKind.HOST: "look at what their Python does: py-spy dump --pid, or flight/rank<r>.stacks.txt of the run",
-    HangKind.DEVICE: "look for XIDs of their GPUs (dmesg, stepscope agent check); start again without these nodes",
-    HangKind.DESYNC: "find the branch on which these ranks part: data that runs out, a condition on the rank",
-    HangKind.UNKNOWN: "look at the network between the nodes, and dump with TORCH_NCCL_ENABLE_TIMING=1 the next time",
-}
-_OF_MISSING = "look at these ranks' own logs and exit codes: they died, or could not write a dump any more"
+_OF_NOBODY = "look at the network between the nodes, and dump with TORCH_NCCL_ENABLE_TIMING=1 the next time"
 
 
 def explain_hang(dumps: Sequence[FlightDump], *, world_size: int = 0) -> HangReport:
@@ -127,7 +122,14 @@ def _missing(awaited: Sequence[int], guilty: Sequence[Guilty]) -> HangVerdict:
     summary = f"{ranks_words(list(awaited))} left no dump while the others wait for them: they are the first suspects"
     ranks = list(awaited)
     return HangVerdict(
-        Cause.HANG, HangKind.UNKNOWN, [Reason.MISSING_RANK], ranks, _LIKELY, summary, evidence, [_OF_MISSING]
+        Cause.HANG,
+        HangKind.UNKNOWN,
+        [Reason.MISSING_RANK],
+        ranks,
+        _LIKELY,
+        summary,
+        evidence,
+        [REMEDIES[Reason.MISSING_RANK]],
     )
 
 
@@ -226,7 +228,8 @@ def _hang(
     kind: HangKind, ranks: list[int], confidence: float, summary: str, evidence: list[HangEvidence]
 ) -> HangVerdict:
     reasons = [] if kind is HangKind.UNKNOWN else [Reason(kind.value)]
-    return HangVerdict(Cause.HANG, kind, reasons, ranks, confidence, summary, evidence, [_ACTIONS[kind]])
+    actions = [REMEDIES[reason] for reason in reasons] or [_OF_NOBODY]
+    return HangVerdict(Cause.HANG, kind, reasons, ranks, confidence, summary, evidence, actions)
 
 
 def _name(group: Group) -> str:
