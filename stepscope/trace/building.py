@@ -258,9 +258,12 @@ def _pick(arguments: list[Arguments], rows: npt.NDArray[np.intp]) -> list[Argume
 
 def _launch(key: LaunchKey) -> KernelLaunch:
     grid, block, registers, shared_memory = key
-    return KernelLaunch(
-        grid, block, registers if registers >= 0 else None, shared_memory if shared_memory >= 0 else None
-    )
+    return KernelLaunch(grid, block, _of_a_block(registers), _of_a_block(shared_memory))
+
+
+def _of_a_block(amount: int) -> int | None:
+    """Registers or bytes; None where not recorded, or more than any device has."""
+    return amount if 0 <= amount < 1 << 32 else None
 
 
 def _shapes(texts: bytes) -> Shapes:

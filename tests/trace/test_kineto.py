@@ -294,6 +294,14 @@ def test_launches_are_numbered_as_they_first_appear() -> None:
     assert (trace.launches[0].threads_per_block, trace.launches[1].threads_per_block) == (128, None)
 
 
+@pytest.mark.parametrize("amount", [2**32, 10**60])
+def test_a_launch_with_more_than_any_device_has_is_not_known(amount: int) -> None:
+    """Such a figure would stand in the analysis, whose document nothing could then read."""
+    args = {"grid": [4, 2, 1], "block": [128, 1, 1], "registers per thread": amount, "shared memory": amount}
+    trace = _read(_document([_kernel(0, args=args)]))
+    assert trace.launches == (KernelLaunch((4, 2, 1), (128, 1, 1), None, None),)
+
+
 def test_the_limits_of_a_device_are_read() -> None:
     limits = {"computeMajor": 9, "computeMinor": 0, "warpSize": 32, "maxThreadsPerMultiprocessor": 2048}
     limits |= {"numSms": 132, "regsPerMultiprocessor": 65536, "sharedMemPerMultiprocessor": 233472}
