@@ -51,10 +51,11 @@ def _print(report: HangReport) -> None:
 
 
 def _where(group: WaitingGroup) -> str:
+    from stepscope.core.hang import group_words
     from stepscope.core.words import ranks_words
 
     if group.operation is None:
         return "no collective is open" + ("; the last was called from" if group.stack else "")
-    name = group.description if group.description not in (None, "", "undefined") else f"group {group.process_group}"
+    name = group_words(group.process_group, group.description)
     waits = f", waits for {ranks_words(group.waits_for)}" if group.waits_for else ""
     return f"in {group.operation} {group.sequence} of {name}{waits}"

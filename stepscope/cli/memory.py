@@ -46,7 +46,7 @@ def _print(name: str, report: MemoryReport) -> None:
     from stepscope.core.words import size
 
     def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
     console = report_console()
     say(f"{printable(name)}: GPU {report.device}")

@@ -42,7 +42,7 @@ def _print(report: NcclReport) -> None:
 
     console = report_console()
     if report.versions:
-        console.print(f"NCCL {', '.join(map(printable, report.versions))}", markup=False)
+        console.print(f"NCCL {', '.join(map(printable, report.versions))}")
     for table in (_communicators(report), _transports(report), _bandwidths(report), _devices(report), _planned(report)):
         if table.row_count:
             console.print(table)
@@ -50,10 +50,8 @@ def _print(report: NcclReport) -> None:
         console.print("nothing is wrong by these files")
     for finding in report.findings:
         place = f"{finding.file}:{finding.line}" if finding.line else finding.file
-        console.print(
-            f"{finding.severity.upper():8} {printable(finding.message)}", markup=False, highlight=False, soft_wrap=True
-        )
-        console.print(f"         {printable(place)}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{finding.severity.upper():8} {printable(finding.message)}", soft_wrap=True)
+        console.print(f"         {printable(place)}", soft_wrap=True)
 
 
 def _table(*columns: str) -> Table:

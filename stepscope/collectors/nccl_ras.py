@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 from stepscope.core.errors import DataError
@@ -76,9 +77,7 @@ def _of_text(text: str, file: str) -> RasStatus:
         nonlocal listed
         if current and listed:
             one = found[current]
-            found[current] = RasCommunicator(
-                one.id, one.size, one.ranks, one.missing, (*one.problems, (tuple(listed), saying))
-            )
+            found[current] = replace(one, problems=(*one.problems, (tuple(listed), saying)))
         listed = []
 
     for line in map(str.strip, text.splitlines()):
@@ -94,7 +93,7 @@ def _of_text(text: str, file: str) -> RasStatus:
         elif (match := _MISSING.search(line)) and current:
             one = found[current]
             missing = tuple(RasRank(rank, "", 0, is_unresponsive=True) for rank in _numbers(match["ranks"]))
-            found[current] = RasCommunicator(one.id, one.size, one.ranks, (*one.missing, *missing), one.problems)
+            found[current] = replace(one, missing=(*one.missing, *missing))
         elif _PROCESS.match(line):
             dead[line] = None
     close()

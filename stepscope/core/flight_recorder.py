@@ -5,7 +5,13 @@ Sequence numbers count the collectives of one process group from 1; times are ns
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+MOST_RANKS = 1 << 20
+OF_ALL = "default_pg"
+"""What torch calls the group of all ranks."""
+_MOST_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +21,11 @@ class StackFrame:
     function: str
     file: str
     line: int
+
+
+def stack_lines(frames: Sequence[StackFrame]) -> list[str]:
+    """The calls as lines, the innermost first; of a deep stack the first ones."""
+    return [f"{frame.function} ({frame.file}:{frame.line})" for frame in frames[:_MOST_LINES]]
 
 
 @dataclass(frozen=True, slots=True)

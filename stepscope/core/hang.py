@@ -81,3 +81,8 @@ class HangReport:
     groups: list[WaitingGroup] = field(default_factory=list)
     warnings: list[Notice] = field(default_factory=list)
     schema: str = HANG_SCHEMA
+
+
+def group_words(name: str | None, description: str | None) -> str:
+    """How a process group is called: by its meaning where its maker gave one."""
+    return description if description not in (None, "", "undefined") else f"group {name}"

@@ -3,8 +3,7 @@
 gloo says of a call that timed out what it says of one that completed. But none can complete a collective that a member
 has not called: what is given up beyond the slowest member's last call is still open. Of a member without a dump it is
 not known what it called: there the last call that all others share is open. What one member still has open no other has
-completed. A root's part in a broadcast is an
-exception: it may end before anybody else comes.
+completed. A root's part in a broadcast is an exception: it may end before anybody else comes.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ _ENDS_ALONE = frozenset(["broadcast", "scatter", "gather", "reduce"])
 
 def with_timeouts_open(dumps: Sequence[FlightDump], world_size: int) -> list[FlightDump]:
     """The dumps, in which calls are open again that cannot have completed."""
+    if not any(call.is_given_up for dump in dumps for call in dump.operations):
+        return list(dumps)
     first_open: dict[tuple[int, str], int] = {}
     for group, ranks in standings_of(dumps, world_size).items():
         called_by_all = min(standing.enqueued for standing in ranks.values()) - (len(ranks) < len(group.members))

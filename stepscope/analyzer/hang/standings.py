@@ -13,11 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stepscope.core.flight_recorder import FlightDump, Operation
-
-_MOST_RANKS = 1 << 20
-_OF_ALL = "default_pg"
-"""What torch calls the group of all ranks."""
+from stepscope.core.flight_recorder import MOST_RANKS, OF_ALL, FlightDump, Operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +114,11 @@ def _groups(dumps: Sequence[FlightDump], world_size: int) -> dict[int, dict[str,
             callers[operation.group].add(dump.rank)
             descriptions.setdefault(operation.group, operation.description)
     made: dict[Group, Group] = {}
-    everybody = tuple(range(min(max(_least_world(descriptions, callers), world_size), _MOST_RANKS)))
+    everybody = tuple(range(min(max(_least_world(descriptions, callers), world_size), MOST_RANKS)))
 
     def group(name: str, listed: tuple[int, ...] | None) -> Group:
         description = descriptions.get(name, "")
-        unlisted = everybody if description == _OF_ALL else tuple(sorted(callers[name]))
+        unlisted = everybody if description == OF_ALL else tuple(sorted(callers[name]))
         one = Group(name, listed or unlisted, description, is_listed=listed is not None)
         return made.setdefault(one, one)  # the same for all, which is found faster than an equal one
 
@@ -137,7 +133,7 @@ def _least_world(descriptions: Mapping[str, str], callers: Mapping[str, set[int]
     """How many ranks there are at least: groups of one meaning are equally large, whoever of them left a dump."""
     sizes: dict[str, list[int]] = defaultdict(list)
     for name, ranks in callers.items():
-        if descriptions.get(name) not in ("", _OF_ALL):
+        if descriptions.get(name) not in ("", OF_ALL):
             sizes[descriptions[name]].append(len(ranks))
     highest = 1 + max((rank for ranks in callers.values() for rank in ranks), default=-1)
     return max([highest, *(len(of) * max(of) for of in sizes.values())])

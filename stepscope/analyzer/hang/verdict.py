@@ -21,7 +21,7 @@ from stepscope.analyzer.hang.waits import OpenCall, message_waits, open_calls
 from stepscope.analyzer.hang.ways import strayed
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.flight_recorder import FlightDump
-from stepscope.core.hang import HangEvidence, HangKind, HangReport, HangVerdict
+from stepscope.core.hang import HangEvidence, HangKind, HangReport, HangVerdict, group_words
 from stepscope.core.words import ranks_words
 
 NONE = "none"
@@ -65,15 +65,7 @@ def _verdict(
         return _behind(guilty, calls)
     if awaited:
         summary = f"only {len(dumps)} of {len(dumps) + len(missing)} ranks left a dump, and they wait for others"
-        return HangVerdict(
-            Cause.INSUFFICIENT_EVIDENCE,
-            HangKind.UNKNOWN,
-            [],
-            [],
-            _UNKNOWN,
-            summary,
-            actions=["give the dumps of all ranks"],
-        )
+        return _untold(summary, "give the dumps of all ranks")
     return _circle(dumps, calls) or _end_of_messages(dumps, messages) or _nobody(dumps, calls)
 
 
@@ -96,8 +88,7 @@ def _other_moments(dumps: Sequence[FlightDump], standings: Standings) -> HangVer
         summary = f"no call was open for longer than {wait:.2f} s when the dumps were written: no hang yet"
     else:
         return None
-    what_next = ["dump all ranks anew, at one time and while the job stands still"]
-    return HangVerdict(Cause.INSUFFICIENT_EVIDENCE, HangKind.UNKNOWN, [], [], _UNKNOWN, summary, evidence, what_next)
+    return _untold(summary, "dump all ranks anew, at one time and while the job stands still", evidence)
 
 
 def _awaited(standings: Standings, calls: Mapping[int, OpenCall], missing: Sequence[int]) -> list[int]:
@@ -117,20 +108,10 @@ def _desync(mismatch: Mismatch) -> HangVerdict:
     return _hang(HangKind.DESYNC, ranks, confidence, summary, evidence)
 
 
-def _missing(awaited: Sequence[int], guilty: Sequence[Guilty]) -> HangVerdict:
-    evidence = [HangEvidence(list(awaited), "left no dump, and the others wait for them"), *map(_evidence, guilty)]
-    summary = f"{ranks_words(list(awaited))} left no dump while the others wait for them: they are the first suspects"
-    ranks = list(awaited)
-    return HangVerdict(
-        Cause.HANG,
-        HangKind.UNKNOWN,
-        [Reason.MISSING_RANK],
-        ranks,
-        _LIKELY,
-        summary,
-        evidence,
-        [REMEDIES[Reason.MISSING_RANK]],
-    )
+def _missing(awaited: list[int], guilty: Sequence[Guilty]) -> HangVerdict:
+    evidence = [HangEvidence(awaited, "left no dump, and the others wait for them"), *map(_evidence, guilty)]
+    summary = f"{ranks_words(awaited)} left no dump while the others wait for them: they are the first suspects"
+    return _hang(HangKind.UNKNOWN, awaited, _LIKELY, summary, evidence, [Reason.MISSING_RANK])
 
 
 def _behind(guilty: Sequence[Guilty], calls: Mapping[int, OpenCall]) -> HangVerdict:
@@ -143,8 +124,7 @@ def _behind(guilty: Sequence[Guilty], calls: Mapping[int, OpenCall]) -> HangVerd
         HangKind.DEVICE: "called what their peers have finished, and do not finish it: stuck on the GPU",
     }.get(kind, "are behind, some on the host and some on the GPU")
     summary = f"{ranks_words(ranks)} {stuck}; {waiting} other{'' if waiting == 1 else 's'} wait"
-    is_majority = 2 * len(ranks) > len(ranks) + waiting
-    confidence = _PERHAPS if is_majority or kind is HangKind.UNKNOWN else _CERTAIN
+    confidence = _PERHAPS if len(ranks) > waiting or kind is HangKind.UNKNOWN else _CERTAIN
     return _hang(kind, ranks, confidence, summary, list(map(_evidence, guilty)))
 
 
@@ -171,17 +151,14 @@ def _circle(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangV
     if len(left) in (0, len(circle)):  # too little is recorded: then it is whom most others wait for
         awaited = {rank: (len(mutual[rank]), len(waiting[rank])) for rank in circle}
         left = [rank for rank in circle if awaited[rank] == max(awaited.values())]
-    is_clear = len(left) < len(circle)
-    ranks = left if is_clear else circle
-    evidence = [
-        HangEvidence(
-            [rank],
-            f"waits in {call.call.name} of {_name(call.group)} for {ranks_words(list(call.waits_for))}",
-        )
-        for rank, call in [(rank, calls[rank]) for rank in circle[:_MOST_EVIDENCE]]
-    ]
-    summary = f"{ranks_words(ranks)} wait in another group than the ranks that wait for them"
-    return _hang(HangKind.DESYNC, ranks, _LIKELY if is_clear else _PERHAPS, summary, evidence)
+    evidence = [HangEvidence([rank], _waits(calls[rank])) for rank in circle[:_MOST_EVIDENCE]]
+    summary = f"{ranks_words(left)} wait in another group than the ranks that wait for them"
+    return _hang(HangKind.DESYNC, left, _LIKELY if len(left) < len(circle) else _PERHAPS, summary, evidence)
+
+
+def _waits(open_call: OpenCall) -> str:
+    whom = ranks_words(list(open_call.waits_for))
+    return f"waits in {open_call.call.name} of {_name(open_call.group)} for {whom}"
 
 
 def _end_of_messages(dumps: Sequence[FlightDump], messages: Mapping[int, int]) -> HangVerdict | None:
@@ -205,8 +182,7 @@ def _nobody(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangV
     num_open = sum(any(not call.is_done for call in dump.operations) for dump in dumps)
     if not num_open and any(_has_unrecorded(dump) for dump in dumps):
         summary = "no recorded call is open, but messages were sent, which gloo's recorder does not have"
-        what_next = ["look at what the ranks' Python does: py-spy dump --pid"]
-        return HangVerdict(Cause.INSUFFICIENT_EVIDENCE, HangKind.UNKNOWN, [], [], _UNKNOWN, summary, actions=what_next)
+        return _untold(summary, "look at what the ranks' Python does: py-spy dump --pid")
     if not num_open:
         return HangVerdict(NONE, None, [], [], _CERTAIN, "no call of any rank is open: nothing hangs")
     evidence = [HangEvidence([rank], f"in {call.call.name} of {_name(call.group)}") for rank, call in calls.items()]
@@ -225,12 +201,24 @@ def _has_unrecorded(dump: FlightDump) -> bool:
 
 
 def _hang(
-    kind: HangKind, ranks: list[int], confidence: float, summary: str, evidence: list[HangEvidence]
+    kind: HangKind,
+    ranks: list[int],
+    confidence: float,
+    summary: str,
+    evidence: list[HangEvidence],
+    reasons: Sequence[Reason] = (),
 ) -> HangVerdict:
-    reasons = [] if kind is HangKind.UNKNOWN else [Reason(kind.value)]
+    """A hang; its reasons are those given, else its kind's."""
+    reasons = list(reasons) or ([] if kind is HangKind.UNKNOWN else [Reason(kind.value)])
     actions = [REMEDIES[reason] for reason in reasons] or [_OF_NOBODY]
     return HangVerdict(Cause.HANG, kind, reasons, ranks, confidence, summary, evidence, actions)
 
 
+def _untold(summary: str, what_next: str, evidence: Sequence[HangEvidence] = ()) -> HangVerdict:
+    """These dumps do not tell."""
+    cause = Cause.INSUFFICIENT_EVIDENCE
+    return HangVerdict(cause, HangKind.UNKNOWN, [], [], _UNKNOWN, summary, list(evidence), [what_next])
+
+
 def _name(group: Group) -> str:
-    return group.description if group.description not in ("", "undefined") else f"group {group.name}"
+    return group_words(group.name, group.description)

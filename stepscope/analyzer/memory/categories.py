@@ -107,10 +107,5 @@ def phase_of(frames: Sequence[StackFrame]) -> str:
     return "forward" if any(_MODULES in f"/{frame.file}" for frame in frames) else "unknown"
 
 
-def stack_lines(frames: Sequence[StackFrame], most: int = 8) -> list[str]:
-    """The calls as lines, the innermost first."""
-    return [f"{frame.function} ({frame.file}:{frame.line})" for frame in frames[:most]]
-
-
 def _is_in(frame: StackFrame, places: tuple[str, ...]) -> bool:
     return any(place in f"/{frame.file}" for place in places)

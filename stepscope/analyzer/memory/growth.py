@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from stepscope.analyzer.memory.categories import stack_lines
 from stepscope.analyzer.memory.history import History
-from stepscope.core.flight_recorder import StackFrame
+from stepscope.core.flight_recorder import StackFrame, stack_lines
 from stepscope.core.memory import Growth
 
 _LEAST_STEPS = 4

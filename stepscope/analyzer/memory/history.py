@@ -67,8 +67,8 @@ class History:
     @property
     def last_failure(self) -> int | None:
         """Number of the event of the last allocation that found no room; None without one."""
-        actions = self.events.actions
-        return next((place for place in range(len(actions) - 1, -1, -1) if actions[place] == Action.OOM), None)
+        place = self.events.actions.tobytes().rfind(Action.OOM)
+        return place if place >= 0 else None
 
     def held_after(self, number: int) -> list[Held]:
         """What was allocated after so many events."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepscope.analyzer.memory.categories import phase_of, stack_lines
+from stepscope.analyzer.memory.categories import phase_of
 from stepscope.analyzer.memory.history import History
-from stepscope.core.flight_recorder import StackFrame
+from stepscope.core.flight_recorder import StackFrame, stack_lines
 from stepscope.core.memory import Fragmentation, Growth, OomCause, OutOfMemory
 from stepscope.core.memory_snapshot import OutOfMemoryNote
 

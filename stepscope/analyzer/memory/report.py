@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from stepscope.analyzer.memory.categories import category_of, stack_lines
+from stepscope.analyzer.memory.categories import category_of
 from stepscope.analyzer.memory.fragmentation import fragmentation_of
 from stepscope.analyzer.memory.growth import growth_of
 from stepscope.analyzer.memory.history import History, history_of
 from stepscope.analyzer.memory.out_of_memory import out_of_memory_of
 from stepscope.analyzer.memory.remedies import remedies_for
 from stepscope.core.analysis import Notice
+from stepscope.core.flight_recorder import stack_lines
 from stepscope.core.memory import Category, Holder, MemoryReport
 from stepscope.core.memory_snapshot import MemorySnapshot, OutOfMemoryNote
 
@@ -78,7 +79,8 @@ def _holders(
     counts: dict[tuple[Category, int], int] = defaultdict(int)
     by_category = dict.fromkeys(Category, 0)
     step_ends = history.places_of(snapshot.step_ends_us)
-    noted_at = history.last_failure if history.last_failure is not None else len(history.events.actions)
+    failed = history.last_failure
+    noted_at = len(history.events.actions) if failed is None else failed
     for one in history.held_after(history.peak):
         category = category_of(one, snapshot.stacks, owners, step_ends, noted_at)
         sizes[category, one.stack] += one.size

@@ -51,8 +51,7 @@ def members_of(events: Sequence[LogEvent]) -> Members:
         elif isinstance(event, Join | Shape):
             own = current.get(process)
             name = _name(event, own, ids)
-            if own != (name, event.rank):
-                current[process] = (name, event.rank)
+            current[process] = (name, event.rank)
             hosts[name, event.rank] = event.place.host
         if process not in current:
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from stepscope.analyzer.nccl.bandwidths import inspected, tested
@@ -12,7 +12,7 @@ from stepscope.analyzer.nccl.settings import harmful_settings
 from stepscope.analyzer.nccl.topology import devices_of, planned_ways, shared_cards
 from stepscope.analyzer.nccl.trainer import trainer_findings
 from stepscope.analyzer.nccl.transfer_errors import transfer_error_advice, transfer_error_words
-from stepscope.analyzer.nccl.transports import transports_of
+from stepscope.analyzer.nccl.transports import SOCKET, transports_of
 from stepscope.analyzer.nccl.watchdog import timeouts
 from stepscope.core.health import Severity
 from stepscope.core.nccl import Communicator, NcclFinding, NcclReport, Transport
@@ -70,15 +70,16 @@ def explain_nccl(
 
 def _slow_ways(transports: Sequence[Transport], events: Iterable[LogEvent]) -> Iterator[NcclFinding]:
     """One finding a kind of way and reason."""
-    wrong = Counter((one.via, one.expected, one.why) for one in transports if not one.ok)
-    for (via, expected, why), count in wrong.items():
-        pairs = [one for one in transports if (one.via, one.expected, one.why) == (via, expected, why)]
+    wrong: dict[tuple[str, str, str], list[Transport]] = defaultdict(list)
+    for one in transports:
+        if not one.ok:
+            wrong[one.via, one.expected, one.why].append(one)
+    for (via, expected, why), pairs in wrong.items():
         ranks = sorted({rank for one in pairs for rank in (one.source, one.target)})
         place = next(event.place for event in events if isinstance(event, Path) and event.via.startswith(via))
-        message = (
-            f"{count} way{'' if count == 1 else 's'} between {ranks_words(ranks)} over {via}, not {expected}: {why}"
-        )
-        severity = Severity.CRITICAL if via == "NET/Socket" else Severity.WARNING
+        ways = f"{len(pairs)} way{'' if len(pairs) == 1 else 's'}"
+        message = f"{ways} between {ranks_words(ranks)} over {via}, not {expected}: {why}"
+        severity = Severity.CRITICAL if via == SOCKET else Severity.WARNING
         yield NcclFinding("wrong_transport", severity, message, place.file, place.line, ranks)
 
 

@@ -57,26 +57,16 @@ class Surroundings:
 def transports_of(events: Sequence[LogEvent], members: Members) -> list[Transport]:
     """Each pair of ranks of each communicator that a channel connects, once for each way."""
     around, nodes = Surroundings(events), _Nodes(members)
-    channels: Counter[tuple[str, int, int, str, str]] = Counter()
-    seen: dict[tuple[str, int, int, str, str], set[str]] = defaultdict(set)
+    channels: dict[tuple[str, int, int, str, str], Counter[str]] = defaultdict(Counter)  # lines, by process
     for number, event in enumerate(events):
         if isinstance(event, Path):
             via, detail = _parts(event.via)
             name = members.at.get(number, ("", 0))[0]
-            key = (name, event.source, event.target, via, detail)
-            channels[key] += 1
-            seen[key].add(event.place.process)
+            channels[name, event.source, event.target, via, detail][event.place.process] += 1
     merged: dict[tuple[int, int, str, str], Transport] = {}
-    for (name, source, target, via, detail), count in channels.items():
-        one = _transport(
-            source,
-            target,
-            via,
-            detail,
-            count // max(len(seen[name, source, target, via, detail]), 1),
-            around,
-            nodes.are_one(name, source, target),
-        )
+    for (name, source, target, via, detail), lines in channels.items():
+        is_one = nodes.are_one(name, source, target)
+        one = _transport(source, target, via, detail, lines.total() // len(lines), around, is_one)
         known = merged.get((source, target, via, detail))
         if known is None or known.channels < one.channels:
             merged[source, target, via, detail] = one

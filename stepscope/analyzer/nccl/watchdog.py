@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
+from stepscope.core.flight_recorder import OF_ALL
 from stepscope.core.health import Severity
 from stepscope.core.nccl import NcclFinding
 from stepscope.core.nccl_events import LogEvent, TimedOut
 from stepscope.core.words import ranks_words
-
-_OF_ALL = "default_pg"
 
 
 def timeouts(events: Iterable[LogEvent]) -> list[NcclFinding]:
@@ -54,7 +53,7 @@ def _of_group(group: str | None, first: dict[int, TimedOut]) -> NcclFinding:
 def _silent(group: str | None, waiting: list[int]) -> list[int]:
     """Ranks that say nothing; none where the group is not of all ranks, or where more are silent than speak: then it is
     their logs that are not here."""
-    if group is not None and _OF_ALL not in group and group != "0":
+    if group is not None and OF_ALL not in group and group != "0":
         return []
     silent = sorted(set(range(max(waiting))) - set(waiting))
     return silent if len(silent) < len(waiting) else []

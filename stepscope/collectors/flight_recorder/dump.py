@@ -17,12 +17,11 @@ from typing import Any
 
 from stepscope.collectors.plain_pickle import load_plain
 from stepscope.core.errors import DataError
-from stepscope.core.flight_recorder import FlightDump, GroupProgress, Operation, StackFrame
+from stepscope.core.flight_recorder import MOST_RANKS, FlightDump, GroupProgress, Operation, StackFrame
 
 _DONE, _SCHEDULED = "completed", "scheduled"
-_PICKLED_DICT = (b"\x80", b"(", b"}")
+PICKLED_DICT = (b"\x80", b"(", b"}")
 """How one begins, from protocol 2 on and before."""
-MOST_RANKS = 1 << 20
 _MOST_MEMBERS, _MOST_MEMBERS_TEXT = 1 << 24, 1 << 23
 """Of all groups of a rank; characters of one."""
 _MEMBERS = re.compile(r"[\[(] *(?:[0-9]{1,9} *, *)*(?:[0-9]{1,9} *)?[\])]\Z")
@@ -73,7 +72,7 @@ def read_dump(content: bytes, *, rank: int, where: str) -> FlightDump:
 def _load(content: bytes, where: str) -> Any:
     if not content:
         raise DataError("is empty: the rank ended before it could write", where=where, what_next=_WHAT_NEXT)
-    if content[:1] in _PICKLED_DICT:
+    if content[:1] in PICKLED_DICT:
         return load_plain(content, where=where)
     if content.lstrip()[:1] != b"{":
         raise DataError("is neither a pickle nor JSON", where=where, what_next=_WHAT_NEXT)

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stepscope.collectors.flight_recorder.dump import MOST_RANKS, read_dump
+from stepscope.collectors.flight_recorder.dump import PICKLED_DICT, read_dump
 from stepscope.core.analysis import Notice
 from stepscope.core.errors import DataError, none_usable
-from stepscope.core.flight_recorder import FlightDump
+from stepscope.core.flight_recorder import MOST_RANKS, FlightDump
 
 LARGEST_BYTES = 1 << 28
 _RANK = re.compile(r"(\d+)(?:\.(?:pkl|pickle|json|bin|dump))?\Z")
@@ -22,8 +22,7 @@ _OTHERS = (".txt", ".state", ".stuck.json")
 _KEY_OF_ALL = b"entries"
 _HEAD_BYTES = 1 << 20
 _MOST_DIGITS = 9
-_BEGINNINGS = (b"\x80", b"(", b"}", b"{")
-"""Of a dict as a pickle of protocol 2 on, and before; of JSON."""
+_BEGINNINGS = (*PICKLED_DICT, b"{")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,12 @@ import pickle
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from stepscope.collectors.plain_pickle.opcodes import UnsafePickleError, check_opcodes
-from stepscope.core.errors import DataError
+from stepscope.collectors.plain_pickle.opcodes import WHAT_NEXT, UnsafePickleError, check_opcodes, no_whole_pickle
 
 MOST_BYTES = 1 << 30
 MOST_DEEP = 64
 MOST_VALUES, MOST_VALUES_A_BYTE = 1_000_000, 256
 """One place may be referred to by two bytes, and be the stack of an allocation."""
-_WHAT_NEXT = "give a file that torch itself wrote"
 _CONTAINERS = (dict, list, tuple)
 
 
@@ -31,7 +29,7 @@ def load_plain(content: bytes, *, where: str, most_bytes: int = MOST_BYTES) -> A
         DataError: it is no whole pickle.
     """
     if len(content) > most_bytes:
-        raise UnsafePickleError(f"is larger than {most_bytes:,} bytes", where=where, what_next=_WHAT_NEXT)
+        raise UnsafePickleError(f"is larger than {most_bytes:,} bytes", where=where, what_next=WHAT_NEXT)
     check_opcodes(content, where=where)
     try:
         value = _PlainUnpickler(io.BytesIO(content)).load()
@@ -44,8 +42,7 @@ def load_plain(content: bytes, *, where: str, most_bytes: int = MOST_BYTES) -> A
         AttributeError,
         RecursionError,
     ) as error:
-        said = " ".join(str(error).split())[:120]
-        raise DataError(f"is no whole pickle ({said})", where=where, what_next=_WHAT_NEXT) from None
+        raise no_whole_pickle(where, error) from None
     _check_extent(value, MOST_VALUES + MOST_VALUES_A_BYTE * len(content), where)
     return value
 
@@ -78,13 +75,13 @@ def _check_extent(value: Any, most_values: int, where: str) -> None:
                     walk.num_values += num_values
                     walk.deep = max(walk.deep, deep + 1)
                 elif id(one) in on_way:
-                    raise UnsafePickleError("is nested too deeply", where=where, what_next=_WHAT_NEXT)
+                    raise UnsafePickleError("is nested too deeply", where=where, what_next=WHAT_NEXT)
                 else:
                     on_way.add(id(one))
                     way.append(_Walk(one))
                     break
             if walk.num_values > most_values:
-                raise UnsafePickleError("holds too many values", where=where, what_next=_WHAT_NEXT)
+                raise UnsafePickleError("holds too many values", where=where, what_next=WHAT_NEXT)
         else:
             way.pop()
             if not way:
@@ -94,9 +91,9 @@ def _check_extent(value: Any, most_values: int, where: str) -> None:
             way[-1].num_values += walk.num_values
             way[-1].deep = max(way[-1].deep, walk.deep + 1)
             if way[-1].num_values > most_values:
-                raise UnsafePickleError("holds too many values", where=where, what_next=_WHAT_NEXT)
+                raise UnsafePickleError("holds too many values", where=where, what_next=WHAT_NEXT)
         if len(way) - 1 + way[-1].deep > MOST_DEEP:
-            raise UnsafePickleError("is nested too deeply", where=where, what_next=_WHAT_NEXT)
+            raise UnsafePickleError("is nested too deeply", where=where, what_next=WHAT_NEXT)
 
 
 class _Walk:

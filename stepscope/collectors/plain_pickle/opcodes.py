@@ -17,7 +17,7 @@ MOST_NUMBER_BYTES = 255
 """Of a whole number: as many as LONG1 can have."""
 _MARK = -1
 _EMPTY = b"\xff"
-_WHAT_NEXT = "give a file that torch itself wrote"
+WHAT_NEXT = "give a file that torch itself wrote"
 _SPARE_PLACES = 1024
 
 Content = bytes | mmap
@@ -56,6 +56,12 @@ class UnsafePickleError(DataError):
     """The pickle would do more than build plain data, or more than fits."""
 
 
+def no_whole_pickle(where: str, error: Exception | None = None) -> DataError:
+    """What to raise for one that ends too early, or takes what is not there."""
+    said = f" ({' '.join(str(error).split())[:120]})" if error is not None else ""
+    return DataError(f"is no whole pickle{said}", where=where, what_next=WHAT_NEXT)
+
+
 def check_opcodes(content: Content, *, where: str) -> frozenset[int]:
     """Pass a pickle of any protocol that builds plain data alone; nothing is built here.
 
@@ -70,7 +76,7 @@ def check_opcodes(content: Content, *, where: str) -> frozenset[int]:
     try:
         check.run()
     except (IndexError, ValueError, KeyError):
-        raise DataError("is no whole pickle", where=where, what_next=_WHAT_NEXT) from None
+        raise no_whole_pickle(where) from None
     return frozenset(check.referred)
 
 
@@ -219,4 +225,4 @@ class _Check:
         self._stack.append(depth)
 
     def _unsafe(self, what: str) -> UnsafePickleError:
-        return UnsafePickleError(what, where=self._where, what_next=_WHAT_NEXT)
+        return UnsafePickleError(what, where=self._where, what_next=WHAT_NEXT)

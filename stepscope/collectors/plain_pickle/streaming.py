@@ -12,10 +12,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.collectors.plain_pickle.opcodes import CODES, Content, check_opcodes
-from stepscope.core.errors import DataError
+from stepscope.collectors.plain_pickle.opcodes import CODES, Content, check_opcodes, no_whole_pickle
 
-_WHAT_NEXT = "give a file that torch itself wrote"
 _MARK: Any = object()
 _MOST_BELOW = 80
 """Values on the stack below a list that is handed over: it lies near the top of the tree."""
@@ -44,8 +42,7 @@ def stream_plain(content: Content, take: Take, *, where: str) -> Any:
     try:
         return reader.read()
     except (LookupError, ValueError, TypeError, AttributeError, struct.error) as error:
-        said = " ".join(str(error).split())[:120]
-        raise DataError(f"is no whole pickle ({said})", where=where, what_next=_WHAT_NEXT) from None
+        raise no_whole_pickle(where, error) from None
 
 
 class _Reader:
