@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.fuzz import TooSlowError
 from stepscope.core.errors import StepscopeError
 from stepscope.store.documents import encode_document, encode_nccl
 from stepscope.workflow.hang import read_hang
@@ -113,7 +114,7 @@ def _try(chance: random.Random, targets: list[Target], scratch: Path, seed: str)
             target.run(str(folder))
     except StepscopeError as error:
         return f"{target.name}: {'one line' if chr(10) not in str(error) else 'several lines: unhandled'}"
-    except Exception:  # the one thing looked for
+    except (Exception, TooSlowError):  # the one thing looked for
         print(f"seed {seed}, {target.name}:", file=sys.stderr)
         traceback.print_exc()
         return f"{target.name}: unhandled"
@@ -125,7 +126,7 @@ def _try(chance: random.Random, targets: list[Target], scratch: Path, seed: str)
 @contextlib.contextmanager
 def _limited() -> Iterator[None]:
     def too_long(*_: object) -> None:
-        raise TimeoutError(f"over {LONGEST_SECONDS} s")
+        raise TooSlowError(f"over {LONGEST_SECONDS} s")
 
     before = signal.signal(signal.SIGALRM, too_long)
     signal.alarm(LONGEST_SECONDS)

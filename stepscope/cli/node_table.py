@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stepscope.workflow.nodes import NodeAnswer
 
 _OLD_SECONDS = 5.0
+_CAUSES = {cause.value: cause for cause in Cause}
 _STYLES = {"failed": "bold red", "degraded": "yellow", "unknown": "dim", "healthy": "green"}
 _SHORT = {
     "software_power_cap": "power",
@@ -120,8 +121,7 @@ def _job(device: NodeDevice) -> str:
 def _class(device: NodeDevice) -> str:
     if device.spent is None:
         return UNKNOWN
-    known = {cause.value: cause for cause in Cause}
-    cause = known.get(device.spent.cause)
+    cause = _CAUSES.get(device.spent.cause)
     return cause_words(cause).lower() if cause else device.spent.cause.replace("_", " ")
 
 

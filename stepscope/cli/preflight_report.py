@@ -100,11 +100,11 @@ def _gpus(checks: Sequence[CheckResult]) -> str:
 
 
 def _answer(preflight: Preflight) -> str:
-    bad = {outcome: [gpu.index for gpu in preflight.gpus if gpu.outcome is outcome] for outcome in Outcome}
     total, seconds = len(preflight.gpus), f"{preflight.seconds:.0f} s"
     if preflight.outcome is Outcome.FAIL:
         failed = [check for check in preflight.checks if check.outcome is Outcome.FAIL]
         return f"preflight failed: gpu {_gpus(failed)} ({seconds})"
     if preflight.outcome is Outcome.WARN:
-        return f"preflight passed with warnings: gpu {number_runs(bad[Outcome.WARN], dash='-')} ({seconds})"
+        warned = [gpu.index for gpu in preflight.gpus if gpu.outcome is Outcome.WARN]
+        return f"preflight passed with warnings: gpu {number_runs(warned, dash='-')} ({seconds})"
     return f"preflight passed: {total} of {total} ({seconds})"

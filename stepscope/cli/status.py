@@ -27,18 +27,13 @@ def command(context: click.Context, clients: list[AgentClient], as_json: bool) -
 
     Ends with 0 when nothing is, with 1 when anything is or an agent does not answer, with 4 when none does.
     """
-    from stepscope.core.errors import UnreachableError
     from stepscope.workflow.node_status import status_of
-    from stepscope.workflow.nodes import NodeWatch
+    from stepscope.workflow.nodes import answers_of, check_answers
 
-    with NodeWatch(clients) as watch:
-        watch.ask()
-        watch.wait()
-        answers = watch.answers()
+    answers = answers_of(clients)
     report = status_of(answers)
     click.echo(json.dumps(asdict(report)) if as_json else "\n".join(_lines(report)))
-    if all(answer.error for answer in answers):
-        raise UnreachableError(answers[0].error, where=answers[0].agent)
+    check_answers(answers)
     context.exit(_FOUND if report.findings else 0)
 
 

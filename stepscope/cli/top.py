@@ -34,20 +34,16 @@ def command(clients: list[AgentClient], once: bool, interval: float, job: str, s
 
     What is not known is a dash; an agent that does not answer has a line with the reason, and what it said last is dim.
     """
-    from stepscope.core.errors import UnreachableError
     from stepscope.workflow.node_choice import chosen
-    from stepscope.workflow.nodes import NodeWatch
+    from stepscope.workflow.nodes import NodeWatch, answers_of, check_answers
 
-    with NodeWatch(clients) as watch:
-        if not once and not as_json:
+    if not once and not as_json:
+        with NodeWatch(clients) as watch:
             _live(watch, interval, lambda: chosen(watch.answers(), job=job, sick=sick))
-            return
-        watch.ask()
-        watch.wait()
-        answers = watch.answers()
+        return
+    answers = answers_of(clients)
     _print(chosen(answers, job=job, sick=sick), as_json=as_json)
-    if all(one.error for one in answers):
-        raise UnreachableError(answers[0].error, where=answers[0].agent)
+    check_answers(answers)
 
 
 def _print(answers: Sequence[NodeAnswer], *, as_json: bool) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stepscope.core.readings import GPU_LABELS, Collection, Labels, Missing, MissingReason
+from stepscope.core.jobs import device_of
+from stepscope.core.readings import Collection, Labels, Missing, MissingReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,9 @@ def capabilities_of(collection: Collection) -> list[Capabilities]:
     collected: dict[Labels, set[str]] = {}
     missing: dict[Labels, list[Missing]] = {}
     for reading in collection.readings:
-        collected.setdefault(_gpu_of(reading.labels), set()).add(reading.metric)
+        collected.setdefault(device_of(reading.labels), set()).add(reading.metric)
     for absent in collection.missing:
-        missing.setdefault(_gpu_of(absent.labels), []).append(absent)
+        missing.setdefault(device_of(absent.labels), []).append(absent)
     return [
         Capabilities(
             labels,
@@ -58,10 +59,6 @@ def capabilities_of(collection: Collection) -> list[Capabilities]:
         )
         for labels in sorted(collected.keys() | missing.keys(), key=_order)
     ]
-
-
-def _gpu_of(labels: Labels) -> Labels:
-    return tuple(pair for pair in labels if pair[0] in GPU_LABELS)
 
 
 def _order(labels: Labels) -> tuple[int, Labels]:

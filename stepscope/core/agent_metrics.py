@@ -39,4 +39,3 @@ AGENT_METRICS: tuple[Metric, ...] = (
     _count("xids_untold_total", U.NONE, "XIDs that are counted, but too many at once to be logged."),
 )
 # fmt: on
-AGENT_BY_NAME: dict[str, Metric] = {metric.name: metric for metric in AGENT_METRICS}

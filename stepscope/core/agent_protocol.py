@@ -27,9 +27,10 @@ from stepscope.core.agent_messages import (
 )
 from stepscope.core.checked_fields import (
     MAX_NUMBER,
-    MAX_RANK,
     FieldError,
     Reader,
+    any_rank,
+    any_whole,
     figure,
     flag,
     mapping,
@@ -125,12 +126,10 @@ def _id_of(document: Mapping[str, Any]) -> str | None:
         return None
 
 
-_ANY_WHOLE = whole(0, MAX_NUMBER)
-
 _READERS: dict[str, Reader] = {
-    **dict.fromkeys(("version", "pid", "index", "bytes"), _ANY_WHOLE),
-    **dict.fromkeys(("start_ns", "start_step", "start_unix_ns", "deadline_unix_ns"), _ANY_WHOLE),
-    **dict.fromkeys(("rank", "local_rank", "world_size"), whole(0, MAX_RANK)),
+    **dict.fromkeys(("version", "pid", "index", "bytes"), any_whole),
+    **dict.fromkeys(("start_ns", "start_step", "start_unix_ns", "deadline_unix_ns"), any_whole),
+    **dict.fromkeys(("rank", "local_rank", "world_size"), any_rank),
     **dict.fromkeys(("ms", "age_ms", "data_wait_ms", "max_overhead"), number),
     **dict.fromkeys(("run", "host", "gpu_uuid", "id", "doing"), word),
     **dict.fromkeys(("run_directory", "reason", "path"), text),
@@ -139,7 +138,7 @@ _READERS: dict[str, Reader] = {
     "max_bytes": whole(1, MAX_NUMBER),
     "overhead": figure,
     "joined": flag,
-    "mesh": mapping(_ANY_WHOLE),
+    "mesh": mapping(any_whole),
     "phases_ms": mapping(number),
     "figures": mapping(figure),
     "ranks": ranks,

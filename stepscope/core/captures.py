@@ -14,9 +14,10 @@ from typing import Any
 from stepscope.core.agent_messages import MAX_CAPTURED_STEPS, Alignment, EarlyStop
 from stepscope.core.checked_fields import (
     MAX_NUMBER,
-    MAX_RANK,
     FieldError,
     Reader,
+    any_rank,
+    any_whole,
     figure,
     flag,
     member,
@@ -199,22 +200,21 @@ def _all_ranks(value: Any) -> tuple[RankCapture, ...]:
     return tuple(RankCapture(**read_fields(RankCapture, one, _RANK.__getitem__)) for one in value)
 
 
-_ANY_WHOLE = whole(0, MAX_NUMBER)
 _ORDER: dict[str, Reader] = {
     "id": _capture_id,
     "steps": whole(1, MAX_CAPTURED_STEPS),
     "run": text,
     "job": word,
     "ranks": ranks,
-    **dict.fromkeys(("start_step", "start_unix_ns", "deadline_unix_ns"), _ANY_WHOLE),
+    **dict.fromkeys(("start_step", "start_unix_ns", "deadline_unix_ns"), any_whole),
     "max_bytes": whole(1, MAX_NUMBER),
     "max_overhead": number,
 }
 _RANK: dict[str, Reader] = {
     **dict.fromkeys(("key", "backend", "run"), word),
     **dict.fromkeys(("run_directory", "reason", "path"), text),
-    **dict.fromkeys(("rank", "world_size"), whole(0, MAX_RANK)),
-    **dict.fromkeys(("pid", "uid", "newest_step", "start_step", "bytes"), _ANY_WHOLE),
+    **dict.fromkeys(("rank", "world_size"), any_rank),
+    **dict.fromkeys(("pid", "uid", "newest_step", "start_step", "bytes"), any_whole),
     "step_ms": number,
     "state": member(CaptureState),
     "steps": whole(0, MAX_CAPTURED_STEPS),
@@ -225,7 +225,7 @@ _RANK: dict[str, Reader] = {
 }
 _REPORT: dict[str, Reader] = {
     "host": word,
-    "created_ns": _ANY_WHOLE,
+    "created_ns": any_whole,
     "order": order_of,
     "ranks": _all_ranks,
     "is_cancelled": flag,

@@ -59,6 +59,12 @@ def whole(least: int, most: int) -> Reader:
     return read
 
 
+any_whole = whole(0, MAX_NUMBER)
+"""A whole number of at least 0, as other languages hold it, too."""
+any_rank = whole(0, MAX_RANK)
+"""A rank, or a number of ranks."""
+
+
 def number(value: Any) -> float:
     """A finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
@@ -73,10 +79,10 @@ def figure(value: Any) -> int | float:
     return value
 
 
-def word(value: Any, most: int = _MAX_WORD) -> str:
+def word(value: Any) -> str:
     """One line that is not empty."""
-    if not isinstance(value, str) or not value or len(value) > most or not value.isprintable():
-        raise ValueError(f"must be 1 to {most} printable characters")
+    if not isinstance(value, str) or not value or len(value) > _MAX_WORD or not value.isprintable():
+        raise ValueError(f"must be 1 to {_MAX_WORD} printable characters")
     return value
 
 
@@ -118,4 +124,4 @@ def ranks(value: Any) -> tuple[int, ...]:
     """A list of ranks that is not empty."""
     if not isinstance(value, list) or not value:
         raise ValueError("must be a list of ranks")
-    return tuple(map(whole(0, MAX_RANK), value))
+    return tuple(map(any_rank, value))

@@ -7,7 +7,7 @@ kernel is slow) stays with the traces.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 from stepscope.core.analysis import Evidence
@@ -90,6 +90,11 @@ class FleetClass:
     begin_ns: int
     end_ns: int
     num_samples: int
+
+    def spent(self) -> dict[str, float]:
+        """The shares that are known, by name."""
+        shares = {} if self.shares is None else asdict(self.shares)
+        return {name: share for name, share in shares.items() if share is not None}
 
 
 @dataclass(frozen=True, slots=True)

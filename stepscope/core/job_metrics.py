@@ -11,13 +11,13 @@ from stepscope.core.metrics import Metric, MetricKind, Unit
 
 JOB = "stepscope_job_"
 _KEY = ("job_kind", "job_id")
-_FACTS = ("job_name", "user", "account", "team", "project", "queue", "workload", "array")
+JOB_FACTS = ("job_name", "user", "account", "team", "project", "queue", "workload", "array")
 _GAUGE, _COUNTER = MetricKind.GAUGE, MetricKind.COUNTER
 
 U = Unit
 # fmt: off
 JOB_METRICS: tuple[Metric, ...] = (
-    Metric(JOB + "info", _GAUGE, U.NONE, "1; its labels say what the job is.", None, (*_KEY, *_FACTS)),
+    Metric(JOB + "info", _GAUGE, U.NONE, "1; its labels say what the job is.", None, (*_KEY, *JOB_FACTS)),
     Metric(GPU + "job_info", _GAUGE, U.NONE, "1; its labels say which job has the GPU or MIG instance, and how.", None,
            (*_KEY, "share", "source", "step")),
     Metric(GPU + "use_state", _GAUGE, U.NONE, "1; label state: busy, held_but_idle, free, unattributed, unknown.", None,
@@ -34,4 +34,3 @@ JOB_METRICS: tuple[Metric, ...] = (
            (*_KEY, "pid")),
 )
 # fmt: on
-JOB_BY_NAME: dict[str, Metric] = {metric.name: metric for metric in JOB_METRICS}

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepscope.core.gpu_metrics import GPU
-from stepscope.core.job_metrics import JOB
+from stepscope.core.job_metrics import JOB, JOB_FACTS
 from stepscope.core.readings import GPU_LABELS, Collection, Labels
+
+_FACTS = {label.removeprefix("job_"): label for label in JOB_FACTS}
+"""Fields of a job, and their labels."""
 
 
 class JobKind(StrEnum):
@@ -176,16 +179,3 @@ def job_labels(job: Job) -> Labels:
 def job_facts(job: Job) -> Labels:
     """What `stepscope_job_info` carries beside; facts that are not known have no label."""
     return tuple((label, getattr(job, field)) for field, label in _FACTS.items() if getattr(job, field))
-
-
-_FACTS = {
-    "name": "job_name",
-    "user": "user",
-    "account": "account",
-    "team": "team",
-    "project": "project",
-    "queue": "queue",
-    "workload": "workload",
-    "array": "array",
-}
-"""Fields of a job, and their labels."""

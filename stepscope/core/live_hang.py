@@ -10,6 +10,8 @@ from stepscope.core.hang import HangEvidence, HangKind
 
 LIVE_HANG_SCHEMA = "stepscope.live-hang/1"
 RANK_STATE_SCHEMA = "stepscope.rank-state/1"
+STALE_SECONDS = 15.0
+"""Ranks say how they are every few seconds: who has not for so long does not any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,4 +52,3 @@ TRAINING_METRICS: tuple[Metric, ...] = (
     _of_link("refused_total", MetricKind.COUNTER, "Connections that the agent ended, by why.", "reason"),
 )
 # fmt: on
-TRAINING_BY_NAME: dict[str, Metric] = {metric.name: metric for metric in TRAINING_METRICS}

@@ -21,7 +21,7 @@ from pathlib import Path
 from stepscope.analyzer.hang import explain_hang
 from stepscope.analyzer.hang.live import fresh_states, live_hang
 from stepscope.collectors.flight_recorder import read_dump
-from stepscope.core.checked_fields import MAX_RANK, flag, number, read_fields, text, whole
+from stepscope.core.checked_fields import any_rank, any_whole, flag, number, read_fields, text
 from stepscope.core.errors import DataError
 from stepscope.core.flight_recorder import FlightDump
 from stepscope.core.hang import HangReport
@@ -94,7 +94,7 @@ def _world_size(run_directory: Path, files: _Files) -> int:
     """0 where it is not known."""
     with suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
         told = json.loads(files.content(run_directory / RUN_FILE, _LARGEST_MANIFEST))["world_size"]
-        return int(whole(0, MAX_RANK)(told))
+        return int(any_rank(told))
     return 0
 
 
@@ -131,9 +131,8 @@ def _named(folder: Path, name: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
                 yield int(match[1]), path
 
 
-_COUNT = whole(0, (1 << 63) - 1)
 _READERS = {
-    **dict.fromkeys(("rank", "step", "since_ns", "seen_ns"), _COUNT),
+    **dict.fromkeys(("rank", "step", "since_ns", "seen_ns"), any_whole),
     **dict.fromkeys(("age_seconds", "limit_seconds"), number),
     **dict.fromkeys(("is_still", "is_in_collective"), flag),
     **dict.fromkeys(("host", "doing", "where"), text),

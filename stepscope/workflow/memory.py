@@ -12,6 +12,7 @@ from stepscope.core.analysis import Notice
 from stepscope.core.errors import DataError, none_usable
 from stepscope.core.memory import MemoryReport
 from stepscope.core.run_layout import MEMORY_FOLDER
+from stepscope.workflow.run_parts import part_of_run
 
 _SUFFIXES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
 
@@ -43,10 +44,8 @@ def read_memory(paths: Sequence[str]) -> list[tuple[str, MemoryReport]]:
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.exists():
-        raise DataError("does not exist", where=str(path), what_next="check the path")
-    if not path.is_dir():
-        return [path]
-    inside = path / MEMORY_FOLDER if (path / MEMORY_FOLDER).is_dir() else path
-    files = [file for file in inside.rglob("*") if file.is_file() and file.name.endswith(_SUFFIXES)]
+    place = part_of_run(path, MEMORY_FOLDER)
+    if not place.is_dir():
+        return [place]
+    files = [file for file in place.rglob("*") if file.is_file() and file.name.endswith(_SUFFIXES)]
     return sorted(files, key=lambda file: ("oom" not in file.name, file))

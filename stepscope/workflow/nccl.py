@@ -21,6 +21,7 @@ from stepscope.core.nccl import NcclReport
 from stepscope.core.nccl_events import LogEvent
 from stepscope.core.nccl_sources import HangFlags, InspectorCall, RasStatus
 from stepscope.core.run_layout import NCCL_FOLDER
+from stepscope.workflow.run_parts import part_of_run
 
 _HEAD_LINES = 400
 _MOST_HEAD = 1 << 22
@@ -72,12 +73,8 @@ def read_nccl(paths: Sequence[str]) -> NcclReport:
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.exists():
-        raise DataError("does not exist", where=str(path), what_next="check the path")
-    if not path.is_dir():
-        return [path]
-    inside = path / NCCL_FOLDER if (path / NCCL_FOLDER).is_dir() else path
-    return sorted(file for file in inside.iterdir() if file.is_file())
+    place = part_of_run(path, NCCL_FOLDER)
+    return sorted(file for file in place.iterdir() if file.is_file()) if place.is_dir() else [place]
 
 
 def _read(file: Path, told: _Told) -> None:

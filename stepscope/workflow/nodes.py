@@ -40,6 +40,23 @@ def silent_agents(answers: Iterable[NodeAnswer]) -> tuple[Notice, ...]:
     return tuple(Notice("agent_silent", f"{answer.agent}: {answer.error}") for answer in answers if answer.error)
 
 
+def answers_of(clients: Sequence[AgentClient]) -> tuple[NodeAnswer, ...]:
+    """Each asked once, all at the same time."""
+    with NodeWatch(clients) as watch:
+        watch.ask()
+        watch.wait()
+        return watch.answers()
+
+
+def check_answers(answers: Sequence[NodeAnswer]) -> None:
+    """
+    Raises:
+        UnreachableError: no agent answered.
+    """
+    if all(answer.error for answer in answers):
+        raise UnreachableError(answers[0].error, where=answers[0].agent)
+
+
 def ask(client: AgentClient) -> Node:
     """A machine's document.
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 from stepscope.core.fleet_class import FleetClass, FleetReport
 from stepscope.core.node import NodeClass, NodeEvidence, NodeJobClass
 
-_SPENT = ("computing", "waiting", "copying", "empty")
-
 
 def spent_of(told: FleetClass) -> NodeClass:
     """One class; shares that are not known are left out."""
-    shares = {name: getattr(told.shares, name, None) for name in _SPENT}
     return NodeClass(
         told.cause.value,
         tuple(reason.value for reason in told.reasons),
         told.confidence,
         told.summary,
         told.counters.value,
-        {name: round(share, 4) for name, share in shares.items() if share is not None},
+        {name: round(share, 4) for name, share in told.spent().items()},
         tuple(NodeEvidence(one.metric, one.value, one.unit, one.threshold, tuple(one.ranks)) for one in told.evidence),
         told.begin_ns,
         told.end_ns,

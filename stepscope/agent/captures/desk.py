@@ -208,10 +208,10 @@ class CaptureDesk:
 
     def _publish(self) -> None:
         """Show what has changed, and keep it."""
-        final = [name for name, capture in self._captures.items() if capture.report.state.is_final]
-        for name in final[: max(len(self._captures) - _MOST_KEPT, 0)]:
-            del self._captures[name]
         reports = {name: capture.report for name, capture in self._captures.items()}
+        final = [name for name, report in reports.items() if report.state.is_final]
+        for name in final[: max(len(reports) - _MOST_KEPT, 0)]:
+            del self._captures[name], reports[name]
         if reports != self._reports:
             self._reports = reports
             self._kept.write(self.reports())

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 _METADATA = "stepscope"
-
-
-@dataclass(frozen=True, slots=True)
-class _About:
-    help: str
-    flag: str
-    metavar: str
-    least: float
-    most: float
-    choices: tuple[str, ...]
-    is_secret: bool
 
 
 def key(
@@ -44,7 +33,7 @@ def key(
         choices: all values that a text may have; none: any.
         is_secret: its value is never shown.
     """
-    about = _About(help, flag, metavar, least, most, tuple(choices), is_secret)
+    about = Key("", "", type(default), default, help, flag, metavar, least, most, tuple(choices), is_secret)
     made: Any = field(default=default, metadata={_METADATA: about})
     return typing.cast(_T, made)
 
@@ -100,8 +89,5 @@ def sections_of(settings: type) -> dict[str, Callable[..., Any]]:
 
 
 def _keys(section: str, of_section: Any) -> Iterable[Key]:
-    hints = typing.get_type_hints(of_section)
     for one in fields(of_section):
-        about: _About = one.metadata[_METADATA]
-        kind = typing.get_origin(hints[one.name]) or hints[one.name]
-        yield Key(section, one.name, kind, one.default, *(getattr(about, name) for name in _About.__slots__))
+        yield replace(one.metadata[_METADATA], section=section, name=one.name)

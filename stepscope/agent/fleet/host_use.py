@@ -13,6 +13,7 @@ from stepscope.core.readings import Labels, Reading, labels_of
 from stepscope.core.training_metrics import TRAINING
 from stepscope.workflow.fleet_class import HostUse
 
+_HOST = "host"
 _MOST_LOOKS = 90
 _CPU, _INFO = PROCESS + "cpu_seconds_total", PROCESS + "info"
 _STOPPED = CGROUP + "cpu_throttled_seconds_total"
@@ -62,9 +63,9 @@ class HostHistory:
     def __init__(self) -> None:
         self._looks: deque[_Look] = deque(maxlen=_MOST_LOOKS)
 
-    def observe(self, states: Sequence[SourceState], host: str = "host") -> None:
+    def observe(self, states: Sequence[SourceState]) -> None:
         """Look, unless the host's source told nothing new."""
-        time_ns = next((state.collected_ns for state in states if state.name == host), None)
+        time_ns = next((state.collected_ns for state in states if state.name == _HOST), None)
         if time_ns is None or (self._looks and time_ns <= self._looks[-1].time_ns):
             return
         look = _Look(time_ns)

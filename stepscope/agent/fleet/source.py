@@ -20,8 +20,9 @@ from stepscope.workflow.fleet_class import class_of_job, classify
 
 _log = logging.getLogger(__name__)
 
-WINDOW_SECONDS = 60.0
+_WINDOW_SECONDS = 60.0
 _EVERY_SECONDS = 10.0
+"""From one class to the next; samples are taken at each call."""
 _SHORTEST_SECONDS = 10.0
 _GONE_SECONDS = 60.0
 _LONGER_SECONDS = (300.0, 240.0, 180.0, 120.0)
@@ -29,7 +30,6 @@ _SURE_OF_A_HANG = 0.6
 """Reached after some two minutes: peers that write a checkpoint are waited for as long as that."""
 _SET_BACK_NS = 1_000_000_000
 """Clocks are set when a machine has started, sometimes by hours."""
-_SPENT = ("computing", "waiting", "copying", "empty")
 _JOB_CAUSES = (*FLEET_CAUSES, Cause.STRAGGLER)
 
 
@@ -40,20 +40,14 @@ class FleetSource:
         self,
         states: Callable[[], Sequence[SourceState]],
         *,
-        window_seconds: float = WINDOW_SECONDS,
-        every_seconds: float = _EVERY_SECONDS,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """
         Args:
             states: all sources of the agent.
-            window_seconds: of a class.
-            every_seconds: from one class to the next; samples are taken at each call.
             wall_clock_ns: now, ns since the epoch.
         """
         self._states = states
-        self._window_seconds = window_seconds
-        self._every_seconds = every_seconds
         self._wall_clock_ns = wall_clock_ns
         self._gpus: dict[Labels, GpuHistory] = {}
         self._host = HostHistory()
@@ -74,7 +68,7 @@ class FleetSource:
         for labels, history in list(self._gpus.items()):
             if now_ns - history.newest_ns > _GONE_SECONDS * 1e9:
                 del self._gpus[labels]
-        if self._told_ns is None or now_ns - self._told_ns >= self._every_seconds * 1e9:
+        if self._told_ns is None or now_ns - self._told_ns >= _EVERY_SECONDS * 1e9:
             self._told_ns = now_ns
             self._judge(states, now_ns)
         return self._collection
@@ -101,10 +95,10 @@ class FleetSource:
         self._collection = Collection(tuple(readings), tuple(missing), findings)
 
     def _class_of(self, labels: Labels, history: GpuHistory) -> FleetClass | None:
-        samples = history.last(self._window_seconds)
+        samples = history.last(_WINDOW_SECONDS)
         if not samples or samples[-1].time_ns - samples[0].time_ns < 0.9 * _SHORTEST_SECONDS * 1e9:
             return None
-        host = self._host.use_of(dict(labels).get("uuid", ""), self._window_seconds)
+        host = self._host.use_of(dict(labels).get("uuid", ""), _WINDOW_SECONDS)
         told = classify(samples, history.facts, host)
         if told.cause is Cause.HANG:  # the longer it hangs, the surer it is
             longer = (classify(history.last(seconds), history.facts, host) for seconds in _LONGER_SECONDS)
@@ -144,10 +138,8 @@ def _readings(labels: Labels, told: FleetClass, now_ns: int) -> Iterator[Reading
     for cause in FLEET_CAUSES:
         yield Reading(GPU + "class", float(cause is told.cause), with_labels(labels, cause=cause.value), now_ns)
     yield Reading(GPU + "class_confidence_ratio", told.confidence, labels, now_ns)
-    for spent in _SPENT:
-        share = getattr(told.shares, spent, None)
-        if share is not None:
-            yield Reading(GPU + "time_ratio", share, with_labels(labels, spent=spent), now_ns)
+    for spent, share in told.spent().items():
+        yield Reading(GPU + "time_ratio", share, with_labels(labels, spent=spent), now_ns)
 
 
 def _job_readings(about: JobClass, now_ns: int) -> Iterator[Reading]:

@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from stepscope.core.checked_fields import MAX_RANK, FieldError, member, number, read_fields, text, whole
+from stepscope.core.checked_fields import FieldError, any_rank, any_whole, member, number, read_fields, text
 from stepscope.core.errors import printable
 from stepscope.core.hang import HangKind
 from stepscope.core.live_hang import LiveHang, LiveHangState
@@ -74,7 +74,7 @@ class Question:
 def _numbers(value: Any) -> list[int]:
     if not isinstance(value, list):
         raise ValueError("must be a list")
-    return [whole(0, MAX_RANK)(one) for one in value]
+    return [any_rank(one) for one in value]
 
 
 _READERS: dict[str, Any] = {
@@ -84,7 +84,7 @@ _READERS: dict[str, Any] = {
     "silent_ranks": _numbers,
     "confidence": number,
     "age_seconds": number,
-    "step": whole(0, (1 << 63) - 1),
+    "step": any_whole,
     "summary": lambda value: printable(text(value)),
     "schema": text,
     "reasons": lambda _: [],

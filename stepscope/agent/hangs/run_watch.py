@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from stepscope.core.long_steps import worth_a_look_seconds
 from stepscope.core.training_ranks import TrainingRank
 
-LEAST_SECONDS = 12.0
-"""As training itself: docs/hang.md says why."""
 _FIRST_SECONDS = 600.0
 """First steps load and compile."""
-_TIMES_MEDIAN, _TIMES_USUAL_LONGEST, _USUAL = 4.0, 2.0, 0.95
 _NUM_FIRST_STEPS, _NUM_REMEMBERED = 3, 100
 _SILENT_SECONDS = 8.0
 """A process speaks once a second."""
@@ -42,11 +40,7 @@ class RunWatch:
     @property
     def limit_seconds(self) -> float:
         """Age from which an open step is doubted."""
-        seconds = sorted(self._seconds)
-        if not seconds:
-            return _FIRST_SECONDS
-        usual = seconds[int(_USUAL * (len(seconds) - 1))]
-        return max(LEAST_SECONDS, _TIMES_MEDIAN * seconds[len(seconds) // 2], _TIMES_USUAL_LONGEST * usual)
+        return worth_a_look_seconds(self._seconds) if self._seconds else _FIRST_SECONDS
 
     @property
     def age_seconds(self) -> float:

@@ -107,7 +107,8 @@ class HangSource:
         elif run.question is None and now >= run.ask_at and self._num_out() < _MOST_QUESTIONS:
             run.num_asked += 1
             run.ask_at = now + (_AGAIN_SECONDS if run.num_asked < _NUM_SOON else _SELDOM_SECONDS)
-            asked = next((one for one in ranks if one not in run.watch.silent()), ranks[0])
+            silent = run.watch.silent()
+            asked = next((one for one in ranks if one not in silent), ranks[0])
             with suppress(OSError):
                 run.question = self._ask(key[1], pid=asked.pid, uid=asked.uid, now=now)
         if not run.heard_files and now - run.doubted_at > _WITHOUT_FILES_SECONDS:

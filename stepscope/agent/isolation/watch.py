@@ -171,8 +171,8 @@ class Watch:
             lane.pending.remove(nameless)
         if "missing" in answer:
             reason, detail = answer["missing"]
-            key = self._key_of_index(answer["index"]) or nameless
-            self._know(key, ((("gpu", str(answer["index"])),))).fails(MissingReason(reason), detail)
+            key = self._known_at(answer["index"])
+            self.targets[key].fails(MissingReason(reason), detail)
             self._shared.found.add(key)
             return
         key, labels = str(answer["target"]["key"]), labels_from(answer["target"]["labels"])
@@ -197,8 +197,11 @@ class Watch:
             self.targets[key] = Target(labels)
         return self.targets[key]
 
-    def _key_of_index(self, index: int) -> str | None:
-        return next((key for key, target in self.targets.items() if target.index == index), None)
+    def _known_at(self, index: int) -> str:
+        """Key of the GPU of this index; it is nameless from now on where none is known."""
+        key = next((key for key, target in self.targets.items() if target.index == index), f"{NAMELESS}{index}")
+        self._know(key, labels_of(gpu=index))
+        return key
 
     def _reads(self, lane: Lane, answer: dict[str, Any], now: float, now_ns: int) -> None:
         """A GPU was read."""
@@ -264,9 +267,7 @@ class Watch:
         """A process hangs or has ended: blame what it was at."""
         suspect, was_waiting = lane.suspect, lane.is_waiting
         if suspect is not None and suspect.startswith(NAMELESS):
-            index = int(suspect.removeprefix(NAMELESS))
-            suspect = self._key_of_index(index) or suspect
-            self._know(suspect, labels_of(gpu=index))
+            suspect = self._known_at(int(suspect.removeprefix(NAMELESS)))
         self._kill(lane, suspect if was_waiting else "", now)
         if suspect is not None:
             self.targets[suspect].fails(reason, detail)
@@ -283,19 +284,18 @@ class Watch:
     def _cannot_start(self, lane: Lane, error: OSError, now: float) -> None:
         """There is no process to ask: try again later."""
         detail = f"no process can be started to ask it ({error.strerror or error})"
-        for key in lane.keys:
-            self.targets[key].fails(MissingReason.FAILED, detail)
-        if lane.is_shared:
-            self.refusal = (MissingReason.FAILED, detail.replace("ask it", "ask the driver"))
-        self._fails(lane, now)
+        self._fails_all(lane, MissingReason.FAILED, detail, detail.replace("ask it", "ask the driver"), now)
 
     def _is_refused(self, lane: Lane, reason: MissingReason, detail: str, now: float) -> None:
         """No GPU can be asked: the process ends by itself, and a new one may find the driver mended."""
         self.counts.refused += 1
+        self._fails_all(lane, reason, detail, detail, now)
+
+    def _fails_all(self, lane: Lane, reason: MissingReason, detail: str, of_driver: str, now: float) -> None:
         for key in lane.keys:
             self.targets[key].fails(reason, detail)
         if lane.is_shared:
-            self.refusal = (reason, detail)
+            self.refusal = (reason, of_driver)
         self._fails(lane, now)
 
     def _fails(self, lane: Lane, now: float) -> None:

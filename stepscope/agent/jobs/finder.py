@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.jobs.kubernetes.pod_directory import PodDirectory
@@ -62,7 +63,7 @@ class JobFinder:
     def know_slurm(self, first: Mapping[str, Mapping[str, Process]]) -> None:
         """Of each Slurm job here and step the first process, which Slurm started: what users change comes later."""
         self._first_of_slurm = {
-            job_id: min(of_step.values(), key=lambda process: process.start) for job_id, of_step in first.items()
+            job_id: min(of_step.values(), key=attrgetter("start")) for job_id, of_step in first.items()
         }
 
     def of_process(self, process: Process) -> Found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from stepscope.agent.jobs.claims import Claim
 from stepscope.agent.jobs.finder import Found, JobFinder
@@ -66,7 +67,7 @@ def first_of_slurm(jobs: Mapping[str, SlurmJobHere], processes: Processes) -> di
         for step, pids in here.pids.items():
             read = [process for pid in pids if (process := processes.read(pid)) is not None]
             if read:
-                found.setdefault(job_id, {})[step] = min(read, key=_age)
+                found.setdefault(job_id, {})[step] = min(read, key=attrgetter("start"))
     return found
 
 
@@ -136,7 +137,3 @@ def of_page(devices: Iterable[Device], finder: JobFinder) -> Iterator[Claim]:
             if job is not None:
                 share = Share.TIME_SLICED if workload.get("vgpu") else None
                 yield Claim(job, device.labels, JobSource.DCGM_EXPORTER, None, workload.get("container", ""), share)
-
-
-def _age(process: Process) -> int:
-    return process.start

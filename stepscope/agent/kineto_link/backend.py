@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -65,8 +66,8 @@ class KinetoBackend:
     def targets(self) -> Sequence[CaptureTarget]:
         """The processes that ask, but launchers."""
         targets = self._desk.targets()
-        runs = [target.run for target in targets]
-        return [_shown(target, is_alone=runs.count(target.run) == 1) for target in targets]
+        num_of_run = Counter(target.run for target in targets)
+        return [_shown(target, is_alone=num_of_run[target.run] == 1) for target in targets]
 
     def pids_of_job(self, name: str) -> frozenset[int]:
         """Processes of a job that is called by the id of a process: its own, its launcher's or its shell's."""

@@ -53,7 +53,7 @@ def _is_counted(sample: Sample) -> bool:
 
 def _may_spin(sample: Sample, limits: Limits) -> bool:
     """Whether kernels ran all the time, and nothing that is known says that they did any work."""
-    busy = sample.engine if sample.engine is not None else sample.utilization
+    busy = sample.busy
     if busy is None or busy < _ALWAYS or (sample.memory_busy or 0.0) > limits.idle_busy:
         return False
     return max(sample.tensor or 0.0, sample.dram or 0.0) <= limits.spin_activity

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from stepscope.analyzer.fleet.limits import LIMITS, Limits
+from stepscope.analyzer.fleet.limits import LIMITS
 from stepscope.core.analysis import Evidence
 from stepscope.core.causes import HEALTHY_CAUSES, Cause, Reason
 from stepscope.core.fleet_class import Counters, FleetClass, TimeShares
@@ -19,7 +19,7 @@ _STILL = (Cause.HANG, Cause.IDLE, Cause.INSUFFICIENT_EVIDENCE)
 _WORST_FIRST = (Counters.NONE, Counters.POWER, Counters.PIPES, Counters.SM)
 
 
-def class_of_job(classes: Sequence[FleetClass], limits: Limits = LIMITS) -> FleetClass:
+def class_of_job(classes: Sequence[FleetClass]) -> FleetClass:
     """The class of a job from those of its GPUs, in the order of the job's GPUs; evidence names them by that order.
 
     GPUs in a collective wait for the last to come. So where some wait and others hardly do, the job's cause is that of
@@ -36,9 +36,9 @@ def class_of_job(classes: Sequence[FleetClass], limits: Limits = LIMITS) -> Flee
     if hanging and not working:
         return _joined(classes, Cause.HANG, hanging, ())
     waits = [one.shares.waiting for one in classes if one.shares is not None and one.shares.waiting is not None]
-    if len(waits) == len(classes) and max(waits) >= limits.named_loss:
+    if len(waits) == len(classes) and max(waits) >= LIMITS.named_loss:
         last = [at for at, wait in enumerate(waits) if wait <= _FAR_LESS * max(waits)]
-        longest = Evidence("waiting_ratio", max(waits), "ratio", limits.named_loss, [waits.index(max(waits))])
+        longest = Evidence("waiting_ratio", max(waits), "ratio", LIMITS.named_loss, [waits.index(max(waits))])
         if not last:
             return _joined(classes, Cause.COMMUNICATION, range(len(classes)), (longest,))
         cause = _most([classes[at].cause for at in last])

@@ -39,6 +39,11 @@ class Sample:
     memory_used: float | None = None
     num_processes: float | None = None
 
+    @property
+    def busy(self) -> float | None:
+        """Share of time in which any kernel ran: by the engine's counter where there is one."""
+        return self.utilization if self.engine is None else self.engine
+
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:

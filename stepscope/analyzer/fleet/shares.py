@@ -86,7 +86,7 @@ def _copying(window: Window, limits: Limits) -> float:
 
 
 def _copies(sample: Sample, limits: Limits) -> float:
-    busy = sample.engine if sample.engine is not None else sample.utilization
+    busy = sample.busy
     rate = max(sample.pcie_transmit or 0.0, sample.pcie_receive or 0.0)
     if busy is None or busy >= _MOSTLY_EMPTY:  # else the bytes may have come beside kernels
         return 0.0

@@ -50,8 +50,7 @@ class Window:
     def busy(self) -> float | None:
         """Share of time in which any kernel ran: no pipe can have been active for longer."""
         mean = self.mean
-        busy = mean.engine if mean.engine is not None else mean.utilization
-        return None if busy is None else max(busy, mean.sm or 0.0, mean.tensor or 0.0)
+        return None if mean.busy is None else max(mean.busy, mean.sm or 0.0, mean.tensor or 0.0)
 
     @property
     def seconds(self) -> float:
@@ -108,11 +107,7 @@ def _window(samples: Sequence[Sample], facts: GpuFacts, host: HostUse, limits: L
 
 
 def _bursts(samples: Sequence[Sample]) -> Bursts | None:
-    activity = [
-        value
-        for sample in samples
-        if (value := sample.engine if sample.engine is not None else sample.utilization) is not None
-    ]
+    activity = [sample.busy for sample in samples if sample.busy is not None]
     if len(activity) < 2:
         return None
     distance = (samples[-1].time_ns - samples[0].time_ns) / 1e9 / (len(samples) - 1)

@@ -13,11 +13,8 @@ from dataclasses import dataclass
 from stepscope.analyzer.hang.verdict import NONE
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.hang import HangEvidence, HangKind, HangReport
-from stepscope.core.live_hang import LiveHang, LiveHangState, RankState
+from stepscope.core.live_hang import STALE_SECONDS, LiveHang, LiveHangState, RankState
 from stepscope.core.words import ranks_words
-
-STALE_SECONDS = 15.0
-"""Ranks say how they are every few seconds: who has not for so long does not any more."""
 
 GRACE_SECONDS = 3.0
 """All ranks come to their limit within about a second, and write within another."""

@@ -138,7 +138,7 @@ def replay_schedules(schedules: Sequence[PipelineSchedule], causes: Collection[C
     measured = float(np.mean([s.period_ns for s in schedules])) / 1e6
     replayed = _step_ms(schedules)
     ideal = _step_ms([s.evened() for s in schedules])
-    fixes = [fix for fix in _fixes(schedules, replayed) if not causes or fix.fix in causes]
+    fixes = [fix for fix in _fixes(schedules, replayed, ideal) if not causes or fix.fix in causes]
     stages = range(schedules[0].num_stages)
     return WhatIfReport(
         measured_step_ms=measured,
@@ -155,7 +155,7 @@ def replay_schedules(schedules: Sequence[PipelineSchedule], causes: Collection[C
     )
 
 
-def _fixes(schedules: Sequence[PipelineSchedule], replayed_ms: float) -> list[Fix]:
+def _fixes(schedules: Sequence[PipelineSchedule], replayed_ms: float, even_ms: float) -> list[Fix]:
     fixes = []
     for times in FINER_CUTS:
         finer = [cut for s in schedules if (cut := s.finer(times)) is not None]
@@ -164,10 +164,9 @@ def _fixes(schedules: Sequence[PipelineSchedule], replayed_ms: float) -> list[Fi
             change = f"the same batch in {now * times} micro-batches instead of {now}"
             step = _step_ms(finer)
             fixes.append(Fix(Cause.PIPELINE_BUBBLE, change, step, replayed_ms / step))
-    even = _step_ms([s.evened() for s in schedules])
-    if even < replayed_ms:
+    if even_ms < replayed_ms:
         ranks = sorted(rank for s in schedules for rank in _heavy(s))
-        fixes.append(Fix(Cause.IMBALANCE, "compute cut evenly over the stages", even, replayed_ms / even, ranks))
+        fixes.append(Fix(Cause.IMBALANCE, "compute cut evenly over the stages", even_ms, replayed_ms / even_ms, ranks))
     return fixes
 
 

@@ -29,8 +29,6 @@ class StepsConfig:
         path: where to; in the process's own file system.
         num_steps: calls of a torch.optim optimizer's step().
         start_multiple: it begins after a step whose number, counted by the process from 0, is a multiple of this.
-        record_shapes: of the operators' inputs; the roofline needs them.
-        with_stack: the Python frames; makes steps several times as long.
 
     Raises:
         ValueError: the path has what libkineto would read otherwise, or a number is not positive.
@@ -39,8 +37,6 @@ class StepsConfig:
     path: PurePosixPath
     num_steps: int
     start_multiple: int = 1
-    record_shapes: bool = True
-    with_stack: bool = False
 
     def __post_init__(self) -> None:
         text = str(self.path)
@@ -60,8 +56,8 @@ class StepsConfig:
                 ("ACTIVITIES_WARMUP_ITERATIONS", _WARM_UP_ITERATIONS),
                 ("ACTIVITIES_ITERATIONS", self.num_steps),
                 ("ACTIVITIES_DURATION_MSECS", 0),
-                ("PROFILE_REPORT_INPUT_SHAPES", _flag(self.record_shapes)),
-                ("PROFILE_WITH_STACK", _flag(self.with_stack)),
+                ("PROFILE_REPORT_INPUT_SHAPES", "true"),  # the roofline needs them
+                ("PROFILE_WITH_STACK", "false"),  # Python's frames make steps several times as long
             )
         )
 
@@ -72,7 +68,3 @@ class StepsConfig:
             pid: of the process in its own namespace.
         """
         return self.path.with_name(f"{self.path.name.removesuffix('.json')}_{pid}.json")
-
-
-def _flag(value: bool) -> str:
-    return "true" if value else "false"

@@ -44,7 +44,7 @@ class KinetoProcess:
         pid: in its own namespace.
         ancestors: the process ids above it, the parent first, in its own namespace.
         job_id: its SLURM_JOB_ID, None without.
-        first_seen, last_seen: its first and its latest poll, monotonic seconds.
+        last_seen: its latest poll, monotonic seconds.
         num_polls: so far.
         accepts: whether it would have taken a request at its latest poll.
         interval: from its last poll but one to its latest, seconds; libkineto's own before.
@@ -55,7 +55,6 @@ class KinetoProcess:
     pid: int
     ancestors: tuple[int, ...]
     job_id: int | None
-    first_seen: float
     last_seen: float
     num_polls: int
     accepts: bool
@@ -89,7 +88,7 @@ class Registry:
                 return None
             pid, *ancestors = poll.pids
             job_id = poll.job_id if poll.job_id > 0 else None
-            process = KinetoProcess(address, peer, pid, tuple(ancestors), job_id, now, now, 1, poll.accepts)
+            process = KinetoProcess(address, peer, pid, tuple(ancestors), job_id, now, 1, poll.accepts)
             self._of_user[peer.uid] += 1
         else:
             interval = min(now - known.last_seen, SILENT_SECONDS)
@@ -103,8 +102,7 @@ class Registry:
         """Drop those that have been silent for long."""
         for address, process in list(self._processes.items()):
             if now - process.last_seen > SILENT_SECONDS:
-                del self._processes[address]
-                self._of_user[process.peer.uid] -= 1
+                self.forget(address)
 
     def forget(self, address: Address) -> None:
         """Drop one: its socket is gone."""

@@ -97,6 +97,11 @@ def why_no_library() -> tuple[MissingReason, str]:
     return _REASONS[LIBRARY_NOT_FOUND]
 
 
+def text(value: object) -> str:
+    """A text as the binding gives it: older versions give bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
 def reason_of_code(code: int) -> tuple[MissingReason, str]:
     """Why there is no value where NVML answers with this code, and one line on it."""
     return _REASONS.get(code) or (MissingReason.FAILED, f"NVML error {code}")

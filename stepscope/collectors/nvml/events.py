@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from stepscope.collectors.nvml.binding import TIMEOUT, Handle, Nvml, reason_of
+from stepscope.collectors.nvml.binding import TIMEOUT, Handle, Nvml, reason_of, text
 from stepscope.collectors.nvml.gathering import Gathering
 from stepscope.core.readings import Finding, Labels, MissingReason, labels_of, with_labels
 
@@ -67,10 +67,4 @@ class XidListener:
         except Exception as error:
             reason_of(self._nvml, error)
             return ()
-        return labels_of(gpu=index, uuid=uuid.decode() if isinstance(uuid, bytes) else uuid)
-
-    def close(self) -> None:
-        """Listen no more."""
-        if self._set is not None:
-            self._nvml.nvmlEventSetFree(self._set)
-            self._set = None
+        return labels_of(gpu=index, uuid=text(uuid))

@@ -111,12 +111,6 @@ class Gpu:
         """See `nvlinks.nvlink_ends`."""
         return nvlink_ends(self._nvml, self._handle)
 
-    def close(self) -> None:
-        """Give back what the library keeps for this GPU."""
-        self._gpm.close()
-        self._events.close()
-        self._mig.close()
-
 
 def unusable(labelled: Gathering, error: GpuUnusableError) -> Collection:
     """What is said of a GPU that does not answer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepscope.collectors.nvml.binding import GpuUnusableError, Handle, Nvml, reason_of
+from stepscope.collectors.nvml.binding import GpuUnusableError, Handle, Nvml, reason_of, text
 from stepscope.core.readings import Labels, labels_of
 
 _ARCHITECTURES = {
@@ -50,8 +50,8 @@ def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
         DriverUnusableError, GpuUnusableError: it does not answer, or has no UUID or place.
     """
     try:
-        uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-        pci_bus_id = _text(nvml.nvmlDeviceGetPciInfo_v3(handle).busId)
+        uuid = text(nvml.nvmlDeviceGetUUID(handle))
+        pci_bus_id = text(nvml.nvmlDeviceGetPciInfo_v3(handle).busId)
     except nvml.NVMLError as error:
         raise GpuUnusableError(*reason_of(nvml, error)) from error
     facts = {"pci_bus_id": pci_bus_id}
@@ -68,7 +68,7 @@ def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
         except Exception as error:
             reason_of(nvml, error)
             continue
-        facts[name] = _ARCHITECTURES.get(answer, "unknown") if name == "architecture" else _text(answer)
+        facts[name] = _ARCHITECTURES.get(answer, "unknown") if name == "architecture" else text(answer)
     facts["driver"], facts["cuda"] = system_versions(nvml)
     return GpuIdentity(index, uuid, pci_bus_id, labels_of(**facts))
 
@@ -78,13 +78,9 @@ def system_versions(nvml: Nvml) -> tuple[str, str]:
     texts = []
     for function in ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2"):
         try:
-            texts.append(_text(getattr(nvml, function)()))
+            texts.append(text(getattr(nvml, function)()))
         except Exception as error:
             reason_of(nvml, error)
             texts.append("")
     driver, cuda = texts
     return driver, f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}" if cuda else ""
-
-
-def _text(value: object) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

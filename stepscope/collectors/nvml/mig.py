@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.collectors.nvml.binding import Handle, Nvml, reason_of
+from stepscope.collectors.nvml.binding import Handle, Nvml, reason_of, text
 from stepscope.collectors.nvml.gathering import Gathering
 from stepscope.collectors.nvml.gpm import GpmSampler
 from stepscope.collectors.nvml.identity import GpuIdentity
 from stepscope.collectors.nvml.often import MEMORY_NAMES, ask_memory
 from stepscope.collectors.nvml.queries import Query, QueryTable
-from stepscope.core.readings import Collection, Labels, labels_of
+from stepscope.core.readings import Collection, labels_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,11 @@ class MigInstances:
         for index in range(most):
             try:
                 handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(self._handle, index)
-                name = _text(nvml.nvmlDeviceGetName(handle))
+                name = text(nvml.nvmlDeviceGetName(handle))
                 members.append(
                     _ComputeInstance(
                         handle,
-                        _text(nvml.nvmlDeviceGetUUID(handle)),
+                        text(nvml.nvmlDeviceGetUUID(handle)),
                         nvml.nvmlDeviceGetGpuInstanceId(handle),
                         nvml.nvmlDeviceGetComputeInstanceId(handle),
                         name.partition("MIG ")[2],
@@ -120,21 +120,6 @@ class MigInstances:
             parts.append(into.collection())
         return Collection.joined(parts)
 
-    def close(self) -> None:
-        """Give all samples back."""
-        for instance in self._instances:
-            instance.gpm.close()
-        self._instances = []
-
-    @property
-    def labels(self) -> list[Labels]:
-        """Of each instance."""
-        return [instance.labels for instance in self._instances]
-
 
 def _identity_of(members: tuple[_ComputeInstance, ...]) -> tuple[str, ...]:
     return tuple(member.uuid for member in members)
-
-
-def _text(value: object) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

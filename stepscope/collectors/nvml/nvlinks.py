@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.collectors.nvml.binding import Handle, Nvml, reason_of
+from stepscope.collectors.nvml.binding import Handle, Nvml, reason_of, text
 from stepscope.collectors.nvml.seldom import MOST_NVLINKS
 
 SWITCH = "switch"
@@ -27,8 +27,7 @@ def nvlink_ends(nvml: Nvml, handle: Handle) -> dict[str, int]:
             if kind == _SWITCH:
                 end = SWITCH
             elif kind == _GPU:
-                told = nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId
-                end = told.decode(errors="replace") if isinstance(told, bytes) else str(told)
+                end = text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
             else:
                 continue
         except Exception as error:

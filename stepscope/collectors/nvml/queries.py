@@ -25,7 +25,7 @@ class Query:
     otherwise: Query | None = None
 
 
-def single(name: str, function: str, *arguments: int, scale: float = 1.0, otherwise: Query | None = None) -> Query:
+def single(name: str, function: str, *arguments: int, scale: float = 1.0) -> Query:
     """A call that answers with one number.
 
     Args:
@@ -38,7 +38,7 @@ def single(name: str, function: str, *arguments: int, scale: float = 1.0, otherw
     def ask(nvml: Nvml, handle: Handle, into: Gathering) -> None:
         into.add(name, getattr(nvml, function)(handle, *arguments), scale)
 
-    return Query((name,), ask, otherwise)
+    return Query((name,), ask)
 
 
 class QueryTable:

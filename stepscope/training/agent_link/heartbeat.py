@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from stepscope.core.agent_messages import Hello, Step
 from stepscope.core.agent_protocol import encode
 from stepscope.training.settings import RunContext
-from stepscope.training.steps.open_spans import PHASE_PREFIX
+from stepscope.training.steps.open_spans import open_phases
 from stepscope.training.steps.telemetry import StepRecord
 
 _MAX_NAMES = 32
@@ -74,8 +74,7 @@ class Heartbeat:
 
     def _doing(self) -> str | None:
         """The innermost phase that is open."""
-        spans = self._context.open_spans()
-        phases = [name.removeprefix(PHASE_PREFIX) for name in spans if name.startswith(PHASE_PREFIX)]
+        phases = open_phases(self._context.open_spans())
         return next((name for name in reversed(phases) if name.isprintable() and 0 < len(name) <= _MAX_NAME), None)
 
 

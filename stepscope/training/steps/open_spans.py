@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 STEP_PREFIX = "ProfilerStep#"
@@ -71,6 +71,11 @@ class OpenSpans:
         """Leave all that are open, the innermost first."""
         for opened in reversed(self._open.copy()):
             self.close(opened)
+
+
+def open_phases(spans: Iterable[str]) -> list[str]:
+    """The phases among these spans, by their names, in the same order."""
+    return [name.removeprefix(PHASE_PREFIX) for name in spans if name.startswith(PHASE_PREFIX)]
 
 
 def _span_maker() -> Callable[[str], Any]:

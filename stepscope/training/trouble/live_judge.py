@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stepscope.core.live_hang import LiveHangState
+from stepscope.core.live_hang import STALE_SECONDS, LiveHangState
 from stepscope.training.trouble.stillness import own_processes
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,6 @@ _NUM_SOON = 12
 """Questions in short succession: a minute; the job may be at work for hours."""
 
 _ANSWERS_WITHIN_SECONDS = 60.0
-_STALE_SECONDS = 15.0
 _STATE = re.compile(r"rank(\d+)\.state")
 _LONGEST_ANSWER = 1 << 20
 
@@ -152,4 +151,4 @@ def _lowest_that_speaks(own: Path) -> int | None:
             with suppress(OSError):
                 times[int(match[1])] = path.stat().st_mtime
     newest = max(times.values(), default=0.0)
-    return min((rank for rank, time in times.items() if newest - time < _STALE_SECONDS), default=None)
+    return min((rank for rank, time in times.items() if newest - time < STALE_SECONDS), default=None)

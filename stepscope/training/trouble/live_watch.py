@@ -16,7 +16,7 @@ from stepscope.core.live_hang import RANK_STATE_SCHEMA, RankState
 from stepscope.core.run_layout import FLIGHT_FOLDER, LIVE_FOLDER, live_record_path, live_state_path
 from stepscope.training.run.run_directory import appearing_whole
 from stepscope.training.settings import RunContext
-from stepscope.training.steps.open_spans import PHASE_PREFIX
+from stepscope.training.steps.open_spans import open_phases
 from stepscope.training.trouble.collectives_open import flight_record
 from stepscope.training.trouble.live_judge import LiveJudge
 from stepscope.training.trouble.stillness import Stillness, frames_of, is_compiling, is_saving
@@ -113,9 +113,9 @@ class LiveWatch:
             logger.debug("cannot say how a long step is: %s", error)
 
     def _doing(self, spans: list[str]) -> str:
-        phase = next((name.removeprefix(PHASE_PREFIX) for name in reversed(spans) if name.startswith(PHASE_PREFIX)), "")
-        if phase:
-            return f"phase {phase}"
+        phases = open_phases(spans)
+        if phases and phases[-1]:
+            return f"phase {phases[-1]}"
         if is_compiling(self._thread_id):
             return "compilation"
         return "a checkpoint" if is_saving(self._thread_id) else ""

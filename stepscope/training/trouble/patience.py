@@ -7,6 +7,8 @@ import statistics
 from collections import deque
 from dataclasses import dataclass
 
+from stepscope.core.long_steps import worth_a_look_seconds
+
 _LEAST_SECONDS = 60.0
 """Shorter stops are part of normal training: a garbage collection, a slow file, a recompilation of one kernel."""
 
@@ -18,16 +20,8 @@ _TIMES_LONGEST = 3.0
 _SHARE_OF_TIMEOUT = 0.8
 """torch ends the job when a collective has waited for the timeout; the rest is time to write down what is known."""
 
-_LEAST_WORTH_A_LOOK_SECONDS = 12.0
-"""Nothing is alarmed by a look: it leaves time to judge the job and to say so within 30 s of a stop."""
-
 _LEAST_GLANCE_SECONDS = 5.0
 _TIMES_MEDIAN_GLANCE = 1.5
-
-_TIMES_MEDIAN_WORTH_A_LOOK = 4.0
-_TIMES_USUAL_LONGEST = 2.0
-_USUAL = 0.95
-"""One step in twenty may hold a checkpoint, and is no measure of the others."""
 
 _NUM_FIRST_STEPS = 3
 _NUM_REMEMBERED = 100
@@ -79,23 +73,24 @@ class Patience:
         is_patient = situation.is_long_by_nature or not recent
         least = _LEAST_PATIENT_SECONDS if is_patient else _LEAST_SECONDS
         limit = max(least, _TIMES_MEDIAN * median, _TIMES_LONGEST * longest)
-        within = math.inf if situation.timeout_seconds is None else _SHARE_OF_TIMEOUT * situation.timeout_seconds
-        return max(min(limit, within), _TIMES_LONGEST * median)
+        return max(min(limit, _before(situation.timeout_seconds)), _TIMES_LONGEST * median)
 
     def look_seconds(self, timeout_seconds: float | None) -> float:
         """Age from which the open step is worth telling of, so that someone may judge the job as a whole."""
         recent = sorted(self._recent)
         if self._given is not None or not recent:
             return self.limit_seconds(Situation(timeout_seconds=timeout_seconds))
-        median, usual = recent[len(recent) // 2], recent[int(_USUAL * (len(recent) - 1))]
-        limit = max(_LEAST_WORTH_A_LOOK_SECONDS, _TIMES_MEDIAN_WORTH_A_LOOK * median, _TIMES_USUAL_LONGEST * usual)
-        within = math.inf if timeout_seconds is None else _SHARE_OF_TIMEOUT * timeout_seconds
-        return max(min(limit, within), _TIMES_LONGEST * median)
+        within = min(worth_a_look_seconds(recent), _before(timeout_seconds))
+        return max(within, _TIMES_LONGEST * recent[len(recent) // 2])
 
     def glance_seconds(self, look_seconds: float) -> float:
         """Age from which it is looked whether other ranks tell of the step; no step of usual length is as old."""
         usual = max(_LEAST_GLANCE_SECONDS, _TIMES_MEDIAN_GLANCE * (self.median_seconds or 0.0))
         return min(usual, look_seconds / 2)
+
+
+def _before(timeout_seconds: float | None) -> float:
+    return math.inf if timeout_seconds is None else _SHARE_OF_TIMEOUT * timeout_seconds
 
 
 def given_seconds(stuck_after: float | str) -> float | None:

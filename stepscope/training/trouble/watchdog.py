@@ -14,7 +14,7 @@ from typing import Any
 from stepscope.core.run_layout import FLIGHT_FOLDER
 from stepscope.training.run.deadline import within
 from stepscope.training.settings import RunContext
-from stepscope.training.steps.open_spans import PHASE_PREFIX
+from stepscope.training.steps.open_spans import open_phases
 from stepscope.training.steps.telemetry import StepRecord
 from stepscope.training.trouble.collectives_open import least_timeout_seconds
 from stepscope.training.trouble.frozen import FrozenPythonNet
@@ -127,8 +127,7 @@ class StuckSteps:
                         path.parent.rmdir()  # only when empty
 
     def _is_long_by_nature(self) -> bool:
-        is_phase = any(name.startswith(PHASE_PREFIX) for name in self._context.open_spans())
-        return is_phase or is_compiling(self._thread_id)
+        return bool(open_phases(self._context.open_spans())) or is_compiling(self._thread_id)
 
     def _say(self, now: float, limit: float, *, is_busy: bool) -> None:
         """Tell other ranks in doubt, not at every look."""

@@ -113,10 +113,11 @@ class DriverWatch:
             if not isinstance(reply, dict) or not isinstance(sampled, dict) or index not in self._before:
                 states[index] = self._workers[index].failure or Failure(FailureKind.DIED, "it told nothing")
                 continue
+            after = read_alone(reply["collection"])
             states[index] = GpuState(
                 self._before[index],
-                tuple(map(read_alone, sampled["samples"])) or (read_alone(reply["collection"]),),
-                read_alone(reply["collection"]),
+                tuple(map(read_alone, sampled["samples"])) or (after,),
+                after,
                 None if logged is None else logged.get(self._keys[index], ()),
             )
         return states

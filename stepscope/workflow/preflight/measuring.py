@@ -65,7 +65,7 @@ class Measuring:
             if isinstance(reply, dict) and not reply["devices"]:
                 reply = worker.fail(FailureKind.ERROR, "torch sees no GPU in a process that may see this one alone")
             if isinstance(reply, Failure):
-                self._add("start", index, judge_failure("start", (index,), reply))
+                self._add(judge_failure("start", (index,), reply))
 
     def healthy(self) -> list[MeasuredGpu]:
         """Those that have failed nothing that ended their process."""
@@ -96,7 +96,7 @@ class Measuring:
             check = f"results_{dtype}"
             request = {"do": "check_products", "dtype": dtype, "size": sizes.checked_size, "repeats": sizes.num_repeats}
             for index, reply in self._ask(check, request).items():
-                self._add(check, index, judge_products(check, (index,), reply))
+                self._add(judge_products(check, (index,), reply))
 
     def host_copies(self) -> None:
         """Between host and GPU, one GPU after the other: some share a switch."""
@@ -134,9 +134,11 @@ class Measuring:
             expectation=expected,
             judges_spread=self._is_cuda,
         )
-        self._add(check, index, with_wrong(result, [reply], "bytes"))
+        self._add(with_wrong(result, [reply], "bytes"))
 
-    def _add(self, check: str, index: int, result: CheckResult) -> None:
+    def _add(self, result: CheckResult) -> None:
+        """A result of one GPU."""
+        (index,) = result.gpus
         self.results.append(result)
         if self._workers[index].failure is not None:
-            self._failed_in.setdefault(index, check)
+            self._failed_in.setdefault(index, result.check)

@@ -62,7 +62,8 @@ def run_preflight(
         versions = {**found.versions, **_driver_version(gpus, watch)}
         results: list[CheckResult] = []
         if request.runs:
-            results = measure(gpus, request, programs, on_start=watch.watch, on_progress=on_progress)
+            on_start = watch.watch if CheckGroup.STATE in request.groups else lambda: None
+            results = measure(gpus, request, programs, on_start=on_start, on_progress=on_progress)
         if CheckGroup.STATE in request.groups:
             on_progress("asking the driver")
             states = watch.end(_logged(log))

@@ -27,7 +27,6 @@ SAMPLED = frozenset(
         "temperature_celsius",
         "power_watts",
         "pcie_link_generation",
-        "pcie_link_width",
     )
 )
 """Metrics that are told of each sample."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,7 +22,6 @@ class TorchGroup:
     def __init__(self, device: torch.device, stopwatch: Stopwatch) -> None:
         self._device = device
         self._stopwatch = stopwatch
-        self._leave: Callable[[], None] | None = None
 
     def join(self, rank: int, world_size: int, path: str, seconds: float) -> None:
         """Meet the others; a group from before is left.

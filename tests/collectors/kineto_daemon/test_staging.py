@@ -14,7 +14,7 @@ from stepscope.collectors.kineto_daemon.registry import KinetoProcess, Peer
 from stepscope.collectors.kineto_daemon.staging import Staging
 
 PEER = Peer(os.getpid(), os.getuid(), os.getgid())
-OURS = KinetoProcess("/s/a", PEER, PEER.pid, (), None, 0.0, 0.0, 1, True)
+OURS = KinetoProcess("/s/a", PEER, PEER.pid, (), None, 0.0, 1, True)
 
 
 def test_a_folder_of_its_own_is_made_and_removed_with_what_is_in_it(tmp_path: Path) -> None:

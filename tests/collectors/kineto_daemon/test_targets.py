@@ -13,7 +13,7 @@ from stepscope.collectors.kineto_daemon.targets import Target, Targets, key_of, 
 
 def process(pid: int, *, ancestors: tuple[int, ...] = (1,), job_id: int | None = None, inner: int = 0) -> KinetoProcess:
     address = f"/s/dynoconfigclient{pid:08x}-aaaa"
-    return KinetoProcess(address, Peer(pid, 1000, 1000), inner or pid, ancestors, job_id, 0.0, 0.0, 1, True)
+    return KinetoProcess(address, Peer(pid, 1000, 1000), inner or pid, ancestors, job_id, 0.0, 1, True)
 
 
 def target(pid: int, rank: int | None) -> Target:
@@ -23,7 +23,7 @@ def target(pid: int, rank: int | None) -> Target:
 
 def test_a_key_lives_as_long_as_the_process_and_holds_no_odd_letters() -> None:
     assert key_of(process(10)) == "kineto-0000000a-aaaa"
-    odd = KinetoProcess(b"\0dynoconfigclient../x\n\0", Peer(1, 0, 0), 1, (), None, 0.0, 0.0, 1, True)
+    odd = KinetoProcess(b"\0dynoconfigclient../x\n\0", Peer(1, 0, 0), 1, (), None, 0.0, 1, True)
     assert key_of(odd) == "kineto-x"
 
 
