@@ -1,12 +1,16 @@
 """How often is the fleet class right on GPUs that train with known faults? Records minutes of them, with labels.
 
     python -m benchmarks.fleet_class_sampling OUT [--preset two-gpu] [--cases 'ddp-*,pp-healthy'] [--seconds 75]
+    python -m benchmarks.fleet_class_sampling OUT --beside SUITE
     python -m benchmarks.fleet_class_accuracy OUT/windows.jsonl
 
 Needs GPUs. The agent's own sources read them once a second while cases of the labelled suite train, each long enough
 for some windows of 30 s after its capture. The label of a GPU's window is its rank's ledger of that capture: the
 largest share of time that was lost, and under which heading. Runs that a fault ends have no label and are left out.
 Windows are kept as soon as they are known, so that a session that ends early has what it had.
+
+With `--beside` nothing is trained here: a suite that runs meanwhile into that folder is watched, four times a second,
+until it writes its report. Its runs take few seconds, so their windows are as long as that.
 """
 
 from __future__ import annotations
@@ -32,12 +36,18 @@ from stepscope.core.headings import COMPUTE_HEADINGS, EXPOSED_COMMUNICATION_HEAD
 from stepscope.core.readings import Labels
 from stepscope.reference_workloads.launch import run_workload
 from stepscope.reference_workloads.suite.cases import Case, find_cases
+from stepscope.reference_workloads.suite.report import JSON_FILE
+from stepscope.reference_workloads.suite.results import RESULTS_FOLDER, RUNS_FOLDER
 from stepscope.store.step_lines import read_run_steps
 from stepscope.workflow.analyze import analyze
 
 _SETTLED_FROM = 13
 """Steps of the suite's schedule: captured ones end with 9, and the one after the traces are written is longer."""
 _PROBE_STEPS = 9
+_FIRST_STEP, _LAST_CAPTURED = 3, 10
+"""Steps of a suite's run before which it settles, and after which its traces are written."""
+_QUICK_INTERVAL, _QUICK_WINDOW = 0.25, 1.5
+WINDOWS_FILE = "windows.jsonl"
 _HOST_CAUSES = {Heading.DATA_LOADING: Cause.DATA_LOADING, Heading.CHECKPOINT: Cause.CHECKPOINT}
 """Whatever else a GPU was empty for is its host."""
 _CLOSE = 0.1
@@ -56,11 +66,18 @@ class Cut:
 
 
 class Recorder:
-    """Samples all GPUs by the agent's sources, and cuts windows. A context manager."""
+    """Samples all GPUs by the agent's sources, and cuts windows. A context manager.
 
-    def __init__(self, interval: float, window: float) -> None:
+    Args:
+        interval: between samples, in seconds.
+        window: how long each is.
+        stride: from one to the next, as long as a window by default; where it is less, they overlap.
+    """
+
+    def __init__(self, interval: float, window: float, stride: float | None = None) -> None:
         self._interval = interval
         self._window = window
+        self._stride = window if stride is None else stride
         self._sources = Sources(Timing(interval=interval))
         self._histories: dict[Labels, GpuHistory] = {}
         self._host = HostHistory()
@@ -79,8 +96,14 @@ class Recorder:
         self._sources.__exit__()
 
     def cuts_within(self, begin_ns: int, end_ns: int) -> list[Cut]:
-        """Windows that lie inside a span of time, ns since the epoch."""
-        return [cut for cut in list(self._cuts) if begin_ns <= cut.begin_ns and cut.end_ns <= end_ns]
+        """Windows that lie inside a span of time, ns since the epoch; of each GPU such as do not overlap."""
+        found: dict[int, list[Cut]] = {}
+        for cut in list(self._cuts):
+            chosen = found.setdefault(cut.gpu, [])
+            begins = max(begin_ns, chosen[-1].end_ns if chosen else 0)
+            if begins <= cut.begin_ns and cut.end_ns <= end_ns:
+                chosen.append(cut)
+        return [cut for chosen in found.values() for cut in chosen]
 
     def _run(self) -> None:
         next_cut = time.monotonic() + self._window
@@ -90,7 +113,7 @@ class Recorder:
             for labels, told in told_of_gpus(states).items():
                 self._histories.setdefault(labels, GpuHistory()).add(told)
             if time.monotonic() >= next_cut:
-                next_cut += self._window
+                next_cut += self._stride
                 for labels, history in self._histories.items():
                     self._cut(labels, history)
 
@@ -113,13 +136,21 @@ def record_case(case: Case, out: Path, recorder: Recorder, seconds: float) -> li
     probe = _train(case, out, f"{case.name}-probe", _PROBE_STEPS, profiled=False)
     num_steps = _SETTLED_FROM + max(job.num_steps, int(seconds / max(probe, 1e-3)))
     _train(case, out, case.name, num_steps, profiled=True)
-    directory = out / case.name
-    analysis = analyze([str(directory)], keep=False).analysis
+    return windows_of(out / case.name, recorder, _SETTLED_FROM)
+
+
+def windows_of(run: Path, recorder: Recorder, first: int, last: int | None = None) -> list[Labelled]:
+    """Windows of the GPUs of a run that was captured, from a step on to another.
+
+    Raises:
+        StepscopeError: it cannot be analysed.
+    """
+    analysis = analyze([str(run)], keep=False).analysis
     spans = {}
-    for rank in read_run_steps(directory)[0]:
-        settled = [step for step in rank.steps if step.index >= _SETTLED_FROM]
-        if settled:
-            spans[rank.rank] = settled[0].start_ns, settled[-1].end_ns
+    for rank in read_run_steps(run)[0]:
+        steps = [step for step in rank.steps if first <= step.index and (last is None or step.index <= last)]
+        if steps:
+            spans[rank.rank] = steps[0].start_ns, steps[-1].end_ns
     windows = []
     for ledger in analysis.ranks:
         spent, right = label_of(ledger.ledger)
@@ -127,9 +158,32 @@ def record_case(case: Case, out: Path, recorder: Recorder, seconds: float) -> li
             if cut.gpu == ledger.rank:
                 length = (cut.end_ns - cut.begin_ns) / 1e9
                 windows.append(
-                    Labelled(case.name, cut.gpu, right, cut.samples, length, cut.facts, cut.host, dict(spent))
+                    Labelled(run.name, cut.gpu, right, cut.samples, length, cut.facts, cut.host, dict(spent))
                 )
     return windows
+
+
+def watch(suite: Path, out: Path) -> None:
+    """Label what is sampled while a suite runs, run by run, until its report is there."""
+    kept: list[Labelled] = []
+    seen: set[str] = set()
+    with Recorder(_QUICK_INTERVAL, _QUICK_WINDOW, _QUICK_INTERVAL) as recorder:
+        is_over = False
+        while not is_over:
+            is_over = (suite / JSON_FILE).exists()
+            for result in sorted((suite / RESULTS_FOLDER).glob("*.json")):
+                if result.stem in seen:
+                    continue
+                seen.add(result.stem)
+                try:
+                    windows = windows_of(suite / RUNS_FOLDER / result.stem, recorder, _FIRST_STEP, _LAST_CAPTURED)
+                except (StepscopeError, OSError) as error:
+                    print(f"{result.stem}: {error}", file=sys.stderr)
+                    continue
+                kept += windows
+                write_windows(out / WINDOWS_FILE, kept)
+                print(f"{result.stem}: {len(windows)} windows", flush=True)
+            time.sleep(_QUICK_INTERVAL)
 
 
 def _train(case: Case, out: Path, name: str, num_steps: int, *, profiled: bool) -> float:
@@ -177,8 +231,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=75.0, help="of training a case, after its capture")
     parser.add_argument("--window", type=float, default=30.0)
     parser.add_argument("--interval", type=float, default=1.0)
+    parser.add_argument("--beside", type=Path, metavar="SUITE", help="the folder of a suite that runs meanwhile")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.beside is not None:
+        watch(options.beside, options.out)
+        return
     kept: list[Labelled] = []
     with Recorder(options.interval, options.window) as recorder:
         for case in find_cases(options.preset, only=[name for name in options.cases.split(",") if name]):
@@ -190,7 +248,7 @@ def main() -> None:
                 print(f"{case.name}: {error}", file=sys.stderr)
                 continue
             kept += windows
-            write_windows(options.out / "windows.jsonl", kept)
+            write_windows(options.out / WINDOWS_FILE, kept)
             print(f"{case.name}: {len(windows)} windows", flush=True)
 
 
