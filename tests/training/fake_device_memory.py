@@ -19,11 +19,13 @@ class FakeDeviceMemory:
 
     tensors: list[Any] = field(default_factory=list)
     observers: list[Callable[[int, int, int, int], None]] = field(default_factory=list)
+    awaiting: list[Callable[[], None]] = field(default_factory=list)
     is_in_use: bool = True
     history: bool = False
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeDeviceMemory:
         monkeypatch.setattr(device_memory, "is_in_use", lambda: self.is_in_use)
+        monkeypatch.setattr(device_memory, "when_in_use", self._await)
         monkeypatch.setattr(device_memory, "snapshot", self.snapshot)
         monkeypatch.setattr(device_memory, "totals", lambda _: {"allocated_bytes": self.allocated_bytes()})
         monkeypatch.setattr(device_memory, "attach_observer", self._attach)
@@ -31,6 +33,12 @@ class FakeDeviceMemory:
         monkeypatch.setattr(device_memory, "end_history", lambda: self._set_history(False))
         monkeypatch.setattr("stepscope.training.memory.out_of_memory._is_observing", False)
         return self
+
+    def begin_use(self) -> None:
+        """What torch does at the first use of CUDA: what waits for it comes before CUDA counts as in use."""
+        for begin in self.awaiting:
+            begin()
+        self.is_in_use = True
 
     def hold(self, tensors: Iterable[Any]) -> None:
         self.tensors += tensors
@@ -63,6 +71,10 @@ class FakeDeviceMemory:
         for observer in self.observers:
             observer(0, requested_bytes, 80 << 30, 1 << 20)
         raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {requested_bytes} bytes.")
+
+    def _await(self, begin: Callable[[], None]) -> bool:
+        self.awaiting.append(begin)
+        return True
 
     def _attach(self, observer: Callable[[int, int, int, int], None]) -> bool:
         self.observers.append(observer)

@@ -36,6 +36,8 @@ _OPTIMIZER = (
 )
 _TEMPORARY = ("/torch/nn/utils/", "/torch/amp/", "/torch/cuda/amp/")
 _MODULES = "/torch/nn/"
+_FUNCTIONS = "/torch/nn/functional.py"
+"""Called without a module, as a loss often is."""
 _CALLS = frozenset(["forward", "_call_impl", "_wrapped_call_impl"])
 _BEFORE_TRAINING = frozenset(["__init__", "reset_parameters", "_apply", "to", "cuda", "to_empty", "load_state_dict"])
 _COPIES = frozenset(["_apply", "to", "cuda", "to_empty", "load_state_dict", "convert"])
@@ -94,7 +96,8 @@ def _by_frames(frames: tuple[StackFrame, ...]) -> Category:
                 return Category.PARAMETERS
             if frame.function in _CALLS:
                 return Category.ACTIVATIONS
-    return Category.ACTIVATIONS if not in_modules else Category.TEMPORARY
+    is_function = any(_is_in(frame, (_FUNCTIONS,)) for frame in in_modules)
+    return Category.ACTIVATIONS if is_function or not in_modules else Category.TEMPORARY
 
 
 def phase_of(frames: Sequence[StackFrame]) -> str:

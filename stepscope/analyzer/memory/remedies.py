@@ -1,4 +1,4 @@
-"""What to change, and what is it expected to save? The largest saving first."""
+"""What to change, and what is it expected to save? What mends the cause comes first, then the largest saving."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def remedies_for(
     ]
     if _EXPANDABLE not in settings:
         change = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, so that free pieces join"
-        rest.append(Remedy(change, fragmentation.in_used_segments_bytes))
+        is_cause = oom is not None and oom.cause is OomCause.FRAGMENTATION
+        (first if is_cause else rest).append(Remedy(change, fragmentation.in_used_segments_bytes))
     worth = [remedy for remedy in rest if remedy.saved_bytes is not None and remedy.saved_bytes > _WORTH * peak]
     return [*first, *sorted(worth, key=lambda remedy: -(remedy.saved_bytes or 0))]

@@ -16,6 +16,19 @@ def is_in_use() -> bool:
     return torch is not None and bool(torch.cuda.is_initialized())
 
 
+def when_in_use(begin: Callable[[], None]) -> bool:
+    """Have `begin`, which must not raise, called by this process's first use of CUDA, before anything is allocated.
+
+    False where this torch has no such thing, or none is imported yet.
+    """
+    torch = sys.modules.get("torch")
+    call_later = None if torch is None else getattr(torch.cuda, "_lazy_call", None)
+    if call_later is None:
+        return False
+    call_later(begin)
+    return True
+
+
 def snapshot() -> dict[str, Any]:
     """torch's memory snapshot: segments and blocks, and the history where it is recorded."""
     import torch

@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -47,7 +48,8 @@ class OutOfMemoryEvidence:
         self._owners = owners
         self._wants_history = plan.history
         self._has_history = False
-        self._is_attached = False
+        self._is_attached, self._is_awaiting, self._is_closed = False, False, False
+        self._process_id = os.getpid()
         self._thread_id = threading.get_ident()
         self._step: tuple[int, int] | None = None
         self._recent: deque[dict[str, Any]] = deque(maxlen=_NUM_REMEMBERED_STEPS)
@@ -55,12 +57,29 @@ class OutOfMemoryEvidence:
         self._is_unwritten = False
 
     def step_began(self, index: int) -> None:
-        """Remember it; and begin to watch once the training code has begun to use CUDA."""
+        """Remember it; and begin to watch as soon as the training code uses CUDA."""
         self._step = (index, time.time_ns())
-        if not self._is_attached and device_memory.is_in_use():
-            self._is_attached = True
-            _watch(self)
-            self._has_history = self._wants_history and device_memory.begin_history()
+        if self._is_attached:
+            return
+        if device_memory.is_in_use():
+            self._attach()
+        elif not self._is_awaiting:
+            self._is_awaiting = device_memory.when_in_use(partial(_cuda_is_used, weakref.ref(self)))
+
+    def cuda_is_used(self) -> None:
+        """Begin to watch, within the first use of CUDA; what fails there is tried again by the next step.
+
+        Another thread's use does not count: torch notes the optimizer's steps only on the thread that asks for history.
+        """
+        is_here = os.getpid() == self._process_id and threading.get_ident() == self._thread_id
+        if is_here and not (self._is_attached or self._is_closed):
+            with suppress(Exception):  # it would be training's error
+                self._attach()
+
+    def _attach(self) -> None:
+        _watch(self)
+        self._has_history = self._wants_history and device_memory.begin_history()
+        self._is_attached = True
 
     def step_ended(self, record: StepRecord) -> None:
         """Remember what it says of memory."""
@@ -71,6 +90,7 @@ class OutOfMemoryEvidence:
 
     def close(self) -> None:
         """Nothing runs out any more that concerns this run."""
+        self._is_closed = True
         if _watching is not None and _watching() is self:  # else a later run's watches
             _watch(None)
         if self._has_history:
@@ -171,6 +191,13 @@ def _write_pickle(path: Path, snapshot: dict[str, Any]) -> None:
 
 def _is_out_of_memory(error: BaseException) -> bool:
     return any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+
+
+def _cuda_is_used(evidence: weakref.ref[OutOfMemoryEvidence]) -> None:
+    """torch keeps what it is to call for good."""
+    one = evidence()
+    if one is not None:
+        one.cuda_is_used()
 
 
 _watching: weakref.ref[OutOfMemoryEvidence] | None = None

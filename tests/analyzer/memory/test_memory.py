@@ -174,6 +174,24 @@ def test_enough_is_free_but_in_pieces(tmp_path: Path) -> None:
     assert report.remedies[0].saved_bytes == 11_643_387_904 - 499_214_336
 
 
+def test_what_joins_pieces_comes_before_larger_savings(tmp_path: Path) -> None:
+    """At the peak there were more activations than there are pieces."""
+    allocator = Allocator()
+    for column in range(10):
+        allocator.segment(column * 100 * _MIB, 96 * _MIB)
+        allocator.alloc(column * 100 * _MIB, 96 * _MIB, "forward")
+    for column in range(10):
+        allocator.free(column * 100 * _MIB)
+        allocator.alloc(column * 100 * _MIB, 56 * _MIB, "forward")
+    allocator.fail(200 * _MIB, 0, "forward")
+    report = _report(allocator, tmp_path)
+    assert report.oom is not None
+    assert report.oom.cause is OomCause.FRAGMENTATION
+    first, second, *_ = report.remedies
+    assert first.change.startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    assert (first.saved_bytes, second.saved_bytes) == (400 * _MIB, 720 * _MIB)
+
+
 def test_what_is_needed_at_once_is_more_than_there_is(tmp_path: Path) -> None:
     """torchtune#2071: 22.41 GiB allocated, 206 MiB more reserved, 210 MiB free, asked for 1.96 GiB."""
     allocator = Allocator()
@@ -273,6 +291,13 @@ _USER = StackFrame("train", "train.py", 9)
         ((StackFrame("unscale_", "/lib/torch/amp/grad_scaler.py", 3), _USER), "temporary"),
         ((StackFrame("_init_state", "/lib/megatron/core/optimizer/optimizer.py", 3), _USER), "optimizer"),
         ((_USER,), "activations"),
+        # a loss that is called without a module, also by a backward pass of one's own; an initialisation
+        ((StackFrame("cross_entropy", "/lib/torch/nn/functional.py", 3), _USER), "activations"),
+        (
+            (StackFrame("gelu", "/lib/torch/nn/functional.py", 3), StackFrame("backward", "mine.py", 3), _USER),
+            "gradients",
+        ),
+        ((StackFrame("normal_", "/lib/torch/nn/init.py", 3), _USER), "temporary"),
     ],
 )
 def test_the_innermost_call_that_tells_decides(frames: tuple[StackFrame, ...], category: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,64 @@ def test_where_torch_has_no_observer_the_error_that_leaves_is_seen(
     with pytest.raises(torch.OutOfMemoryError):
         train()
     assert _report(tmp_path)["snapshot"] == "rank0-oom.pickle"
+
+
+@pytest.mark.parametrize("memory_option", ["oom", "oom+history"])
+def test_a_first_step_that_is_the_first_to_use_cuda_is_seen_as_it_fails(
+    tmp_path: Path, memory: FakeDeviceMemory, memory_option: str
+) -> None:
+    memory.is_in_use = False
+    recorded = []
+
+    def train() -> None:
+        with stepscope.profile("r", tmp_path, memory=memory_option):
+            memory.begin_use()
+            recorded.append(memory.history)
+            memory.run_out(100)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        train()
+    report = _report(tmp_path)
+    assert (report["taken"], report["step"], report["requested_bytes"]) == ("at the allocation", 0, 100)
+    assert recorded == [report["has_history"]] == [memory_option == "oom+history"]
+    assert not memory.history
+
+
+def test_cuda_is_waited_for_once_and_not_after_the_run_nor_on_another_thread(
+    tmp_path: Path, memory: FakeDeviceMemory
+) -> None:
+    memory.is_in_use = False
+    with stepscope.profile("r", tmp_path, memory="oom+history") as prof:
+        for _ in range(3):
+            prof.step()
+        elsewhere = threading.Thread(target=memory.awaiting[0])
+        elsewhere.start()
+        elsewhere.join()
+        assert (len(memory.awaiting), memory.observers, memory.history) == (1, [], False)
+    memory.begin_use()
+    assert (memory.observers, memory.history) == ([], False)
+
+
+def test_what_fails_within_the_first_use_of_cuda_does_not_reach_training(
+    tmp_path: Path, memory: FakeDeviceMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.is_in_use = False
+
+    def fail(_: object) -> bool:
+        raise RuntimeError("not this allocator")
+
+    monkeypatch.setattr(device_memory, "attach_observer", fail)
+    with stepscope.profile("r", tmp_path):
+        memory.begin_use()
+
+
+def test_torch_is_asked_to_call_at_the_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Callable[[], None]] = []
+    monkeypatch.setattr(torch.cuda, "_lazy_call", asked.append)
+    assert device_memory.when_in_use(asked.clear)
+    assert asked == [asked.clear]
+    monkeypatch.delattr(torch.cuda, "_lazy_call")
+    assert not device_memory.when_in_use(asked.clear)
 
 
 def test_other_errors_and_runs_without_a_gpu_write_nothing(tmp_path: Path, memory: FakeDeviceMemory) -> None:
