@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from stepscope.analyzer.alignment.arrivals import Arrival, needed_arrivals, seen_arrivals
 from stepscope.analyzer.alignment.clocks import Clocks, estimate_clocks
+from stepscope.analyzer.alignment.dimensions import by_only_dimension
 from stepscope.analyzer.alignment.exposure import CallColumns, call_columns
 from stepscope.analyzer.alignment.groupless import with_groups
 from stepscope.analyzer.alignment.host_calls import complete_together
@@ -45,7 +46,7 @@ from stepscope.analyzer.what_if.pipeline_schedule import PipelineSchedule, repla
 from stepscope.analyzer.what_if.predict import predict
 from stepscope.analyzer.what_if.recorded_schedule import schedule_of
 from stepscope.analyzer.what_if.two_replays import with_finer_cuts
-from stepscope.core.analysis import Analysis, Notice, RootCause, WhatIf
+from stepscope.core.analysis import Analysis, MeshSizes, Notice, RootCause, WhatIf
 from stepscope.core.causes import Cause
 from stepscope.core.errors import DataError
 from stepscope.core.headings import Heading
@@ -62,7 +63,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     Returns:
         The analysis, and the views with their final segments, on the job's clock.
     """
-    found = _explain(views)
+    found = _explain(views, context.mesh)
     by_rank = found.views
     job = describe_job(by_rank, context)
     quality = trace_quality(by_rank, found.matches, found.clocks, job, context)
@@ -122,7 +123,7 @@ def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Colle
     Raises:
         DataError: the traces do not allow a replay.
     """
-    found = _explain(views)
+    found = _explain(views, context.mesh)
     model = _replay_model(found)
     if found.schedules and (model is None or (causes and set(causes) <= {Cause.PIPELINE_BUBBLE})):
         report = replay_schedules(found.schedules, causes)
@@ -140,7 +141,7 @@ def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Colle
 
 def replay_model(views: Sequence[RankView]) -> ReplayModel | None:
     """The job as a graph that can be replayed; None where the traces do not allow it."""
-    return _replay_model(_explain(views))
+    return _replay_model(_explain(views, MeshSizes()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ class _Explained:
 
     Attributes:
         views: on the job's clock, with their final segments.
-        schedules: on CPUs, the pipelines that can be replayed.
+        schedules: the pipelines that can be replayed.
         role: by rank, its pipeline stage.
     """
 
@@ -163,8 +164,9 @@ class _Explained:
     table: CauseTable
 
 
-def _explain(views: Sequence[RankView]) -> _Explained:
-    by_rank = {view.rank: view for view in sorted(views, key=lambda view: view.rank)}
+def _explain(views: Sequence[RankView], mesh: MeshSizes) -> _Explained:
+    served = [replace(view, calls=by_only_dimension(view.calls, mesh)) for view in views]
+    by_rank = {view.rank: view for view in sorted(served, key=lambda view: view.rank)}
     by_rank, matches, clocks, arrivals = _align(with_common_steps(by_rank))
     by_rank = {
         rank: replace(view, segments=split_communication(view.segments, rank, view.calls, arrivals))

@@ -1,16 +1,20 @@
 """Which parallel dimension does a process group, or a single call, serve?
 
 By the group's description (DeviceMesh, torchtitan, Megatron, vLLM name theirs), else by what the launching thread had
-open (FSDP, DDP, functional collectives, context-parallel attention), else by the kind of traffic.
+open (FSDP, DDP, functional collectives, context-parallel attention), else by the kind of traffic, else by the mesh:
+where only one dimension has more than one place, all ranks together are its group.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import asdict, replace
 from functools import lru_cache
 
+from stepscope.analyzer.alignment.call import Call
 from stepscope.analyzer.alignment.call_words import P2P_KINDS
+from stepscope.core.analysis import MeshSizes
 from stepscope.trace.columns import ProcessGroup
 
 _OF_DESCRIPTION = (
@@ -91,3 +95,17 @@ def dimension_of_call(group: ProcessGroup | None, open_spans: tuple[str, ...], k
     if kind == "all_to_all":
         return "ep"
     return "pp" if kind in P2P_KINDS else None
+
+
+def by_only_dimension(calls: Iterable[Call], mesh: MeshSizes) -> list[Call]:
+    """Calls that nothing tells the dimension of serve the only one that the mesh has, where all its ranks take part."""
+    large = [(dimension, size) for dimension, size in asdict(mesh).items() if size is not None and size > 1]
+    if len(large) != 1:
+        return list(calls)
+    ((dimension, size),) = large
+    return [
+        replace(call, dimension=dimension)
+        if call.dimension is None and call.group is not None and len(call.group) == size
+        else call
+        for call in calls
+    ]

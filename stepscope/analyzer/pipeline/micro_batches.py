@@ -70,12 +70,12 @@ def device_micro_batches(
     found = []
     for place, marked in enumerate(tasks):
         step = int(steps.index[where[place]]) if where[place] != NONE else NONE
-        launched = int(trace.start_ns[rows[place]])
+        launched = int(trace.start_ns[rows[place]]), int(trace.end_ns[rows[place]])
         empty = busy[place] == 0  # a pass without kernels still has its place in the order
-        first, last = (launched, launched) if empty else (int(begin[place]), int(end[place]))
+        first, last = (launched[0], launched[0]) if empty else (int(begin[place]), int(end[place]))
         for task, start, stop in _within(marked, first, last):
             share = 1.0 if len(marked) == 1 else FORWARD_SHARE if task is marked[0] else 1 - FORWARD_SHARE
-            found.append(MicroBatch(task, step, start, stop, float(busy[place]) * share))
+            found.append(MicroBatch(task, step, start, stop, float(busy[place]) * share, launched))
     return found
 
 

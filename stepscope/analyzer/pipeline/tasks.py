@@ -40,6 +40,7 @@ class MicroBatch:
         step: the step number it was launched in, or NONE without steps.
         start_ns, end_ns: on the rank's clock; on a device of the kernels launched under the mark.
         busy_ns: booked time of those kernels; None without a device.
+        launched_ns: from when to when the host was under the mark; None without a device.
     """
 
     task: Task
@@ -47,6 +48,7 @@ class MicroBatch:
     start_ns: int
     end_ns: int
     busy_ns: float | None = None
+    launched_ns: tuple[int, int] | None = None
 
 
 Order = list[list[Task]]

@@ -8,16 +8,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.intervals import Nanoseconds
+from stepscope.analyzer.intervals import Nanoseconds, covered_time, union
 from stepscope.analyzer.ledger.activities import Work
 from stepscope.analyzer.membership import distinct
 from stepscope.analyzer.what_if.edge_blocks import Nodes
 from stepscope.analyzer.what_if.job_graph import JobGraph
 from stepscope.analyzer.what_if.kernel_match import MatchedStep, kernels_by_step, match_kernels
-from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK
+from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, DeviceWork
 from stepscope.analyzer.what_if.replay import Scenario
-from stepscope.core.causes import Cause
+from stepscope.core.causes import Cause, Reason
 from stepscope.trace.columns import NONE
+
+_BESIDE = 0.5
+"""Of a step's computing, what its reductions can lie beside."""
+
+_HIDDEN_ALREADY = 0.5
+"""Share of the reductions' time beside kernels from which they are overlapped already."""
 
 LOWER_MEDIAN_FROM = 4
 """Ranks from which "fastest" is the lower median: of many ranks one is fast by luck."""
@@ -32,6 +38,7 @@ class FixedJob:
         role: by rank, its place in the pipeline.
         expected_transfer_ns: by communication, what its link should take, or NONE where that is not known.
         alike: by communication, a number that calls of the same group, kind and size share.
+        reduces: by communication, whether it sums gradients over data-parallel ranks.
         steps: numbers of the steps that count.
         on_device: whether the activities ran on one (else they are operators of the main thread).
     """
@@ -40,6 +47,7 @@ class FixedJob:
     role: Mapping[int, int]
     expected_transfer_ns: Nanoseconds
     alike: Nodes
+    reduces: npt.NDArray[np.bool_]
     steps: frozenset[int]
     on_device: bool
 
@@ -101,6 +109,37 @@ def free_transfers(_job: FixedJob, scenario: Scenario) -> Scenario | None:
     if not len(scenario.transfer_ns):
         return None
     return replace(scenario, transfer_ns=np.zeros_like(scenario.transfer_ns))
+
+
+def overlapped_reductions(job: FixedJob, scenario: Scenario) -> Scenario | None:
+    """Gradients are summed beside the backward pass that makes them; None where most of that is so already.
+
+    Of a step's reductions the last stays, as nothing computes any more when its gradients are there, and what outlasts
+    half of the step's computing: a backward pass is two thirds of it, but has made little at its beginning.
+    """
+    transfer = scenario.transfer_ns.copy()
+    for rank, part in job.graph.layout.parts.items():
+        mine = part.first_communication + np.flatnonzero(job.reduces[part.communications])
+        activities = job.graph.layout.activity_of_communication[mine] - part.first_activity
+        if not job.on_device or not len(mine) or _hidden_share(part.graph.device, activities) >= _HIDDEN_ALREADY:
+            continue
+        kernels = kernels_by_step(job.graph.layout, rank)
+        for step in distinct(part.graph.device.step[activities]).tolist():
+            own = mine[part.graph.device.step[activities] == step]
+            room = _BESIDE * scenario.duration_ns[kernels.get(step, own[:0])].sum()
+            rest = int(scenario.transfer_ns[own].sum() - room)
+            last = own[np.argmax(part.graph.device.start_ns[activities[part.graph.device.step[activities] == step]])]
+            transfer[own] = 0
+            transfer[last] = max(int(scenario.transfer_ns[last]), rest)
+    return None if (transfer == scenario.transfer_ns).all() else replace(scenario, transfer_ns=transfer)
+
+
+def _hidden_share(device: DeviceWork, activities: Nodes) -> float:
+    """Of the time of some activities, the part beside which something computes."""
+    computes = device.work == Work.COMPUTE
+    beside = union(device.start_ns[computes], device.end_ns[computes])
+    start, end = device.start_ns[activities], device.end_ns[activities]
+    return float(covered_time(start, end, beside).sum()) / max(int((end - start).sum()), 1)
 
 
 def without_copies(job: FixedJob, scenario: Scenario) -> Scenario | None:
@@ -225,8 +264,12 @@ FIXES: dict[tuple[Cause, str], Fix] = {
     (Cause.HOST_BOUND, "the host never late"): without_host_delay,
     (Cause.SYNCHRONIZATION, "no blocking calls"): without_blocking,
     (Cause.COMMUNICATION, "transfers at the link's expected bandwidth"): transfers_as_expected,
+    (Cause.COMMUNICATION, "gradients reduced beside the backward pass"): overlapped_reductions,
     (Cause.COMMUNICATION, "transfers free"): free_transfers,
     (Cause.CHECKPOINT, "checkpoints free"): without_checkpoint,
     (Cause.COPY, "copies free"): without_copies,
 }
 """(cause, what is changed) -> how."""
+
+FIX_OF_REASON = {Reason.NO_OVERLAP: (Cause.COMMUNICATION, "gradients reduced beside the backward pass")}
+"""Of a cause's changes, the one that answers this reason; for others the first."""

@@ -1,10 +1,11 @@
-"""What should each transfer take on the link it uses, and which transfers are alike?"""
+"""What should each transfer take on the link it uses, which transfers are alike, which reduce gradients?"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.analyzer.alignment.call import Call
 from stepscope.analyzer.alignment.call_words import P2P_KINDS
@@ -46,3 +47,15 @@ def alike(calls_of_rank: Mapping[int, Sequence[Call]]) -> Nodes:
         for call in calls:
             result.append(numbers.setdefault((call.group, call.kind, call.num_bytes), len(numbers)))
     return np.array(result, np.int64)
+
+
+def reductions(calls_of_rank: Mapping[int, Sequence[Call]]) -> npt.NDArray[np.bool_]:
+    """By communication, rank by rank, whether it sums gradients over data-parallel ranks within a step."""
+    return np.array(
+        [
+            call.dimension == "dp" and call.kind in ("all_reduce", "reduce_scatter")
+            for calls in calls_of_rank.values()
+            for call in calls
+        ],
+        np.bool_,
+    )

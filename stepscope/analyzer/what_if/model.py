@@ -18,7 +18,7 @@ from stepscope.analyzer.what_if.graph import MOST_ACTIVITIES
 from stepscope.analyzer.what_if.host_graph import host_graph
 from stepscope.analyzer.what_if.host_timeline import MOST_PIECES
 from stepscope.analyzer.what_if.job_graph import JobGraph, join_ranks
-from stepscope.analyzer.what_if.links import alike, expected_transfers
+from stepscope.analyzer.what_if.links import alike, expected_transfers, reductions
 from stepscope.analyzer.what_if.rank_graph import RankGraph
 from stepscope.analyzer.what_if.replay import Scenario, as_measured, measured_steps, replay, step_times
 
@@ -90,6 +90,7 @@ def build_model(
             role=role,
             expected_transfer_ns=expected_transfers(views),
             alike=like,
+            reduces=reductions(calls),
             steps=frozenset(numbers[place] for place in kept),
             on_device=on_device,
         ),

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stepscope.analyzer.what_if.calibrate import calibrate
-from stepscope.analyzer.what_if.fixes import FIXES
+from stepscope.analyzer.what_if.fixes import FIX_OF_REASON, FIXES
 from stepscope.analyzer.what_if.model import ReplayModel
 from stepscope.analyzer.what_if.pipeline_schedule import FIXED_CAUSES, PipelineSchedule, replay_schedules
 from stepscope.analyzer.what_if.predict import TRUSTED_ERROR, binds_next
 from stepscope.core.analysis import Evidence, Notice, RootCause, Verdict, WhatIf
+from stepscope.core.causes import Cause
 from stepscope.core.listing import listed
 
 REPLAYED_FROM = 0.05
@@ -51,7 +52,7 @@ def replay_causes(
     skipped = [model.step_numbers[place] for place in model.skipped]
     found = []
     for row in named:
-        for change in (change for change in FIXES if change[0] is row.cause):
+        for change in _changes(row):
             scenario = FIXES[change](model.job, model.base)
             if scenario is None:
                 continue
@@ -74,6 +75,13 @@ def replay_causes(
                 )
             )
     return found, [_on_other_steps(skipped, measured)] if found and skipped else []
+
+
+def _changes(row: RootCause) -> list[tuple[Cause, str]]:
+    """What can be changed about a cause; first what answers its first reason, which the verdict quotes."""
+    changes = [change for change in FIXES if change[0] is row.cause]
+    wanted = FIX_OF_REASON.get(row.reasons[0]) if row.reasons else None
+    return sorted(changes, key=lambda change: change != wanted)
 
 
 def _on_other_steps(skipped: Sequence[int], measured_ms: float) -> Notice:

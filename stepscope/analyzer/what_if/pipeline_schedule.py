@@ -1,15 +1,17 @@
-"""What would another cut of the batch, or of the model, make of a pipelined step on CPUs? By replay of its schedule.
+"""What would another cut of the batch, or of the model, make of a pipelined step? By replay of its schedule.
 
 More micro-batches are other operators, which no replay of the recorded ones can tell. The schedule can: passes in their
 order, each with its measured time outside the pipeline's own transfers, step by step: a pass that was slow once holds
 up whoever waits for it then, which the mean of all steps would hide. What lies between the last backward and the next
-first forward (optimizer, loader, gradients reduced after the schedule) is kept as it was measured. Others print
+first forward (optimizer, loader, gradients reduced after the schedule) is kept as it was measured. Smaller kernels are
+taken to be as efficient, but a host has as many more to launch: below what that takes no cut goes. Others print
 the closed form (P-1)/(M+P-1) of the schedule that the configuration names: it knows neither uneven passes, nor
-transfers, nor what follows.
+transfers, nor what follows, nor the host.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +40,18 @@ FIXED_CAUSES = frozenset({Cause.PIPELINE_BUBBLE, Cause.IMBALANCE})
 
 
 @dataclass(frozen=True, slots=True)
+class HostTime:
+    """What a host takes for a step by itself, mean, ns: to launch the passes, and for all else."""
+
+    passes_ns: float
+    rest_ns: float
+
+    @property
+    def whole_ns(self) -> float:
+        return self.passes_ns + self.rest_ns
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineSchedule:
     """One pipeline's steps, ready to be replayed. Times are nanoseconds.
 
@@ -50,6 +64,7 @@ class PipelineSchedule:
         tail_ns: the first rank's step outside the schedule, mean.
         period_ns: its whole step as measured, mean.
         steps: the numbers of the steps.
+        host: by device, what launching a step takes its host; nothing without a device.
     """
 
     chain: Chain
@@ -60,6 +75,7 @@ class PipelineSchedule:
     tail_ns: float
     period_ns: float
     steps: list[int]
+    host: Sequence[HostTime] = ()
 
     @property
     def num_stages(self) -> int:
@@ -70,14 +86,23 @@ class PipelineSchedule:
         return len({task.micro_batch for tasks in self.order for task in tasks})
 
     def step_ns(self) -> float:
-        """The replayed step: schedule and tail, mean over the steps.
+        """The replayed step: schedule and tail, mean over the steps, or what the host takes where that is longer.
 
         Raises:
             ValueError: the order waits for itself.
         """
         took = {"transfer_ns": self.transfer_ns, "between_ns": self.between_ns}
         ran = [replay(self.order, step, num_stages=self.num_stages, **took).period_ns for step in self.pass_ns]
-        return float(np.mean(ran)) + self.tail_ns
+        return max(float(np.mean(ran)) + self.tail_ns, self._busiest_host_ns)
+
+    @property
+    def is_host_bound(self) -> bool:
+        """Whether launching the step takes longer than running it."""
+        return 0.0 < self._busiest_host_ns == self.step_ns()
+
+    @property
+    def _busiest_host_ns(self) -> float:
+        return max((host.whole_ns for host in self.host), default=0.0)
 
     def finer(self, times: int) -> PipelineSchedule | None:
         """The same batch in so many times as many micro-batches; None for a schedule that cannot be continued.
@@ -98,7 +123,8 @@ class PipelineSchedule:
                 for task in tasks
             }
             pass_ns.append(cut)
-        return replace(self, order=order, pass_ns=pass_ns)
+        host = [replace(own, passes_ns=own.passes_ns * times) for own in self.host]
+        return replace(self, order=order, pass_ns=pass_ns, host=host)
 
     def evened(self, keep: int | None = None) -> PipelineSchedule:
         """Every pass at the mean of all stages, but the passes of the stage to keep."""
@@ -156,14 +182,15 @@ def replay_schedules(schedules: Sequence[PipelineSchedule], causes: Collection[C
 
 
 def _fixes(schedules: Sequence[PipelineSchedule], replayed_ms: float, even_ms: float) -> list[Fix]:
-    fixes = []
+    fixes: list[Fix] = []
     for times in FINER_CUTS:
         finer = [cut for s in schedules if (cut := s.finer(times)) is not None]
-        if len(finer) == len(schedules):
+        step = _step_ms(finer) if len(finer) == len(schedules) else math.inf
+        if step < min([replayed_ms, *(fix.step_ms for fix in fixes)]):  # a host may be too slow for a finer cut
             now = schedules[0].num_micro_batches
             change = f"the same batch in {now * times} micro-batches instead of {now}"
-            step = _step_ms(finer)
-            fixes.append(Fix(Cause.PIPELINE_BUBBLE, change, step, replayed_ms / step))
+            binds = Cause.HOST_BOUND if any(s.is_host_bound for s in finer) else None
+            fixes.append(Fix(Cause.PIPELINE_BUBBLE, change, step, replayed_ms / step, binds_next=binds))
     if even_ms < replayed_ms:
         ranks = sorted(rank for s in schedules for rank in _heavy(s))
         fixes.append(Fix(Cause.IMBALANCE, "compute cut evenly over the stages", even_ms, replayed_ms / even_ms, ranks))

@@ -1,4 +1,4 @@
-"""Which passes did a CPU job's pipeline run in each step, how long did each take, and what lay between them?
+"""Which passes did a job's pipeline run in each step, how long did each take, and what lay between them?
 
 Between the end of a pass and the beginning of the one that waits for its result on another device lies a hand-over: the
 transfer, and until the waiting thread has its core again. Between two passes of one device that need not wait lie the
@@ -15,13 +15,15 @@ from itertools import pairwise
 import numpy as np
 
 from stepscope.analyzer.alignment.call_words import P2P_KINDS
-from stepscope.analyzer.intervals import covered_time, intersect, union
+from stepscope.analyzer.intervals import contains, covered_time, intersect, union
 from stepscope.analyzer.pipeline.chains import Chain
 from stepscope.analyzer.pipeline.replay import received
 from stepscope.analyzer.pipeline.stage_times import observe
 from stepscope.analyzer.pipeline.tasks import MicroBatch, Order, Pass, Task
 from stepscope.analyzer.rank_view import RankView
-from stepscope.analyzer.what_if.pipeline_schedule import PipelineSchedule
+from stepscope.analyzer.what_if.pipeline_schedule import HostTime, PipelineSchedule
+from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN
+from stepscope.core.causes import Cause
 from stepscope.core.headings import EXPOSED_COMMUNICATION_HEADINGS
 from stepscope.trace.columns import NONE
 
@@ -43,14 +45,14 @@ _Step = Mapping[Task, Ran]
 
 
 def schedule_of(chain: Chain, views: Mapping[int, RankView]) -> PipelineSchedule | None:
-    """A CPU job's pipeline from its marks; None on devices and where the marks do not tell whole steps.
+    """A job's pipeline from its marks; None where the marks do not tell whole steps.
 
     Args:
         chain: its ranks.
         views: on one clock.
     """
     ranks = [views[rank] for rank in chain.ranks]
-    if any(view.on_device or not view.micro_batches for view in ranks):
+    if any(not view.micro_batches or any(mark.busy_ns == 0 for mark in view.micro_batches) for view in ranks):
         return None
     observed = observe(chain, views)
     if observed is None:
@@ -75,6 +77,7 @@ def schedule_of(chain: Chain, views: Mapping[int, RankView]) -> PipelineSchedule
         tail_ns=period - extent,
         period_ns=period,
         steps=list(length_ns),
+        host=[_launching_ns(view) for view in ranks],
     )
     if schedule.tail_ns < 0:  # marks that do not lie inside their steps
         return None
@@ -121,6 +124,19 @@ def between_passes(order: Order, steps: Sequence[_Step]) -> tuple[float | None, 
 def _shortest_call_ns(ranks: Sequence[RankView]) -> float:
     lengths = (call.end_ns - call.start_ns for view in ranks for call in view.calls if call.kind in P2P_KINDS)
     return float(min(lengths, default=0))
+
+
+def _launching_ns(view: RankView) -> HostTime:
+    """What a device's host takes for a step's calls by itself, without what it waits for; nothing without a device."""
+    if view.graph is None or any(mark.launched_ns is None for mark in view.micro_batches):
+        return HostTime(0.0, 0.0)
+    host = view.graph.host
+    own = host.work_ns[:, HOST_COLUMN[Cause.HOST_BOUND]]
+    spans = [mark.launched_ns for mark in view.micro_batches if mark.launched_ns is not None]
+    under_marks = contains(union([start for start, _ in spans], [end for _, end in spans]), host.key_ns)
+    inside, whole = float(own[under_marks].sum()), float(own.sum())
+    num_steps = len(view.window.index)
+    return HostTime(inside / num_steps, (whole - inside) / num_steps)
 
 
 def _steps(view: RankView) -> dict[int, int]:

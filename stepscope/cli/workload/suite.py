@@ -10,7 +10,7 @@ import click
 
 
 @click.command("suite")
-@click.option("--preset", default="tiny", show_default=True, help="tiny (CPU), one-gpu or two-gpu.")
+@click.option("--preset", default="tiny", show_default=True, help="tiny (CPU), one-gpu, two-gpu, four-gpu or node.")
 @click.option("--cases", metavar="A[,B...]", help="Only these cases, by name or pattern (ddp-*).  [default: all]")
 @click.option(
     "--budget-minutes",

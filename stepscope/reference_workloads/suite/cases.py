@@ -37,6 +37,7 @@ class SuitePreset:
         device_type: "cpu" or "cuda".
         layouts: plans by name.
         cases: layout -> what is run in it, HEALTHY or as `--inject` takes it; the most telling ones first.
+        model: preset of the model; the suite's own name when None.
         batch_size: sequences in a batch; None for the model preset's.
         simulate_ms: how long a layer sleeps on CPU, by layout: so long that what the host does beside it is little.
     """
@@ -44,6 +45,7 @@ class SuitePreset:
     device_type: str
     layouts: Mapping[str, ParallelPlan]
     cases: Mapping[str, Sequence[str]]
+    model: str | None = None
     batch_size: int | None = None
     simulate_ms: Mapping[str, float] = field(default_factory=dict)
     schedule: Schedule = _SCHEDULE
@@ -161,8 +163,48 @@ SUITES: dict[str, SuitePreset] = {
             "fsdp": (HEALTHY, "no_prefetch", "wrong_transport", "straggler", "cpu_optimizer", "oom_growth"),
         },
     ),
+    "four-gpu": SuitePreset(
+        device_type="cuda",
+        layouts={
+            "tp_pp": ParallelPlan(tp=2, pp=2, micro_batches=16),
+            "pp_dp": ParallelPlan(pp=2, dp=2, zero=1, micro_batches=16),
+            "tp_dp": ParallelPlan(tp=2, dp=2, zero=3),
+            "interleaved": ParallelPlan(pp=2, dp=2, zero=2, schedule="interleaved", micro_batches=16),
+        },
+        cases={
+            "tp_pp": (HEALTHY, "few_micro_batches", "uneven_stages", "straggler", "wrong_transport"),
+            "pp_dp": (HEALTHY, "few_micro_batches", "straggler", "checkpoint_stall"),
+            "tp_dp": (HEALTHY, "slow_loader", "straggler"),
+            "interleaved": (HEALTHY,),
+        },
+        model="two-gpu",
+        batch_size=32,
+    ),
+    "node": SuitePreset(
+        device_type="cuda",
+        layouts={
+            "3d": ParallelPlan(tp=2, pp=2, dp=2, zero=1, micro_batches=16),
+            "3d_interleaved": ParallelPlan(tp=2, pp=2, dp=2, zero=2, schedule="interleaved", micro_batches=16),
+            "3d_zero2": ParallelPlan(tp=2, pp=2, dp=2, zero=2, micro_batches=16),
+            "tp_dp": ParallelPlan(tp=2, dp=4, zero=3),
+        },
+        cases={
+            "3d": (
+                HEALTHY,
+                "few_micro_batches",
+                "uneven_stages",
+                "straggler",
+                "slow_loader",
+                "wrong_transport",
+                "checkpoint_stall",
+            ),
+            "3d_interleaved": (HEALTHY, "few_micro_batches"),
+            "3d_zero2": (HEALTHY, "straggler"),
+            "tp_dp": (HEALTHY, "slow_loader"),
+        },
+    ),
 }
-"""By the name of the model's preset."""
+"""By name."""
 
 
 def find_cases(preset: str, *, device: str = "auto", only: Sequence[str] = ()) -> list[Case]:
@@ -197,7 +239,7 @@ def find_cases(preset: str, *, device: str = "auto", only: Sequence[str] = ()) -
 def _case(preset: str, layout: str, fault: str, device_type: str, controls: dict[str, Run]) -> Case:
     suite = SUITES[preset]
     injection = None if fault == HEALTHY else parse_injection(fault)
-    model = find_preset(preset)
+    model = find_preset(suite.model or preset)
     job = TrainingJob(
         plan=suite.layouts[layout],
         preset=replace(model, batch_size=suite.batch_size or model.batch_size),

@@ -199,7 +199,7 @@ def _trained(result: RunResult, training: WorkloadResult) -> RunResult:
 
 def _analysed(result: RunResult, directory: Path) -> RunResult:
     analysis = analyze([str(directory)]).analysis
-    fixes = smallest_changes(analysis.what_if)
+    fixes = quoted_changes(analysis.what_if)
     further, no_fix = _further_fixes(directory, analysis)
     errors = [prediction.replay_error for prediction in analysis.what_if]
     return replace(
@@ -234,7 +234,12 @@ def _further_fixes(directory: Path, analysis: Analysis) -> tuple[dict[Cause, Pre
     return found, None if cause in found else "what-if tells nothing of it"
 
 
-def smallest_changes(fixes: Iterable[WhatIf | Fix]) -> dict[Cause, PredictedFix]:
+def quoted_changes(fixes: Iterable[WhatIf]) -> dict[Cause, PredictedFix]:
+    """By cause. Of a cause's changes the first: the one that answers its reason, which a verdict quotes."""
+    return {fix.fix: PredictedFix(fix.step_ms, fix.calibrated_step_ms) for fix in reversed(list(fixes))}
+
+
+def smallest_changes(fixes: Iterable[Fix]) -> dict[Cause, PredictedFix]:
     """By cause. Of a fix in several degrees the least: a control has twice the micro-batches, not four times."""
     by_gain = sorted(fixes, key=lambda fix: fix.step_ms)
     return {fix.fix: PredictedFix(fix.step_ms, fix.calibrated_step_ms) for fix in by_gain}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from stepscope.analyzer.alignment.dimensions import dimension_of, dimension_of_call
+from stepscope.analyzer.alignment.call import Call
+from stepscope.analyzer.alignment.dimensions import by_only_dimension, dimension_of, dimension_of_call
+from stepscope.core.analysis import MeshSizes
 from stepscope.trace.columns import ProcessGroup
 
 
@@ -59,3 +63,21 @@ def test_a_groups_name_tells_where_its_description_does_not() -> None:
 def test_open_spans_and_traffic_tell_the_rest(spans: list[str], kind: str, dimension: str | None) -> None:
     assert dimension_of_call(None, tuple(spans), kind) == dimension
     assert dimension_of_call(ProcessGroup("1", "mesh_cp", None), tuple(spans), kind) == "cp"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "served"),
+    [
+        (MeshSizes(tp=1, pp=1, dp=2), ["dp", "tp", None, None]),
+        (MeshSizes(dp=2), ["dp", "tp", None, None]),
+        (MeshSizes(tp=2, pp=1, dp=2), [None, "tp", None, None]),  # of which of the two is not known
+        (MeshSizes(tp=1, pp=1, dp=4), [None, "tp", None, None]),  # a part of them
+        (MeshSizes(), [None, "tp", None, None]),
+    ],
+)
+def test_where_the_mesh_has_one_dimension_only_all_its_ranks_together_serve_it(
+    mesh: MeshSizes, served: list[str | None]
+) -> None:
+    untold = Call(0, 0, 1, 0, (0, 1), "all_reduce", 4, (), described=True)
+    calls = [untold, replace(untold, dimension="tp"), replace(untold, group=(0,)), replace(untold, group=None)]
+    assert [call.dimension for call in by_only_dimension(calls, mesh)] == served

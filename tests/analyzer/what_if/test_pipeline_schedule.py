@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stepscope.analyzer.pipeline.chains import Chain
 from stepscope.analyzer.pipeline.schedules import interleaved_order
 from stepscope.analyzer.pipeline.tasks import Order, Pass, Task
-from stepscope.analyzer.what_if.pipeline_schedule import PipelineSchedule, replay_schedules
+from stepscope.analyzer.what_if.pipeline_schedule import HostTime, PipelineSchedule, replay_schedules
 from stepscope.core.causes import Cause
 from stepscope.core.what_if import WhatIfInput
 
@@ -84,3 +84,15 @@ def test_a_schedule_that_is_not_known_gets_no_finer_cut_and_says_so() -> None:
     report = replay_schedules([schedule(unusual, times)], [Cause.PIPELINE_BUBBLE])
     assert report.fixes == []
     assert "no_pipeline_fix" in [notice.code for notice in report.warnings]
+
+
+def test_no_cut_goes_below_what_the_host_takes_to_launch_it() -> None:
+    """The step of 77 ms would take 65 in four parts and 59 in eight: the host needs 10 + 4 * 13 and 10 + 8 * 13."""
+    launched = replace(even(2, 2), host=[HostTime(26 * MS, 10 * MS), HostTime(20 * MS, 0.0)])
+    report = replay_schedules([launched], [Cause.PIPELINE_BUBBLE])
+    assert report.measured_step_ms == pytest.approx(77)
+    (fix,) = report.fixes
+    assert (fix.step_ms, fix.binds_next) == (pytest.approx(65), None)
+    slower = replace(launched, host=[HostTime(30 * MS, 10 * MS)])
+    (fix,) = replay_schedules([slower], [Cause.PIPELINE_BUBBLE]).fixes
+    assert (fix.step_ms, fix.binds_next) == (pytest.approx(70), Cause.HOST_BOUND)

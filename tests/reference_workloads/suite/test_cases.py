@@ -52,7 +52,7 @@ def test_cases_are_chosen_by_name_or_pattern() -> None:
     with pytest.raises(UsageError, match="no case 'nothing'"):
         find_cases("tiny", only=["nothing"])
     with pytest.raises(UsageError, match="no suite"):
-        find_cases("node")
+        find_cases("cluster")
 
 
 def test_hangs_and_memory_faults_end_their_runs() -> None:
