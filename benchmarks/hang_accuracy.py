@@ -1,10 +1,13 @@
 """How right is `stepscope hang`? Jobs of 4 to 16 gloo ranks, each hung on purpose, and what their recorders say of it.
 
-    python -m benchmarks.hang_accuracy [--sets 36] [--seed 0] [-o DIR]
+    python -m benchmarks.hang_accuracy [--sets 36] [--seed 0] [--parallel 1] [-o DIR]
+    python -m benchmarks.hang_accuracy --backend nccl --sets 14 --parallel 4 [-o DIR]
 
 Each set is real training communication: a world group, tensor-parallel and data-parallel groups, some steps of
 all-reduces, then one fault. After a while each rank writes its flight recorder into a run directory, as a watchdog
-would. The truth lies beside it: a set is right when kind and ranks are exactly those. Needs torch with gloo.
+would. The truth lies beside it: a set is right when kind and ranks are exactly those. What ranks print lies there, too.
+Needs torch with gloo; or with NCCL and two GPUs, one for each of 2 ranks. There the host waits for its GPU at the end
+of each step, or in every second round of faults ("ahead") never.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ import ctypes
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -27,6 +32,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as recorder
 
+from stepscope.core.errors import DataError
 from stepscope.core.run_layout import FLIGHT_FOLDER, RUN_FILE, RunManifest
 from stepscope.store.documents import encode_document
 from stepscope.workflow.hang import read_hang
@@ -34,9 +40,10 @@ from stepscope.workflow.hang import read_hang
 RIGHT_GOAL = 0.95
 LONGEST_SECONDS = 1.0
 _STEPS = 6
-_DUMP_SECONDS = 4.0
+_DUMP_SECONDS = {"gloo": 4.0, "nccl": 8.0}
+_LONGEST_SET_SECONDS = 90.0
 _FOR_EVER = 3600.0
-_LAYOUTS = ((2, 2), (4, 2), (2, 4), (4, 4), (8, 2), (1, 8))
+_LAYOUTS = {"gloo": ((2, 2), (4, 2), (2, 4), (4, 4), (8, 2), (1, 8)), "nccl": ((2, 1), (1, 2))}
 """Tensor-parallel times data-parallel ranks."""
 
 
@@ -50,23 +57,29 @@ class Case:
     guilty: tuple[int, ...]
     step: int
     kind: str | None
+    backend: str = "gloo"
+    is_ahead: bool = False
 
     @property
     def name(self) -> str:
         """Also its folder's."""
-        return f"{self.fault}-{self.tp}x{self.dp}-{'_'.join(map(str, self.guilty)) or 'none'}-step{self.step}"
+        name = f"{self.fault}-{self.tp}x{self.dp}-{'_'.join(map(str, self.guilty)) or 'none'}-step{self.step}"
+        return name + "-ahead" * self.is_ahead
 
 
-def cases(number: int, seed: int) -> list[Case]:
+def cases(number: int, seed: int, backend: str) -> list[Case]:
     """So many jobs, faults in turn, the rest drawn."""
     chance = random.Random(seed)
+    faults = [fault for fault in _FAULTS if fault != ("kernel" if backend == "gloo" else "two_sleep")]
     made: dict[str, Case] = {}
     index = 0
     while len(made) < number:
-        fault, kind = list(_FAULTS.items())[index % len(_FAULTS)]
-        tp, dp = chance.choice([layout for layout in _LAYOUTS if fault != "calls_other" or layout[0] > 1])
+        fault, is_ahead = faults[index % len(faults)], backend == "nccl" and bool(index // len(faults) % 2)
+        layouts = [layout for layout in _LAYOUTS[backend] if fault != "calls_other" or layout[0] > 1]
+        tp, dp = chance.choice(layouts)
         guilty = chance.sample(range(tp * dp), {"two_sleep": 2, "healthy": 0}.get(fault, 1))
-        case = Case(fault, tp, dp, tuple(sorted(guilty)), chance.randrange(1, _STEPS - 1), kind)
+        step = chance.randrange(1, _STEPS - 1)
+        case = Case(fault, tp, dp, tuple(sorted(guilty)), step, _FAULTS[fault], backend, is_ahead)
         made.setdefault(case.name, case)
         index += 1
     return list(made.values())
@@ -77,22 +90,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", type=int, default=36)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
+    parser.add_argument("--parallel", type=int, default=1, help="so many sets at one time")
     parser.add_argument("-o", "--output", type=Path, help="keep the dumps here")
     options = parser.parse_args()
     output = options.output or Path(tempfile.mkdtemp())
-    right = {fault: [0, 0] for fault in _FAULTS}
+    made = cases(options.sets, options.seed, options.backend)
+    right: dict[str, list[int]] = {case.fault: [0, 0] for case in made}
     slowest = 0.0
-    for case in cases(options.sets, options.seed):
-        folder = output / case.name
-        record(case, folder)
-        begin = time.process_time()
-        verdict = read_hang([str(folder)]).verdict
-        slowest = max(slowest, time.process_time() - begin)
-        is_right = verdict.kind == case.kind and tuple(verdict.ranks) == case.guilty
-        right[case.fault][0] += is_right
-        right[case.fault][1] += 1
-        if not is_right:
-            print(f"{case.name}: {verdict.cause} {verdict.kind} {verdict.ranks}: {verdict.summary}", file=sys.stderr)
+    for begin in range(0, len(made), options.parallel):
+        together = made[begin : begin + options.parallel]
+        record(together, output)
+        for case in together:
+            is_right, seconds = _judged(case, output / case.name)
+            slowest = max(slowest, seconds)
+            right[case.fault][0] += is_right
+            right[case.fault][1] += 1
     for fault, (so, of) in right.items():
         print(f"{fault:12} {_FAULTS[fault] or 'no hang':9} {so:3} of {of}")
     so, of = map(sum, zip(*right.values(), strict=True))
@@ -100,61 +113,104 @@ def main() -> int:
     return 0 if so >= RIGHT_GOAL * of and slowest <= LONGEST_SECONDS else 1
 
 
-def record(case: Case, folder: Path) -> None:
-    """Run the job in processes of its own, and leave dumps and truth in `folder`."""
+def _judged(case: Case, folder: Path) -> tuple[bool, float]:
+    """Whether the answer is right, and its seconds; what is wrong is said."""
+    begin = time.process_time()
+    try:
+        verdict = read_hang([str(folder)]).verdict
+    except DataError as error:
+        print(f"{case.name}: {error}; see {folder}/rank*.log", file=sys.stderr, flush=True)
+        return False, 0.0
+    seconds = time.process_time() - begin
+    is_right = verdict.kind == case.kind and tuple(verdict.ranks) == case.guilty
+    if not is_right:
+        said = f"{verdict.cause} {verdict.kind} {verdict.ranks}: {verdict.summary}"
+        print(f"{case.name}: {said} ({seconds:.2f} s)", file=sys.stderr, flush=True)
+    return is_right, seconds
+
+
+def record(together: list[Case], output: Path) -> None:
+    """Run the jobs side by side in processes of their own, and leave dumps and truth in a folder of each."""
+    ranks: set[int] = set()
+    for case in together:
+        ranks |= _begin(case, output / case.name)
+    end = time.monotonic() + _LONGEST_SET_SECONDS
+    while ranks and time.monotonic() < end:
+        ranks = {process for process in ranks if os.waitpid(process, os.WNOHANG)[0] == 0}
+        time.sleep(0.05)
+    for process in ranks:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+
+def _begin(case: Case, folder: Path) -> set[int]:
+    """The job's processes. They are forked, so nothing here may touch a GPU."""
     flight = folder / FLIGHT_FOLDER
     flight.mkdir(parents=True)
     (folder / "truth.json").write_text(json.dumps(asdict(case)))
     run = RunManifest(case.name, "here", case.tp * case.dp, {"tp": case.tp, "dp": case.dp}, 1, {}, {}, [])
     (folder / RUN_FILE).write_bytes(encode_document(run))
-    store = str(folder / "store")
-    ranks = []
+    ranks = set()
     sys.stdout.flush()
+    sys.stderr.flush()
     for rank in range(case.tp * case.dp):
         if (process := os.fork()) == 0:
             try:
-                _train(case, rank, flight, store)
+                with (folder / f"rank{rank}.log").open("wb", buffering=0) as log:
+                    os.dup2(log.fileno(), 1)
+                    os.dup2(log.fileno(), 2)
+                _train(case, rank, flight, str(folder / "store"))
             except RuntimeError:  # a peer is gone; the dump is still to come
+                traceback.print_exc()
                 time.sleep(_FOR_EVER)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(1)
-        ranks.append(process)
-    for process in ranks:
-        os.waitpid(process, 0)
+        ranks.add(process)
+    return ranks
 
 
 def _train(case: Case, rank: int, folder: Path, store: str) -> None:
-    os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"
+    os.environ |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_ENABLE_TIMING": "1"}  # which calls the GPU has begun
     torch.set_num_threads(1)
     world = case.tp * case.dp
+    device = torch.device("cpu")
+    if case.backend == "nccl":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=_FOR_EVER)
+        case.backend, init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=_FOR_EVER)
     )
     mesh = torch.arange(world).view(case.dp, case.tp).tolist()
     tensor_groups = [dist.new_group(row, group_desc="tensor_parallel") for row in mesh]
     data_groups = [dist.new_group(list(column), group_desc="data_parallel") for column in zip(*mesh, strict=True)]
-    dist.barrier()
-    threading.Thread(target=_dump_later, args=(folder / f"dump_{rank}",), daemon=True).start()
     tensor, data = tensor_groups[rank // case.tp], data_groups[rank % case.tp]
+    for communicate in _calls(tensor, data, device):  # NCCL connects with the first call of each kind
+        communicate()
+    _barrier(None, device)
+    threading.Thread(target=_dump_later, args=(folder / f"dump_{rank}", case.backend), daemon=True).start()
     fault = _AT.get(case.fault)
     for step in range(_STEPS):
         is_at = rank in case.guilty and step == case.step
-        for place, communicate in enumerate(_calls(tensor, data)):
-            if is_at and place == case.step % 4 and fault is not None and fault(communicate, tensor, data):
+        for place, communicate in enumerate(_calls(tensor, data, device)):
+            if is_at and place == case.step % 4 and fault is not None and fault(tensor, device):
                 continue
             communicate()
+        if device.type == "cuda" and not case.is_ahead:
+            torch.cuda.synchronize()
         if is_at and case.fault == "leaves":
             break
     if case.fault == "healthy":
-        dist.barrier()
+        _barrier(None, device)
     elif case.fault == "leaves":
-        dist.all_reduce(torch.ones(3))  # the mean of the last losses, say
+        dist.all_reduce(torch.ones(3, device=device))  # the mean of the last losses, say
     time.sleep(_FOR_EVER)
 
 
-def _calls(tensor: dist.ProcessGroup, data: dist.ProcessGroup) -> list[Callable[[], object]]:
+def _calls(tensor: dist.ProcessGroup, data: dist.ProcessGroup, device: torch.device) -> list[Callable[[], object]]:
     """What a step communicates, in its order."""
-    small, large = torch.ones(64), torch.ones(4096)
+    small, large = torch.ones(64, device=device), torch.ones(4096, device=device)
     return [
         lambda: dist.all_reduce(small, group=tensor),
         lambda: dist.all_reduce(large, group=tensor),
@@ -164,10 +220,15 @@ def _calls(tensor: dist.ProcessGroup, data: dist.ProcessGroup) -> list[Callable[
     ]
 
 
-def _dump_later(path: Path) -> None:
-    time.sleep(_DUMP_SECONDS)
+def _barrier(group: dist.ProcessGroup | None, device: torch.device) -> None:
+    dist.barrier(group, device_ids=[device.index] if device.type == "cuda" else None)
+
+
+def _dump_later(path: Path, backend: str) -> None:
+    time.sleep(_DUMP_SECONDS[backend])
     partial = path.with_suffix(".part")
-    partial.write_bytes(recorder._dump_fr_trace())  # type: ignore[attr-defined]  # torch's stubs lack it
+    dump = recorder._dump_nccl_trace if backend == "nccl" else recorder._dump_fr_trace  # type: ignore[attr-defined]
+    partial.write_bytes(dump())  # with stacks, and all that is recorded
     partial.rename(path)
     time.sleep(1.0)  # the others' dumps are about their own wait, not about a peer that is gone
     os._exit(0)
@@ -184,21 +245,28 @@ def _die(*_: object) -> bool:
 
 def _hold_lock(*_: object) -> bool:
     """The interpreter's lock is held: no other thread runs, so there will be no dump."""
-    ctypes.PyDLL(None).sleep(int(_DUMP_SECONDS + 4))
+    ctypes.PyDLL(None).sleep(int(max(_DUMP_SECONDS.values()) + 4))
     os._exit(1)
 
 
-def _call_other(_: object, tensor: dist.ProcessGroup, __: dist.ProcessGroup) -> bool:
-    dist.barrier(group=tensor)
+def _call_other(tensor: dist.ProcessGroup, device: torch.device) -> bool:
+    _barrier(tensor, device)
     return False
 
 
-_AT: dict[str, Callable[[Callable[[], object], dist.ProcessGroup, dist.ProcessGroup], bool]] = {
+def _occupy(*_: object) -> bool:
+    """The GPU gets a kernel of some hours, before the call."""
+    torch.cuda._sleep(1 << 45)  # type: ignore[no-untyped-call]  # as torch has it
+    return False
+
+
+_AT: dict[str, Callable[[dist.ProcessGroup, torch.device], bool]] = {
     "sleeps": _sleep,
     "two_sleep": _sleep,
     "dies": _die,
     "holds_lock": _hold_lock,
     "calls_other": _call_other,
+    "kernel": _occupy,
 }
 _FAULTS: dict[str, str | None] = {
     "sleeps": "host",
@@ -207,6 +275,7 @@ _FAULTS: dict[str, str | None] = {
     "holds_lock": "unknown",
     "calls_other": "desync",
     "leaves": "desync",
+    "kernel": "device",
     "healthy": None,
 }
 

@@ -1,12 +1,13 @@
 """Is a hang called while it lasts, with the guilty rank, and healthy training left alone? Jobs of gloo ranks for real.
 
-    nice python -m benchmarks.live_hang [--hangs 20] [--healthy-minutes 10] [--ranks 8] [--backend gloo|nccl] [-o DIR]
+    nice python -m benchmarks.live_hang [--hangs 20] [--at-once 1] [--healthy-minutes 10] [--ranks 8] [-o DIR]
+    nice python -m benchmarks.live_hang --backend nccl --ranks 2 --hangs 7 --at-once 4 --healthy-minutes 7.5 [-o DIR]
 
 Each job is hung on purpose after some steps; the agent's parts listen in a process of their own. A call is right when
 it names exactly the guilty, and comes within 30 s of the stop. Beside them a healthy job trains, in which rank 0 writes
 a checkpoint for a minute, told and not told, evaluates, and all ranks wait for a compiler. NCCL's ranks do not notice
-that a peer has died; gloo's do, and stand still here in its place. With nccl each rank needs a GPU of its own, so that
-the healthy job trains alone, before the others; this has not been run yet.
+that a peer has died; gloo's do, and stand still here in its place. With nccl each rank of a job needs a GPU of its own;
+jobs take turns on them, and one more fault is a kernel that never ends. What ranks log lies in their runs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from stepscope.agent.training_link import TrainingServer
 GOAL_SECONDS = 30.0
 _GIVEN_UP_SECONDS = 60.0
 _STARTS_WITHIN_SECONDS = 240.0
+_ENDS_WITHIN_SECONDS = 90.0
 _HEALTHY = "healthy"
 
 
@@ -50,6 +52,7 @@ def main() -> int:
     """Print the table; 1 when a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hangs", type=int, default=20)
+    parser.add_argument("--at-once", type=int, default=1, help="so many hung jobs side by side")
     parser.add_argument("--healthy-minutes", type=float, default=10.0)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
@@ -63,24 +66,28 @@ def main() -> int:
     agent = _forked(lambda: _agent(told))
     healthy_job = Job(_HEALTHY, options.ranks, (), 0, options.healthy_minutes * 60, options.backend)
     healthy = _begin(healthy_job, output) if options.healthy_minutes else []
+    healthy_ends = time.monotonic() + healthy_job.seconds + _ENDS_WITHIN_SECONDS
     chance, right, agents_seconds = random.Random(options.seed), 0, []
     false = 0
-    faults = [fault for fault in FAULTS if options.ranks > 2 or fault not in ("calls_other", "two_sleep")]
+    left_out = set() if options.ranks > 2 else {"calls_other", "two_sleep"}
+    left_out |= {"kernel"} if options.backend == "gloo" else set()
+    faults = [fault for fault in FAULTS if fault not in left_out]
+    jobs = []
+    for index in range(options.hangs):
+        fault = faults[index % len(faults)]
+        guilty = tuple(sorted(chance.sample(range(options.ranks), FAULTS[fault])))
+        job = Job(fault, options.ranks, guilty, 10 + chance.randrange(10), 0.0, options.backend)
+        jobs.append((job, output / f"{index:02}-{fault}"))
     try:
-        if healthy and options.backend == "nccl":
-            false = _false_alarms(healthy, output, told)
-        for index in range(options.hangs):
-            fault = faults[index % len(faults)]
-            guilty = tuple(sorted(chance.sample(range(options.ranks), FAULTS[fault])))
-            job = Job(fault, options.ranks, guilty, 10 + chance.randrange(10), 0.0, options.backend)
-            by_agent, by_training = _hung(job, output / f"{index:02}-{fault}", told)
-            is_right = by_agent is not None and by_agent.ranks == guilty and by_agent.seconds <= GOAL_SECONDS
-            right += is_right
-            agents_seconds += [by_agent.seconds] if by_agent is not None else []
-            said = f"agent {_words(by_agent)}; training {_words(by_training)}"
-            print(f"{fault:10} guilty {guilty}: {'right' if is_right else 'WRONG'}: {said}", flush=True)
+        for begin in range(0, options.hangs, options.at_once):
+            for job, by_agent, by_training in _hung(jobs[begin : begin + options.at_once], told):
+                is_right = by_agent is not None and by_agent.ranks == job.guilty and by_agent.seconds <= GOAL_SECONDS
+                right += is_right
+                agents_seconds += [by_agent.seconds] if by_agent is not None else []
+                said = f"agent {_words(by_agent)}; training {_words(by_training)}"
+                print(f"{job.fault:10} guilty {job.guilty}: {'right' if is_right else 'WRONG'}: {said}", flush=True)
         if healthy:
-            false = _false_alarms(healthy, output, told)
+            false = _false_alarms(healthy, output, told, healthy_ends - time.monotonic())
     finally:
         for process in [*healthy, agent]:
             _kill(process)
@@ -94,32 +101,46 @@ def main() -> int:
     return 0 if right == options.hangs and not false else 1
 
 
-def _hung(job: Job, folder: Path, told: Path) -> tuple[Call | None, Call | None]:
-    """The first calls of the agent and of training itself."""
-    ranks = _begin(job, folder)
+def _hung(jobs: list[tuple[Job, Path]], told: Path) -> Iterator[tuple[Job, Call | None, Call | None]]:
+    """The first calls of the agent and of training itself, for each of the jobs that run side by side."""
+    ranks = [process for job, folder in jobs for process in _begin(job, folder)]
     try:
-        _wait(lambda: (folder / "stopped").exists(), _STARTS_WITHIN_SECONDS)
-        stopped = (folder / "stopped").stat().st_mtime
-        calls: list[Call | None] = [None, None]
-
-        def has_both() -> bool:
-            calls[:] = _by_agent(told, folder.name, stopped), _by_training(folder, job.world_size, stopped)
-            return None not in calls
-
-        _wait(has_both, _GIVEN_UP_SECONDS)
-        return calls[0], calls[1]
+        _wait(lambda: all((folder / "stopped").exists() for _, folder in jobs), _STARTS_WITHIN_SECONDS)
+        for job, folder in jobs:
+            yield job, *_calls(job, folder, told)
     finally:
         for process in ranks:
             _kill(process)
 
 
-def _false_alarms(healthy: list[int], output: Path, told: Path) -> int:
-    for process in healthy:
-        os.waitpid(process, 0)
-    healthy.clear()
+def _calls(job: Job, folder: Path, told: Path) -> tuple[Call | None, Call | None]:
+    if not (folder / "stopped").exists():
+        print(f"{folder.name} has not come to its step; see {folder}", file=sys.stderr, flush=True)
+        return None, None
+    stopped = (folder / "stopped").stat().st_mtime
+    calls: list[Call | None] = [None, None]
+
+    def has_both() -> bool:
+        calls[:] = _by_agent(told, folder.name, stopped), _by_training(folder, job.world_size, stopped)
+        return None not in calls
+
+    if not has_both():
+        _wait(has_both, stopped + _GIVEN_UP_SECONDS - time.time())
+    return calls[0], calls[1]
+
+
+def _false_alarms(healthy: list[int], output: Path, told: Path, seconds: float) -> int:
+    """Calls in healthy training, and one more where it does not come to its end within so many seconds."""
+
+    def is_over() -> bool:
+        healthy[:] = [process for process in healthy if os.waitpid(process, os.WNOHANG)[0] == 0]
+        return not healthy
+
+    if not is_over():
+        _wait(is_over, seconds)
     lines = [line for line in _lines(told) if line["run"] == _HEALTHY]
     by_training = _by_training(output / _HEALTHY, 1 << 10, 0.0)
-    return len(lines) + (by_training is not None)
+    return len(lines) + (by_training is not None) + bool(healthy)
 
 
 def _begin(job: Job, output: Path) -> list[int]:
@@ -198,6 +219,8 @@ def _forked(work: Callable[[], None]) -> int:
     if process == 0:
         try:
             work()
+        except BaseException:
+            logging.exception("ended early")
         finally:
             os._exit(0)
     return process

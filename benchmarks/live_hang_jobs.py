@@ -32,8 +32,9 @@ FAULTS: dict[str, int] = {
     "data": 1,
     "two_sleep": 2,
     "calls_other": 1,
+    "kernel": 1,
 }
-"""With how many guilty ranks."""
+"""With how many guilty ranks. A kernel that never ends needs a GPU."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class Job:
     def device(self, rank: int) -> torch.device:
         """Where this rank computes."""
         return torch.device("cuda", rank) if self.backend == "nccl" else torch.device("cpu")
+
+    def barrier(self, rank: int, group: dist.ProcessGroup | None = None) -> None:
+        """All wait; NCCL has to be told on which GPU."""
+        dist.barrier(group, device_ids=[rank] if self.backend == "nccl" else None)
 
 
 def train(job: Job, rank: int, folder: Path) -> None:
@@ -72,8 +77,9 @@ def train(job: Job, rank: int, folder: Path) -> None:
         with stepscope.profile(folder.name, folder.parent, schedule=never) as prof:
             _loop(job, rank, folder, prof, group)
     except RuntimeError:
+        logging.exception("training ended")
         time.sleep(_FOR_EVER)
-    dist.barrier()
+    job.barrier(rank)
 
 
 def _loop(job: Job, rank: int, folder: Path, prof: stepscope.Profile, group: dist.ProcessGroup) -> None:
@@ -87,7 +93,7 @@ def _loop(job: Job, rank: int, folder: Path, prof: stepscope.Profile, group: dis
                 return
         if job.fault == "calls_other" and rank in job.guilty and step == job.step:
             _note(folder)
-            dist.barrier(group=group)
+            job.barrier(rank, group)
         try:
             model(batch.to(device)).sum().backward()
             dist.all_reduce(tensor, group=group)
@@ -96,6 +102,7 @@ def _loop(job: Job, rank: int, folder: Path, prof: stepscope.Profile, group: dis
             is_over = torch.tensor([float(bool(job.seconds) and seconds > job.seconds)], device=device)
             dist.broadcast(is_over, 0)
         except RuntimeError:  # a peer has died: as under NCCL, nobody notices
+            logging.info("a peer is gone", exc_info=True)
             time.sleep(_FOR_EVER)
         if is_over:
             return
@@ -103,7 +110,7 @@ def _loop(job: Job, rank: int, folder: Path, prof: stepscope.Profile, group: dis
         dist.broadcast(share, 0)
         for at in [at for at in pauses if float(share) > at]:
             pauses.pop(at)(rank, folder, prof)
-            dist.barrier()
+            job.barrier(rank)
         time.sleep(_STEP_SECONDS)
         prof.step(loss=1.0)
 
@@ -140,6 +147,12 @@ def _hold_lock() -> bool:
     return True
 
 
+def _occupy() -> bool:
+    """The GPU computes for some hours. The host goes on, until it waits for it."""
+    torch.cuda._sleep(1 << 45)  # type: ignore[no-untyped-call]  # as torch has it
+    return False
+
+
 _AT: dict[str, Callable[[], bool]] = {
     "sleeps": _sleep,
     "two_sleep": _sleep,
@@ -147,6 +160,7 @@ _AT: dict[str, Callable[[], bool]] = {
     "stops": _stop,
     "dies": _die,
     "leaves": lambda: True,
+    "kernel": _occupy,
 }
 
 
