@@ -1,0 +1,176 @@
+"""Work of a known size for GPUs, and a note of when how much of it was done.
+
+python -m benchmarks.gpu_loads RANK RANKS FOLDER SECONDS     a rank of all-reduces, which waits for a line first
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+_BURST_SECONDS = 0.05
+_CALIBRATION = 5
+ALL_REDUCE_MIB = (256, 1024)
+
+
+class Load(NamedTuple):
+    """Work to be repeated.
+
+    Attributes:
+        launch: does it once, on the device that is current.
+        amount: FLOP or bytes of it.
+    """
+
+    launch: Callable[[], object]
+    amount: float
+
+
+class Work(NamedTuple):
+    """Work that was done, evenly over this time, in seconds since the epoch."""
+
+    begin: float
+    end: float
+    amount: float
+
+
+def done_within(work: list[Work], begin: float, end: float) -> float:
+    """How much of it was done in this time."""
+    shares = ((max(0.0, min(end, one.end) - max(begin, one.begin)), one) for one in work)
+    return sum(one.amount * seconds / (one.end - one.begin) for seconds, one in shares if one.end > one.begin)
+
+
+def matmul(size: int) -> Load:
+    """Square product of random bf16."""
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = torch.empty_like(a)
+    return Load(lambda: torch.mm(a, b, out=product), 2.0 * size**3)
+
+
+def copy(num_bytes: int) -> Load:
+    """Copy within the GPU's memory: each byte is read and written."""
+    source = torch.zeros(num_bytes // 4, device="cuda")
+    target = torch.empty_like(source)
+    return Load(lambda: target.copy_(source), 2.0 * num_bytes)
+
+
+def read(num_bytes: int) -> Load:
+    """A sum: each byte is read."""
+    source = torch.zeros(num_bytes // 4, device="cuda")
+    return Load(source.sum, float(num_bytes))
+
+
+def to_gpu(num_bytes: int) -> Load:
+    """Copy from pinned memory of the host."""
+    source = torch.zeros(num_bytes // 4, pin_memory=True)
+    target = torch.empty(num_bytes // 4, device="cuda")
+    return Load(lambda: target.copy_(source, non_blocking=True), float(num_bytes))
+
+
+def from_gpu(num_bytes: int) -> Load:
+    """Copy to pinned memory of the host."""
+    source = torch.zeros(num_bytes // 4, device="cuda")
+    target = torch.empty(num_bytes // 4, pin_memory=True)
+    return Load(lambda: target.copy_(source, non_blocking=True), float(num_bytes))
+
+
+def seconds_of(load: Load) -> float:
+    """How long one takes."""
+    load.launch()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(_CALIBRATION):
+        load.launch()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / _CALIBRATION
+
+
+def run(load: Load, seconds: float, duty: float = 1.0) -> list[Work]:
+    """Bursts of some 50 ms with rest between them, on the current device; at a duty of 1 always one more is queued."""
+    count = max(1, round(_BURST_SECONDS / seconds_of(load)))
+    work: list[Work] = []
+    queued: deque[tuple[float, Any]] = deque()
+    ended = time.time()
+
+    def wait_for_oldest() -> None:
+        nonlocal ended
+        launched, event = queued.popleft()
+        event.synchronize()
+        begin, ended = max(launched, ended), time.time()
+        work.append(Work(begin, ended, load.amount * count))
+
+    until = ended + seconds
+    while time.time() < until:
+        queued.append((time.time(), torch.cuda.Event()))  # type: ignore[no-untyped-call]
+        for _ in range(count):
+            load.launch()
+        queued[-1][1].record()
+        if duty < 1.0:
+            wait_for_oldest()
+            time.sleep((work[-1].end - work[-1].begin) * (1.0 / duty - 1.0))
+        elif len(queued) > 1:
+            wait_for_oldest()
+    while queued:
+        wait_for_oldest()
+    return work
+
+
+def run_on_all(make: Callable[[], Load], seconds: float, duty: float = 1.0) -> list[list[Work]]:
+    """`run` on all GPUs at the same time, from a thread each; what each has done."""
+
+    def on_one(index: int) -> list[Work]:
+        with torch.cuda.device(index):
+            return run(make(), seconds, duty)
+
+    with ThreadPoolExecutor(torch.cuda.device_count()) as pool:
+        work = list(pool.map(on_one, range(torch.cuda.device_count())))
+    torch.cuda.empty_cache()
+    return work
+
+
+def _all_reduces(mib: int, seconds: float) -> list[Work]:
+    """All ranks do as many: rank 0 tells how many bursts of how many there are. Amount: what each sends, and receives,
+    in a ring."""
+    tensor = torch.zeros(mib * 1024**2 // 4, device="cuda")
+    num_ranks = dist.get_world_size()
+    load = Load(lambda: dist.all_reduce(tensor), mib * 1024**2 * 2.0 * (num_ranks - 1) / num_ranks)
+    seconds_of(load)  # the first ones set up their channels
+    each = seconds_of(load)
+    count = max(1, round(_BURST_SECONDS / each))
+    agreed = torch.tensor([count, max(1, round(seconds / (count * each)))], device="cuda")
+    dist.broadcast(agreed, 0)
+    count, num_bursts = agreed.tolist()
+    work: list[Work] = []
+    began = time.time()
+    for _ in range(num_bursts):
+        for _ in range(count):
+            load.launch()
+        torch.cuda.synchronize()
+        ended = time.time()
+        work.append(Work(began, ended, load.amount * count))
+        began = ended
+    return work
+
+
+def _rank(rank: int, num_ranks: int, folder: Path, seconds: float) -> None:
+    if not sys.stdin.readline():
+        return
+    torch.cuda.set_device(rank)
+    rendezvous = f"file://{folder / 'rendezvous'}"
+    device = torch.device("cuda", rank)
+    dist.init_process_group("nccl", init_method=rendezvous, rank=rank, world_size=num_ranks, device_id=device)
+    told = {mib: _all_reduces(mib, seconds) for mib in ALL_REDUCE_MIB}
+    (folder / f"rank{rank}.json").write_text(json.dumps(told))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _rank(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4]))
