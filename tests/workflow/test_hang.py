@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -61,3 +62,13 @@ def test_while_ranks_have_only_begun_to_stand_their_dumps_of_now_are_read(tmp_pa
     assert read_hang([str(tmp_path)]).verdict.ranks == [2]
     (tmp_path / "flight" / "rank0").write_bytes((live / "rank0").read_bytes())  # the watchdog's come first
     assert read_hang([str(tmp_path)]).ranks == [0]
+
+
+@pytest.mark.parametrize(
+    "case", sorted(Path(__file__).with_name("recorded_hangs").iterdir()), ids=lambda case: case.name
+)
+def test_hangs_of_two_gpus(case: Path) -> None:
+    """Made by `benchmarks.hang_accuracy --backend nccl`; `-ahead`: hosts that run ahead of their GPUs."""
+    truth = json.loads((case / "truth.json").read_text())
+    verdict = read_hang([str(case)]).verdict
+    assert (verdict.kind, verdict.ranks) == (truth["kind"], truth["guilty"])

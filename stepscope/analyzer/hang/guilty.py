@@ -2,7 +2,9 @@
 
 In each group with an open call, a rank is behind that has called less than another, or finished less. Being behind is
 no guilt while its own oldest call waits for a rank that has not called it. Of the others, those that have called what
-their peers have finished are stuck on the device; those with nothing open do not come to call, on the host.
+their peers have finished are stuck on the device; those with nothing open do not come to call, on the host. Where NCCL
+tells starts (TORCH_NCCL_ENABLE_TIMING), those are stuck on the device as well whose oldest call has not begun there
+while a peer's has: something else keeps their GPU, as no other collective of theirs runs.
 Messages between two ranks only excuse: they follow the pipeline's schedule, and name the neighbours of the guilty.
 """
 
@@ -10,21 +12,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
 from stepscope.analyzer.hang.standings import Group, Standing, Standings
 from stepscope.analyzer.hang.waits import OpenCall
 from stepscope.core.hang import HangKind
 
 
+class Lag(StrEnum):
+    """What a guilty rank has done less of."""
+
+    CALLED = "called"
+    STARTED = "started"
+    FINISHED = "finished"
+
+
 @dataclass(frozen=True, slots=True)
 class Guilty:
-    """A rank, what of it is stuck, and one group in which it is behind: by how many calls, and of whom."""
+    """A rank, and one group in which it is behind: in what, by how many calls, and of whom."""
 
     rank: int
-    kind: HangKind
+    lag: Lag
     group: Group
     behind: int
     ahead: tuple[int, ...]
+
+    @property
+    def kind(self) -> HangKind:
+        """What of the rank is stuck."""
+        return HangKind.HOST if self.lag is Lag.CALLED else HangKind.DEVICE
 
 
 def guilty_ranks(
@@ -56,7 +72,11 @@ def _behind(group: Group, ranks: Mapping[int, Standing], open_calls: Mapping[int
             continue
         if here.completed < min(most_done, here.enqueued):
             ahead = tuple(other for other, one in ranks.items() if one.completed > here.completed)
-            yield Guilty(rank, HangKind.DEVICE, group, most_done - here.completed, ahead)
+            yield Guilty(rank, Lag.FINISHED, group, most_done - here.completed, ahead)
         elif own is None and here.enqueued < most_called:
             ahead = tuple(other for other, one in ranks.items() if one.enqueued > here.enqueued)
-            yield Guilty(rank, HangKind.HOST, group, most_called - here.enqueued, ahead)
+            yield Guilty(rank, Lag.CALLED, group, most_called - here.enqueued, ahead)
+        elif own is not None and own.group == group and not own.runs:
+            ahead = tuple(other for other, one in ranks.items() if one.has_started(own.call.sequence))
+            if ahead:
+                yield Guilty(rank, Lag.STARTED, group, 1, ahead)

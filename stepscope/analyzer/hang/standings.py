@@ -53,6 +53,11 @@ class Standing:
         """Whether a call has not ended."""
         return self.first_open <= self.enqueued
 
+    def has_started(self, sequence: int) -> bool:
+        """Whether this collective has begun on the device and runs; False also where that is not told."""
+        call = self.calls.get(sequence)
+        return call is not None and not call.is_done and call.started_ns is not None
+
     @property
     def first_open(self) -> int:
         """Number of the first call that has not ended; the next one where all have."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from stepscope.analyzer.blame.remedies import REMEDIES
 from stepscope.analyzer.hang.given_up import with_timeouts_open
-from stepscope.analyzer.hang.guilty import Guilty, guilty_ranks
+from stepscope.analyzer.hang.guilty import Guilty, Lag, guilty_ranks
 from stepscope.analyzer.hang.mismatches import Mismatch, first_mismatches
 from stepscope.analyzer.hang.moments import LEAST_WAIT_SECONDS, longest_wait_seconds, older_dumps
 from stepscope.analyzer.hang.stacks import waiting_groups
@@ -54,7 +54,7 @@ def _verdict(
 ) -> HangVerdict:
     mismatches = first_mismatches(standings)
     if mismatches:
-        return _desync(min(mismatches, key=lambda one: (not one.has_majority, one.sequence)))
+        return _desync(min(mismatches, key=lambda one: (not one.has_majority, one.sequence)), dumps, standings)
     if untold := _other_moments(dumps, standings):
         return untold
     awaited = _awaited(standings, calls, missing)
@@ -99,9 +99,15 @@ def _awaited(standings: Standings, calls: Mapping[int, OpenCall], missing: Seque
     return sorted(awaited)
 
 
-def _desync(mismatch: Mismatch) -> HangVerdict:
+def _desync(mismatch: Mismatch, dumps: Sequence[FlightDump], standings: Standings) -> HangVerdict:
+    """Where no call has most, a rank that did something new has left the common way."""
     ranks = list(mismatch.others)
-    do = "called something else than the others" if mismatch.has_majority else "do not call the same"
+    if not mismatch.has_majority:
+        calls = {rank: standings[mismatch.group][rank].calls[mismatch.sequence] for rank in ranks}
+        left = strayed(dumps, calls, ranks)
+        ranks = left if 0 < len(left) < len(ranks) else ranks
+    is_known = len(ranks) < sum(map(len, mismatch.calls.values()))
+    do = "called something else than the others" if is_known else "do not call the same"
     summary = f"{ranks_words(ranks)} {do} as collective {mismatch.sequence} of {_name(mismatch.group)}"
     evidence = [HangEvidence(list(callers), f"called {call}") for call, callers in mismatch.calls.items()]
     confidence = _CERTAIN if mismatch.has_majority else _LIKELY
@@ -119,20 +125,23 @@ def _behind(guilty: Sequence[Guilty], calls: Mapping[int, OpenCall]) -> HangVerd
     kind = guilty[0].kind if len(kinds) == 1 else HangKind.UNKNOWN
     ranks = [one.rank for one in guilty]
     waiting = len([rank for rank, call in calls.items() if rank not in ranks])
+    lags = {one.lag for one in guilty}
     stuck = {
-        HangKind.HOST: "never called the collective that the others wait in: stuck on the host",
-        HangKind.DEVICE: "called what their peers have finished, and do not finish it: stuck on the GPU",
-    }.get(kind, "are behind, some on the host and some on the GPU")
+        frozenset([Lag.CALLED]): "never called the collective that the others wait in: stuck on the host",
+        frozenset([Lag.STARTED]): "called the collective that the others are in, and do not start it: stuck on the GPU",
+    }.get(frozenset(lags))
+    if stuck is None and kind is HangKind.DEVICE:
+        stuck = "called what their peers have finished, and do not finish it: stuck on the GPU"
+    stuck = stuck or "are behind, some on the host and some on the GPU"
     summary = f"{ranks_words(ranks)} {stuck}; {waiting} other{'' if waiting == 1 else 's'} wait"
     confidence = _PERHAPS if len(ranks) > waiting or kind is HangKind.UNKNOWN else _CERTAIN
     return _hang(kind, ranks, confidence, summary, list(map(_evidence, guilty)))
 
 
 def _evidence(one: Guilty) -> HangEvidence:
-    what = "finished" if one.kind is HangKind.DEVICE else "called"
     collectives = f"{one.behind} collective{'' if one.behind == 1 else 's'}"
     return HangEvidence(
-        [one.rank], f"has {what} {collectives} less of {_name(one.group)} than {ranks_words(list(one.ahead))}"
+        [one.rank], f"has {one.lag} {collectives} less of {_name(one.group)} than {ranks_words(list(one.ahead))}"
     )
 
 
@@ -147,7 +156,7 @@ def _circle(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangV
     circle = sorted(rank for rank, others in mutual.items() if others)
     if not circle:
         return None
-    left = strayed(dumps, calls, circle)
+    left = strayed(dumps, {rank: open_call.call for rank, open_call in calls.items()}, circle)
     if len(left) in (0, len(circle)):  # too little is recorded: then it is whom most others wait for
         awaited = {rank: (len(mutual[rank]), len(waiting[rank])) for rank in circle}
         left = [rank for rank in circle if awaited[rank] == max(awaited.values())]

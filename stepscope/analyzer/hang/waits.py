@@ -15,12 +15,17 @@ _OTHER_END = {"send": "recv", "recv": "send"}
 
 @dataclass(frozen=True, slots=True)
 class OpenCall:
-    """A rank's oldest call that has not ended, and the ranks that have not called it yet; a dump that is missing counts
-    as not called."""
+    """A rank's oldest call that has not ended.
+
+    Attributes:
+        waits_for: ranks that have not called it yet; a dump that is missing counts as not called.
+        runs: whether one of the rank's open calls has begun on its device, or may have: starts are not always told.
+    """
 
     call: Operation
     group: Group
     waits_for: tuple[int, ...]
+    runs: bool = True
 
 
 def open_calls(dumps: Sequence[FlightDump], standings: Standings) -> dict[int, OpenCall]:
@@ -34,8 +39,14 @@ def open_calls(dumps: Sequence[FlightDump], standings: Standings) -> dict[int, O
             group = groups[dump.rank, call.group]
             if (group, call.sequence) not in late:
                 late[group, call.sequence] = _late(group, standings[group], call.sequence)
-            found[dump.rank] = OpenCall(call, group, late[group, call.sequence])
+            found[dump.rank] = OpenCall(call, group, late[group, call.sequence], _runs(dump))
     return found
+
+
+def _runs(dump: FlightDump) -> bool:
+    """Whether an open call has begun, or nothing tells that any ever did."""
+    tells_starts = any(call.started_ns is not None for call in dump.operations if call.is_done)
+    return not tells_starts or any(call.started_ns is not None for call in dump.operations if not call.is_done)
 
 
 def message_waits(dumps: Sequence[FlightDump], standings: Standings) -> dict[int, int]:

@@ -10,22 +10,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from stepscope.analyzer.hang.waits import OpenCall
 from stepscope.core.flight_recorder import FlightDump, Operation
 
 _Way = tuple[object, ...]
 
 
-def strayed(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall], ranks: Iterable[int]) -> list[int]:
-    """Those of the ranks whose open call followed the one before it for the first time."""
+def strayed(dumps: Sequence[FlightDump], calls: Mapping[int, Operation], ranks: Iterable[int]) -> list[int]:
+    """Those of the ranks whose call followed the one before it for the first time."""
     gone: Counter[_Way] = Counter()
     last: dict[int, _Way] = {}
     for dump in dumps:
         collectives = [call for call in dump.operations if not call.is_p2p]
-        opened = calls.get(dump.rank)
+        judged = calls.get(dump.rank)
         for before, call in pairwise(collectives):
             way = (*_kind(before), *_kind(call))
-            if opened is not None and call.record == opened.call.record:
+            if judged is not None and call.record == judged.record:
                 last[dump.rank] = way
                 break
             gone[way] += 1

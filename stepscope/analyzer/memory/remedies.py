@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from stepscope.core.memory import Category, Fragmentation, Growth, OomCause, OutOfMemory, Remedy, own_call
 
 _WORTH = 0.02
 """Of the peak: what saves less is not named."""
-_EXPANDABLE = "expandable_segments"
+_EXPANDABLE = re.compile(r"expandable_segments\s*:\s*True", re.IGNORECASE)
 
 
 def remedies_for(
@@ -46,7 +47,7 @@ def remedies_for(
         Remedy("halve the micro-batch", activations // 2),
         Remedy("recompute activations (checkpoint each layer)", activations * 3 // 4),
     ]
-    if _EXPANDABLE not in settings:
+    if not _EXPANDABLE.search(settings):
         change = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, so that free pieces join"
         is_cause = oom is not None and oom.cause is OomCause.FRAGMENTATION
         (first if is_cause else rest).append(Remedy(change, fragmentation.in_used_segments_bytes))

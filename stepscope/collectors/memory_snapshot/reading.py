@@ -39,7 +39,7 @@ _ACTIONS = {
     "oom": Action.OOM,
 }
 _OF_BLOCKS = (Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED)
-_EXPANDABLE = "expandable_segments"
+_EXPANDABLE = "expandable_segments:True"
 _GRANULE_BYTES = 512
 """torch's c10/cuda/CUDACachingAllocator.h, kMinBlockSize."""
 _MOST_BLOCKS = 1 << 24
@@ -160,7 +160,7 @@ class _Building:
         allocator = told.get("allocator_settings") or {}
         settings = str(allocator.get("PYTORCH_CUDA_ALLOC_CONF") or allocator.get("PYTORCH_ALLOC_CONF") or "")
         if allocator.get("expandable_segments") is True and _EXPANDABLE not in settings:  # set while it ran
-            settings = f"{settings},{_EXPANDABLE}:True".lstrip(",")
+            settings = f"{settings},{_EXPANDABLE}".lstrip(",")
         ends = sorted(
             int(note["time_us"])
             for note in told.get("external_annotations") or ()

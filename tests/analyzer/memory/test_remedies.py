@@ -1,0 +1,23 @@
+"""What is said to change when memory ran out in pieces?"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.analyzer.memory.remedies import remedies_for
+from stepscope.core.memory import Fragmentation
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_advised"),
+    [
+        ("", True),
+        ("expandable_segments:False", True),  # set, but off
+        ("expandable_segments:True", False),
+        ("max_split_size_mb:64, expandable_segments: true", False),
+    ],
+)
+def test_segments_that_expand_are_advised_where_they_are_off(settings: str, is_advised: bool) -> None:
+    pieces = Fragmentation(inactive_bytes=8, largest_bytes=2, in_used_segments_bytes=8, ratio=0.75)
+    changes = [remedy.change for remedy in remedies_for({}, pieces, None, None, settings)]
+    assert any("expandable_segments:True" in change for change in changes) is is_advised
