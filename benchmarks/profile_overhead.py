@@ -1,8 +1,10 @@
 """What does stepscope.profile cost a training loop? Ratios of blocks that alternate within one process.
 
-    python -m benchmarks.profile_overhead [--device cuda] [--step-ms 3,30] [--blocks 40] [--out FILE.json]
+    python -m benchmarks.profile_overhead [--device cuda] [--step-ms 3,30] [--host-bound] [--blocks 40] [--out FILE]
 
-The step is a transformer's forward, backward and optimizer step, made as long as asked. Cases against the same loop
+The step is a transformer's forward, backward and optimizer step, made as long as asked. On a GPU its kernels take
+longer than a host needs to launch them, as in any training that uses the GPU; with `--host-bound` they are so small
+that all the host does besides counts. Cases against the same loop
 without stepscope: `off` (enabled=False), `armed` (telemetry of every step, no capture under way), `telemetry` (the same
 with figures that lie on the device, the model watched, and an OpenTelemetry meter where installed). Captures against
 torch.profiler with the same options: the captured steps themselves, what ends the recording, and the steps after it,
@@ -33,7 +35,9 @@ from stepscope.training import once
 _SEED = 7
 _RESAMPLES = 2000
 _SETTLE = 3
-"""Steps before a block's clock starts."""
+"""Steps before something is timed."""
+_SETTLE_SECONDS, _BLOCK_SECONDS = 0.3, 0.5
+"""Before a block's clock starts, as what begins a measurement (threads, files) is once a job; and how long it runs."""
 _NEVER = 10**9
 _CAPTURED = 3
 
@@ -43,34 +47,37 @@ Step = Callable[[], None]
 class Workload:
     """A training step of about the wished length, the same for every case."""
 
-    def __init__(self, device: str, step_ms: float) -> None:
+    def __init__(self, device: str, step_ms: float, *, host_bound: bool = False) -> None:
         torch.manual_seed(_SEED)
         self.device = torch.device(device)
-        on_gpu = self.device.type == "cuda"
-        width, self._shape = (1024, (8, 512)) if on_gpu else (64, (2, 32))
+        self._on_gpu = self.device.type == "cuda"
+        width, self._shape = (64, (2, 32)) if not self._on_gpu else (512, (4, 128)) if host_bound else (2048, (8, 640))
         one = self._made(width, 1)
         per_layer = statistics.median(_seconds_per_step(one, 20, self.synchronize) for _ in range(5))
         self.num_layers = max(1, round(step_ms / 1e3 / per_layer))
         self.step = self._made(width, self.num_layers)
         """Makes `loss` anew, a tensor on the device, and the gradients of `model`."""
         self.step_ms = 1e3 * _seconds_per_step(self.step, 20, self.synchronize)
+        self.launch_ms = 1e3 * _seconds_per_step(self.step, 3, lambda: None)
+        """What the host takes, as long as nothing makes it wait for the GPU."""
+        self.synchronize()
 
     def synchronize(self) -> None:
         """Wait for the GPU, if there is one."""
-        if self.device.type == "cuda":
+        if self._on_gpu:
             torch.cuda.synchronize()
 
     def _made(self, width: int, num_layers: int) -> Step:
         layers = [
             nn.TransformerEncoderLayer(width, width // 64, 4 * width, batch_first=True) for _ in range(num_layers)
         ]
-        self.model = model = nn.Sequential(*layers).to(self.device)
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-        batch = torch.randn(*self._shape, width, device=self.device)
+        dtype = torch.bfloat16 if self._on_gpu else torch.float32
+        self.model = model = nn.Sequential(*layers).to(self.device, dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=self._on_gpu, foreach=not self._on_gpu)
+        batch = torch.randn(*self._shape, width, device=self.device, dtype=dtype)
 
         def step() -> None:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-                loss = model(batch).square().mean()
+            loss = model(batch).square().mean()
             loss.backward()
             self.loss = loss.detach()
             optimizer.step()
@@ -132,7 +139,7 @@ def armed_cost(workload: Workload, blocks: int, out: Path) -> dict[str, Any]:
         "armed": _armed,
         "telemetry": functools.partial(_telemetry, workload),
     }
-    num_steps = max(10, round(300 / workload.step_ms))
+    num_steps = max(10, round(1e3 * _BLOCK_SECONDS / workload.step_ms))
     ratios: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(blocks):
         times = {}
@@ -144,7 +151,8 @@ def armed_cost(workload: Workload, blocks: int, out: Path) -> dict[str, Any]:
                     workload.step()
                     mark()
 
-                for _ in range(_SETTLE):
+                settled = time.perf_counter() + _SETTLE_SECONDS
+                while time.perf_counter() < settled:
                     marked()
                 times[name] = _seconds_per_step(marked, num_steps, workload.synchronize)
         for name in cases:
@@ -224,6 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--step-ms", default="3,30")
+    parser.add_argument("--host-bound", action="store_true")
     parser.add_argument("--blocks", type=int, default=40)
     parser.add_argument("--captures", type=int, default=7)
     parser.add_argument("--out", type=Path)
@@ -237,12 +246,14 @@ def main() -> None:
         results["host_us_per_step"] = host_cost_us(20_000, out)
         print(f"prof.step: {results['host_us_per_step']:.1f} us of the training thread")
         for step_ms in map(float, options.step_ms.split(",")):
-            workload = Workload(options.device, step_ms)
-            print(f"step of {workload.step_ms:.1f} ms ({workload.num_layers} layers)")
+            workload = Workload(options.device, step_ms, host_bound=options.host_bound)
+            made_of = f"{workload.num_layers} layers, launched in {workload.launch_ms:.1f} ms"
+            print(f"step of {workload.step_ms:.1f} ms ({made_of})")
             with _telemetry(workload, out) as mark:
                 seconds = _seconds_per_step(mark, 20_000, workload.synchronize)
                 print(f"  prof.step with all telemetry: {seconds * 1e6:.1f} us")
-            case = {"step_ms": workload.step_ms, **armed_cost(workload, options.blocks, out)}
+            case: dict[str, Any] = {"step_ms": workload.step_ms, "launch_ms": workload.launch_ms}
+            case |= armed_cost(workload, options.blocks, out)
             for name in ("off", "armed", "telemetry"):
                 print("  {0:<9} {median:.4f} x bare (95 %: {low:.4f} to {high:.4f})".format(name, **case[name]))
             case["capture"] = capture_cost(workload, options.captures, out)

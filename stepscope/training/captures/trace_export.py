@@ -83,8 +83,10 @@ class TraceWriter:
     def wait(self, seconds: float = math.inf) -> bool:
         """Wait until everything is written or has failed; False when the time is over, or the thread gets nowhere."""
         thread, began = self._thread, time.monotonic()
+        if thread is None:
+            return True
         moved, ran = began, b""
-        while thread is not None and thread.is_alive():
+        while thread.is_alive():
             now = time.monotonic()
             if now - began >= seconds:
                 return False

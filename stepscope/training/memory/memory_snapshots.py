@@ -32,9 +32,6 @@ class MemorySnapshots:
         self._owners = owners
         self._waiting: list[tuple[int, dict[str, Any], dict[str, Any]]] = []
 
-    def step_began(self, index: int) -> None:
-        """Nothing: memory is looked at where steps end, as only the same point of each step can be compared."""
-
     def step_ended(self, record: StepRecord) -> None:
         """Take one when it is due."""
         if record.index == 0 or record.index % self._every or not device_memory.is_in_use():

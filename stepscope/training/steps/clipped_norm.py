@@ -35,9 +35,6 @@ class ClippedNorm:
         if hasattr(module, _COMPUTED_BY_CLIPPING):
             self._wrapping = Wrapping(module, _COMPUTED_BY_CLIPPING, self._watched)
 
-    def step_began(self, index: int) -> None:
-        """Nothing: gradients are clipped inside steps."""
-
     def step_ended(self, record: StepRecord) -> None:
         """Add the norm."""
         if not self._norms:

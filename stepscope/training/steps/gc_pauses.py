@@ -16,9 +16,6 @@ class GcPauses:
         self._paused_ns = 0
         gc.callbacks.append(self._collecting)
 
-    def step_began(self, index: int) -> None:
-        """Nothing: what the collector takes between two steps belongs to the next."""
-
     def step_ended(self, record: StepRecord) -> None:
         """Add the pauses since the step before."""
         if self._paused_ns:

@@ -17,10 +17,10 @@ class _Closable(Protocol):
 
 
 class StepListener(_Closable, Protocol):
-    """Something that watches the steps from the training thread: each call must be over in microseconds."""
+    """Something that watches the steps from the training thread: each call must be over in microseconds.
 
-    def step_began(self, index: int) -> None:
-        """Step `index` runs from now on."""
+    One that has `step_began(index)` as well is told when a step begins.
+    """
 
     def step_ended(self, record: StepRecord) -> None:
         """The step is over and not written yet; figures added to the record are written with it."""
@@ -48,7 +48,7 @@ class _Several(Generic[ListenerT]):
     """Several listeners as one, which never raises.
 
     Args:
-        told: the methods of a listener that are called at each step; looked up once.
+        told: the methods of a listener, where it has them, that are called at each step; looked up once.
     """
 
     def __init__(self, listeners: Iterable[ListenerT], told: Iterable[str]) -> None:
@@ -67,7 +67,7 @@ class _Several(Generic[ListenerT]):
                 self._leave_out(listener, error)
 
     def _look_up(self) -> None:
-        self._methods = {name: [(each, getattr(each, name)) for each in self._listeners] for name in self._told}
+        self._methods = {name: [(each, getattr(each, name)) for each in self._listeners if hasattr(each, name)] for name in self._told}
 
     def _tell(self, name: str, what: object) -> None:
         for listener, method in self._methods[name]:

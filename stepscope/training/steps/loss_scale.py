@@ -34,9 +34,6 @@ class LossScale:
         torch: Any = sys.modules["torch"]
         self._wrapping = Wrapping(torch.amp.GradScaler, _CALLED_BY_UPDATE, self._watched)
 
-    def step_began(self, index: int) -> None:
-        """Nothing: scalers are updated inside steps."""
-
     def step_ended(self, record: StepRecord) -> None:
         """Add what the update of this step said; figures that the training loop gave stay."""
         if self._late:

@@ -27,9 +27,6 @@ class MemoryFigures:
         self._sampled_ns = 0
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
-    def step_began(self, index: int) -> None:
-        """Nothing: memory is read where steps end, as only the same point of each step can be compared."""
-
     def step_ended(self, record: StepRecord) -> None:
         """Add the figures when they are due."""
         if abs(record.end_ns - self._sampled_ns) < _INTERVAL_NS:  # a clock set back is no reason to stop

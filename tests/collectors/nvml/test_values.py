@@ -36,7 +36,6 @@ H100_VALUES = {
     "utilization_ratio": 0.0,
     "nvlink_transmit_bytes_total": 1000 * 1024,
     "nvlink_receive_bytes_total": 2000 * 1024,
-    "pcie_transmit_bytes_total": 5000,
     "pcie_link_generation": 5,
     "pcie_link_width_max": 16,
     "ecc_enabled": 1,
