@@ -88,7 +88,7 @@ def _idle(window: Window, shares: TimeShares | None, limits: Limits) -> Said | N
     if shares is None:
         return None
     busy = shares.busy
-    if draws or busy >= limits.idle_busy or shares.copying >= limits.named_loss:
+    if draws or busy >= limits.idle_busy or shares.copying >= limits.named_loss or _never_rests(window, limits):
         return None
     evidence = [Evidence("busy_ratio", busy, "ratio", limits.idle_busy)]
     if window.power is not None:
@@ -96,6 +96,12 @@ def _idle(window: Window, shares: TimeShares | None, limits: Limits) -> Said | N
     # counters alone may be silent: power or the other source must agree for full confidence
     sources = (window.mean.engine, window.mean.utilization, window.power)
     return Cause.IDLE, held, 0.95 if sum(source is not None for source in sources) > 1 else 0.6, evidence
+
+
+def _never_rests(window: Window, limits: Limits) -> bool:
+    """Whether a GPU that a process has runs something all the time, however small: one at rest tells exactly 0."""
+    activity = [sample.engine for sample in window.samples]
+    return bool(window.is_held) and all(busy is not None and busy >= limits.tiny_busy for busy in activity)
 
 
 def _loss(window: Window, shares: TimeShares, counters: Counters, limits: Limits) -> Said | None:

@@ -34,7 +34,10 @@ class Limits:
     high_power: float = 0.3
     """No idle GPU draws this much of its limit, and no GPU whose kernels only spin: recorded at most 0.25."""
     idle_busy: float = 0.03
-    """Below this share of time with kernels a GPU is idle: a job that launches tiny kernels one by one has 0.04."""
+    """Below this share of time with kernels a GPU is idle: a job that launches tiny kernels one by one has 0.04 on an
+    H100, 0.02 to 0.035 on an H200."""
+    tiny_busy: float = 0.01
+    """A GPU that a process has and that is busy for this share in every sample works all the same."""
     memory_dram: float = 0.5
     """Memory activity while computing from which memory may be the limit; recorded: 0.42 (not), 0.77 (is)."""
     tensor_roof: float = 0.75

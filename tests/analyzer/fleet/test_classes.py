@@ -189,6 +189,14 @@ def test_idle_says_whether_a_process_holds_the_gpu() -> None:
     assert elsewhere.reasons == (Reason.HELD,)
 
 
+def test_a_gpu_that_never_rests_is_not_idle_however_little_it_does() -> None:
+    """An H200 that a host feeds tiny kernels one by one was busy for 2 to 3.5 % of the time."""
+    tiny = replace(LAUNCHING, engine=0.028, sm=0.004, utilization=0.03)
+    assert _minute(tiny).cause is Cause.HOST_BOUND
+    assert _minute(tiny, HELD).cause is Cause.IDLE
+    assert _minute(replace(tiny, num_processes=0, memory_used=0.5e9)).cause is Cause.IDLE
+
+
 @pytest.mark.parametrize(
     ("host", "cause", "reason"),
     [
