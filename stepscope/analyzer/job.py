@@ -165,9 +165,8 @@ class _Explained:
 
 
 def _explain(views: Sequence[RankView], mesh: MeshSizes) -> _Explained:
-    served = [replace(view, calls=by_only_dimension(view.calls, mesh)) for view in views]
-    by_rank = {view.rank: view for view in sorted(served, key=lambda view: view.rank)}
-    by_rank, matches, clocks, arrivals = _align(with_common_steps(by_rank))
+    by_rank = {view.rank: view for view in sorted(views, key=lambda view: view.rank)}
+    by_rank, matches, clocks, arrivals = _align(with_common_steps(by_rank), mesh)
     by_rank = {
         rank: replace(view, segments=split_communication(view.segments, rank, view.calls, arrivals))
         for rank, view in by_rank.items()
@@ -210,11 +209,13 @@ def _replay_model(found: _Explained) -> ReplayModel | None:
 
 
 def _align(
-    views: dict[int, RankView],
+    views: dict[int, RankView], mesh: MeshSizes
 ) -> tuple[dict[int, RankView], Matches, Clocks, dict[CallId, Arrival]]:
     """Match calls, put all ranks on one clock, find the arrivals."""
+    world_size = world_size_of(views)
     hosts = {rank: view.header.host_name for rank, view in views.items()}
-    calls = with_groups({rank: view.calls for rank, view in views.items()}, world_size_of(views), hosts)
+    calls = with_groups({rank: view.calls for rank, view in views.items()}, world_size, hosts)
+    calls = {rank: by_only_dimension(own, mesh, world_size) for rank, own in calls.items()}
     matches = match_calls(calls)
     views = on_machines(views, calls, matches)
     clocks = estimate_clocks(calls, matches, {rank: view.header.host_name for rank, view in views.items()})

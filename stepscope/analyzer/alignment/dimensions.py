@@ -97,15 +97,18 @@ def dimension_of_call(group: ProcessGroup | None, open_spans: tuple[str, ...], k
     return "pp" if kind in P2P_KINDS else None
 
 
-def by_only_dimension(calls: Iterable[Call], mesh: MeshSizes) -> list[Call]:
-    """Calls that nothing tells the dimension of serve the only one that the mesh has, where all its ranks take part."""
+def by_only_dimension(calls: Iterable[Call], mesh: MeshSizes, world_size: int) -> list[Call]:
+    """Calls that nothing tells the dimension of serve the only one that the mesh has, where all ranks take part.
+
+    A mesh whose only size is not that of the job is told in part: there it is not known.
+    """
     large = [(dimension, size) for dimension, size in asdict(mesh).items() if size is not None and size > 1]
-    if len(large) != 1:
+    if [size for _, size in large] != [world_size]:
         return list(calls)
-    ((dimension, size),) = large
+    dimension = large[0][0]
     return [
         replace(call, dimension=dimension)
-        if call.dimension is None and call.group is not None and len(call.group) == size
+        if call.dimension is None and call.group is not None and len(call.group) == world_size
         else call
         for call in calls
     ]

@@ -44,9 +44,11 @@ def open_calls(dumps: Sequence[FlightDump], standings: Standings) -> dict[int, O
 
 
 def _runs(dump: FlightDump) -> bool:
-    """Whether an open call has begun, or nothing tells that any ever did."""
-    tells_starts = any(call.started_ns is not None for call in dump.operations if call.is_done)
-    return not tells_starts or any(call.started_ns is not None for call in dump.operations if not call.is_done)
+    """Whether an open call, collective or message, has begun, or may have: of a group that has told no start so far
+    (gloo's never do, NCCL's with timing on) nothing is known."""
+    tells_starts = {call.group_id for call in dump.operations if call.is_done and call.started_ns is not None}
+    still_open = [call for call in dump.operations if not call.is_done]
+    return any(call.started_ns is not None or call.group_id not in tells_starts for call in still_open)
 
 
 def message_waits(dumps: Sequence[FlightDump], standings: Standings) -> dict[int, int]:

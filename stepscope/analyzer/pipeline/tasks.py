@@ -40,7 +40,8 @@ class MicroBatch:
         step: the step number it was launched in, or NONE without steps.
         start_ns, end_ns: on the rank's clock; on a device of the kernels launched under the mark.
         busy_ns: booked time of those kernels; None without a device.
-        launched_ns: from when to when the host was under the mark; None without a device.
+        launched_ns: from when to when the host was under the mark, always on the rank's own clock, as its graph is;
+            None without a device.
     """
 
     task: Task

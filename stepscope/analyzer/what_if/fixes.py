@@ -25,6 +25,9 @@ _BESIDE = 0.5
 _HIDDEN_ALREADY = 0.5
 """Share of the reductions' time beside kernels from which they are overlapped already."""
 
+_NO_TRIFLE = 0.1
+"""Of the longest reduction of a step: what takes less is hardly gradients, but a norm or a loss."""
+
 LOWER_MEDIAN_FROM = 4
 """Ranks from which "fastest" is the lower median: of many ranks one is fast by luck."""
 
@@ -114,23 +117,29 @@ def free_transfers(_job: FixedJob, scenario: Scenario) -> Scenario | None:
 def overlapped_reductions(job: FixedJob, scenario: Scenario) -> Scenario | None:
     """Gradients are summed beside the backward pass that makes them; None where most of that is so already.
 
-    Of a step's reductions the last stays, as nothing computes any more when its gradients are there, and what outlasts
-    half of the step's computing: a backward pass is two thirds of it, but has made little at its beginning.
+    Of a step's reductions the last stays, as nothing computes any more when its gradients are there, with what comes
+    after it (a norm, a loss), and what outlasts half of the step's computing: a backward pass is two thirds of it, but
+    has made little at its beginning.
     """
+    if not job.on_device:
+        return None
     transfer = scenario.transfer_ns.copy()
     for rank, part in job.graph.layout.parts.items():
         mine = part.first_communication + np.flatnonzero(job.reduces[part.communications])
         activities = job.graph.layout.activity_of_communication[mine] - part.first_activity
-        if not job.on_device or not len(mine) or _hidden_share(part.graph.device, activities) >= _HIDDEN_ALREADY:
+        if not len(mine) or _hidden_share(part.graph.device, activities) >= _HIDDEN_ALREADY:
             continue
-        kernels = kernels_by_step(job.graph.layout, rank)
-        for step in distinct(part.graph.device.step[activities]).tolist():
-            own = mine[part.graph.device.step[activities] == step]
-            room = _BESIDE * scenario.duration_ns[kernels.get(step, own[:0])].sum()
-            rest = int(scenario.transfer_ns[own].sum() - room)
-            last = own[np.argmax(part.graph.device.start_ns[activities[part.graph.device.step[activities] == step]])]
-            transfer[own] = 0
-            transfer[last] = max(int(scenario.transfer_ns[last]), rest)
+        mine = mine[np.argsort(part.graph.device.start_ns[activities], kind="stable")]
+        step_of = part.graph.device.step[job.graph.layout.activity_of_communication[mine] - part.first_activity]
+        for step, computing in kernels_by_step(job.graph.layout, rank).items():
+            own = mine[step_of == step]
+            took = scenario.transfer_ns[own]
+            if not len(own):
+                continue
+            last = np.flatnonzero(took >= _NO_TRIFLE * took.max())[-1]
+            room = int(_BESIDE * scenario.duration_ns[computing].sum())
+            transfer[own[:last]] = 0
+            transfer[own[last]] += max(int(took[:last].sum()) - room, 0)
     return None if (transfer == scenario.transfer_ns).all() else replace(scenario, transfer_ns=transfer)
 
 
@@ -272,4 +281,4 @@ FIXES: dict[tuple[Cause, str], Fix] = {
 """(cause, what is changed) -> how."""
 
 FIX_OF_REASON = {Reason.NO_OVERLAP: (Cause.COMMUNICATION, "gradients reduced beside the backward pass")}
-"""Of a cause's changes, the one that answers this reason; for others the first."""
+"""Of a cause's changes, the one that may answer this reason; for others the first."""

@@ -11,7 +11,6 @@ from stepscope.analyzer.what_if.model import ReplayModel
 from stepscope.analyzer.what_if.pipeline_schedule import FIXED_CAUSES, PipelineSchedule, replay_schedules
 from stepscope.analyzer.what_if.predict import TRUSTED_ERROR, binds_next
 from stepscope.core.analysis import Evidence, Notice, RootCause, Verdict, WhatIf
-from stepscope.core.causes import Cause
 from stepscope.core.listing import listed
 
 REPLAYED_FROM = 0.05
@@ -24,6 +23,9 @@ MOST_SLOTS = 2_000_000
 
 _WEAK_GAIN = 0.5
 """When a fix gains less than this part of the cause's share, something else binds next."""
+
+_ANSWERS = 0.5
+"""Of the most that a change of the cause gains: what gains less is no answer to its reason."""
 
 
 def replay_causes(
@@ -52,7 +54,8 @@ def replay_causes(
     skipped = [model.step_numbers[place] for place in model.skipped]
     found = []
     for row in named:
-        for change in _changes(row):
+        gains = []
+        for change in (change for change in FIXES if change[0] is row.cause):
             scenario = FIXES[change](model.job, model.base)
             if scenario is None:
                 continue
@@ -61,7 +64,7 @@ def replay_causes(
                 continue
             calibrated = FIXES[change](model.job, calibration.scenario) if calibration else None
             is_weak = row is named[0] and 1.0 - step / replayed < _WEAK_GAIN * row.fraction
-            found.append(
+            gains.append(
                 WhatIf(
                     fix=row.cause,
                     change=change[1],
@@ -74,14 +77,22 @@ def replay_causes(
                     skipped_steps=skipped,
                 )
             )
+        found += _answer_first(row, gains)
     return found, [_on_other_steps(skipped, measured)] if found and skipped else []
 
 
-def _changes(row: RootCause) -> list[tuple[Cause, str]]:
-    """What can be changed about a cause; first what answers its first reason, which the verdict quotes."""
-    changes = [change for change in FIXES if change[0] is row.cause]
+def _answer_first(row: RootCause, gains: list[WhatIf]) -> list[WhatIf]:
+    """A cause's changes; first what answers its first reason, which the verdict quotes.
+
+    Transfers of tensor parallelism may be what is not overlapped: then reductions hold little of what free ones gain.
+    """
     wanted = FIX_OF_REASON.get(row.reasons[0]) if row.reasons else None
-    return sorted(changes, key=lambda change: change != wanted)
+    least = _ANSWERS * max((1.0 - 1.0 / gain.speedup for gain in gains), default=0.0)
+
+    def answers(gain: WhatIf) -> bool:
+        return (gain.fix, gain.change) == wanted and 1.0 - 1.0 / gain.speedup >= least
+
+    return sorted(gains, key=lambda gain: not answers(gain))
 
 
 def _on_other_steps(skipped: Sequence[int], measured_ms: float) -> Notice:
@@ -93,7 +104,7 @@ def _on_other_steps(skipped: Sequence[int], measured_ms: float) -> Notice:
 
 
 def replay_pipeline_causes(schedules: Sequence[PipelineSchedule], causes: Sequence[RootCause]) -> list[WhatIf]:
-    """Predictions for a CPU job's pipeline: by its schedule, for the causes that a schedule can remove.
+    """Predictions for a job's pipeline: by its schedule, for the causes that a schedule can remove.
 
     Args:
         schedules: one a pipeline.
@@ -110,7 +121,7 @@ def replay_pipeline_causes(schedules: Sequence[PipelineSchedule], causes: Sequen
             step_ms=fix.step_ms,
             speedup=fix.speedup,
             calibrated_step_ms=None,
-            binds_next=None,
+            binds_next=fix.binds_next,
             replay_error=report.replay_error,
             measured_step_ms=report.measured_step_ms,
         )

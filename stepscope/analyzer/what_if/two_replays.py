@@ -1,6 +1,6 @@
-"""A CPU pipeline can be replayed thread by thread or by its schedule: which of the two tells what?
+"""A pipeline can be replayed call by call or by its schedule: which of the two tells what?
 
-The threads hold everything that was measured; only the schedule can be continued with more micro-batches.
+The calls and kernels hold everything that was measured; only the schedule can be continued with more micro-batches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stepscope.core.what_if import WhatIfReport
 def with_finer_cuts(
     report: WhatIfReport, schedules: Sequence[PipelineSchedule], causes: Collection[Cause]
 ) -> WhatIfReport:
-    """A replay of the threads, with what only the schedule can tell: the batch cut into more micro-batches.
+    """A replay of the calls, with what only the schedule can tell: the batch cut into more micro-batches.
 
     Args:
         report: of the same job.

@@ -150,7 +150,9 @@ def _operations(entries: list[Any]) -> tuple[Operation, ...]:
         if last.name == _COALESCED:
             parts = _parts_of(entry, ordered[:place] if place < _MOST_PARTS else ordered[place - _MOST_PARTS : place])
             for part in range(place - parts, place):
-                kept[part] = replace(made[part], is_done=last.is_done, is_given_up=last.is_given_up)
+                kept[part] = replace(
+                    made[part], is_done=last.is_done, is_given_up=last.is_given_up, started_ns=last.started_ns
+                )
             if parts:
                 kept[place] = None
     return tuple(one for one in kept if one is not None)

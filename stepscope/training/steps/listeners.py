@@ -67,7 +67,10 @@ class _Several(Generic[ListenerT]):
                 self._leave_out(listener, error)
 
     def _look_up(self) -> None:
-        self._methods = {name: [(each, getattr(each, name)) for each in self._listeners if hasattr(each, name)] for name in self._told}
+        self._methods = {
+            name: [(each, getattr(each, name)) for each in self._listeners if hasattr(each, name)]
+            for name in self._told
+        }
 
     def _tell(self, name: str, what: object) -> None:
         for listener, method in self._methods[name]:

@@ -66,18 +66,19 @@ def test_open_spans_and_traffic_tell_the_rest(spans: list[str], kind: str, dimen
 
 
 @pytest.mark.parametrize(
-    ("mesh", "served"),
+    ("mesh", "world_size", "served"),
     [
-        (MeshSizes(tp=1, pp=1, dp=2), ["dp", "tp", None, None]),
-        (MeshSizes(dp=2), ["dp", "tp", None, None]),
-        (MeshSizes(tp=2, pp=1, dp=2), [None, "tp", None, None]),  # of which of the two is not known
-        (MeshSizes(tp=1, pp=1, dp=4), [None, "tp", None, None]),  # a part of them
-        (MeshSizes(), [None, "tp", None, None]),
+        (MeshSizes(tp=1, pp=1, dp=2), 2, ["dp", "tp", None, None]),
+        (MeshSizes(dp=2), 2, ["dp", "tp", None, None]),
+        (MeshSizes(tp=2, pp=1, dp=2), 4, [None, "tp", None, None]),  # of which of the two is not known
+        (MeshSizes(tp=1, pp=1, dp=4), 4, [None, "tp", None, None]),  # a part of them
+        (MeshSizes(tp=2), 8, [None, "tp", None, None]),  # the other dimensions are not told: it may be one of theirs
+        (MeshSizes(), 2, [None, "tp", None, None]),
     ],
 )
 def test_where_the_mesh_has_one_dimension_only_all_its_ranks_together_serve_it(
-    mesh: MeshSizes, served: list[str | None]
+    mesh: MeshSizes, world_size: int, served: list[str | None]
 ) -> None:
     untold = Call(0, 0, 1, 0, (0, 1), "all_reduce", 4, (), described=True)
     calls = [untold, replace(untold, dimension="tp"), replace(untold, group=(0,)), replace(untold, group=None)]
-    assert [call.dimension for call in by_only_dimension(calls, mesh)] == served
+    assert [call.dimension for call in by_only_dimension(calls, mesh, world_size)] == served

@@ -355,3 +355,32 @@ def test_a_thousand_ranks_are_answered_at_once() -> None:
     begin = time.process_time()
     assert _verdict(dumps) == (Cause.HANG, HangKind.HOST, [77])
     assert time.process_time() - begin < 2.0
+
+
+@pytest.mark.parametrize(
+    ("message", "guilty"),
+    [
+        (None, (HangKind.DEVICE, [0])),  # something that no recorder knows keeps its GPU
+        ("begun", (HangKind.HOST, [2])),
+        ("untold", (HangKind.HOST, [2])),  # starts of its group are not told: it may run
+    ],
+)
+def test_a_collective_that_has_not_begun_behind_a_message_that_may_run_is_no_guilt(
+    message: str | None, guilty: tuple[HangKind, list[int]]
+) -> None:
+    job = Job({"1": (0, 1), "2": (0, 2)}).call("1")
+    if message is not None:
+        job.message("2", 0, "recv 0<-1", done=False)
+    dumps = job.call("1", done=False).dumps()
+    begun = [(0, "1", 1), (1, "1", 1), (1, "1", 2), *([(0, "2", 0)] if message == "begun" else [])]
+    told = [
+        replace(
+            dump,
+            operations=tuple(
+                replace(call, started_ns=1 if (dump.rank, call.group, call.sequence) in begun else None)
+                for call in dump.operations
+            ),
+        )
+        for dump in dumps
+    ]
+    assert _verdict(told)[1:] == guilty

@@ -190,9 +190,9 @@ def test_what_nccl_is_told_at_once_is_as_far_as_its_last_entry() -> None:
     done = _entry(3, profiling_name="nccl:coalesced", state="completed", retired=True)
     operations = read_dump(pickle.dumps(_dump(*parts, done)), rank=0, where="dump_0").operations
     assert [(one.name, one.is_done, one.is_given_up) for one in operations] == [("_all_gather_base", True, False)] * 3
-    still = _entry(3, profiling_name="nccl:coalesced")
+    still = _entry(3, profiling_name="nccl:coalesced", state="started", time_discovered_started_ns=7)
     operations = read_dump(pickle.dumps(_dump(*parts, still)), rank=0, where="dump_0").operations
-    assert [one.is_done for one in operations] == [False] * 3
+    assert [(one.is_done, one.started_ns) for one in operations] == [(False, 7)] * 3
 
 
 def test_messages_that_nccl_is_told_at_once_are_no_collective() -> None:

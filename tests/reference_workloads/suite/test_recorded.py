@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from stepscope.analyzer.job import replay_model
+from stepscope.analyzer.pipeline.chains import find_chains
+from stepscope.analyzer.rank_view import RankView
+from stepscope.analyzer.what_if.fixes import overlapped_reductions
+from stepscope.analyzer.what_if.recorded_schedule import schedule_of
 from stepscope.core.causes import Cause
 from stepscope.workflow.analyze import analyze
+from stepscope.workflow.job_input import read_job
 
 _RECORDED = sorted(Path(__file__).with_name("recorded").iterdir())
 
@@ -42,3 +50,42 @@ def test_the_change_that_answers_the_reason_comes_first_and_is_right(name: str, 
     quoted = next(what_if for what_if in analysis.what_if if what_if.fix is cause)
     assert quoted.change == change
     assert quoted.step_ms == pytest.approx(_truth(case)["control_captured_step_ms"], rel=0.1)
+
+
+def _views(name: str) -> list[RankView]:
+    return list(read_job([str(next(case for case in _RECORDED if case.name == name))]).views)
+
+
+def test_what_a_host_did_before_its_first_step_bounds_no_finer_cut() -> None:
+    """A trace that holds the model's making too."""
+    views = {view.rank: view for view in _views("pp-few_micro_batches")}
+    (chain,) = find_chains({rank: view.calls for rank, view in views.items()})
+    usual = schedule_of(chain, views)
+    assert usual is not None
+    assert all(0 < host.whole_ns < usual.period_ns for host in usual.host)
+    longer = {}
+    for rank, view in views.items():
+        assert view.graph is not None
+        host = view.graph.host
+        work = host.work_ns.copy()
+        work[0] += 10**10
+        longer[rank] = replace(view, graph=replace(view.graph, host=replace(host, work_ns=work)))
+    again = schedule_of(chain, longer)
+    assert again is not None
+    assert again.host == usual.host
+
+
+def test_a_norm_after_the_last_gradients_leaves_them_where_they_are() -> None:
+    model = replay_model(_views("ddp-no_overlap"))
+    assert model is not None
+    job = replace(model.job, reduces=np.ones_like(model.job.reduces))
+    part = model.graph.layout.parts[0]
+    activities = model.graph.layout.activity_of_communication[part.communications] - part.first_activity
+    numbers = part.first_communication + np.argsort(part.graph.device.start_ns[activities])
+    last_step = part.graph.device.step[activities].max()
+    own = numbers[part.graph.device.step[np.sort(activities)] == last_step]
+    transfer = np.full_like(model.base.transfer_ns, 1_000_000)
+    transfer[own[-1]] = 1_000
+    changed = overlapped_reductions(job, replace(model.base, transfer_ns=transfer))
+    assert changed is not None
+    assert changed.transfer_ns[own].tolist() == [0] * (len(own) - 2) + [1_000_000, 1_000]
