@@ -29,6 +29,12 @@ NONE = "none"
 _MOST_EVIDENCE = 8
 _CERTAIN, _LIKELY, _PERHAPS, _UNKNOWN = 0.95, 0.8, 0.6, 0.3
 
+_STUCK = {
+    Lag.CALLED: "never called the collective that the others wait in: stuck on the host",
+    Lag.STARTED: "called the collective that the others are in, and do not start it: stuck on the GPU",
+    Lag.FINISHED: "called what their peers have finished, and do not finish it: stuck on the GPU",
+}
+
 _OF_NOBODY = "look at the network between the nodes, and dump with TORCH_NCCL_ENABLE_TIMING=1 the next time"
 
 
@@ -122,19 +128,20 @@ def _missing(awaited: list[int], guilty: Sequence[Guilty]) -> HangVerdict:
 
 def _behind(guilty: Sequence[Guilty], calls: Mapping[int, OpenCall]) -> HangVerdict:
     kinds = {one.kind for one in guilty}
+    lags = {one.lag for one in guilty}
     kind = guilty[0].kind if len(kinds) == 1 else HangKind.UNKNOWN
     ranks = [one.rank for one in guilty]
     waiting = len([rank for rank, call in calls.items() if rank not in ranks])
-    lags = {one.lag for one in guilty}
-    stuck = {
-        frozenset([Lag.CALLED]): "never called the collective that the others wait in: stuck on the host",
-        frozenset([Lag.STARTED]): "called the collective that the others are in, and do not start it: stuck on the GPU",
-    }.get(frozenset(lags))
-    if stuck is None and kind is HangKind.DEVICE:
-        stuck = "called what their peers have finished, and do not finish it: stuck on the GPU"
-    stuck = stuck or "are behind, some on the host and some on the GPU"
+    if len(lags) == 1:
+        stuck = _STUCK[guilty[0].lag]
+    else:
+        stuck = (
+            "are behind, all on the GPU" if kind is HangKind.DEVICE else "are behind, some on the host, some on the GPU"
+        )
     summary = f"{ranks_words(ranks)} {stuck}; {waiting} other{'' if waiting == 1 else 's'} wait"
-    confidence = _PERHAPS if len(ranks) > waiting or kind is HangKind.UNKNOWN else _CERTAIN
+    confidence = _LIKELY if lags == {Lag.STARTED} else _CERTAIN  # a GPU may run what no recorder sees
+    if len(ranks) > waiting or kind is HangKind.UNKNOWN:
+        confidence = _PERHAPS
     return _hang(kind, ranks, confidence, summary, list(map(_evidence, guilty)))
 
 

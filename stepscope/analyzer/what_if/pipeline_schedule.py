@@ -213,7 +213,13 @@ def _warnings(schedules: Sequence[PipelineSchedule], error: float) -> list[Notic
     if abs(error) > TRUSTED_ERROR:
         wrong = f"the replay misses the measured step by {error:+.1%}: something it does not know decides"
         notices.append(Notice("replay_error", f"{wrong}, trust no gain"))
-    if schedules[0].finer(FINER_CUTS[0]) is None:
+    finer = schedules[0].finer(FINER_CUTS[0])
+    if finer is not None and finer.is_host_bound:
+        late = (
+            f"a host takes {finer.step_ns() / 1e6:,.1f} ms to launch a step of {finer.num_micro_batches} micro-batches"
+        )
+        notices.append(Notice("no_pipeline_fix", f"more micro-batches gain little or nothing: {late}"))
+    elif finer is None:
         unknown = (
             f"no fix for pipeline_bubble: how {recognise(schedules[0].order)} orders more micro-batches is unknown"
         )

@@ -98,3 +98,8 @@ def test_no_cut_goes_below_what_the_host_takes_to_launch_it() -> None:
     (fix,) = replay_schedules([slower], [Cause.PIPELINE_BUBBLE]).fixes
     assert fix.step_ms == pytest.approx(70)
     assert fix.binds_next is Cause.HOST_BOUND
+    at_its_limit = replace(launched, host=[HostTime(40 * MS, 10 * MS)])
+    report = replay_schedules([at_its_limit], [Cause.PIPELINE_BUBBLE])
+    assert report.fixes == []
+    (notice,) = [notice for notice in report.warnings if notice.code == "no_pipeline_fix"]
+    assert notice.message.endswith("a host takes 90.0 ms to launch a step of 4")
