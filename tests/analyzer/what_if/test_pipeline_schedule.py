@@ -102,4 +102,4 @@ def test_no_cut_goes_below_what_the_host_takes_to_launch_it() -> None:
     report = replay_schedules([at_its_limit], [Cause.PIPELINE_BUBBLE])
     assert report.fixes == []
     (notice,) = [notice for notice in report.warnings if notice.code == "no_pipeline_fix"]
-    assert notice.message.endswith("a host takes 90.0 ms to launch a step of 4")
+    assert notice.message.endswith("a host takes 90.0 ms to launch a step of 4 micro-batches")
