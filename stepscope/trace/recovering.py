@@ -15,6 +15,7 @@ _BETWEEN_EVENTS = re.compile(rb"\}[\s,\x00]*\{")
 _END_OF_ARRAY = re.compile(rb"\}[\s,]*\]")
 _CLOSES_AT_ONCE = re.compile(rb"[\s,]*\]")
 _EVENT_MARK = re.compile(rb'"ph"\s*:')
+_KIND = b"ph"
 _EVENT_START = re.compile(rb'\{\s*"(?:ph|name|cat|pid|args)"\s*:')
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
@@ -135,7 +136,7 @@ class Recovery:
         """Accept what mending makes of one event; two that run into each other would be mended into one."""
         if len(piece) > _MOST_BYTES_MENDED or len(_EVENT_MARK.findall(piece)) > 1:
             return False
-        if self._effort_left < 0:
+        if self._effort_left < 0 or _KIND not in piece:  # no event without its kind is of use
             return False
         self._effort_left -= len(piece)
         for text in mended(piece):
