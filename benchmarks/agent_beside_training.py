@@ -1,12 +1,13 @@
-"""Is training slowed by the agent? Blocks of the same steps with the agent at work and frozen, in turn. Needs a GPU.
+"""Is training slowed by the agent? Blocks of the same steps with the agent at work and frozen, by turns. Needs a GPU.
 
-    python -m benchmarks.agent_beside_training [--blocks 40] [--seconds 2] [--step-ms 30] [--out FILE.json]
+    python -m benchmarks.agent_beside_training [--step-ms 30] [--host-bound] [--rounds 60] [--seconds 1] [--out FILE]
 
-A real agent reads all GPUs once a second; a transformer (`profile_overhead.Workload`) trains on the first. Each pair of
-neighbouring blocks has one with the agent at work and one with it frozen, which of them first by turns: on off, off on,
-on off. Ratios of these pairs, their median with a 95 % interval. Before them, what the agent takes of the CPU and of
-memory while the same loop runs. That a block had readings is told by the page, and by how often the reading processes
-were woken, which in the other blocks is never. Ends with 1 where the interval reaches over 1.005, or readings failed.
+A real agent reads all GPUs once a second; a transformer trains on the first. A round is four blocks, each as long as
+the agent's interval: with the agent, frozen, frozen, with it; so what gets slower or faster meanwhile tells in both.
+All blocks begin alike, after steps that are not timed. Told are the rounds' ratio, median and 95 % interval, and beside
+it how far two neighbouring frozen blocks are apart: the bare noise. First, what the agent takes of the CPU and of
+memory while the same loop runs. That blocks had readings is told by the page, and by how often the reading processes
+were woken, which in the others is never. Ends with 1 where the interval reaches over 1.005, or readings failed.
 """
 
 from __future__ import annotations
@@ -16,83 +17,115 @@ import json
 import sys
 import tempfile
 import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.profile_overhead import Workload, _interval, _seconds_per_step
-from benchmarks.real_agent import RealAgent, collections, gpus_read, real_agent, troubles
+from benchmarks.intervals import Interval, interval_of
+from benchmarks.processes import cpu_seconds, proportional_bytes, resident_bytes, times_woken
+from benchmarks.real_agent import RealAgent, gpus_read, real_agent, troubles
+from benchmarks.training_step import Workload, seconds_per_step
 
 _MOST = 1.005
 _SETTLE_SECONDS = 0.25
 _COST_SECONDS = 10.0
 _OLDEST_SECONDS = 2.6
 """Age of the newest reading of a GPU that is read once a second and published once a second."""
+_LEAST_WOKEN = 0.8
+"""A second, while blocks with the agent are timed: it reads once."""
+_MIB = 1024**2
 
 
-def _times_woken(pids: list[int]) -> int:
-    """How often these processes waited for something and got it."""
-    lines = [line for pid in pids for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
-    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+@dataclass
+class Blocks:
+    """Blocks of one kind, in their order.
+
+    Attributes:
+        step_seconds: of each block.
+        timed_seconds: of all of them together.
+        woken: how often readers were woken in each.
+    """
+
+    step_seconds: list[float] = field(default_factory=list)
+    timed_seconds: float = 0.0
+    woken: list[int] = field(default_factory=list)
 
 
 def _train(workload: Workload, seconds: float) -> float:
     """Seconds of a step."""
     num_steps = max(3, round(1e3 * seconds / workload.step_ms))
-    return _seconds_per_step(workload.step, num_steps, workload.synchronize)
+    return seconds_per_step(workload.step, num_steps, workload.synchronize)
 
 
-def cost(agent: RealAgent, workload: Workload, seconds: float) -> dict[str, float]:
+def cost(agent: RealAgent, workload: Workload, seconds: float) -> str:
     """What the agent takes of one core and of memory, while the loop runs; and a step's time anew."""
-    before, began = agent.cpu_seconds(), time.monotonic()
+    family = agent.family()
+    before, began = [cpu_seconds(pid) for pid in family], time.monotonic()
     workload.step_ms = 1e3 * _train(workload, seconds)  # as it is once all is warm: blocks are as long as was asked
     elapsed = time.monotonic() - began
-    shares = [(after - earlier) / elapsed for after, earlier in zip(agent.cpu_seconds(), before, strict=True)]
-    return {"agent_cores": shares[0], "reading_cores": sum(shares[1:]), **agent.memory_mib()}
+    own, *reading = [(cpu_seconds(pid) - earlier) / elapsed for pid, earlier in zip(family, before, strict=True)]
+    shared = [proportional_bytes(pid) for pid in family]
+    proportional = "" if None in shared else f", {sum(filter(None, shared)) / _MIB:.0f} MiB proportional"
+    return (
+        f"the agent takes {own:.2%} of one core and {sum(reading):.2%} for reading {len(gpus_read(agent.scrape()[1]))}"
+        f" GPUs; {sum(map(resident_bytes, family)) / _MIB:.0f} MiB resident{proportional}"
+    )
 
 
-def pairs(agent: RealAgent, workload: Workload, blocks: int, seconds: float) -> dict[str, Any]:
-    """Ratios of the pairs, and how much was read in their blocks."""
-    times: dict[bool, list[float]] = {True: [], False: []}
-    woken: dict[bool, list[int]] = {True: [], False: []}
-    ages: list[float] = []
-    rounds: list[float] = []
+def alternate(agent: RealAgent, workload: Workload, rounds: int, seconds: float) -> tuple[Blocks, Blocks, float]:
+    """Blocks with the agent and without, and the oldest reading on a page within the former."""
+    with_agent, frozen, oldest = Blocks(), Blocks(), 0.0
     readers = agent.family()[1:]
-    is_on = True
-    for number in range(2 * blocks):
-        wanted = number % 4 in (0, 3)
-        if wanted != is_on:
-            (agent.thaw if wanted else agent.freeze)()
-            is_on = wanted
-            _train(workload, _SETTLE_SECONDS)
-        rounds_before = collections(agent.scrape()[1]) if is_on else 0.0
-        woken_before = _times_woken(readers)
-        times[is_on].append(_train(workload, seconds))
-        woken[is_on].append(_times_woken(readers) - woken_before)
-        if is_on:
-            page = agent.scrape()[1]
-            rounds.append(collections(page) - rounds_before)
-            ages.append(max(gpus_read(page).values()))
-    agent.thaw()
-    ratios = [on / off for on, off in zip(times[True], times[False], strict=True)]
-    return {
-        "ratio": _interval(ratios),
-        "ratios": ratios,
-        "on_seconds": times[True],
-        "off_seconds": times[False],
-        "rounds_on": rounds,
-        "oldest_on": max(ages),
-        "woken_on": woken[True],
-        "woken_off": woken[False],
-    }
+
+    def block(blocks: Blocks) -> None:
+        _train(workload, _SETTLE_SECONDS)
+        woken, began = sum(map(times_woken, readers)), time.monotonic()
+        blocks.step_seconds.append(_train(workload, seconds))
+        blocks.timed_seconds += time.monotonic() - began
+        blocks.woken.append(sum(map(times_woken, readers)) - woken)
+
+    for _ in range(rounds):
+        block(with_agent)
+        with agent.frozen():
+            block(frozen)
+            block(frozen)
+        block(with_agent)
+        oldest = max(oldest, *gpus_read(agent.scrape()[1]).values())
+    return with_agent, frozen, oldest
 
 
-def _is_well(found: dict[str, Any]) -> bool:
-    """Whether there were readings in all blocks that should have them, and in no other."""
-    was_on = min(found["woken_on"]) > 0 and min(found["rounds_on"]) > 0 and found["oldest_on"] <= _OLDEST_SECONDS
-    return bool(was_on and max(found["woken_off"]) == 0)
+def ratio_of(with_agent: list[float], frozen: list[float]) -> Interval:
+    """Of the rounds: two blocks of each kind."""
+    pairs = zip(with_agent[::2], with_agent[1::2], frozen[::2], frozen[1::2], strict=True)
+    return interval_of([(first + last) / (second + third) for first, last, second, third in pairs])
+
+
+def noise_of(frozen: list[float]) -> Interval:
+    """Ratio of two neighbouring blocks that should be the same."""
+    return interval_of([second / first for first, second in zip(frozen[::2], frozen[1::2], strict=True)])
+
+
+def _measured(agent: RealAgent, workload: Workload, rounds: int, seconds: float) -> tuple[dict[str, Any], bool]:
+    """All of one step length, printed; and whether it is right."""
+    print(f"{workload}\n  {cost(agent, workload, _COST_SECONDS)}", flush=True)
+    with_agent, frozen, oldest = alternate(agent, workload, rounds, seconds)
+    ratio, noise = ratio_of(with_agent.step_seconds, frozen.step_seconds), noise_of(frozen.step_seconds)
+    on, off = (1e3 * median(blocks.step_seconds) for blocks in (with_agent, frozen))
+    print(f"  with the agent x without: {ratio}; a step takes {on:.2f} and {off:.2f} ms, {rounds} rounds")
+    print(f"  frozen x frozen: {noise}")
+    woken = sum(with_agent.woken) / with_agent.timed_seconds
+    is_well = woken >= _LEAST_WOKEN and oldest <= _OLDEST_SECONDS and not any(frozen.woken)
+    print(
+        f"  readers woken {woken:.1f} times a second (frozen: {sum(frozen.woken)} times), "
+        f"oldest reading {oldest:.1f} s: {'OK' if is_well else 'off'}",
+        flush=True,
+    )
+    found = {"ratio": ratio._asdict(), "noise": noise._asdict(), "oldest_seconds": oldest}
+    found |= {"with_agent": asdict(with_agent), "frozen": asdict(frozen)}
+    return found, is_well and ratio.high <= _MOST
 
 
 def main() -> None:
@@ -100,8 +133,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--step-ms", default="30", help="one or more, by commas")
-    parser.add_argument("--blocks", type=int, default=40, help="pairs of them")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each block")
+    parser.add_argument("--host-bound", action="store_true", help="steps of small kernels")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each block")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -112,38 +146,16 @@ def main() -> None:
     results: dict[str, Any] = {"torch": torch.__version__, "device": options.device}
     is_right = True
     with tempfile.TemporaryDirectory() as folder, real_agent(Path(folder)) as agent:
-        for step_ms in options.step_ms.split(","):
-            workload = Workload(options.device, float(step_ms))
-            print(f"step of {workload.step_ms:.1f} ms ({workload.num_layers} layers)", flush=True)
-            taken = cost(agent, workload, _COST_SECONDS)
-            case = results[f"{step_ms} ms"] = {"step_ms": workload.step_ms, "cost": taken}
-            proportional = f", {taken['pss_mib']:.0f} MiB proportional" if "pss_mib" in taken else ""
-            print(
-                f"  the agent takes {taken['agent_cores']:.2%} of one core and {taken['reading_cores']:.2%} for reading"
-                f" {len(gpus_read(agent.scrape()[1]))} GPUs; {taken['rss_mib']:.0f} MiB resident{proportional}",
-                flush=True,
-            )
-            case |= pairs(agent, workload, options.blocks, options.seconds)
-            case["is_well"] = _is_well(case)
-            is_right &= case["is_well"] and case["ratio"]["high"] <= _MOST
-            print(
-                "  with the agent {median:.4f} x without (95 %: {low:.4f} to {high:.4f})".format(**case["ratio"]),
-                end="",
-            )
-            on, off = (1e3 * median(case[name]) for name in ("on_seconds", "off_seconds"))
-            print(f"; {options.blocks} pairs of {options.seconds:g} s; a step takes {on:.2f} and {off:.2f} ms")
-            print(
-                f"  in a block {median(case['rounds_on']):g} rounds (at least {min(case['rounds_on']):g}), readers "
-                f"woken {median(case['woken_on']):g} times (at least {min(case['woken_on'])}; frozen: "
-                f"{max(case['woken_off'])}), oldest reading {case['oldest_on']:.1f} s: "
-                f"{'OK' if case['is_well'] else 'off'}",
-                flush=True,
-            )
-        results["troubles"] = troubles(agent.scrape()[1])
-    print(f"troubles with reading: {results['troubles'] or 'none'}; {time.monotonic() - began:.0f} s")
+        for step_ms in map(float, options.step_ms.split(",")):
+            workload = Workload(options.device, step_ms, host_bound=options.host_bound)
+            found, is_so = _measured(agent, workload, options.rounds, options.seconds)
+            results[f"{step_ms:g} ms"] = found
+            is_right &= is_so
+        wrong = troubles(agent.scrape()[1])
+    print(f"troubles with reading: {wrong or 'none'}; {time.monotonic() - began:.0f} s")
     if options.out:
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
-    sys.exit(0 if is_right and not results["troubles"] else 1)
+        options.out.write_text(json.dumps(results | {"troubles": wrong}, indent=1) + "\n")
+    sys.exit(0 if is_right and not wrong else 1)
 
 
 if __name__ == "__main__":

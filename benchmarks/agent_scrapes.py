@@ -23,6 +23,8 @@ import time
 from pathlib import Path
 from statistics import quantiles
 
+from benchmarks.processes import children, cpu_seconds, resident_bytes
+from benchmarks.real_agent import started_agent
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
 
@@ -31,19 +33,6 @@ _PAUSE_SECONDS = 0.02
 _BESIDE = b"0" * 13_000
 """As long as the agent's page with gzip."""
 _ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _rss_mib(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1024**2
-
-
-def _children(pid: int) -> list[int]:
-    return [int(one) for task in Path(f"/proc/{pid}/task").iterdir() for one in (task / "children").read_text().split()]
 
 
 def _scrape(port: int) -> int:
@@ -81,7 +70,7 @@ def _timed(port: int) -> tuple[float, int]:
 
 def _scrapes(name: str, pid: int, ports: tuple[int, int], count: int, seconds: float = 0.0) -> None:
     """Scrapes, spread over these seconds if there are any."""
-    took, beside, cpu, size = [], [], _cpu_seconds(pid), 0
+    took, beside, cpu, size = [], [], cpu_seconds(pid), 0
     began = time.monotonic()
     for number in range(count):
         of_agent, size = _timed(ports[0])
@@ -89,7 +78,7 @@ def _scrapes(name: str, pid: int, ports: tuple[int, int], count: int, seconds: f
         beside.append(_timed(ports[1])[0])
         time.sleep(max(_PAUSE_SECONDS, began + seconds * (number + 1) / count - time.monotonic()))
     cuts, others = (quantiles(times, n=100, method="inclusive") for times in (took, beside))
-    each = 1e3 * (_cpu_seconds(pid) - cpu) / count
+    each = 1e3 * (cpu_seconds(pid) - cpu) / count
     print(
         f"{name}: p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms, longest {max(took):.0f} ms, {size / 1000:.0f} kB, "
         f"CPU of the agent {each:.1f} ms a scrape in {time.monotonic() - began:.0f} s; nothing but HTTP beside it: "
@@ -99,14 +88,14 @@ def _scrapes(name: str, pid: int, ports: tuple[int, int], count: int, seconds: f
 
 
 def _unasked(pid: int, seconds: float) -> None:
-    family = [pid, *_children(pid)]
-    before = {one: _cpu_seconds(one) for one in family}
+    family = [pid, *children(pid)]
+    before = {one: cpu_seconds(one) for one in family}
     begin = time.monotonic()
     time.sleep(seconds)
     elapsed = time.monotonic() - begin
-    shares = [(_cpu_seconds(one) - before[one]) / elapsed for one in family]
-    memory = [_rss_mib(one) for one in family]
-    print(f"unasked: CPU of one core {shares[0]:.2%} and {sum(shares[1:]):.2%} for reading; {sum(memory):.0f} MiB RSS")
+    shares = [(cpu_seconds(one) - before[one]) / elapsed for one in family]
+    rss_mib = sum(map(resident_bytes, family)) / 1024**2
+    print(f"unasked: CPU of one core {shares[0]:.2%} and {sum(shares[1:]):.2%} for reading; {rss_mib:.0f} MiB RSS")
 
 
 def main() -> None:
@@ -129,20 +118,15 @@ def main() -> None:
         for index in range(options.gpus):
             machine.add(profiles.h100(index))
         machine.write()
-        command = [sys.executable, "-m", "stepscope", "agent", "run", "--listen", "127.0.0.1:0"]
-        own = {"TRAINING__SOCKET": f"{folder}/agent.sock", "STATE__DIRECTORY": folder, "KINETO__ENABLED": "false"}
-        environment = machine.environment() | {f"STEPSCOPE_AGENT__{name}": value for name, value in own.items()}
+        environment = machine.environment() | {"STEPSCOPE_AGENT__KINETO__ENABLED": "false"}
         beside = [sys.executable, "-m", "benchmarks.agent_scrapes", "--beside"]
         with (
             subprocess.Popen(beside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other,
-            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as agent,
+            started_agent(Path(folder), "--socket", f"{folder}/agent.sock", environment=environment) as agent,
         ):
-            assert agent.stderr is not None
             assert other.stdin is not None
             assert other.stdout is not None
-            port = int(agent.stderr.readline().split()[2].split(":")[2].partition("/")[0])
-            ports = port, int(other.stdout.readline())
-            print(agent.stderr.readline().strip())
+            ports = agent.port, int(other.stdout.readline())
             time.sleep(_SETTLE_SECONDS)
             _unasked(agent.pid, options.seconds)
             _scrapes("all answer", agent.pid, ports, options.scrapes)
@@ -154,7 +138,6 @@ def main() -> None:
             machine.write()
             time.sleep(_SETTLE_SECONDS)
             _scrapes("the driver hangs", agent.pid, ports, options.scrapes, options.hang_seconds)
-            agent.terminate()
             other.stdin.close()
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
+from benchmarks.processes import children, cpu_seconds, proportional_bytes, resident_bytes
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
 
@@ -43,38 +43,19 @@ with GpuProbes(Timing(interval=interval, first_retry=1, last_retry=30)) as probe
 """
 
 
-def _family(pid: int) -> list[int]:
-    children = [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return [pid, *children]
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _memory(pid: int) -> tuple[int, int]:
-    """RSS and PSS, bytes."""
-    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
-    return tuple(int(lines[name].split()[0]) * 1024 for name in ("Rss", "Pss"))  # type: ignore[return-value]
-
-
 def _measured(agent: subprocess.Popen[str], pause: float) -> dict[str, Any]:
     """Cost of the agent and its processes over a time in which it is asked every `pause` seconds."""
     assert agent.stdin is not None
     assert agent.stdout is not None
-    family = _family(agent.pid)
-    before = {pid: _cpu_seconds(pid) for pid in family}
+    family = [agent.pid, *children(agent.pid)]
+    before = {pid: cpu_seconds(pid) for pid in family}
     begin = time.monotonic()
     agent.stdin.write(f"{pause}\n")
     agent.stdin.flush()
     told = json.loads(agent.stdout.readline())
     elapsed = time.monotonic() - begin
-    after = {pid: _cpu_seconds(pid) for pid in _family(agent.pid)}
+    after = {pid: cpu_seconds(pid) for pid in [agent.pid, *children(agent.pid)]}
     shares = {pid: (cpu - before.get(pid, 0.0)) / elapsed for pid, cpu in after.items()}
-    memory = {pid: _memory(pid) for pid in after}
     return {
         "seconds": elapsed,
         "readings": told["readings"],
@@ -82,8 +63,8 @@ def _measured(agent: subprocess.Popen[str], pause: float) -> dict[str, Any]:
         "processes": len(after),
         "asking_cpu_share": shares[agent.pid],
         "reading_cpu_share": sum(share for pid, share in shares.items() if pid != agent.pid),
-        "rss_mib": sum(rss for rss, _ in memory.values()) / _MIB,
-        "pss_mib": sum(pss for _, pss in memory.values()) / _MIB,
+        "rss_mib": sum(map(resident_bytes, after)) / _MIB,
+        "pss_mib": sum(proportional_bytes(pid) or 0 for pid in after) / _MIB,
         "snapshot_ms": _percentiles(told["took"]),
     }
 

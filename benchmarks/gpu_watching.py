@@ -7,7 +7,7 @@ import http.client
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,13 +20,6 @@ _SMI_SECONDS = 0.3
 _CLOCK_SECONDS = 0.03
 _SAME_SECONDS = 0.3
 """Values whose time differs by less are the same reading: readings are a second apart."""
-
-SMI_FIELDS = (
-    "power.draw.instant", "power.draw.average", "enforced.power.limit", "clocks.sm", "clocks.mem", "clocks.max.sm",
-    "memory.used", "memory.total", "memory.reserved", "utilization.gpu", "utilization.memory", "temperature.gpu",
-    "temperature.memory", "pcie.link.gen.gpucurrent", "pcie.link.width.current", "ecc.mode.current",
-    "ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volatile.total", "pstate",
-)  # fmt: skip
 
 
 class Said(NamedTuple):
@@ -119,17 +112,18 @@ class AgentWatch:
 class SmiWatch:
     """What nvidia-smi says.
 
+    Args:
+        fields: as it names them.
+
     Attributes:
         samples: of each GPU by its UUID.
         refused: fields that this nvidia-smi does not know.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fields: Sequence[str]) -> None:
         self.samples: dict[str, list[Said]] = {}
-        self._fields = list(SMI_FIELDS)
-        if _smi(self._fields) is None:
-            self._fields = [field for field in SMI_FIELDS if _smi([field]) is not None]
-        self.refused = sorted(set(SMI_FIELDS) - set(self._fields))
+        self._fields = fields if _smi(fields) is not None else [field for field in fields if _smi([field]) is not None]
+        self.refused = sorted(set(fields) - set(self._fields))
 
     def running(self) -> _Repeated:
         """Asks in the background."""
@@ -145,7 +139,7 @@ class SmiWatch:
             self.samples.setdefault(uuid, []).append(Said(asked_at, known))
 
 
-def _smi(fields: list[str]) -> dict[str, list[str]] | None:
+def _smi(fields: Sequence[str]) -> dict[str, list[str]] | None:
     """Its answer by UUID; None where it refuses."""
     command = ["nvidia-smi", f"--query-gpu={','.join(['uuid', *fields])}", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)

@@ -17,7 +17,6 @@ import ctypes
 import json
 import os
 import random
-import signal
 import sys
 import tempfile
 import threading
@@ -26,12 +25,14 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as recorder
 
+from benchmarks.forked_ranks import FOR_EVER, barrier, device_of, end, forked, occupy_gpu, running, wait
 from stepscope.core.errors import DataError
 from stepscope.core.run_layout import FLIGHT_FOLDER, RUN_FILE, RunManifest
 from stepscope.store.documents import encode_document
@@ -42,7 +43,6 @@ LONGEST_SECONDS = 1.0
 _STEPS = 6
 _DUMP_SECONDS = {"gloo": 4.0, "nccl": 8.0}
 _LONGEST_SET_SECONDS = 90.0
-_FOR_EVER = 3600.0
 _LAYOUTS = {"gloo": ((2, 2), (4, 2), (2, 4), (4, 4), (8, 2), (1, 8)), "nccl": ((2, 1), (1, 2))}
 """Tensor-parallel times data-parallel ranks."""
 
@@ -131,56 +131,43 @@ def _judged(case: Case, folder: Path) -> tuple[bool, float]:
 
 def record(together: list[Case], output: Path) -> None:
     """Run the jobs side by side in processes of their own, and leave dumps and truth in a folder of each."""
-    ranks: set[int] = set()
-    for case in together:
-        ranks |= _begin(case, output / case.name)
-    end = time.monotonic() + _LONGEST_SET_SECONDS
-    while ranks and time.monotonic() < end:
-        ranks = {process for process in ranks if os.waitpid(process, os.WNOHANG)[0] == 0}
-        time.sleep(0.05)
-    for process in ranks:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
+    ranks = [process for case in together for process in _begin(case, output / case.name)]
+
+    def is_over() -> bool:
+        ranks[:] = running(ranks)
+        return not ranks
+
+    wait(is_over, _LONGEST_SET_SECONDS)
+    end(ranks)
 
 
-def _begin(case: Case, folder: Path) -> set[int]:
-    """The job's processes. They are forked, so nothing here may touch a GPU."""
-    flight = folder / FLIGHT_FOLDER
-    flight.mkdir(parents=True)
+def _begin(case: Case, folder: Path) -> list[int]:
+    """The job's processes."""
+    (folder / FLIGHT_FOLDER).mkdir(parents=True)
     (folder / "truth.json").write_text(json.dumps(asdict(case)))
     run = RunManifest(case.name, "here", case.tp * case.dp, {"tp": case.tp, "dp": case.dp}, 1, {}, {}, [])
     (folder / RUN_FILE).write_bytes(encode_document(run))
-    ranks = set()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    for rank in range(case.tp * case.dp):
-        if (process := os.fork()) == 0:
-            try:
-                with (folder / f"rank{rank}.log").open("wb", buffering=0) as log:
-                    os.dup2(log.fileno(), 1)
-                    os.dup2(log.fileno(), 2)
-                _train(case, rank, flight, str(folder / "store"))
-            except RuntimeError:  # a peer is gone; the dump is still to come
-                traceback.print_exc()
-                time.sleep(_FOR_EVER)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(1)
-        ranks.add(process)
-    return ranks
+    return [forked(partial(_rank, case, rank, folder)) for rank in range(case.tp * case.dp)]
+
+
+def _rank(case: Case, rank: int, folder: Path) -> None:
+    with (folder / f"rank{rank}.log").open("wb", buffering=0) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        _train(case, rank, folder / FLIGHT_FOLDER, str(folder / "store"))
+    except RuntimeError:  # a peer is gone; the dump is still to come
+        traceback.print_exc()
+        time.sleep(FOR_EVER)
 
 
 def _train(case: Case, rank: int, folder: Path, store: str) -> None:
     os.environ |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_ENABLE_TIMING": "1"}  # which calls the GPU has begun
     torch.set_num_threads(1)
     world = case.tp * case.dp
-    device = torch.device("cpu")
-    if case.backend == "nccl":
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
+    device = device_of(case.backend, rank)
     dist.init_process_group(
-        case.backend, init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=_FOR_EVER)
+        case.backend, init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=FOR_EVER)
     )
     mesh = torch.arange(world).view(case.dp, case.tp).tolist()
     tensor_groups = [dist.new_group(row, group_desc="tensor_parallel") for row in mesh]
@@ -188,7 +175,7 @@ def _train(case: Case, rank: int, folder: Path, store: str) -> None:
     tensor, data = tensor_groups[rank // case.tp], data_groups[rank % case.tp]
     for communicate in _calls(tensor, data, device):  # NCCL connects with the first call of each kind
         communicate()
-    _barrier(None, device)
+    barrier(device)
     threading.Thread(target=_dump_later, args=(folder / f"dump_{rank}", case.backend), daemon=True).start()
     fault = _AT.get(case.fault)
     for step in range(_STEPS):
@@ -202,10 +189,10 @@ def _train(case: Case, rank: int, folder: Path, store: str) -> None:
         if is_at and case.fault == "leaves":
             break
     if case.fault == "healthy":
-        _barrier(None, device)
+        barrier(device)
     elif case.fault == "leaves":
         dist.all_reduce(torch.ones(3, device=device))  # the mean of the last losses, say
-    time.sleep(_FOR_EVER)
+    time.sleep(FOR_EVER)
 
 
 def _calls(tensor: dist.ProcessGroup, data: dist.ProcessGroup, device: torch.device) -> list[Callable[[], object]]:
@@ -220,10 +207,6 @@ def _calls(tensor: dist.ProcessGroup, data: dist.ProcessGroup, device: torch.dev
     ]
 
 
-def _barrier(group: dist.ProcessGroup | None, device: torch.device) -> None:
-    dist.barrier(group, device_ids=[device.index] if device.type == "cuda" else None)
-
-
 def _dump_later(path: Path, backend: str) -> None:
     time.sleep(_DUMP_SECONDS[backend])
     partial = path.with_suffix(".part")
@@ -235,7 +218,7 @@ def _dump_later(path: Path, backend: str) -> None:
 
 
 def _sleep(*_: object) -> bool:
-    time.sleep(_FOR_EVER)
+    time.sleep(FOR_EVER)
     return True
 
 
@@ -250,13 +233,13 @@ def _hold_lock(*_: object) -> bool:
 
 
 def _call_other(tensor: dist.ProcessGroup, device: torch.device) -> bool:
-    _barrier(tensor, device)
+    barrier(device, tensor)
     return False
 
 
 def _occupy(*_: object) -> bool:
-    """The GPU gets a kernel of some hours, before the call."""
-    torch.cuda._sleep(1 << 45)  # type: ignore[no-untyped-call]  # as torch has it
+    """Before the call."""
+    occupy_gpu()
     return False
 
 

@@ -20,15 +20,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from threading import Lock
 from typing import Any
+
+from benchmarks.real_agent import started_agent
 
 _JOB = """
 import os, sys, time
@@ -110,20 +110,6 @@ def _end(job: subprocess.Popen[bytes]) -> None:
         job.wait()
 
 
-@contextmanager
-def _agent(folder: Path, sockets: Path) -> Iterator[str]:
-    """A real agent's URL."""
-    command = [sys.executable, "-m", "stepscope", "agent", "run", "--listen", "127.0.0.1:0", "--socket", ""]
-    command += ["--state-dir", str(folder / "state"), "--kineto-socket-dir", str(sockets)]
-    with (folder / "log").open("w") as log, subprocess.Popen(command, stderr=log) as process:
-        try:
-            while "/metrics" not in (folder / "log").read_text():
-                time.sleep(0.05)
-            yield (folder / "log").read_text().split()[2].removesuffix("/metrics")
-        finally:
-            process.terminate()
-
-
 @dataclass(frozen=True)
 class _Held:
     """What is in a trace: optimizer steps, operators, kernels, and the job's own number of its first whole mark."""
@@ -203,8 +189,10 @@ def main() -> None:
         if options.poll_seconds != 5:
             environment["KINETO_CONFIG"] = str(folder / "kineto.conf")
         (folder / "sockets").mkdir()
-        with _agent(folder, folder / "sockets") as url:
-            setting = _Setting(folder, url, options.ranks, options.device, environment, Lock())
+        with started_agent(folder, "--kineto-socket-dir", str(folder / "sockets")) as agent:
+            setting = _Setting(
+                folder, f"http://127.0.0.1:{agent.port}", options.ranks, options.device, environment, Lock()
+            )
             with ThreadPoolExecutor(options.at_once) as threads:
                 results = list(threads.map(partial(_capture, setting), range(options.captures)))
         if any(wrong for wrong, _ in results):

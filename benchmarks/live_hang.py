@@ -18,16 +18,17 @@ import logging
 import os
 import random
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.forked_ranks import end, forked, running, wait
 from benchmarks.live_hang_jobs import FAULTS, Job, train
 from stepscope.agent.hangs import HangSource
 from stepscope.agent.schedule import ScheduledSource
@@ -63,21 +64,12 @@ def main() -> int:
     output.mkdir(parents=True, exist_ok=True)
     os.environ["STEPSCOPE_AGENT_SOCKET"] = f"@stepscope-live-hang-{os.getpid()}"
     told = output / "agent.jsonl"
-    agent = _forked(lambda: _agent(told))
+    agent = forked(partial(_agent, told))
     healthy_job = Job(_HEALTHY, options.ranks, (), 0, options.healthy_minutes * 60, options.backend)
     healthy = _begin(healthy_job, output) if options.healthy_minutes else []
     healthy_ends = time.monotonic() + healthy_job.seconds + _ENDS_WITHIN_SECONDS
-    chance, right, agents_seconds = random.Random(options.seed), 0, []
-    false = 0
-    left_out = set() if options.ranks > 2 else {"calls_other", "two_sleep"}
-    left_out |= {"kernel"} if options.backend == "gloo" else set()
-    faults = [fault for fault in FAULTS if fault not in left_out]
-    jobs = []
-    for index in range(options.hangs):
-        fault = faults[index % len(faults)]
-        guilty = tuple(sorted(chance.sample(range(options.ranks), FAULTS[fault])))
-        job = Job(fault, options.ranks, guilty, 10 + chance.randrange(10), 0.0, options.backend)
-        jobs.append((job, output / f"{index:02}-{fault}"))
+    jobs = [(job, output / f"{index:02}-{job.fault}") for index, job in enumerate(_drawn(options))]
+    right, false, agents_seconds = 0, 0, []
     try:
         for begin in range(0, options.hangs, options.at_once):
             for job, by_agent, by_training in _hung(jobs[begin : begin + options.at_once], told):
@@ -89,8 +81,7 @@ def main() -> int:
         if healthy:
             false = _false_alarms(healthy, output, told, healthy_ends - time.monotonic())
     finally:
-        for process in [*healthy, agent]:
-            _kill(process)
+        end([*healthy, agent])
     if agents_seconds:
         seconds = f"{statistics.median(agents_seconds):.0f} s, at most {max(agents_seconds):.0f} s"
         print(f"{right} of {options.hangs} called right within {GOAL_SECONDS:.0f} s; median {seconds}")
@@ -101,16 +92,27 @@ def main() -> int:
     return 0 if right == options.hangs and not false else 1
 
 
+def _drawn(options: argparse.Namespace) -> Iterator[Job]:
+    """Jobs to be hung, faults in turn, the rest drawn."""
+    left_out = set() if options.ranks > 2 else {"calls_other", "two_sleep"}
+    left_out |= {"kernel"} if options.backend == "gloo" else set()
+    faults = [fault for fault in FAULTS if fault not in left_out]
+    chance = random.Random(options.seed)
+    for index in range(options.hangs):
+        fault = faults[index % len(faults)]
+        guilty = tuple(sorted(chance.sample(range(options.ranks), FAULTS[fault])))
+        yield Job(fault, options.ranks, guilty, 10 + chance.randrange(10), 0.0, options.backend)
+
+
 def _hung(jobs: list[tuple[Job, Path]], told: Path) -> Iterator[tuple[Job, Call | None, Call | None]]:
     """The first calls of the agent and of training itself, for each of the jobs that run side by side."""
     ranks = [process for job, folder in jobs for process in _begin(job, folder)]
     try:
-        _wait(lambda: all((folder / "stopped").exists() for _, folder in jobs), _STARTS_WITHIN_SECONDS)
+        wait(lambda: all((folder / "stopped").exists() for _, folder in jobs), _STARTS_WITHIN_SECONDS)
         for job, folder in jobs:
             yield job, *_calls(job, folder, told)
     finally:
-        for process in ranks:
-            _kill(process)
+        end(ranks)
 
 
 def _calls(job: Job, folder: Path, told: Path) -> tuple[Call | None, Call | None]:
@@ -124,8 +126,7 @@ def _calls(job: Job, folder: Path, told: Path) -> tuple[Call | None, Call | None
         calls[:] = _by_agent(told, folder.name, stopped), _by_training(folder, job.world_size, stopped)
         return None not in calls
 
-    if not has_both():
-        _wait(has_both, stopped + _GIVEN_UP_SECONDS - time.time())
+    wait(has_both, stopped + _GIVEN_UP_SECONDS - time.time())
     return calls[0], calls[1]
 
 
@@ -133,11 +134,10 @@ def _false_alarms(healthy: list[int], output: Path, told: Path, seconds: float) 
     """Calls in healthy training, and one more where it does not come to its end within so many seconds."""
 
     def is_over() -> bool:
-        healthy[:] = [process for process in healthy if os.waitpid(process, os.WNOHANG)[0] == 0]
+        healthy[:] = running(healthy)
         return not healthy
 
-    if not is_over():
-        _wait(is_over, seconds)
+    wait(is_over, seconds)
     lines = [line for line in _lines(told) if line["run"] == _HEALTHY]
     by_training = _by_training(output / _HEALTHY, 1 << 10, 0.0)
     return len(lines) + (by_training is not None) + bool(healthy)
@@ -146,7 +146,7 @@ def _false_alarms(healthy: list[int], output: Path, told: Path, seconds: float) 
 def _begin(job: Job, output: Path) -> list[int]:
     folder = output / _HEALTHY if job.fault == _HEALTHY else output
     folder.mkdir(parents=True)
-    return [_forked(lambda rank=rank: train(job, rank, folder)) for rank in range(job.world_size)]  # type: ignore[misc]
+    return [forked(partial(train, job, rank, folder)) for rank in range(job.world_size)]
 
 
 def _agent(told: Path) -> None:
@@ -183,10 +183,10 @@ def _by_training(folder: Path, world_size: int, stopped: float) -> Call | None:
     if not found:
         return None
     at, line = min(found)
-    return Call(at - stopped, tuple(_ranks_in(line.split("): ", 1)[1])))
+    return Call(at - stopped, tuple(ranks_in(line.split("): ", 1)[1])))
 
 
-def _ranks_in(message: str) -> list[int]:
+def ranks_in(message: str) -> list[int]:
     """ "ranks 1-2, 5 never ..." -> [1, 2, 5]."""
     ranks: list[int] = []
     for word in message.split()[1:]:
@@ -205,30 +205,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _words(call: Call | None) -> str:
     return "none" if call is None else f"{list(call.ranks)} after {call.seconds:.0f} s"
-
-
-def _wait(is_so: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and not is_so():
-        time.sleep(0.2)
-
-
-def _forked(work: Callable[[], None]) -> int:
-    sys.stdout.flush()
-    process = os.fork()
-    if process == 0:
-        try:
-            work()
-        except BaseException:
-            logging.exception("ended early")
-        finally:
-            os._exit(0)
-    return process
-
-
-def _kill(process: int) -> None:
-    os.kill(process, signal.SIGKILL)
-    os.waitpid(process, 0)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 import stepscope
+from benchmarks.forked_ranks import FOR_EVER, barrier, device_of, occupy_gpu
 
-_FOR_EVER = 3600.0
 _MINUTE = 60.0
 _STEP_SECONDS = 0.1
 
@@ -48,14 +48,6 @@ class Job:
     seconds: float
     backend: str = "gloo"
 
-    def device(self, rank: int) -> torch.device:
-        """Where this rank computes."""
-        return torch.device("cuda", rank) if self.backend == "nccl" else torch.device("cpu")
-
-    def barrier(self, rank: int, group: dist.ProcessGroup | None = None) -> None:
-        """All wait; NCCL has to be told on which GPU."""
-        dist.barrier(group, device_ids=[rank] if self.backend == "nccl" else None)
-
 
 def train(job: Job, rank: int, folder: Path) -> None:
     """One rank, in a process of its own; what it logs goes into `folder`."""
@@ -63,11 +55,10 @@ def train(job: Job, rank: int, folder: Path) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(job.world_size)}
     os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"
     torch.set_num_threads(1)
-    if job.backend == "nccl":
-        torch.cuda.set_device(rank)
+    device = device_of(job.backend, rank)
     store = f"file://{folder.absolute() / 'store'}"
     dist.init_process_group(
-        job.backend, init_method=store, rank=rank, world_size=job.world_size, timeout=timedelta(seconds=_FOR_EVER)
+        job.backend, init_method=store, rank=rank, world_size=job.world_size, timeout=timedelta(seconds=FOR_EVER)
     )
     half = [list(range(job.world_size // 2)), list(range(job.world_size // 2, job.world_size))]
     groups = [dist.new_group(ranks, group_desc="half") for ranks in half]
@@ -75,16 +66,17 @@ def train(job: Job, rank: int, folder: Path) -> None:
     never = stepscope.once(wait=1 << 30)
     try:
         with stepscope.profile(folder.name, folder.parent, schedule=never) as prof:
-            _loop(job, rank, folder, prof, group)
+            _loop(job, rank, folder, prof, device, group)
     except RuntimeError:
         logging.exception("training ended")
-        time.sleep(_FOR_EVER)
-    job.barrier(rank)
+        time.sleep(FOR_EVER)
+    barrier(device)
 
 
-def _loop(job: Job, rank: int, folder: Path, prof: stepscope.Profile, group: dist.ProcessGroup) -> None:
+def _loop(
+    job: Job, rank: int, folder: Path, prof: stepscope.Profile, device: torch.device, group: dist.ProcessGroup
+) -> None:
     begin, pauses = time.monotonic(), dict(_PAUSES)
-    device = job.device(rank)
     tensor, model = torch.ones(4096, device=device), torch.nn.Linear(64, 64, device=device)
     for step, batch in enumerate(prof.data(_batches(job, rank, folder))):
         if job.fault in _AT and rank in job.guilty and step == job.step:
@@ -93,7 +85,7 @@ def _loop(job: Job, rank: int, folder: Path, prof: stepscope.Profile, group: dis
                 return
         if job.fault == "calls_other" and rank in job.guilty and step == job.step:
             _note(folder)
-            job.barrier(rank, group)
+            barrier(device, group)
         try:
             model(batch.to(device)).sum().backward()
             dist.all_reduce(tensor, group=group)
@@ -103,14 +95,14 @@ def _loop(job: Job, rank: int, folder: Path, prof: stepscope.Profile, group: dis
             dist.broadcast(is_over, 0)
         except RuntimeError:  # a peer has died: as under NCCL, nobody notices
             logging.info("a peer is gone", exc_info=True)
-            time.sleep(_FOR_EVER)
+            time.sleep(FOR_EVER)
         if is_over:
             return
         share = torch.tensor([seconds / job.seconds if job.seconds else 0.0], device=device)
         dist.broadcast(share, 0)
         for at in [at for at in pauses if float(share) > at]:
             pauses.pop(at)(rank, folder, prof)
-            job.barrier(rank)
+            barrier(device)
         time.sleep(_STEP_SECONDS)
         prof.step(loss=1.0)
 
@@ -119,7 +111,7 @@ def _batches(job: Job, rank: int, folder: Path) -> Iterator[torch.Tensor]:
     for step in range(1 << 30):
         if job.fault == "data" and rank in job.guilty and step == job.step:
             _note(folder)
-            time.sleep(_FOR_EVER)
+            time.sleep(FOR_EVER)
         yield torch.ones(4, 64)
 
 
@@ -128,7 +120,7 @@ def _note(folder: Path) -> None:
 
 
 def _sleep() -> bool:
-    time.sleep(_FOR_EVER)
+    time.sleep(FOR_EVER)
     return True
 
 
@@ -143,13 +135,12 @@ def _stop() -> bool:
 
 
 def _hold_lock() -> bool:
-    ctypes.PyDLL(None).sleep(int(_FOR_EVER))
+    ctypes.PyDLL(None).sleep(int(FOR_EVER))
     return True
 
 
 def _occupy() -> bool:
-    """The GPU computes for some hours. The host goes on, until it waits for it."""
-    torch.cuda._sleep(1 << 45)  # type: ignore[no-untyped-call]  # as torch has it
+    occupy_gpu()
     return False
 
 

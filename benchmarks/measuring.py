@@ -8,8 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
+
+from benchmarks.processes import children, resident_bytes
 
 _POLLED_EVERY_SECONDS = 0.05
 
@@ -96,20 +99,5 @@ class _FamilyWatch:
 
     def _look(self) -> None:
         while not self._ended.wait(_POLLED_EVERY_SECONDS):
-            self._peak = max(self._peak, sum(map(_resident_bytes, [self._pid, *_children(self._pid)])))
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as stream:
-            return [int(child) for child in stream.read().split()]
-    except OSError:
-        return []
-
-
-def _resident_bytes(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm") as stream:
-            return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
-        return 0
+            with suppress(OSError, IndexError):  # one that ends meanwhile, or no /proc
+                self._peak = max(self._peak, sum(map(resident_bytes, [self._pid, *children(self._pid)])))

@@ -31,7 +31,8 @@ from stepscope.workflow.memory import read_memory
 
 _JOB_SECONDS = 240.0
 _SAME_SHARE = 0.01
-_HERE = Path(__file__).resolve().parent
+_JOBS_FILE = "out_of_memory_jobs.py:"
+_REPOSITORY = Path(__file__).resolve().parent.parent
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MESSAGE = {
     "requested": r"Tried to allocate ([\d.]+) (\w+)",
@@ -62,10 +63,8 @@ def main() -> int:
         for job in together:
             faults = judge(job, output / job.name)
             num_wrong += bool(faults)
-            print(
-                "\n".join([f"{'WRONG' if faults else 'right'}  {job.name}: {_words(output / job.name)}", *faults]),
-                flush=True,
-            )
+            said = f"{'WRONG' if faults else 'right'}  {job.name}: {_words(output / job.name)}"
+            print("\n".join([said, *faults]), flush=True)
     print(f"{len(jobs) - num_wrong} of {len(jobs)} right")
     if options.output is None:
         shutil.rmtree(output)
@@ -121,7 +120,7 @@ def _environment() -> dict[str, str]:
         if not name.startswith(("STEPSCOPE_", "PYTORCH_", "TORCHELASTIC_", "SLURM_"))
         and name not in ("RANK", "WORLD_SIZE")
     }
-    return kept | {"PYTHONPATH": os.pathsep.join([str(_HERE.parent), *filter(None, [kept.get("PYTHONPATH")])])}
+    return kept | {"PYTHONPATH": os.pathsep.join([str(_REPOSITORY), *filter(None, [kept.get("PYTHONPATH")])])}
 
 
 def judge(job: Job, folder: Path) -> list[str]:
@@ -170,9 +169,6 @@ def _faults(
         yield "  no block awaits its stream: active is compared with nothing"
     periodic = str(folder / periodic_snapshot_path(SNAPSHOT_STEP, 0))
     yield from _differences(f"step {SNAPSHOT_STEP}", _read(periodic, reports[periodic]), quiet["before"])
-
-
-_JOBS_FILE = "out_of_memory_jobs.py:"
 
 
 def _read(path: str, report: MemoryReport) -> dict[str, int]:

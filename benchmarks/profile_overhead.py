@@ -2,13 +2,11 @@
 
     python -m benchmarks.profile_overhead [--device cuda] [--step-ms 3,30] [--host-bound] [--blocks 40] [--out FILE]
 
-The step is a transformer's forward, backward and optimizer step, made as long as asked. On a GPU its kernels take
-longer than a host needs to launch them, as in any training that uses the GPU; with `--host-bound` they are so small
-that all the host does besides counts. Cases against the same loop
-without stepscope: `off` (enabled=False), `armed` (telemetry of every step, no capture under way), `telemetry` (the same
-with figures that lie on the device, the model watched, and an OpenTelemetry meter where installed). Captures against
-torch.profiler with the same options: the captured steps themselves, what ends the recording, and the steps after it,
-in which torch's way exports and ours writes on another thread.
+The step is a transformer's (`training_step`), made as long as asked. Cases against the same loop without stepscope:
+`off` (enabled=False), `armed` (telemetry of every step, no capture under way), `telemetry` (the same with figures that
+lie on the device, the model watched, and an OpenTelemetry meter where installed). Captures against torch.profiler with
+the same options: the captured steps themselves, what ends the recording, and the steps after it, in which torch's way
+exports and ours writes on another thread.
 """
 
 from __future__ import annotations
@@ -25,76 +23,19 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 
 import stepscope
+from benchmarks.intervals import Interval, interval_of
+from benchmarks.training_step import Step, Workload, seconds_per_step
 from stepscope.training import once
 
-_SEED = 7
-_RESAMPLES = 2000
 _SETTLE = 3
 """Steps before something is timed."""
 _SETTLE_SECONDS, _BLOCK_SECONDS = 0.3, 0.5
 """Before a block's clock starts, as what begins a measurement (threads, files) is once a job; and how long it runs."""
 _NEVER = 10**9
 _CAPTURED = 3
-
-Step = Callable[[], None]
-
-
-class Workload:
-    """A training step of about the wished length, the same for every case."""
-
-    def __init__(self, device: str, step_ms: float, *, host_bound: bool = False) -> None:
-        torch.manual_seed(_SEED)
-        self.device = torch.device(device)
-        self._on_gpu = self.device.type == "cuda"
-        width, self._shape = (64, (2, 32)) if not self._on_gpu else (512, (4, 128)) if host_bound else (2048, (8, 640))
-        one = self._made(width, 1)
-        per_layer = statistics.median(_seconds_per_step(one, 20, self.synchronize) for _ in range(5))
-        self.num_layers = max(1, round(step_ms / 1e3 / per_layer))
-        self.step = self._made(width, self.num_layers)
-        """Makes `loss` anew, a tensor on the device, and the gradients of `model`."""
-        self.step_ms = 1e3 * _seconds_per_step(self.step, 20, self.synchronize)
-        self.launch_ms = 1e3 * _seconds_per_step(self.step, 3, lambda: None)
-        """What the host takes, as long as nothing makes it wait for the GPU."""
-        self.synchronize()
-
-    def synchronize(self) -> None:
-        """Wait for the GPU, if there is one."""
-        if self._on_gpu:
-            torch.cuda.synchronize()
-
-    def _made(self, width: int, num_layers: int) -> Step:
-        layers = [
-            nn.TransformerEncoderLayer(width, width // 64, 4 * width, batch_first=True) for _ in range(num_layers)
-        ]
-        dtype = torch.bfloat16 if self._on_gpu else torch.float32
-        self.model = model = nn.Sequential(*layers).to(self.device, dtype)
-        optimizer = torch.optim.AdamW(model.parameters(), fused=self._on_gpu, foreach=not self._on_gpu)
-        batch = torch.randn(*self._shape, width, device=self.device, dtype=dtype)
-
-        def step() -> None:
-            loss = model(batch).square().mean()
-            loss.backward()
-            self.loss = loss.detach()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        for _ in range(_SETTLE):
-            step()
-        return step
-
-
-def _seconds_per_step(step: Step, num_steps: int, synchronize: Step) -> float:
-    synchronize()
-    started = time.perf_counter()
-    for _ in range(num_steps):
-        step()
-    synchronize()
-    return (time.perf_counter() - started) / num_steps
 
 
 @contextmanager
@@ -132,7 +73,7 @@ def _provide_meters() -> None:
     set_meter_provider(MeterProvider(metric_readers=[InMemoryMetricReader()]))
 
 
-def armed_cost(workload: Workload, blocks: int, out: Path) -> dict[str, Any]:
+def armed_cost(workload: Workload, blocks: int, out: Path) -> dict[str, Interval]:
     """Ratio of each case's time to the bare loop's, block against neighbouring block, with a 95 % interval."""
     cases: dict[str, Callable[[Path], AbstractContextManager[Step]]] = {
         "off": _off,
@@ -154,16 +95,10 @@ def armed_cost(workload: Workload, blocks: int, out: Path) -> dict[str, Any]:
                 settled = time.perf_counter() + _SETTLE_SECONDS
                 while time.perf_counter() < settled:
                     marked()
-                times[name] = _seconds_per_step(marked, num_steps, workload.synchronize)
+                times[name] = seconds_per_step(marked, num_steps, workload.synchronize)
         for name in cases:
             ratios[name].append(times[name] / times["bare"])
-    return {name: _interval(values) for name, values in ratios.items()}
-
-
-def _interval(values: list[float]) -> dict[str, float]:
-    resampled = np.random.default_rng(_SEED).choice(values, (_RESAMPLES, len(values)))
-    low, high = np.percentile(np.median(resampled, axis=1), (2.5, 97.5))
-    return {"median": statistics.median(values), "low": float(low), "high": float(high)}
+    return {name: interval_of(values) for name, values in ratios.items()}
 
 
 def host_cost_us(num_steps: int, out: Path) -> float:
@@ -224,7 +159,7 @@ def capture_cost(workload: Workload, repeats: int, out: Path) -> dict[str, Any]:
     }
     pairs = zip(found["stepscope"], found["torch"], strict=True)
     ratios = [ours["captured_step_ms"] / theirs["captured_step_ms"] for ours, theirs in pairs]
-    return medians | {"captured_step_ratio": _interval(ratios)}
+    return medians | {"captured_step_ratio": interval_of(ratios)._asdict()}
 
 
 def main() -> None:
@@ -247,24 +182,19 @@ def main() -> None:
         print(f"prof.step: {results['host_us_per_step']:.1f} us of the training thread")
         for step_ms in map(float, options.step_ms.split(",")):
             workload = Workload(options.device, step_ms, host_bound=options.host_bound)
-            made_of = f"{workload.num_layers} layers, launched in {workload.launch_ms:.1f} ms"
-            print(f"step of {workload.step_ms:.1f} ms ({made_of})")
+            print(workload)
             with _telemetry(workload, out) as mark:
-                seconds = _seconds_per_step(mark, 20_000, workload.synchronize)
+                seconds = seconds_per_step(mark, 20_000, workload.synchronize)
                 print(f"  prof.step with all telemetry: {seconds * 1e6:.1f} us")
             case: dict[str, Any] = {"step_ms": workload.step_ms, "launch_ms": workload.launch_ms}
-            case |= armed_cost(workload, options.blocks, out)
-            for name in ("off", "armed", "telemetry"):
-                print("  {0:<9} {median:.4f} x bare (95 %: {low:.4f} to {high:.4f})".format(name, **case[name]))
+            for name, ratio in armed_cost(workload, options.blocks, out).items():
+                print(f"  {name:<9} x bare: {ratio}")
+                case[name] = ratio._asdict()
             case["capture"] = capture_cost(workload, options.captures, out)
             for who in ("torch", "stepscope"):
                 times = {name: round(value, 1) for name, value in case["capture"][who].items()}
                 print(f"  capture by {who}: {times}")
-            print(
-                "  captured steps {median:.3f} x torch's ({low:.3f} to {high:.3f})".format(
-                    **case["capture"]["captured_step_ratio"]
-                )
-            )
+            print(f"  captured steps x torch's: {Interval(**case['capture']['captured_step_ratio'])}")
             results[f"{step_ms:g} ms"] = case
     if options.out:
         options.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""How is a real agent run beside a benchmark: started, scraped, weighed, frozen?
+"""How is a real agent run beside a benchmark: started, scraped, frozen?
 
 Frozen are the agent and then the processes that read GPUs: they end what they were asked, so that none stands still
 within a call of the driver, and the agent finds their answers when it goes on.
@@ -9,21 +9,25 @@ from __future__ import annotations
 import ctypes
 import http.client
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.processes import children
 
 _START_SECONDS = 60.0
 _ANSWER_SECONDS = 15.0
 _LAST_CALL_SECONDS = 0.15
 """What a reading that was asked for may take to end: a round of a GPU is some milliseconds."""
 _PR_SET_PDEATHSIG = 1
+_ADDRESS = re.compile(r":(\d+)/metrics tells")
 _WANTED = ("stepscope_gpu_", "stepscope_agent_")
 
 Labels = tuple[tuple[str, str], ...]
@@ -32,11 +36,16 @@ Page = dict[str, dict[Labels, float]]
 
 
 class RealAgent:
-    """`stepscope agent run`, which reads once a second."""
+    """`stepscope agent run`, which answers.
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
-        self._process = process
-        self._port = port
+    Attributes:
+        pid: of its own process.
+        port: of its HTTP server.
+    """
+
+    def __init__(self, pid: int, port: int) -> None:
+        self.pid = pid
+        self.port = port
         self._frozen: list[int] = []
 
     def scrape(self) -> tuple[float, Page]:
@@ -46,7 +55,7 @@ class RealAgent:
             OSError, http.client.HTTPException: it does not answer.
         """
         began = time.time()
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_SECONDS)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_ANSWER_SECONDS)
         try:
             connection.request("GET", "/metrics")
             text = connection.getresponse().read().decode()
@@ -62,8 +71,7 @@ class RealAgent:
 
     def family(self) -> list[int]:
         """The agent and the processes that read GPUs."""
-        own = self._process.pid
-        return [own, *(pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent(pid) == own)]
+        return [self.pid, *children(self.pid)]
 
     def freeze(self) -> None:
         """Let it do nothing, until `thaw`."""
@@ -92,38 +100,6 @@ class RealAgent:
         finally:
             self.thaw()
 
-    def cpu_seconds(self) -> list[float]:
-        """CPU time of each of its family, the agent's first."""
-        return [_cpu_seconds(pid) for pid in self.family()]
-
-    def memory_mib(self) -> dict[str, float]:
-        """Of its family together; the proportional size is left out where the kernel does not tell it."""
-        family = self.family()
-        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in family)
-        told = {"rss_mib": pages * os.sysconf("SC_PAGE_SIZE") / 1024**2}
-        with suppress(OSError, StopIteration):
-            told["pss_mib"] = sum(map(_proportional_kib, family)) / 1024
-        return told
-
-
-def _parent(pid: int) -> int | None:
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return None
-
-
-def _cpu_seconds(pid: int) -> float:
-    """By clock_getcpuclockid(3), to the ns; in ticks of 10 ms where the kernel has no such clock."""
-    with suppress(OSError):
-        return time.clock_gettime(~pid << 3 | 2)
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _proportional_kib(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-
 
 def gpus_read(page: Page) -> dict[str, float]:
     """Age of each GPU's values on a page, seconds, by its UUID."""
@@ -131,7 +107,7 @@ def gpus_read(page: Page) -> dict[str, float]:
     return {dict(labels)["uuid"]: age for labels, age in ages.items() if dict(labels)["collector"] == "nvml"}
 
 
-def collections(page: Page) -> float:
+def _collections(page: Page) -> float:
     """How often the GPUs' source was asked, by a page."""
     counts = page.get("stepscope_agent_collections_total", {})
     return sum(count for labels, count in counts.items() if dict(labels)["collector"] == "nvml")
@@ -148,18 +124,19 @@ def troubles(page: Page) -> dict[str, float]:
 
 
 @contextmanager
-def real_agent(folder: Path) -> Iterator[RealAgent]:
-    """An agent that has read its GPUs twice.
+def started_agent(folder: Path, *options: str, environment: Mapping[str, str] = os.environ) -> Iterator[RealAgent]:
+    """An agent that answers; without a socket for training, unless the options have one.
 
     Args:
         folder: for its log and state.
+        options: more of them.
+        environment: all of it.
 
     Raises:
-        RuntimeError: it does not start, or reads no GPU.
+        RuntimeError: it does not start.
     """
     command = [sys.executable, "-m", "stepscope", "agent", "run", "--listen", "127.0.0.1:0", "--socket", ""]
-    command += ["--state-dir", str(folder / "state"), "--interval", "1"]
-    environment = {**os.environ, "STEPSCOPE_AGENT__KINETO__ENABLED": "false"}
+    command += ["--state-dir", str(folder / "state"), *options]
     log = folder / "agent.log"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # one that is told to end cleans up
     with (
@@ -171,14 +148,11 @@ def real_agent(folder: Path) -> Iterator[RealAgent]:
         agent = None
         try:
             end = time.monotonic() + _START_SECONDS
-            while "/metrics tells" not in log.read_text():
-                _check(process, end, log)
+            while (address := _ADDRESS.search(log.read_text())) is None:
+                if process.poll() is not None or time.monotonic() > end:
+                    raise RuntimeError(f"the agent does not start: {log.read_text().strip()[-500:]}")
                 time.sleep(0.05)
-            address = next(word for line in log.read_text().splitlines() for word in line.split() if "/metrics" in word)
-            agent = RealAgent(process, int(address.removesuffix("/metrics").rpartition(":")[2]))
-            while not (gpus_read(page := agent.scrape()[1]) and collections(page) >= 4):  # GPM takes two samples
-                _check(process, end, log)
-                time.sleep(0.2)
+            agent = RealAgent(process.pid, int(address[1]))
             yield agent
         finally:
             if agent is not None:
@@ -189,11 +163,23 @@ def real_agent(folder: Path) -> Iterator[RealAgent]:
             process.kill()
 
 
+@contextmanager
+def real_agent(folder: Path) -> Iterator[RealAgent]:
+    """An agent that reads once a second, and has read its GPUs twice.
+
+    Raises:
+        RuntimeError: it does not start, or reads no GPU.
+    """
+    environment = {**os.environ, "STEPSCOPE_AGENT__KINETO__ENABLED": "false"}
+    with started_agent(folder, "--interval", "1", environment=environment) as agent:
+        end = time.monotonic() + _START_SECONDS
+        while not (gpus_read(page := agent.scrape()[1]) and _collections(page) >= 4):  # GPM takes two samples
+            if time.monotonic() > end:
+                raise RuntimeError(f"the agent reads no GPU: {(folder / 'agent.log').read_text().strip()[-500:]}")
+            time.sleep(0.2)
+        yield agent
+
+
 def _end_with_parent() -> None:
     """A benchmark that is killed leaves no agent behind, and no frozen one: hence SIGKILL."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _check(process: subprocess.Popen[bytes], end: float, log: Path) -> None:
-    if process.poll() is not None or time.monotonic() > end:
-        raise RuntimeError(f"the agent reads no GPU: {log.read_text().strip()[-500:]}")

@@ -20,15 +20,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
+from benchmarks.intervals import interval_of
 from benchmarks.measuring import measure
 from stepscope.training.captures.schedule import DEFAULT_SCHEDULE
 from stepscope.zero_code.launch import environment_for
 from stepscope.zero_code.order import Order
 
-_SEED = 7
-_RESAMPLES = 2000
 _UNDER = [sys.executable, "-m", "stepscope", "run", "--first", "1000000", "--"]
 """Armed, never capturing: a capture costs what torch's profiler costs, whoever asks for it."""
 
@@ -90,21 +87,13 @@ def _pairs(measured: Callable[[bool], _Seconds], num_pairs: int) -> list[tuple[_
     return pairs
 
 
-def _interval(values: list[float]) -> tuple[float, float, float]:
-    """Median, and the 95 % interval of it by resampling pairs."""
-    rng = np.random.default_rng(_SEED)
-    resampled = np.median(rng.choice(np.asarray(values), (_RESAMPLES, len(values))), axis=1)
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    return statistics.median(values), float(low), float(high)
-
-
 def _report(name: str, pairs: list[tuple[_Seconds, _Seconds]]) -> dict[str, tuple[float, float, float]]:
     """Added ms and ratio, by the clock and of processors: median, lower and upper bound."""
     found: dict[str, tuple[float, float, float]] = {}
     for clock in ("wall", "cpu"):
         times = [(getattr(without, clock), getattr(under, clock)) for without, under in pairs]
-        added = _interval([1e3 * (under - without) for without, under in times])
-        ratio = _interval([under / without for without, under in times])
+        added = interval_of([1e3 * (under - without) for without, under in times])
+        ratio = interval_of([under / without for without, under in times])
         usual = 1e3 * statistics.median(without for without, _ in times)
         found |= {f"{clock} ms added": added, f"{clock} ratio": ratio, f"{clock} ms without": (usual, usual, usual)}
         percent = " ".join(f"{100 * (value - 1):+.2f}" for value in ratio)
