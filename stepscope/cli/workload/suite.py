@@ -10,7 +10,9 @@ import click
 
 
 @click.command("suite")
-@click.option("--preset", default="tiny", show_default=True, help="tiny (CPU), one-gpu, two-gpu, four-gpu or node.")
+@click.option(
+    "--preset", default="tiny", show_default=True, help="tiny or tiny-3d (CPU), one-gpu, two-gpu, four-gpu, node."
+)
 @click.option("--cases", metavar="A[,B...]", help="Only these cases, by name or pattern (ddp-*).  [default: all]")
 @click.option(
     "--budget-minutes",

@@ -111,6 +111,24 @@ SUITES: dict[str, SuitePreset] = {
         schedule=Schedule(first=5, warmup=1, active=3, repeat=1),
         num_steps=11,
     ),
+    "tiny-3d": SuitePreset(
+        device_type="cpu",
+        layouts={"3d": ParallelPlan(tp=2, pp=2, dp=2, zero=1, micro_batches=16)},
+        cases={
+            "3d": (
+                HEALTHY,
+                "few_micro_batches",
+                "uneven_stages",
+                "straggler",
+                "slow_loader:milliseconds_per_item=40",
+            )
+        },
+        model="tiny",
+        batch_size=32,
+        simulate_ms={"3d": 40.0},
+        schedule=Schedule(first=4, warmup=1, active=2, repeat=1),
+        num_steps=9,
+    ),
     "one-gpu": SuitePreset(
         device_type="cuda",
         layouts={"one": ParallelPlan()},
