@@ -129,8 +129,8 @@ def overlapped_reductions(job: FixedJob, scenario: Scenario) -> Scenario | None:
         activities = job.graph.layout.activity_of_communication[mine] - part.first_activity
         if not len(mine) or _hidden_share(part.graph.device, activities) >= _HIDDEN_ALREADY:
             continue
-        mine = mine[np.argsort(part.graph.device.start_ns[activities], kind="stable")]
-        step_of = part.graph.device.step[job.graph.layout.activity_of_communication[mine] - part.first_activity]
+        order = np.argsort(part.graph.device.start_ns[activities], kind="stable")
+        mine, step_of = mine[order], part.graph.device.step[activities[order]]
         for step, computing in kernels_by_step(job.graph.layout, rank).items():
             own = mine[step_of == step]
             took = scenario.transfer_ns[own]
@@ -265,6 +265,8 @@ def _needed(graph: JobGraph) -> npt.NDArray[np.bool_]:
     return np.concatenate([p.graph.host.is_needed for p in graph.layout.parts.values()])
 
 
+_OVERLAPPED = (Cause.COMMUNICATION, "gradients reduced beside the backward pass")
+
 FIXES: dict[tuple[Cause, str], Fix] = {
     (Cause.DATA_LOADING, "data ready at once"): without_loading,
     (Cause.STRAGGLER, "every kernel as fast as on its fastest rank"): without_straggler,
@@ -273,12 +275,12 @@ FIXES: dict[tuple[Cause, str], Fix] = {
     (Cause.HOST_BOUND, "the host never late"): without_host_delay,
     (Cause.SYNCHRONIZATION, "no blocking calls"): without_blocking,
     (Cause.COMMUNICATION, "transfers at the link's expected bandwidth"): transfers_as_expected,
-    (Cause.COMMUNICATION, "gradients reduced beside the backward pass"): overlapped_reductions,
+    _OVERLAPPED: overlapped_reductions,
     (Cause.COMMUNICATION, "transfers free"): free_transfers,
     (Cause.CHECKPOINT, "checkpoints free"): without_checkpoint,
     (Cause.COPY, "copies free"): without_copies,
 }
 """(cause, what is changed) -> how."""
 
-FIX_OF_REASON = {Reason.NO_OVERLAP: (Cause.COMMUNICATION, "gradients reduced beside the backward pass")}
+FIX_OF_REASON = {Reason.NO_OVERLAP: _OVERLAPPED}
 """Of a cause's changes, the one that may answer this reason; for others the first."""

@@ -95,10 +95,9 @@ class PipelineSchedule:
         ran = [replay(self.order, step, num_stages=self.num_stages, **took).period_ns for step in self.pass_ns]
         return max(float(np.mean(ran)) + self.tail_ns, self._busiest_host_ns)
 
-    @property
-    def is_host_bound(self) -> bool:
-        """Whether launching the step takes longer than running it."""
-        return 0.0 < self._busiest_host_ns == self.step_ns()
+    def is_host_bound(self, step_ns: float) -> bool:
+        """Whether launching the step, which takes that long by `step_ns()`, is what takes it."""
+        return 0.0 < self._busiest_host_ns == step_ns
 
     @property
     def _busiest_host_ns(self) -> float:
@@ -185,11 +184,12 @@ def _fixes(schedules: Sequence[PipelineSchedule], replayed_ms: float, even_ms: f
     fixes: list[Fix] = []
     for times in FINER_CUTS:
         finer = [cut for s in schedules if (cut := s.finer(times)) is not None]
-        step = _step_ms(finer) if len(finer) == len(schedules) else math.inf
+        steps_ns = [s.step_ns() for s in finer]
+        step = float(np.mean(steps_ns)) / 1e6 if len(finer) == len(schedules) else math.inf
         if step < min([replayed_ms, *(fix.step_ms for fix in fixes)]):  # a host may be too slow for a finer cut
             now = schedules[0].num_micro_batches
             change = f"the same batch in {now * times} micro-batches instead of {now}"
-            binds = Cause.HOST_BOUND if any(s.is_host_bound for s in finer) else None
+            binds = Cause.HOST_BOUND if any(map(PipelineSchedule.is_host_bound, finer, steps_ns)) else None
             fixes.append(Fix(Cause.PIPELINE_BUBBLE, change, step, replayed_ms / step, binds_next=binds))
     if even_ms < replayed_ms:
         ranks = sorted(rank for s in schedules for rank in _heavy(s))
@@ -214,10 +214,8 @@ def _warnings(schedules: Sequence[PipelineSchedule], error: float) -> list[Notic
         wrong = f"the replay misses the measured step by {error:+.1%}: something it does not know decides"
         notices.append(Notice("replay_error", f"{wrong}, trust no gain"))
     finer = schedules[0].finer(FINER_CUTS[0])
-    if finer is not None and finer.is_host_bound:
-        late = (
-            f"a host takes {finer.step_ns() / 1e6:,.1f} ms to launch a step of {finer.num_micro_batches} micro-batches"
-        )
+    if finer is not None and finer.is_host_bound(step_ns := finer.step_ns()):
+        late = f"a host takes {step_ns / 1e6:,.1f} ms to launch a step of {finer.num_micro_batches} micro-batches"
         notices.append(Notice("no_pipeline_fix", f"more micro-batches gain little or nothing: {late}"))
     elif finer is None:
         unknown = (

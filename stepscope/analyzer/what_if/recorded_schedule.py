@@ -131,13 +131,13 @@ def _launching_ns(view: RankView) -> HostTime:
 
     Traces may begin long before the first step, with the model's making, and end after the last.
     """
-    if view.graph is None or any(mark.launched_ns is None for mark in view.micro_batches):
+    spans = [mark.launched_ns for mark in view.micro_batches if mark.launched_ns is not None]
+    if view.graph is None or not spans:
         return HostTime(0.0, 0.0)
     host, device = view.graph.host, view.graph.device
     launching = device.launched_by[(device.step != NONE) & (device.launched_by != NONE)]
     in_steps = slice(int(launching.min()) + 1, int(launching.max()) + 1) if len(launching) else slice(0)
     own = host.work_ns[in_steps, HOST_COLUMN[Cause.HOST_BOUND]]
-    spans = [mark.launched_ns for mark in view.micro_batches if mark.launched_ns is not None]
     under_marks = contains(union([start for start, _ in spans], [end for _, end in spans]), host.key_ns[in_steps])
     inside, whole = float(own[under_marks].sum()), float(own.sum())
     num_steps = len(view.window.index)

@@ -234,15 +234,14 @@ def _further_fixes(directory: Path, analysis: Analysis) -> tuple[dict[Cause, Pre
     return found, None if cause in found else "what-if tells nothing of it"
 
 
-def quoted_changes(fixes: Iterable[WhatIf]) -> dict[Cause, PredictedFix]:
+def quoted_changes(fixes: Iterable[WhatIf | Fix]) -> dict[Cause, PredictedFix]:
     """By cause. Of a cause's changes the first: the one that answers its reason, which a verdict quotes."""
     return {fix.fix: PredictedFix(fix.step_ms, fix.calibrated_step_ms) for fix in reversed(list(fixes))}
 
 
 def smallest_changes(fixes: Iterable[Fix]) -> dict[Cause, PredictedFix]:
     """By cause. Of a fix in several degrees the least: a control has twice the micro-batches, not four times."""
-    by_gain = sorted(fixes, key=lambda fix: fix.step_ms)
-    return {fix.fix: PredictedFix(fix.step_ms, fix.calibrated_step_ms) for fix in by_gain}
+    return quoted_changes(sorted(fixes, key=lambda fix: -fix.step_ms))
 
 
 def _artefacts(directory: Path, result: RunResult) -> list[str]:
