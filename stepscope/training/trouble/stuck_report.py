@@ -22,6 +22,9 @@ from stepscope.training.trouble.stillness import frames_of
 
 SCHEMA = "stepscope.stuck/1"
 
+_OWN_FOLDER = f"{Path(__file__).parents[2]}/"
+"""Of this package: training code may well lie below another folder of its name."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
@@ -122,7 +125,7 @@ def where_is(spans: list[str], frames: list[FrameType], collective: dict[str, An
     if collective is not None:  # the host waits for the device, which waits in it
         return str(collective["name"]).partition(":")[2]
     for frame in frames:
-        if "/torch/" not in frame.f_code.co_filename and "/stepscope/" not in frame.f_code.co_filename:
+        if "/torch/" not in frame.f_code.co_filename and not frame.f_code.co_filename.startswith(_OWN_FOLDER):
             return f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
     return "unknown code"
 
