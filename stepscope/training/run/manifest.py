@@ -63,7 +63,10 @@ class ManifestKeeper:
     def tend(self) -> None:
         """Once a second, on another thread: write what has changed."""
         if self._is_due:
-            self.write()
+            try:
+                self.write()
+            except OSError:  # tried again; that a disk is full is said once, by the steps' file, else at the end
+                self._is_due = True
 
     def end(self, ended: str, unprofiled_step_ms: float | None) -> None:
         """Write how the attempt ended, within seconds: a word of `ending`, or MEASURING_STOPPED.
