@@ -126,16 +126,21 @@ class Recorder:
             self._cuts.append(Cut(int(told["gpu"]), begin_ns, samples[-1].time_ns, samples, history.facts, host))
 
 
-def record_case(case: Case, out: Path, recorder: Recorder, seconds: float) -> list[Labelled]:
+def record_case(case: Case, out: Path, recorder: Recorder, seconds: float, steps: int = 0) -> list[Labelled]:
     """Train one case for a while; the labelled windows of its GPUs.
+
+    Args:
+        seconds: after its capture; how many steps that are, a shorter run tells first.
+        steps: after its capture, where it is known how many.
 
     Raises:
         StepscopeError: it cannot be trained or analysed.
     """
     job = case.run.job
-    probe = _train(case, out, f"{case.name}-probe", _PROBE_STEPS, profiled=False)
-    num_steps = _SETTLED_FROM + max(job.num_steps, int(seconds / max(probe, 1e-3)))
-    _train(case, out, case.name, num_steps, profiled=True)
+    if not steps:
+        probe = _train(case, out, f"{case.name}-probe", _PROBE_STEPS, profiled=False)
+        steps = max(job.num_steps, int(seconds / max(probe, 1e-3)))
+    _train(case, out, case.name, _SETTLED_FROM + steps, profiled=True)
     return windows_of(out / case.name, recorder, _SETTLED_FROM)
 
 
@@ -229,6 +234,7 @@ def main() -> None:
     parser.add_argument("--preset", default="two-gpu")
     parser.add_argument("--cases", default="", help="names or patterns, with commas between; all when left out")
     parser.add_argument("--seconds", type=float, default=75.0, help="of training a case, after its capture")
+    parser.add_argument("--steps", type=int, default=0, help="of training, in place of --seconds")
     parser.add_argument("--window", type=float, default=30.0)
     parser.add_argument("--interval", type=float, default=1.0)
     parser.add_argument("--beside", type=Path, metavar="SUITE", help="the folder of a suite that runs meanwhile")
@@ -238,12 +244,12 @@ def main() -> None:
         watch(options.beside, options.out)
         return
     kept: list[Labelled] = []
-    with Recorder(options.interval, options.window) as recorder:
+    with Recorder(options.interval, options.window, options.interval) as recorder:
         for case in find_cases(options.preset, only=[name for name in options.cases.split(",") if name]):
             if case.injection is not None and case.injection.ends_run:
                 continue
             try:
-                windows = record_case(case, options.out, recorder, options.seconds)
+                windows = record_case(case, options.out, recorder, options.seconds, options.steps)
             except StepscopeError as error:
                 print(f"{case.name}: {error}", file=sys.stderr)
                 continue

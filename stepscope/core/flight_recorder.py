@@ -41,7 +41,8 @@ class Operation:
         backend: "nccl", "gloo".
         is_p2p: a message between two ranks, which `name` numbers within the group.
         is_done: it has ended here, or was given up.
-        is_given_up: it is no longer tracked, without a word that it completed: ended or timed out, gloo does not tell.
+        is_given_up: it may have ended without completing: gloo no longer tracks it and says no more, or it lasted until
+            its timeout, of which NCCL says that it completed.
         created_ns, started_ns, completed_ns: None where not known; only NCCL with timing on knows the start.
         input_sizes, output_sizes: shapes of the tensors.
         dtypes: of the inputs.

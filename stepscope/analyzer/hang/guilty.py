@@ -3,8 +3,8 @@
 In each group with an open call, a rank is behind that has called less than another, or finished less. Being behind is
 no guilt while its own oldest call waits for a rank that has not called it. Of the others, those that have called what
 their peers have finished are stuck on the device; those with nothing open do not come to call, on the host. Where NCCL
-tells starts (TORCH_NCCL_ENABLE_TIMING), those are stuck on the device as well whose oldest call has not begun there
-while a peer's has: something else keeps their GPU, as no other collective of theirs runs.
+tells starts (TORCH_NCCL_ENABLE_TIMING), those are stuck on the device as well of whose open calls none has begun there
+while a peer is in one of them: something else keeps their GPU.
 Messages between two ranks only excuse: they follow the pipeline's schedule, and name the neighbours of the guilty.
 """
 
@@ -76,7 +76,7 @@ def _behind(group: Group, ranks: Mapping[int, Standing], open_calls: Mapping[int
         elif own is None and here.enqueued < most_called:
             ahead = tuple(other for other, one in ranks.items() if one.enqueued > here.enqueued)
             yield Guilty(rank, Lag.CALLED, group, most_called - here.enqueued, ahead)
-        elif own is not None and own.group == group and not own.runs:
-            ahead = tuple(other for other, one in ranks.items() if one.has_started(own.call.sequence))
+        elif own is not None and not own.runs and here.is_open:
+            ahead = tuple(other for other, one in ranks.items() if one.has_started(here.first_open))
             if ahead:
                 yield Guilty(rank, Lag.STARTED, group, 1, ahead)

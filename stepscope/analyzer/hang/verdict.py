@@ -31,8 +31,8 @@ _CERTAIN, _LIKELY, _PERHAPS, _UNKNOWN = 0.95, 0.8, 0.6, 0.3
 
 _STUCK = {
     Lag.CALLED: "never called the collective that the others wait in: stuck on the host",
-    Lag.STARTED: "called the collective that the others are in, and do not start it: stuck on the GPU",
-    Lag.FINISHED: "called what their peers have finished, and do not finish it: stuck on the GPU",
+    Lag.STARTED: "called the collective that the others are in, but did not start it: stuck on the GPU",
+    Lag.FINISHED: "called what their peers have finished, but did not finish it: stuck on the GPU",
 }
 
 _OF_NOBODY = "look at the network between the nodes, and dump with TORCH_NCCL_ENABLE_TIMING=1 the next time"
@@ -122,7 +122,7 @@ def _desync(mismatch: Mismatch, dumps: Sequence[FlightDump], standings: Standing
 
 def _missing(awaited: list[int], guilty: Sequence[Guilty]) -> HangVerdict:
     evidence = [HangEvidence(awaited, "left no dump, and the others wait for them"), *map(_evidence, guilty)]
-    summary = f"{ranks_words(awaited)} left no dump while the others wait for them: they are the first suspects"
+    summary = f"{ranks_words(awaited)} left no dump, and all others wait: suspected first"
     return _hang(HangKind.UNKNOWN, awaited, _LIKELY, summary, evidence, [Reason.MISSING_RANK])
 
 
@@ -168,7 +168,8 @@ def _circle(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangV
         awaited = {rank: (len(mutual[rank]), len(waiting[rank])) for rank in circle}
         left = [rank for rank in circle if awaited[rank] == max(awaited.values())]
     evidence = [HangEvidence([rank], _waits(calls[rank])) for rank in circle[:_MOST_EVIDENCE]]
-    summary = f"{ranks_words(left)} wait in another group than the ranks that wait for them"
+    do = "waits" if len(left) == 1 else "wait"
+    summary = f"{ranks_words(left)} {do} in another group than those that are waited for in vain"
     return _hang(HangKind.DESYNC, left, _LIKELY if len(left) < len(circle) else _PERHAPS, summary, evidence)
 
 

@@ -30,6 +30,7 @@ _MOST_ENTRIES = 1 << 18
 """Of one recorder: torch keeps 2,000 unless told otherwise."""
 _MOST_FRAMES = 64
 _MOST_WHOLE = 1 << 63
+_NS_OF_MS = 1_000_000
 _MOST_PARTS = 1 << 14
 _COALESCED = "coalesced"
 _WHAT_NEXT = "give the files that TORCH_FR_DUMP_TEMP_FILE or torch's watchdog wrote"
@@ -191,7 +192,7 @@ def _operation(entry: dict[str, Any], frames: _Once, sizes: _Once, dtypes: _Once
         backend=backend,
         is_p2p=bool(entry.get("is_p2p")),
         is_done=entry.get("state") == _DONE or bool(entry.get("retired")),
-        is_given_up=entry.get("state") != _DONE and bool(entry.get("retired")),
+        is_given_up=bool(entry.get("retired")) if entry.get("state") != _DONE else _took_its_timeout(entry),
         created_ns=_time(entry.get("time_created_ns")),
         started_ns=_time(entry.get("time_discovered_started_ns")),
         completed_ns=_time(entry.get("time_discovered_completed_ns")),
@@ -200,6 +201,15 @@ def _operation(entry: dict[str, Any], frames: _Once, sizes: _Once, dtypes: _Once
         dtypes=dtypes(entry.get("input_dtypes")),
         frames=frames(entry.get("frames")),
     )
+
+
+def _took_its_timeout(entry: dict[str, Any]) -> bool:
+    """NCCL says of a call that was aborted that it completed."""
+    created, completed = _time(entry.get("time_created_ns")), _time(entry.get("time_discovered_completed_ns"))
+    timeout = _sequence(entry.get("timeout_ms"))
+    if created is None or completed is None or not timeout:
+        return False
+    return completed - created >= timeout * _NS_OF_MS
 
 
 def _whole(told: Any) -> int:

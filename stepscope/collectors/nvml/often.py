@@ -58,7 +58,6 @@ def _throttling_new() -> Query:
 
 QUERIES: tuple[Query, ...] = (
     single("power_watts", "nvmlDeviceGetPowerUsage", scale=_MILLI),
-    single("energy_joules_total", "nvmlDeviceGetTotalEnergyConsumption", scale=_MILLI),
     single("sm_clock_hertz", "nvmlDeviceGetClockInfo", _SM, scale=_MHZ),
     single("memory_clock_hertz", "nvmlDeviceGetClockInfo", _MEMORY, scale=_MHZ),
     single("performance_state", "nvmlDeviceGetPerformanceState"),

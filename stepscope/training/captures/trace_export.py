@@ -1,14 +1,8 @@
-"""How does a finished recording become a trace file while training goes on?
-
-torch's own `save` writes in C++ but keeps Python's lock all the while, so that on another thread it would hold the
-training loop up just the same: for seconds after a large capture. The same C++ function is therefore called through
-ctypes, which lets go of the lock. Where it cannot be found for certain, torch's own method does it.
-"""
+"""How does a finished recording become a trace file while training goes on?"""
 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import math
 import os
 import threading
@@ -18,11 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from stepscope.training.captures.unlocked_recording import empty_recording, save_recording
 from stepscope.training.run.run_directory import compress_trace, partial_path
-
-_SAVE = "_ZN5torch8autograd8profiler14ProfilerResult4saveERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
-"""torch::autograd::profiler::ProfilerResult::save(std::string const&). The types are part of the name, so a torch in
-which they differ does not have it."""
 
 _LOWEST_PRIORITY = 19
 _LOOK_EVERY_SECONDS = 0.25
@@ -31,7 +22,6 @@ _GIVES_UP_AGAIN_SECONDS = 1.0
 """Without a moment in which the writing thread ran: it waits for a disk that does not answer."""
 
 _PROBE_BYTES = 1 << 20
-_POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 
 class TraceWriter:
@@ -124,7 +114,7 @@ def write_trace(recording: Any, plain: Path, target: Path) -> None:
     """Write torch's result of a recording to `plain`, and that compressed to `target`, which appears when whole.
 
     Args:
-        recording: torch's result; None when `plain` is written already.
+        recording: torch's result, which is empty afterwards; None when `plain` is written already.
 
     Raises:
         OSError: it cannot be written.
@@ -138,6 +128,8 @@ def write_trace(recording: Any, plain: Path, target: Path) -> None:
         _raise_what_torch_does_not_say(target)
         raise
     finally:
+        if recording is not None:
+            empty_recording(recording)
         with suppress(OSError):
             plain.unlink()
 
@@ -154,57 +146,3 @@ def _raise_what_torch_does_not_say(target: Path) -> None:
     finally:
         with suppress(OSError):
             probe.unlink()
-
-
-def save_recording(recording: Any, path: Path) -> None:
-    """What `recording.save(path)` does, other threads running meanwhile where that can be had."""
-    save, address = _native_save(), _address_of(recording)
-    if save is None or address is None:
-        recording.save(str(path))
-        return
-    name = os.fsencode(path)
-    save(address, ctypes.byref(_StandardString(name, len(name), len(name), 0)))
-
-
-class _StandardString(ctypes.Structure):
-    """libstdc++'s std::string under the ABI that the name above calls __cxx11, its characters kept elsewhere."""
-
-    _fields_ = [
-        ("characters", ctypes.c_char_p),
-        ("size", ctypes.c_size_t),
-        ("capacity", ctypes.c_size_t),
-        ("unused", ctypes.c_size_t),
-    ]
-
-
-def _native_save() -> Any:
-    """torch's C++ function; None in a torch that has no such function."""
-    import torch
-
-    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    try:
-        save = getattr(ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY), _SAVE)
-    except (OSError, AttributeError):
-        return None
-    save.restype = None
-    save.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    return save
-
-
-def _address_of(recording: Any) -> int | None:
-    """Where the C++ object is that a Python object stands for; None when it is not surely there.
-
-    pybind11 keeps the pointer right behind the object's header, and the C++ object begins with the time at which the
-    trace began. Read through /proc, so that a wrong guess is an error instead of a crash.
-    """
-    try:
-        with Path("/proc/self/mem").open("rb", buffering=0) as memory:
-            address = _word_at(memory, id(recording) + object.__basicsize__)
-            return address if _word_at(memory, address) == recording.trace_start_ns() else None
-    except (OSError, OverflowError, AttributeError, ValueError):
-        return None
-
-
-def _word_at(memory: Any, address: int) -> int:
-    memory.seek(address)
-    return int.from_bytes(memory.read(_POINTER_BYTES), "little")

@@ -114,6 +114,17 @@ def test_what_has_ended(state: str, retired: bool, is_done: bool, is_given_up: b
     assert (dump.operations[0].is_done, dump.operations[0].is_given_up) == (is_done, is_given_up)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "timeout_ms", "is_given_up"), [(15, 15_000, True), (14, 15_000, False), (15, None, False)]
+)
+def test_what_lasted_until_its_timeout_was_aborted(seconds: int, timeout_ms: int | None, is_given_up: bool) -> None:
+    """NCCL says that it completed."""
+    begin = 1_795_817_000_000_000_000
+    ended = _entry(state="completed", timeout_ms=timeout_ms, time_discovered_completed_ns=begin + seconds * 10**9)
+    (call,) = read_dump(pickle.dumps(_dump(ended)), rank=0, where="here").operations
+    assert (call.is_done, call.is_given_up) == (True, is_given_up)
+
+
 def test_zero_is_a_time_that_is_not_known() -> None:
     dump = read_dump(json.dumps(_dump(_entry(time_discovered_completed_ns=0))).encode(), rank=0, where="here")
     assert dump.operations[0].completed_ns is None
