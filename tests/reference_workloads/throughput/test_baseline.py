@@ -53,9 +53,9 @@ def _bench(
 def test_figures_of_a_bench() -> None:
     bench = _bench({1: 0.250, 2: 0.260})
     one, two = bench.scales
-    assert (one.batch_size, two.batch_size, two.num_ranks) == (8, 16, 2)
+    assert (one.batch_size, two.batch_size, two.num_ranks) == (16, 32, 2)
     assert one.step_p50_ms == pytest.approx(250)  # warm-up left out
-    assert one.items_per_second == pytest.approx(8 * 2048 / 0.250)
+    assert one.items_per_second == pytest.approx(16 * 2048 / 0.250)
     assert one.mfu == pytest.approx(one.model_flops / 0.250 / 989.4e12, rel=0.01)
     assert two.model_flops == pytest.approx(2 * one.model_flops)
     assert two.efficiency == pytest.approx(250 / 260)
@@ -63,7 +63,7 @@ def test_figures_of_a_bench() -> None:
     assert bench.fit is not None
     assert bench.fit.law == "gustafson"
     strong = _bench({1: 0.250, 2: 0.150}, scaling="strong")
-    assert [scale.batch_size for scale in strong.scales] == [8, 8]
+    assert [scale.batch_size for scale in strong.scales] == [16, 16]
     assert strong.scales[1].efficiency == pytest.approx(250 / 300)
     assert strong.fit is not None
     assert strong.fit.serial_fraction == pytest.approx(0.2)
@@ -150,7 +150,7 @@ def test_other_work_is_refused_and_another_place_is_told() -> None:
     ("ours", "theirs", "reason"),
     [
         ({"plan": ParallelPlan(dp=2, zero=0)}, {"plan": ParallelPlan(dp=2, zero=3)}, "at dp 2: zero 3 instead of 0"),
-        ({"scales": (2,)}, {"scales": (1, 2)}, "at dp 2: batch_size 16 instead of 8"),
+        ({"scales": (2,)}, {"scales": (1, 2)}, "at dp 2: batch_size 32 instead of 16"),
         ({"simulate_compute_ms": 2.0}, {}, r"work: simulate_ms 0.0 instead of 2.0"),
         ({"preset": "two-gpu", "scales": (1,)}, {"scales": (1,)}, "work: hidden_size 4096 instead of 3072"),
     ],
@@ -165,7 +165,7 @@ def test_the_same_scale_must_have_done_the_same_work(ours: dict[str, Any], their
 
 
 def test_what_differs_at_other_scales_alone_is_no_other_work() -> None:
-    larger = replace(find_preset("one-gpu"), batch_size=16)
+    larger = replace(find_preset("one-gpu"), batch_size=32)
     alone = _bench({2: 0.25}, preset=larger, plan=ParallelPlan(dp=2))
     (row,) = against_baseline(alone, _bench({1: 0.25, 2: 0.25}, plan=ParallelPlan(dp=2)), [], name="b.json").baseline
     assert row.dp == 2
