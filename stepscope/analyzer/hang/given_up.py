@@ -1,9 +1,9 @@
 """Which calls that a recorder no longer tracks had not ended after all?
 
-gloo says of a call that timed out what it says of one that completed, and NCCL that it did. But none can complete a collective that a member
-has not called: what is given up beyond the slowest member's last call is still open. Of a member without a dump it is
-not known what it called: there the last call that all others share is open. What one member still has open no other has
-completed. A root's part in a broadcast is an exception: it may end before anybody else comes.
+gloo says of a call that timed out what it says of one that completed, and NCCL that it did. But none can complete a
+collective that a member has not called: what is given up beyond the slowest member's last call is still open. Of a
+member without a dump it is not known what it called: there the last call that all others share is open. What one member
+still has open no other has completed. A root's part in a broadcast is an exception: it may end before anybody comes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How is torch's result of a recording written and let go while other threads run?
 
-torch does both in C++ but keeps Python's lock all the while, so that on another thread they would hold the training loop
-up just the same: for seconds to write a large recording, for tenths of a second to free it. The same C++ functions are
-therefore called through ctypes, which lets go of the lock. Where they cannot be found for certain, torch's own way it is.
+torch does both in C++ but keeps Python's lock all the while, so that on another thread they would hold the training
+loop up just the same: for seconds to write a large recording, for tenths of a second to free it. The same C++ functions
+are therefore called through ctypes, which lets go of the lock. Where they cannot be found for certain, torch does it.
 """
 
 from __future__ import annotations

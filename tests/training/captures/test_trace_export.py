@@ -12,6 +12,7 @@ from stepscope.training.captures import trace_export
 from stepscope.training.captures.trace_export import TraceWriter, write_trace
 from tests.training.processes import void
 
+
 def test_failures_reach_the_one_who_asks_once(tmp_path: Path) -> None:
     writer = TraceWriter()
     (tmp_path / "t.plain").write_text('{"cut": ')

@@ -70,7 +70,7 @@ def test_other_threads_run_while_it_is_freed() -> None:
     assert longest < 0.5 * seconds  # torch's own way: all of it
 
 
-def test_what_is_freed_is_an_empty_result(tmp_path: Path) -> None:
+def test_what_is_freed_is_an_empty_result() -> None:
     recording = _record()
     assert recording.trace_start_ns()
     for _ in range(3):
