@@ -17,7 +17,8 @@ from typing import Any
 
 from stepscope.core.run_layout import WHOLE_STEPS_KEY
 from stepscope.training.captures.other_profilers import is_recording, refuse_second
-from stepscope.training.captures.trace_export import save_recording, write_trace
+from stepscope.training.captures.trace_export import write_trace
+from stepscope.training.captures.unlocked_recording import save_recording
 from stepscope.training.run.run_directory import partial_path
 
 
