@@ -1,0 +1,68 @@
+"""Is a job refused that this machine's memory cannot hold, and no other?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepscope.core.errors import UsageError
+from stepscope.reference_workloads import host_room, run_workload
+from stepscope.reference_workloads.host_room import refuse_without_room
+from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import find_preset
+
+_GIB = 1024**3
+
+
+def _job(plan: ParallelPlan, preset: str = "one-gpu", device_type: str = "cpu", model: str = "gpt") -> TrainingJob:
+    return TrainingJob(plan, find_preset(preset, model), "", "", 9, device_type=device_type)
+
+
+@pytest.fixture(autouse=True)
+def _of_32_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_room, "free_memory_bytes", lambda: 32 * _GIB)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+
+
+def test_what_does_not_fit_is_refused_with_both_sizes() -> None:
+    with pytest.raises(
+        UsageError, match=r"one-gpu on processors takes 47\.5 GiB of this machine, which has 32\.0 GiB free"
+    ):
+        refuse_without_room(_job(ParallelPlan()))
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        _job(ParallelPlan(), "tiny"),
+        _job(ParallelPlan(), device_type="cuda"),
+        _job(ParallelPlan(), "one-gpu", model="resnet50"),  # no estimate knows it
+    ],
+    ids=["small", "GPU", "unknown"],
+)
+def test_what_fits_or_is_not_known_to_need_more_trains(job: TrainingJob) -> None:
+    refuse_without_room(job)
+
+
+def test_only_the_ranks_of_this_machine_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = _job(ParallelPlan(dp=4, zero=3))
+    with pytest.raises(UsageError):
+        refuse_without_room(job)
+    refuse_without_room(job, is_rank=True)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(UsageError):
+        refuse_without_room(job, is_rank=True)
+
+
+def test_without_figures_of_the_machine_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_room, "free_memory_bytes", lambda: None)
+    refuse_without_room(_job(ParallelPlan()))
+
+
+def test_a_run_is_refused_before_its_directory_is_made(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(UsageError, match="use --preset tiny"):
+        run_workload(ParallelPlan(), out=str(tmp_path), preset="one-gpu", device="cpu")
+    assert not list(tmp_path.iterdir())
