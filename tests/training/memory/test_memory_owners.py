@@ -49,7 +49,9 @@ def test_a_trained_models_blocks_are_told_apart() -> None:
 def test_without_being_shown_the_optimizers_parameters_are_found_and_what_is_on_the_host_is_counted_apart() -> None:
     model, optimizer = _trained()
     state = [value for each in optimizer.state.values() for value in each.values()]
-    apart = torch.zeros(1 << 20)  # so large that it lies far from all blocks, into whose rounded ends small ones may fall
+    apart = torch.zeros(
+        1 << 20
+    )  # so large that it lies far from all blocks, into whose rounded ends small ones may fall
     for place, value in enumerate(state):
         value.data = apart[place * 4096 :][: value.numel()].view(value.shape)
     memory = FakeDeviceMemory()
