@@ -137,7 +137,7 @@ def record_case(case: Case, out: Path, recorder: Recorder, seconds: float, steps
         StepscopeError: it cannot be trained or analysed.
     """
     job = case.run.job
-    if not steps:
+    if steps <= 0:
         probe = _train(case, out, f"{case.name}-probe", _PROBE_STEPS, profiled=False)
         steps = max(job.num_steps, int(seconds / max(probe, 1e-3)))
     _train(case, out, case.name, _SETTLED_FROM + steps, profiled=True)

@@ -52,7 +52,7 @@ from stepscope.workflow.job_input import read_job
 from stepscope.workflow.junit import gates_as_junit
 from stepscope.workflow.operation_tables import what_if_of_table
 from stepscope.workflow.report_html.page import render
-from stepscope.workflow.step_telemetry import read_data_waits, read_step_telemetry
+from stepscope.workflow.step_telemetry import read_pace, read_step_telemetry
 from stepscope.workflow.steps import read_steps
 from stepscope.workflow.timeline_tiles import make_tile, make_track
 from stepscope.workflow.trace_info import describe_trace
@@ -269,7 +269,7 @@ def run_steps(content: bytes, _: Random) -> str:
             path.parent.mkdir()
             path.write_bytes(content)
         found = read_step_telemetry(folder)
-        read_data_waits(folder)
+        read_pace(folder)
         for place in (folder, logs.parent):
             with contextlib.suppress(DataError):
                 encode_document(read_steps(str(place)))

@@ -48,9 +48,9 @@ def done_within(work: list[Work], begin: float, end: float) -> float:
     return sum(one.amount * seconds / (one.end - one.begin) for seconds, one in shares if one.end > one.begin)
 
 
-def matmul(size: int, scale: float = 0.0) -> Load:
-    """Square product of bf16: of zeros, which costs so little power that the GPU keeps its highest clock, or random."""
-    a, b = (scale * torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+def matmul(size: int, *, is_random: bool) -> Load:
+    """Square product of bf16: random, or of zeros, which costs so little power that the GPU keeps its highest clock."""
+    a, b = (is_random * torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(a)
     return Load(lambda: torch.mm(a, b, out=product), 2.0 * size**3)
 

@@ -74,7 +74,7 @@ class Truth:
 
         what = "random bf16 8192"
         with self.smi.running():
-            phase = self._run(what, functools.partial(gpu_loads.matmul, 8192, 1.0), unit="TFLOP/s")
+            phase = self._run(what, functools.partial(gpu_loads.matmul, 8192, is_random=True), unit="TFLOP/s")
         self.found.as_smi("load", phase.begin + _POWER_SETTLE_SECONDS, phase.end)
         self.found.at_least(what, "sm_active_ratio", phase, 0.9)
         self.found.at_least(what, "sm_occupancy_ratio", phase, 0.02)
@@ -82,7 +82,7 @@ class Truth:
         # At the limit of power the GPU is slower than the clock that NVML tells: what could be done is not known.
         self.found.average(what, "tensor_active_ratio", phase, as_points, most=most, is_goal=False)
         for size, duty in ((8192, 1.0), (4096, 1.0), (8192, 0.5), (8192, 0.25)):
-            what, make = f"bf16 {size} at {duty:.0%}", functools.partial(gpu_loads.matmul, size)
+            what, make = f"bf16 {size} at {duty:.0%}", functools.partial(gpu_loads.matmul, size, is_random=False)
             phase = self._run(what, make, duty, unit="TFLOP/s")
             self.found.average(what, "tensor_active_ratio", phase, as_points, most=most)
 

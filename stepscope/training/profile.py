@@ -244,7 +244,8 @@ class Profile:
         identity = identify()
         captures = captures_here(settings.ranks, identity)
         labels = {str(name): str(value) for name, value in dict(settings.labels or {}).items()}
-        begun = begin_steps(Path(settings.out) / run_name(settings.run, identity), identity, settings.first_step)
+        out = Path(settings.out).absolute()  # also after the script has changed its directory
+        begun = begin_steps(out / run_name(settings.run, identity), identity, settings.first_step)
         self.run_directory, self._writer = begun.run_directory, begun.writer
         attempt, first_step = begun.continuation.attempt, begun.continuation.first_step
         mesh = mesh_sizes(settings.mesh, identity.world_size)

@@ -16,7 +16,7 @@ from stepscope.store.runs import load_manifest
 from stepscope.workflow.fan_out import HERE, FanOut, map_for, task_paths
 from stepscope.workflow.progress import Progress
 from stepscope.workflow.rank_views import view_files
-from stepscope.workflow.step_telemetry import ranks_without_steps, read_data_waits
+from stepscope.workflow.step_telemetry import ranks_without_steps, read_pace
 from stepscope.workflow.stuck_steps import stuck_steps
 from stepscope.workflow.trace_files import TraceFiles, find_trace_files
 
@@ -63,7 +63,9 @@ def read_job(
     )
     context = _context(manifest, [*notices, *found.notices], found.num_truncated)
     if files.run_directory is not None:
-        context = replace(context, data_waits_ns=read_data_waits(files.run_directory))
+        pace = read_pace(files.run_directory)
+        unprofiled_ms = pace.unprofiled_step_ms or context.unprofiled_step_ms
+        context = replace(context, data_waits_ns=pace.data_waits_ns, unprofiled_step_ms=unprofiled_ms)
     return JobInput(list(found.views.values()), context, files.run_directory)
 
 

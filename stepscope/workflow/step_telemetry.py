@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,6 +24,26 @@ WARM_UP_SHARE = 0.1
 MOST_WARM_UP_STEPS = 10
 """Steps left out at the beginning: compilation, autotuning, caches that fill."""
 
+_BESIDE_A_CAPTURE = 100
+"""Steps on either side of a captured one that tell what it takes without the profiler: so many that those which are
+slower while its trace is written are few."""
+_FEWEST_BESIDE = 10
+
+
+class ToldStep(NamedTuple):
+    """A step, as its rank told of it.
+
+    Attributes:
+        attempt, step: which.
+        settled_ms: how long it took; None where a capture or its neighbour touches it.
+        figures: all that is told.
+    """
+
+    attempt: int
+    step: int
+    settled_ms: float | None
+    figures: Mapping[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class StepTelemetry:
@@ -37,6 +58,21 @@ class StepTelemetry:
     step_ms: list[float] = field(default_factory=list)
     tokens: float | None = None
     memory_bytes: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What a run's steps tell of those that were captured.
+
+    Attributes:
+        data_waits_ns: by rank, how long each settled step of the last attempt waited for its data; empty where nothing
+            tells.
+        unprofiled_step_ms: what a captured step takes without the profiler: median of settled steps near captured ones.
+            None where they are few: what the run says of the steps before its first capture has to do then.
+    """
+
+    data_waits_ns: dict[int, list[int]]
+    unprofiled_step_ms: float | None
 
 
 _Time = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -56,28 +92,42 @@ def read_step_telemetry(run_directory: Path) -> StepTelemetry:
     by_step: dict[tuple[int, int], list[float]] = defaultdict(list)
     tokens: list[float] = []
     memory: dict[str, float] = {}
-    for path in _files(run_directory):
-        for key, milliseconds, figures in _settled(path):
-            by_step[key].append(milliseconds)
-            tokens += [figures["tokens"]] if is_figure(figures.get("tokens")) else []
-            for name, value in figures.items():
-                if "memory" in name and is_figure(value):
-                    memory[name] = max(memory.get(name, 0.0), float(value))
-    steps = [float(np.median(by_step[key])) for key in sorted(by_step)]
-    skipped = min(int(len(steps) * WARM_UP_SHARE), MOST_WARM_UP_STEPS)
-    return StepTelemetry(steps[skipped:], float(np.median(tokens)) if tokens else None, memory)
+    for told in (told for _, path in _some_files(run_directory) for told in _told(path)):
+        if told.settled_ms is None:
+            continue
+        by_step[told.attempt, told.step].append(told.settled_ms)
+        tokens += [told.figures["tokens"]] if is_figure(told.figures.get("tokens")) else []
+        for name, value in told.figures.items():
+            if "memory" in name and is_figure(value):
+                memory[name] = max(memory.get(name, 0.0), float(value))
+    in_order = [float(np.median(by_step[key])) for key in sorted(by_step)]
+    skipped = min(int(len(in_order) * WARM_UP_SHARE), MOST_WARM_UP_STEPS)
+    return StepTelemetry(in_order[skipped:], float(np.median(tokens)) if tokens else None, memory)
 
 
-def read_data_waits(run_directory: Path) -> dict[int, list[int]]:
-    """By rank, how long each settled step of the last attempt waited for its data, ns; empty where nothing tells."""
-    waits = {}
-    for path in _files(run_directory):
-        settled = _settled(path)
-        last_attempt = settled[-1][0][0] if settled else 0
-        told = [figures.get("data_wait_ns") for (attempt, _), _, figures in settled if attempt == last_attempt]
-        if any(isinstance(wait, int) and wait for wait in told):
-            waits[int(path.stem.removeprefix("rank"))] = [wait if isinstance(wait, int) else 0 for wait in told]
-    return waits
+def read_pace(run_directory: Path) -> Pace:
+    """Lines that cannot be read are passed over."""
+    waits: dict[int, list[int]] = {}
+    beside: list[float] = []
+    enough = 0
+    for rank, path in _some_files(run_directory):
+        steps = _told(path)
+        waits |= {rank: waited} if any(waited := _data_waits(steps)) else {}
+        beside += _beside_captures(steps)
+        enough += _FEWEST_BESIDE if steps else 0
+    return Pace(waits, float(np.median(beside)) if beside and len(beside) >= enough else None)
+
+
+def _data_waits(steps: Sequence[ToldStep]) -> list[int]:
+    settled = [step for step in steps if step.settled_ms is not None]
+    told = [step.figures.get("data_wait_ns") for step in settled if step.attempt == settled[-1].attempt]
+    return [wait if isinstance(wait, int) else 0 for wait in told]
+
+
+def _beside_captures(steps: Sequence[ToldStep]) -> list[float]:
+    captured = [place for place, step in enumerate(steps) if step.figures.get("captured")]
+    near = {other for place in captured for other in range(place - _BESIDE_A_CAPTURE, place + _BESIDE_A_CAPTURE + 1)}
+    return [step.settled_ms for place, step in enumerate(steps) if place in near and step.settled_ms is not None]
 
 
 def ranks_without_steps(run_directory: Path) -> list[int]:
@@ -97,19 +147,19 @@ def _files_by_rank(run_directory: Path) -> list[tuple[int, Path]]:
         return []
 
 
-def _files(run_directory: Path) -> list[Path]:
+def _some_files(run_directory: Path) -> list[tuple[int, Path]]:
     """Some ranks' files, spread evenly."""
-    paths = [path for _, path in _files_by_rank(run_directory)]
-    return paths if len(paths) <= MOST_RANKS else [paths[i * len(paths) // MOST_RANKS] for i in range(MOST_RANKS)]
+    found = _files_by_rank(run_directory)
+    return found if len(found) <= MOST_RANKS else [found[at * len(found) // MOST_RANKS] for at in range(MOST_RANKS)]
 
 
-def _settled(path: Path) -> list[tuple[tuple[int, int], float, dict[str, Any]]]:
-    """((attempt, step), ms, figures) of each settled step. Where the index falls back, another attempt begins too."""
+def _told(path: Path) -> list[ToldStep]:
+    """Where the index falls back, another attempt begins too."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError:
         return []
-    settled = []
+    told = []
     attempt, last_index, previous = 1, -1, "none"
     for text in lines:
         try:
@@ -121,7 +171,8 @@ def _settled(path: Path) -> list[tuple[tuple[int, int], float, dict[str, Any]]]:
         if attempt > before:
             previous = "none"
         is_quiet = line.state == "wait" and not line.captured
-        if is_quiet and previous == "wait" and line.end_ns > line.start_ns:
-            settled.append(((attempt, line.index), (line.end_ns - line.start_ns) / 1e6, figures))
+        is_settled = is_quiet and previous == "wait" and line.end_ns > line.start_ns
+        milliseconds = (line.end_ns - line.start_ns) / 1e6 if is_settled else None
+        told.append(ToldStep(attempt, line.index, milliseconds, figures))
         last_index, previous = line.index, line.state
-    return settled
+    return told

@@ -73,6 +73,25 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in warnings if "anomal" not in record.name]
 
 
+def test_a_relative_folder_is_told_as_where_it_is_also_after_the_script_went_elsewhere(
+    tmp_path: Path, socket_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default is one; the agent takes a path for its run's own only inside the folder that it was told."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    with StandInAgent(socket_file) as agent, _profile(Path("runs")) as prof:
+        loop = _Loop(prof, agent)
+        monkeypatch.chdir(elsewhere)
+        done = loop.ask(CaptureRequest("a", 2))
+        (told,) = {hello.run_directory for hello in agent.of(Hello)}
+    assert done.path is not None
+    assert Path(done.path).is_file()
+    assert Path(done.path).is_relative_to(told)
+    assert Path(told).is_relative_to(tmp_path / "runs")
+    assert not list(elsewhere.iterdir())
+
+
 def test_while_another_profiler_records_a_request_fails_and_the_next_one_is_taken(
     tmp_path: Path, socket_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.core.run_layout import steps_path
-from stepscope.workflow.step_telemetry import ranks_without_steps, read_data_waits, read_step_telemetry
+from stepscope.workflow.step_telemetry import ranks_without_steps, read_pace, read_step_telemetry
 
 STEP_NS = 1_000_000
 
@@ -29,13 +29,13 @@ def test_settled_steps_tell_how_long_each_waited_for_data(tmp_path: Path) -> Non
     write_steps(tmp_path, 0, [9, 1, 2, 3, 4, 5], captured=frozenset({3}), rest='{"index": 6, "sta')
     write_steps(tmp_path, 1, [0, 0, 0])
     # the first step and the one after a capture are not settled; a rank that never waited tells nothing
-    assert read_data_waits(tmp_path) == {0: [1, 2, 5]}
+    assert read_pace(tmp_path).data_waits_ns == {0: [1, 2, 5]}
 
 
 def test_only_the_last_attempt_counts(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, [1, 2, 3])
     write_steps(tmp_path, 0, [4, 5, 6])
-    assert read_data_waits(tmp_path) == {0: [5, 6]}
+    assert read_pace(tmp_path).data_waits_ns == {0: [5, 6]}
 
 
 def test_the_first_step_of_an_attempt_that_numbers_on_is_not_settled(tmp_path: Path) -> None:
@@ -49,14 +49,14 @@ def test_the_first_step_of_an_attempt_that_numbers_on_is_not_settled(tmp_path: P
         )
     )
     assert read_step_telemetry(tmp_path).step_ms == [2.0, 3.0, 5.0, 6.0]
-    assert read_data_waits(tmp_path) == {0: [5, 6]}
+    assert read_pace(tmp_path).data_waits_ns == {0: [5, 6]}
 
 
 def test_a_rank_killed_before_its_first_line_is_told_and_hides_no_other(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, [9, 1, 2])
     (tmp_path / steps_path(1)).touch()
     assert ranks_without_steps(tmp_path) == [1]
-    assert read_data_waits(tmp_path) == {0: [1, 2]}
+    assert read_pace(tmp_path).data_waits_ns == {0: [1, 2]}
     assert read_step_telemetry(tmp_path).step_ms == [1.0, 1.0]
 
 
@@ -68,7 +68,7 @@ def test_ranks_are_silent_only_beside_others_that_are_not(tmp_path: Path) -> Non
 
 
 def test_a_run_without_telemetry_tells_nothing(tmp_path: Path) -> None:
-    assert read_data_waits(tmp_path) == {}
+    assert read_pace(tmp_path).data_waits_ns == {}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_run_without_telemetry_tells_nothing(tmp_path: Path) -> None:
 )
 def test_a_line_that_no_run_writes_is_passed_over(tmp_path: Path, line: str) -> None:
     write_steps(tmp_path, 0, [9, 1, 2], rest=line + "\n")
-    assert read_data_waits(tmp_path) == {0: [1, 2]}
+    assert read_pace(tmp_path).data_waits_ns == {0: [1, 2]}
     assert read_step_telemetry(tmp_path).step_ms == [1.0, 1.0]
 
 
@@ -91,3 +91,33 @@ def test_a_figure_of_more_than_forty_digits_is_none(tmp_path: Path) -> None:
     write_steps(tmp_path, 0, [9, 1, 2], rest=more)
     found = read_step_telemetry(tmp_path)
     assert (found.step_ms, found.tokens, found.memory_bytes) == ([1.0, 1.0, 1.0], None, {})
+
+
+def _write_paced(run: Path, rank: int, milliseconds: list[int], captured: frozenset[int]) -> None:
+    path = run / steps_path(rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        for index, length in enumerate(milliseconds):
+            state = "active" if index in captured else "wait"
+            step = {"index": index, "start_ns": 0, "end_ns": length * STEP_NS, "captured": index in captured}
+            file.write(json.dumps(step | {"state": state}) + "\n")
+
+
+def test_the_steps_around_a_capture_tell_its_step_without_the_profiler(tmp_path: Path) -> None:
+    """Not the first ones, which start up, nor those long after, when training has become slower."""
+    captured = frozenset({4, 5, 6})
+    _write_paced(tmp_path, 0, [20] * 4 + [15] * 3 + [99] + [13] * 30 + [10] * 66 + [40] * 500, captured)
+    assert read_pace(tmp_path).unprofiled_step_ms == 10.0
+
+
+@pytest.mark.parametrize("captured", [frozenset({4, 5, 6}), frozenset[int]()])
+def test_few_steps_or_none_captured_tell_nothing_of_it(tmp_path: Path, captured: frozenset[int]) -> None:
+    _write_paced(tmp_path, 0, [10] * (14 if captured else 100), captured)
+    assert read_pace(tmp_path).unprofiled_step_ms is None
+
+
+def test_all_ranks_together_tell_it(tmp_path: Path) -> None:
+    for rank, length in enumerate((10, 12, 30)):
+        _write_paced(tmp_path, rank, [length] * 40, frozenset({20}))
+    (tmp_path / steps_path(3)).touch()  # has no step yet
+    assert read_pace(tmp_path).unprofiled_step_ms == 12.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stepscope.analyzer.hang.standings import standings_of
+from stepscope.analyzer.hang.standings import newest_ids, standings_of
 from stepscope.core.flight_recorder import FlightDump, Operation
 
 _ENDS_ALONE = frozenset(["broadcast", "scatter", "gather", "reduce"])
@@ -28,10 +28,15 @@ def with_timeouts_open(dumps: Sequence[FlightDump], world_size: int) -> list[Fli
         for rank in ranks:
             first_open[rank, group.name] = min(called_by_all + 1, still_open)
 
-    def reopened(rank: int, call: Operation) -> Operation:
-        is_false = call.is_given_up and not call.is_p2p and call.name not in _ENDS_ALONE
-        if is_false and call.sequence >= first_open[rank, call.group]:
-            return replace(call, is_done=False)
-        return call
+    def reopened(dump: FlightDump) -> FlightDump:
+        newest = newest_ids(dump)  # an older group of the same name counts its calls for itself
 
-    return [replace(dump, operations=tuple(reopened(dump.rank, call) for call in dump.operations)) for dump in dumps]
+        def as_is(call: Operation) -> bool:
+            is_of_old = call.group_id != newest[call.group]
+            may_have_ended = not call.is_given_up or call.is_p2p or call.name in _ENDS_ALONE
+            return is_of_old or may_have_ended or call.sequence < first_open[dump.rank, call.group]
+
+        calls = (call if as_is(call) else replace(call, is_done=False) for call in dump.operations)
+        return replace(dump, operations=tuple(calls))
+
+    return [reopened(dump) for dump in dumps]

@@ -86,11 +86,17 @@ def standings_of(dumps: Sequence[FlightDump], world_size: int = 0) -> Standings:
     return dict(found)
 
 
-def _newest_calls(dump: FlightDump) -> dict[str, list[Operation]]:
-    """By name of the group; of groups of one name those of the group made last."""
+def newest_ids(dump: FlightDump) -> dict[str, int]:
+    """By name of a group, the rank's own number of the one of this name that was made last."""
     newest: dict[str, int] = {}
     for operation in dump.operations:
         newest[operation.group] = max(newest.get(operation.group, operation.group_id), operation.group_id)
+    return newest
+
+
+def _newest_calls(dump: FlightDump) -> dict[str, list[Operation]]:
+    """By name of the group; of groups of one name those of the group made last."""
+    newest = newest_ids(dump)
     calls: dict[str, list[Operation]] = defaultdict(list)
     for operation in dump.operations:
         if operation.group_id == newest[operation.group]:

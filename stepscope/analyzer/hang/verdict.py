@@ -122,7 +122,7 @@ def _desync(mismatch: Mismatch, dumps: Sequence[FlightDump], standings: Standing
 
 def _missing(awaited: list[int], guilty: Sequence[Guilty]) -> HangVerdict:
     evidence = [HangEvidence(awaited, "left no dump, and the others wait for them"), *map(_evidence, guilty)]
-    summary = f"{ranks_words(awaited)} left no dump, and all others wait: suspected first"
+    summary = f"{ranks_words(awaited)} left no dump, and others wait: suspected first"
     return _hang(HangKind.UNKNOWN, awaited, _LIKELY, summary, evidence, [Reason.MISSING_RANK])
 
 

@@ -44,26 +44,34 @@ def open_calls(dumps: Sequence[FlightDump], standings: Standings) -> dict[int, O
 
 
 def _runs(dump: FlightDump) -> bool:
-    """Whether an open call, collective or message, has begun, or may have: of a group that has told no start so far
-    (gloo's never do, NCCL's with timing on) nothing is known."""
+    """Whether an open call, collective or message, runs."""
+    return bool(_running(dump))
+
+
+def _running(dump: FlightDump) -> list[Operation]:
+    """Open calls that have begun, or may have: of a group that has told no start so far (gloo's never do, NCCL's with
+    timing on) nothing is known."""
     tells_starts = {call.group_id for call in dump.operations if call.is_done and call.started_ns is not None}
-    still_open = [call for call in dump.operations if not call.is_done]
-    return any(call.started_ns is not None or call.group_id not in tells_starts for call in still_open)
+    still_open = (call for call in dump.operations if not call.is_done)
+    return [call for call in still_open if call.started_ns is not None or call.group_id not in tells_starts]
 
 
 def message_waits(dumps: Sequence[FlightDump], standings: Standings) -> dict[int, int]:
-    """Of each rank whose oldest open call is a message: the rank at its other end, where that has no such call open."""
+    """Of each rank whose oldest open call is a message that runs: the rank at its other end, where none runs to meet
+    it."""
     groups = _groups_of(standings)
+    running = {dump.rank: [call for call in _running(dump) if call.is_p2p] for dump in dumps}
     open_messages = {
-        (dump.rank, *told)
-        for dump in dumps
-        for call in dump.operations
-        if call.is_p2p and not call.is_done and (told := _ends(call, groups.get((dump.rank, call.group))))
+        (rank, *told)
+        for rank, calls in running.items()
+        for call in calls
+        if (told := _ends(call, groups.get((rank, call.group))))
     }
     found = {}
     for dump in dumps:
         call = next((one for one in dump.operations if not one.is_done), None)
-        ends = _ends(call, groups.get((dump.rank, call.group))) if call is not None and call.is_p2p else None
+        is_waiting = call is not None and any(one is call for one in running[dump.rank])
+        ends = _ends(call, groups.get((dump.rank, call.group))) if call is not None and is_waiting else None
         if ends is not None:
             way, here, there = ends
             if (there, _OTHER_END[way], there, here) not in open_messages:

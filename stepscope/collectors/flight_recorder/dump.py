@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -156,7 +156,18 @@ def _operations(entries: list[Any]) -> tuple[Operation, ...]:
                 )
             if parts:
                 kept[place] = None
-    return tuple(one for one in kept if one is not None)
+    return tuple(_with_aborted([one for one in kept if one is not None]))
+
+
+def _with_aborted(calls: list[Operation]) -> Iterator[Operation]:
+    """What ends a call that lasts until its timeout ends all that wait behind it in the group, which began later."""
+    ended_ns: dict[int, int] = {}
+    for call in calls:
+        if call.is_given_up and call.completed_ns is not None and not call.is_p2p:
+            ended_ns[call.group_id] = max(call.completed_ns, ended_ns.get(call.group_id, 0))
+        was_queued = call.created_ns is not None and call.created_ns < ended_ns.get(call.group_id, 0)
+        was_ended = was_queued and call.completed_ns is not None and call.is_done and not call.is_p2p
+        yield replace(call, is_given_up=True) if was_ended else call
 
 
 def _parts_of(last: dict[str, Any], before: Sequence[dict[str, Any]]) -> int:

@@ -41,7 +41,7 @@ class Heartbeat:
         return encode(
             Hello(
                 run=self._context.run_directory.name,
-                run_directory=str(self._context.run_directory.absolute()),
+                run_directory=str(self._context.run_directory),
                 rank=identity.rank,
                 local_rank=identity.local_rank,
                 world_size=identity.world_size,

@@ -128,10 +128,10 @@ def write_trace(recording: Any, plain: Path, target: Path) -> None:
         _raise_what_torch_does_not_say(target)
         raise
     finally:
-        if recording is not None:
-            empty_recording(recording)
         with suppress(OSError):
             plain.unlink()
+        if recording is not None:
+            empty_recording(recording)
 
 
 def _raise_what_torch_does_not_say(target: Path) -> None:

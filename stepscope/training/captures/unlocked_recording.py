@@ -41,8 +41,11 @@ def empty_recording(recording: Any) -> None:
     if found is None or address is None:
         return
     destruct, construct_empty = found
-    destruct(ctypes.c_void_p(address))
-    construct_empty(ctypes.c_void_p(address))
+    here = ctypes.c_void_p(address)
+    try:
+        destruct(here)
+    finally:  # whatever comes between: Python would destruct it once more
+        construct_empty(here)
 
 
 class _StandardString(ctypes.Structure):

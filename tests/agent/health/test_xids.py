@@ -86,6 +86,23 @@ def test_what_needs_a_reset_is_open_until_the_gpu_was_reset() -> None:
     assert machine.health().state is HealthState.HEALTHY
 
 
+def test_what_comes_between_a_reset_and_the_next_reading_of_energy_stays_open() -> None:
+    """Energy is read every ten seconds."""
+    machine = Machine()
+    machine.set({"energy_joules_total": 5000.0})
+    machine.look()
+    _xid(machine, 119)
+    machine.grow("energy_joules_total", 100.0, times=5)
+    machine.set({"energy_joules_total": None})  # nothing new is read, and it is reset
+    machine.look()
+    _xid(machine, 95)
+    machine.look()
+    assert set(machine.codes()) == {"xid_119", "xid_95"}
+    machine.set({"energy_joules_total": 3.0})
+    assert [one.code for one in machine.look()] == ["xid_119"]
+    assert machine.codes() == ["xid_95"]
+
+
 def test_an_applications_fault_is_info_and_over_after_ten_minutes() -> None:
     machine = Machine()
     machine.look()

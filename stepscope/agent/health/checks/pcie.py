@@ -19,6 +19,8 @@ _MINUTE = 60.0
 _REPLAYS_PER_LANE = {1: 0.15, 2: 0.3, 3: 0.48, 4: 0.96, 5: 1.92, 6: 3.84}
 """In a minute, by generation (DcgmHealthWatch.cpp)."""
 _FASTEST, _WIDEST = 6, 16
+_MOST_DOUBLINGS = 8
+"""Generations apart: each is twice as fast as the one before. More is no generation, but a wrong value."""
 _SETTLED_NS = 5 * 10**9
 """How long a GPU must have been busy for its link to be at speed."""
 
@@ -52,7 +54,8 @@ class PcieChecks:
             if is_best:
                 yield good("pcie_downgrade", generation.time_ns)
             elif is_settled:
-                share = 2.0 ** (generation.value - best_generation.value) * width.value / best_width.value
+                doublings = min(max(generation.value - best_generation.value, -_MOST_DOUBLINGS), _MOST_DOUBLINGS)
+                share = 2.0**doublings * width.value / best_width.value
                 said = (
                     f"PCIe runs at generation {generation.value:.0f} x{width.value:.0f} under load; GPU and slot can "
                     f"both do {best_generation.value:.0f} x{best_width.value:.0f}"

@@ -41,7 +41,7 @@ class _Gpu:
     energy: Sample | None = None
     memory_xids: set[int] = field(default_factory=set)
     open_until_quiet: set[str] = field(default_factory=set)
-    open_until_reset: set[str] = field(default_factory=set)
+    open_until_reset: dict[str, int] = field(default_factory=dict)
     pids: frozenset[str] = frozenset()
     pids_before: frozenset[str] = frozenset()
     pids_changed_ns: int = 0
@@ -82,10 +82,13 @@ class XidChecks:
         self.was_reset = False
         for key, observed in gpus.items():
             gpu = self._gpus.setdefault(key, _Gpu())
-            if _was_reset(gpu, observed):
+            before_ns = _was_reset_after(gpu, observed)
+            if before_ns is not None:
                 self.was_reset = True
-                yield from ((key, Sign(code, now_ns, Standing.OVER)) for code in sorted(gpu.open_until_reset))
-                gpu.open_until_reset.clear()
+                over = sorted(code for code, told_ns in gpu.open_until_reset.items() if told_ns <= before_ns)
+                for code in over:  # what came since may have come after the reset
+                    del gpu.open_until_reset[code]
+                    yield key, Sign(code, now_ns, Standing.OVER)
                 gpu.memory_xids.clear()
             _note_processes(gpu, observed, now_ns)
             for number, count in _new_xids(gpu, observed):
@@ -131,7 +134,10 @@ class XidChecks:
         xid = xid_of(number)
         code = "gpu_lost" if number == LOST_XID else f"xid_{number}"
         if number != LOST_XID:  # whether it is back, its answers tell
-            (gpu.open_until_reset if xid.action in _UNTIL_RESET else gpu.open_until_quiet).add(code)
+            if xid.action in _UNTIL_RESET:
+                gpu.open_until_reset[code] = time_ns
+            else:
+                gpu.open_until_quiet.add(code)
         said = f"XID {number}: {xid.sentence}"
         return bad(code, time_ns, Evidence(xid.severity, xid.action, said), count=count, is_new=True)
 
@@ -154,13 +160,14 @@ class XidChecks:
             yield bad("xid_repeats", now_ns, evidence, is_new=True)
 
 
-def _was_reset(gpu: _Gpu, observed: ObservedGpu) -> bool:
-    """Whether the driver counts energy anew."""
+def _was_reset_after(gpu: _Gpu, observed: ObservedGpu) -> int | None:
+    """When energy was read last before the driver began to count it anew; None where it did not."""
     before, energy = gpu.energy, observed.values.get("energy_joules_total")
     if energy is None:
-        return False
+        return None
     gpu.energy = energy
-    return before is not None and energy.source == before.source and energy.value < before.value
+    is_anew = before is not None and energy.source == before.source and energy.value < before.value
+    return before.time_ns if before is not None and is_anew else None
 
 
 def _note_processes(gpu: _Gpu, observed: ObservedGpu, now_ns: int) -> None:
