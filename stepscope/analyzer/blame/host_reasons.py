@@ -14,11 +14,19 @@ REASON_NAMED_FROM = 0.20
 
 
 def why_host_is_late(late: Sequence[RankView]) -> tuple[list[Reason], list[Evidence]]:
-    """By what was open on the host's threads while the device idled for them."""
-    time = Counter[Reason]()
+    """By what was open on the host's threads while the device idled for them, and in which phase of the script."""
+    time, phases = Counter[Reason](), Counter[str]()
     for view in late:
         time.update(view.host_work.late_ns)
-    return _named(time, "late_host_time")
+        phases.update(view.host_work.phases_ns)
+    reasons, evidence = _named(time, "late_host_time")
+    in_phases = [(phase, spent / time.total()) for phase, spent in phases.most_common() if time.total()]
+    told = [
+        Evidence(f"share_of_late_host_time_in_phase: {phase}", share, "ratio", REASON_NAMED_FROM)
+        for phase, share in in_phases
+        if share >= REASON_NAMED_FROM
+    ]
+    return reasons, [*evidence, *told]
 
 
 def why_blocked(blocked: Sequence[RankView]) -> tuple[list[Reason], list[Evidence]]:

@@ -23,6 +23,7 @@ _ALLOCATOR = re.compile(
     r"^(cuda|hip)(Malloc|Free|HostAlloc|HostFree|HostRegister|HostUnregister)(?!.*Async)"
     r"|^cuMem(Alloc|Free|Create|Release|Map|Unmap|AddressReserve|AddressFree|SetAccess|HostAlloc)(?!.*Async)"
 )
+_PHASE = "prof.phase: "
 _COMPILER = re.compile(r"_compile\.compile_inner|dynamo_timed|CachingAutotuner\.benchmark_all_configs")
 _OPTIMIZER = re.compile(r"^Optimizer\.step#")
 _READS_A_VALUE = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero|nonzero|equal|masked_select|_?unique\w*)$")
@@ -38,6 +39,7 @@ class HostWork:
 
     Attributes:
         late_ns: time charged to a late host, by what its threads did meanwhile.
+        phases_ns: the same time, by the phase that the training script named, innermost or not.
         blocked_ns: time booked as synchronization, by the kind of call that it followed.
         num_blocking_calls: in the window, by kind.
         load_waits_ns: how long each batch was waited for, in order, over the whole trace.
@@ -45,6 +47,7 @@ class HostWork:
     """
 
     late_ns: dict[Reason, int] = field(default_factory=dict)
+    phases_ns: dict[str, int] = field(default_factory=dict)
     blocked_ns: dict[Reason, int] = field(default_factory=dict)
     num_blocking_calls: dict[Reason, int] = field(default_factory=dict)
     load_waits_ns: tuple[int, ...] = ()
@@ -63,7 +66,8 @@ def host_work(trace: TraceColumns, steps: HostSteps, activities: Activities | No
     late = _charged(segments, Cause.HOST_BOUND)
     waits, in_process = _loads(trace, lanes)
     blocked_ns, num_calls = _blocked(trace, lanes, activities, segments)
-    return HostWork(_late(trace, lanes, activities, late), blocked_ns, num_calls, waits, in_process)
+    did, phases = _late(trace, lanes, activities, late), _phases(trace, lanes, late)
+    return HostWork(did, phases, blocked_ns, num_calls, waits, in_process)
 
 
 def _charged(segments: Segments, cause: Cause) -> Intervals:
@@ -88,6 +92,17 @@ def _late(trace: TraceColumns, lanes: list[int], activities: Activities | None, 
         left = subtract(left, cover)
     time[Reason.PYTHON] = left.total
     return {reason: nanoseconds for reason, nanoseconds in time.items() if nanoseconds}
+
+
+def _phases(trace: TraceColumns, lanes: list[int], late: Intervals) -> dict[str, int]:
+    """By the name that the script gave them."""
+    rows = on_lanes(trace, trace.rows_named(lambda name: name.startswith(_PHASE), Category.USER_ANNOTATION), lanes)
+    found = {}
+    for number in distinct(trace.name[rows]).tolist():
+        span = time_of(trace, rows[trace.name[rows] == number])
+        if nanoseconds := intersect(late, span).total:
+            found[trace.names[number].removeprefix(_PHASE)] = nanoseconds
+    return found
 
 
 def _optimizers_on_cpu(trace: TraceColumns, activities: Activities | None) -> npt.NDArray[np.intp]:

@@ -56,6 +56,15 @@ def test_memory_from_the_streams_own_pool_is_no_allocator() -> None:
     assert "allocator" not in late_us(trace)
 
 
+def test_the_scripts_own_phases_are_told_beside() -> None:
+    trace = gap_trace()
+    trace.annotation("prof.phase: eval", 120, 280)
+    trace.annotation("prof.phase: metrics", 200, 220)
+    trace.operator("aten::add", 150, 200)
+    assert late_us(trace) == {"dispatch": 50, "python": 140}
+    assert view_of(trace).host_work.phases_ns == {"eval": 160_000, "metrics": 20_000}
+
+
 def test_an_optimizer_that_launches_nothing_runs_on_the_cpu() -> None:
     trace = gap_trace()
     trace.annotation("Optimizer.step#Adam.step", 120, 280)
