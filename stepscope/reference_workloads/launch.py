@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 
 from stepscope.core.errors import DataError, UsageError
 from stepscope.core.run_layout import CHECKPOINT_FOLDER, RUN_FILE
-from stepscope.reference_workloads.host_room import refuse_without_room
+from stepscope.reference_workloads.host_room import refuse_on_processors
 from stepscope.reference_workloads.injections.applied import control_of, injected, write_injections
 from stepscope.reference_workloads.injections.injection import Injection
 from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
@@ -130,8 +130,8 @@ def run_workload(
         on_progress: called in this process once a step.
 
     Raises:
-        UsageError: the plan, preset, device, environment and options do not fit together, or this machine's memory
-            would not do.
+        UsageError: the plan, preset, device, environment and options do not fit together, or are too much for this
+            machine.
         DataError: the run directory cannot be written, or training ended and profiling left nothing in it.
         RankFailedError: a rank died.
     """
@@ -161,7 +161,7 @@ def run_workload(
     job = control_of(job) if as_control else faulty
     job.plan.check_preset(job.preset)
     job.recipe.check(job.plan, job.preset, is_simulated=job.simulate_ms > 0)
-    refuse_without_room(job, is_rank=is_rank)
+    refuse_on_processors(job, is_asked_for=device == "cpu", is_rank=is_rank)
     return _train(job, on_progress or _say_nothing, is_rank=is_rank)
 
 

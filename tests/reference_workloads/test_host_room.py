@@ -1,4 +1,4 @@
-"""Is a job refused that this machine's memory cannot hold, and no other?"""
+"""Is a job refused that this machine's processors or memory are too small for, and no other?"""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.core.errors import UsageError
 from stepscope.reference_workloads import host_room, run_workload
-from stepscope.reference_workloads.host_room import refuse_without_room
+from stepscope.reference_workloads.host_room import refuse_on_processors
 from stepscope.reference_workloads.job import TrainingJob
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import find_preset
@@ -30,7 +30,7 @@ def test_what_does_not_fit_is_refused_with_both_sizes() -> None:
     with pytest.raises(
         UsageError, match=r"one-gpu on processors takes 47\.5 GiB of this machine, which has 32\.0 GiB free"
     ):
-        refuse_without_room(_job(ParallelPlan()))
+        refuse_on_processors(_job(ParallelPlan()), is_asked_for=True)
 
 
 @pytest.mark.parametrize(
@@ -43,22 +43,30 @@ def test_what_does_not_fit_is_refused_with_both_sizes() -> None:
     ids=["small", "GPU", "unknown"],
 )
 def test_what_fits_or_is_not_known_to_need_more_trains(job: TrainingJob) -> None:
-    refuse_without_room(job)
+    refuse_on_processors(job, is_asked_for=True)
+
+
+def test_what_takes_processors_minutes_is_refused_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_room, "free_memory_bytes", lambda: 1000 * _GIB)
+    with pytest.raises(UsageError, match="a step of one-gpu is 256 TFLOP"):
+        refuse_on_processors(_job(ParallelPlan()), is_asked_for=False)
+    refuse_on_processors(_job(ParallelPlan()), is_asked_for=True)
+    refuse_on_processors(_job(ParallelPlan(), "tiny"), is_asked_for=False)
 
 
 def test_only_the_ranks_of_this_machine_count(monkeypatch: pytest.MonkeyPatch) -> None:
     job = _job(ParallelPlan(dp=4, zero=3))
     with pytest.raises(UsageError):
-        refuse_without_room(job)
-    refuse_without_room(job, is_rank=True)
+        refuse_on_processors(job, is_asked_for=True)
+    refuse_on_processors(job, is_asked_for=True, is_rank=True)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     with pytest.raises(UsageError):
-        refuse_without_room(job, is_rank=True)
+        refuse_on_processors(job, is_asked_for=True, is_rank=True)
 
 
 def test_without_figures_of_the_machine_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_room, "free_memory_bytes", lambda: None)
-    refuse_without_room(_job(ParallelPlan()))
+    refuse_on_processors(_job(ParallelPlan()), is_asked_for=True)
 
 
 def test_a_run_is_refused_before_its_directory_is_made(tmp_path: Path) -> None:
