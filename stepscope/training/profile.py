@@ -25,6 +25,7 @@ from stepscope.training.captures.capture import Capture
 from stepscope.training.captures.capturing import Captures
 from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, Schedule, State
 from stepscope.training.memory.memory_owners import MemoryOwners
+from stepscope.training.run.doubts import doubts
 from stepscope.training.run.identity import captures_here, identify
 from stepscope.training.run.manifest import MEASURING_STOPPED, ManifestKeeper, ending
 from stepscope.training.run.mesh import mesh_sizes
@@ -249,6 +250,9 @@ class Profile:
         self.run_directory, self._writer = begun.run_directory, begun.writer
         attempt, first_step = begun.continuation.attempt, begun.continuation.first_step
         mesh = mesh_sizes(settings.mesh, identity.world_size)
+        if identity.rank == 0:
+            for doubt in doubts(settings, mesh, identity.world_size):
+                logger.warning(doubt)
         self._context = context = RunContext(
             self.run_directory,
             identity,

@@ -35,6 +35,8 @@ _DIMENSION_OF_NAME = {
 }
 """Names that frameworks give to mesh dimensions -> the dimension; several of one kind multiply."""
 
+KNOWN_DIMENSIONS = tuple(dict.fromkeys(_DIMENSION_OF_NAME.values()))
+
 _SIZE_METHODS = {
     "tp": ("get_tensor_model_parallel_world_size", "get_slice_parallel_world_size"),
     "pp": ("get_pipeline_model_parallel_world_size", "get_pipe_parallel_world_size"),
@@ -79,6 +81,11 @@ def _sizes_of(mesh: Any) -> dict[str, int]:
     if hasattr(mesh, "get_data_parallel_world_size"):
         return _asked(mesh)
     raise TypeError(f"mesh is a DeviceMesh, sizes by name, Megatron's state or DeepSpeed's grid, not {mesh!r:.80}")
+
+
+def is_dimension(name: str) -> bool:
+    """Whether a name that some framework gives means a dimension."""
+    return name.lower() in _DIMENSION_OF_NAME
 
 
 def _multiplied(named_sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
