@@ -67,3 +67,12 @@ def test_without_waits_between_streams_a_pipeline_is_not_replayed(shared_traces:
     model = replay_model(cut)
     assert model is not None
     assert model.step_ms(model.base) < 0.9 * model.measured_ms()
+
+
+@pytest.mark.parametrize(("run", "is_slower"), [("public/torch213_gloo", True), ("h100x2/slow_loader", False)])
+def test_an_ideal_that_is_slower_than_what_was_is_said_to_be_so(
+    shared_traces: Path, run: str, *, is_slower: bool
+) -> None:
+    report = what_if([str(shared_traces / run)])
+    assert (report.slowdown < 0.999) is is_slower
+    assert ("ideal_is_slower" in [notice.code for notice in report.warnings]) is is_slower

@@ -26,6 +26,9 @@ TRUSTED_ERROR = 0.05
 MOST_RANKS_APART = 64
 """Ranks up to which each one's own slowdown is replayed."""
 
+_SAME = 0.001
+"""Steps that differ by less are alike."""
+
 _Change = tuple[Cause, str]
 
 
@@ -64,7 +67,7 @@ def predict(
         fixes=sorted(fixes, key=lambda fix: fix.step_ms),
         by_rank=_slowdowns_by_rank(model, ideal_scenario, ideal_ms) if by_rank else {},
         by_stage=_slowdowns_by_stage(model, ideal_scenario, ideal_ms) if by_rank else {},
-        warnings=_warnings(model, unprofiled_ms, calibration, replayed),
+        warnings=[*_warnings(model, unprofiled_ms, calibration, replayed), *_of_ideal(measured, ideal_ms)],
         unprofiled_step_ms=unprofiled_ms,
         host_scale=None if calibration is None else calibration.scale,
         calibrated_replay_ms=None if calibration is None else calibration.step_ms,
@@ -157,6 +160,16 @@ def _only(model: ReplayModel, ideal_scenario: Scenario, ranks: set[int]) -> Scen
         host[calls], duration[activities] = base.host_ns[calls], base.duration_ns[activities]
         transfer[transfers], blocks[calls] = base.transfer_ns[transfers], base.blocks[calls]
     return replace(ideal_scenario, host_ns=host, duration_ns=duration, transfer_ns=transfer, blocks=blocks)
+
+
+def _of_ideal(measured_ms: float, ideal_ms: float) -> list[Notice]:
+    if ideal_ms <= measured_ms * (1 + _SAME):
+        return []
+    slower = (
+        f"the ideal step ({ideal_ms:,.1f} ms) is longer than the measured one: it takes each operation's mean over "
+        "ranks and steps, and what varied did so where nobody waited for it; there is no slowdown to explain"
+    )
+    return [Notice("ideal_is_slower", slower)]
 
 
 def _warnings(
