@@ -11,6 +11,7 @@ from rich.text import Text
 
 from stepscope.cli.terminal import report_console
 from stepscope.core.comparison import Change, ComparedSide, Comparison, Difference, GateOutcome
+from stepscope.core.digits import significant
 from stepscope.core.listing import listed
 
 MOST_ROWS = 12
@@ -112,7 +113,8 @@ def _state(difference: Difference) -> str:
 
 
 def _calls(a: float, b: float) -> str:
-    return f"{a:,.4g}" if abs(a - b) < 0.005 * max(a, b) else f"{a:,.4g} -> {b:,.4g}"
+    before, after = significant(a, 4), significant(b, 4)
+    return before if abs(a - b) < 0.005 * max(a, b) else f"{before} -> {after}"
 
 
 def _size(num_bytes: int | None) -> str:
