@@ -13,6 +13,7 @@ from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled, resample_w
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, CHARGE
 from stepscope.core.analysis import Evidence, Job, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
 from stepscope.core.causes import HEALTHY_CAUSES, Cause
+from stepscope.core.counting import counted
 from stepscope.core.trace_doubts import NOTABLE_ACTIVITY
 
 SECONDARY_FROM = 0.05
@@ -200,7 +201,7 @@ def _summary(row: RootCause, about: Circumstances) -> str:
     pipeline = ""
     if row.cause is Cause.PIPELINE_BUBBLE and about.pipeline is not None:
         p = about.pipeline
-        pipeline = f" ({p.stages} stages, {p.micro_batches} micro-batches, {p.schedule})"
+        pipeline = f" ({counted(p.stages, 'stage')}, {counted(p.micro_batches, 'micro-batch')}, {p.schedule})"
     return f"{COSTS.get(row.cause, row.cause + ' costs')} {cost}{pipeline}{where}"
 
 

@@ -11,6 +11,7 @@ from stepscope.cli.kernel_report import print_kernels
 from stepscope.cli.terminal import report_console
 from stepscope.core.analysis import Analysis, Ledger
 from stepscope.core.causes import HEALTHY_CAUSES
+from stepscope.core.counting import counted
 from stepscope.core.headings import Heading
 from stepscope.core.quality_lines import SHOWN_FROM, quality_lines
 from stepscope.core.verdict_lines import headline, verdict_lines
@@ -33,7 +34,8 @@ def print_analysis(analysis: Analysis) -> None:
     if analysis.pipeline is not None:
         p = analysis.pipeline
         console.print(
-            f"pipeline: {p.stages} stages, {p.micro_batches} micro-batches, {p.schedule}; without compute "
+            f"pipeline: {counted(p.stages, 'stage')}, {counted(p.micro_batches, 'micro-batch')}, "
+            f"{p.schedule}; without compute "
             f"{p.measured:.1%} = schedule {p.structural:.1%} + uneven stages {p.imbalance:.1%} + rest {p.variance:.1%}"
             f" (textbook {p.textbook:.1%})"
         )

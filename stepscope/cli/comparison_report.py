@@ -11,6 +11,7 @@ from rich.text import Text
 
 from stepscope.cli.terminal import report_console
 from stepscope.core.comparison import Change, ComparedSide, Comparison, Difference, GateOutcome
+from stepscope.core.counting import counted
 from stepscope.core.digits import significant
 from stepscope.core.listing import listed
 
@@ -73,7 +74,7 @@ def _side(name: str, side: ComparedSide) -> str:
     runs = side.runs[0] if len(side.runs) == 1 else f"{len(side.runs)} runs"
     return (
         f"{name}: {side.name} ({runs}): median {side.median_ms:,.1f} ms, mean {side.mean_ms:,.1f}, p95 "
-        f"{side.p95_ms:,.1f}, over {sum(side.num_steps)} {side.step_source} steps"
+        f"{side.p95_ms:,.1f}, over {counted(sum(side.num_steps), f'{side.step_source} step')}"
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 def counted(number: float, singular: str, plural: str | None = None) -> str:
     """The number with its noun: '1 step', '1,200 steps', '2 boundaries'. Fractions are rounded to whole things."""
-    return f"{number:,.0f} {noun(round(number), singular, plural)}"
+    return f"{number:,.0f} {form(round(number), singular, plural)}"
 
 
-def noun(number: float, singular: str, plural: str | None = None) -> str:
-    """The noun alone, as it stands behind the number: 'rank' behind 1, 'ranks' behind all others, 0 too."""
+def form(number: float, singular: str, plural: str | None = None) -> str:
+    """The word that agrees with the number: of 1 'rank' or 'has', of all others, 0 too, 'ranks' or 'have'."""
     return singular if number == 1 else plural or _plural(singular)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.core.analysis import Evidence, Job, Verdict
-from stepscope.core.counting import counted, noun
+from stepscope.core.counting import counted, form
 from stepscope.core.digits import significant
 from stepscope.core.words import MAX_NUMBER, UNKNOWN, device_words, mesh_words, metric_words
 
@@ -35,7 +35,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     cause = verdict.cause.replace("_", " ")
     lines = [f"VERDICT  {cause}  (confidence {verdict.confidence:.0%})", f"  {verdict.summary}"]
     for evidence in verdict.evidence:
-        where = f"{noun(len(evidence.ranks), 'rank')} {', '.join(map(str, evidence.ranks))}"
+        where = f"{form(len(evidence.ranks), 'rank')} {', '.join(map(str, evidence.ranks))}"
         ranks = f" on {where}" if evidence.ranks else ""
         lines.append(f"  - {metric_words(evidence.metric)}: {_value(evidence)}{ranks}")
     lines += [f"  > {action}" for action in verdict.actions]

@@ -11,6 +11,7 @@ from stepscope.analyzer.what_if.operations.replay import Replay
 from stepscope.analyzer.what_if.operations.slowdown import Removal, Slowdown, find_slowdown
 from stepscope.core.analysis import Notice
 from stepscope.core.causes import Cause
+from stepscope.core.counting import counted
 from stepscope.core.errors import DataError
 from stepscope.core.what_if import Fix, WhatIfInput, WhatIfReport
 from stepscope.trace.operation_table import meta_path, read_operation_table
@@ -115,7 +116,13 @@ def _warnings(
         what = f"no {meta_path(path).name} beside the table: its replicas are taken as not sharded"
         notices.append(Notice("no_description", what))
     if grid.num_left_out:
-        notices.append(Notice("incomplete_steps", f"{grid.num_left_out} steps lack operations and are left out"))
+        notices.append(
+            Notice(
+                "incomplete_steps",
+                f"{counted(grid.num_left_out, 'step lacks operations and is', 'steps lack operations and are')} "
+                "left out",
+            )
+        )
     if abs(replay_error) > REPLAY_WORTH_SAYING:
         notices.append(Notice("replay_error", f"the replay misses the measured step by {replay_error:+.1%}"))
     for cause in asked:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from stepscope.analyzer.fleet.limits import LIMITS
 from stepscope.core.analysis import Evidence
 from stepscope.core.causes import HEALTHY_CAUSES, Cause, Reason
+from stepscope.core.counting import counted
 from stepscope.core.fleet_class import Counters, FleetClass, TimeShares
 
 _FAR_LESS = 1 / 3
@@ -60,7 +61,9 @@ def _joined(
     reasons: tuple[Reason, ...] = tuple(dict.fromkeys(reason for one in agreeing for reason in one.reasons))
     shares = _shares(classes)
     where = (
-        f"GPU {', '.join(map(str, which))} of {len(classes)}" if len(which) < len(classes) else f"{len(classes)} GPUs"
+        f"GPU {', '.join(map(str, which))} of {len(classes)}"
+        if len(which) < len(classes)
+        else counted(len(classes), "GPU")
     )
     return FleetClass(
         cause,

@@ -11,6 +11,7 @@ from stepscope.analyzer.what_if.model import ReplayModel
 from stepscope.analyzer.what_if.pipeline_schedule import FIXED_CAUSES, PipelineSchedule, replay_schedules
 from stepscope.analyzer.what_if.predict import TRUSTED_ERROR, binds_next
 from stepscope.core.analysis import Evidence, Notice, RootCause, Verdict, WhatIf
+from stepscope.core.counting import form
 from stepscope.core.listing import listed
 
 REPLAYED_FROM = 0.05
@@ -97,7 +98,8 @@ def _answer_first(row: RootCause, gains: list[WhatIf]) -> list[WhatIf]:
 
 def _on_other_steps(skipped: Sequence[int], measured_ms: float) -> Notice:
     text = (
-        f"what-if leaves out step {listed(skipped)}, whose waits began before the traces: the steps it stands on take "
+        f"what-if leaves out {form(len(skipped), 'step')} {listed(skipped)}, whose waits "
+        "began before the traces: the steps it stands on take "
         f"{measured_ms:,.1f} ms, which its figures are to be held against"
     )
     return Notice("what_if_steps", text)
