@@ -14,6 +14,7 @@ from stepscope.core.comparison import Change, ComparedSide, Comparison, Differen
 from stepscope.core.counting import counted
 from stepscope.core.digits import significant
 from stepscope.core.listing import listed
+from stepscope.core.words import cause_phrase, heading_phrase
 
 MOST_ROWS = 12
 LONGEST_NAME = 72
@@ -39,9 +40,9 @@ def print_comparison(comparison: Comparison) -> None:
             console.print(f"  {name}: {figures} ({_state(difference) or 'no change seen'})")
     for memory in comparison.memory:
         console.print(f"  {_short(memory.name)}: {memory.a:,.0f} -> {memory.b:,.0f}")
-    causes = [(row.cause.replace("_", " "), row.ms, listed(row.ranks_b)) for row in comparison.causes]
+    causes = [(cause_phrase(row.cause), row.ms, listed(row.ranks_b)) for row in comparison.causes]
     console.print(_table("root cause", causes, "ranks in b"))
-    headings = [(row.heading.replace("_", " "), row.ms, "") for row in comparison.headings]
+    headings = [(heading_phrase(row.heading), row.ms, "") for row in comparison.headings]
     console.print(_table("ledger heading", headings, ""))
     console.print(f"  {_how_tables_differ(comparison)}")
     kernels = [(k.name, k.ms, _calls(k.calls_a, k.calls_b)) for k in comparison.kernels if _matters(k.ms)]

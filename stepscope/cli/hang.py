@@ -33,13 +33,15 @@ def command(paths: tuple[str, ...], as_json: bool) -> None:
 
 
 def _print(report: HangReport) -> None:
+    from stepscope.core.causes import Cause
     from stepscope.core.counting import counted
     from stepscope.core.errors import printable
-    from stepscope.core.words import ranks_words
+    from stepscope.core.words import cause_phrase, ranks_words
 
     verdict = report.verdict
     kind = f", {verdict.kind}" if verdict.kind else ""
-    lines = [f"VERDICT  {verdict.cause.replace('_', ' ')}{kind}  (confidence {verdict.confidence:.0%})"]
+    cause = cause_phrase(Cause(verdict.cause)) if verdict.cause in frozenset(Cause) else verdict.cause
+    lines = [f"VERDICT  {cause}{kind}  (confidence {verdict.confidence:.0%})"]
     lines.append(f"  {verdict.summary}")
     lines += [f"  - {ranks_words(one.ranks)}: {one.message}" for one in verdict.evidence]
     lines += [f"  > {action}" for action in verdict.actions]

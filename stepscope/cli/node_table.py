@@ -13,7 +13,7 @@ from rich.text import Text
 from stepscope.core.causes import Cause
 from stepscope.core.counting import counted
 from stepscope.core.errors import printable
-from stepscope.core.words import UNKNOWN, cause_words
+from stepscope.core.words import UNKNOWN, cause_phrase
 
 if TYPE_CHECKING:
     from stepscope.core.node import Node, NodeDevice
@@ -123,7 +123,7 @@ def _class(device: NodeDevice) -> str:
     if device.spent is None:
         return UNKNOWN
     cause = _CAUSES.get(device.spent.cause)
-    return cause_words(cause).lower() if cause else device.spent.cause.replace("_", " ")
+    return cause_phrase(cause) if cause else device.spent.cause.replace("_", " ")
 
 
 def _throttled(reasons: dict[str, float]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepscope.core.analysis import Evidence, Job, Verdict
 from stepscope.core.counting import counted, form
 from stepscope.core.digits import significant
-from stepscope.core.words import MAX_NUMBER, UNKNOWN, device_words, mesh_words, metric_words
+from stepscope.core.words import MAX_NUMBER, UNKNOWN, cause_phrase, device_words, mesh_words, metric_words
 
 _ONE = {"calls": "call", "batches": "batch", "times": "time"}
 """What a unit that counts things is called when it is one."""
@@ -32,8 +32,7 @@ def headline(job: Job) -> str:
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Cause and confidence; then what happened, its evidence, what to do, and what else was found."""
-    cause = verdict.cause.replace("_", " ")
-    lines = [f"VERDICT  {cause}  (confidence {verdict.confidence:.0%})", f"  {verdict.summary}"]
+    lines = [f"VERDICT  {cause_phrase(verdict.cause)}  (confidence {verdict.confidence:.0%})", f"  {verdict.summary}"]
     for evidence in verdict.evidence:
         where = f"{form(len(evidence.ranks), 'rank')} {', '.join(map(str, evidence.ranks))}"
         ranks = f" on {where}" if evidence.ranks else ""

@@ -115,6 +115,16 @@ def cause_words(cause: Cause) -> str:
     return _CAUSE_WORDS.get(cause) or _sentence(cause.value)
 
 
+def cause_phrase(cause: Cause) -> str:
+    """A cause inside a sentence or in a table of plain text: 'pipeline bubble', 'gaps between kernels'."""
+    return _inside(cause_words(cause))
+
+
+def heading_phrase(heading: Heading) -> str:
+    """A heading inside a sentence or in a table of plain text: 'waiting for a rank'."""
+    return _inside(heading_words(heading))
+
+
 def heading_words(heading: Heading) -> str:
     """A heading as a title: 'Waiting for a rank'."""
     return _HEADING_WORDS.get(heading) or _sentence(heading.value)
@@ -276,6 +286,10 @@ def _digits(value: float) -> str:
 
 def _no_minus_zero(text: str) -> str:
     return text[1:] if text.startswith("-") and not text.strip("-0.") else text
+
+
+def _inside(words: str) -> str:
+    return words[:1].lower() + words[1:]
 
 
 def _sentence(name: str) -> str:

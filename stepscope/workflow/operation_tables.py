@@ -14,6 +14,7 @@ from stepscope.core.causes import Cause
 from stepscope.core.counting import counted
 from stepscope.core.errors import DataError
 from stepscope.core.what_if import Fix, WhatIfInput, WhatIfReport
+from stepscope.core.words import cause_phrase
 from stepscope.trace.operation_table import meta_path, read_operation_table
 
 REPLAY_WORTH_SAYING = 0.05
@@ -127,6 +128,6 @@ def _warnings(
         notices.append(Notice("replay_error", f"the replay misses the measured step by {replay_error:+.1%}"))
     for cause in asked:
         if cause not in done:
-            what = f"an operation table does not tell what the step would take without {cause}"
+            what = f"an operation table does not tell what the step would take without {cause_phrase(cause)}"
             notices.append(Notice("fix_not_known", what))
     return notices

@@ -11,6 +11,7 @@ from stepscope.core.analysis import Notice
 from stepscope.core.causes import HEALTHY_CAUSES, Cause
 from stepscope.core.comparison import CauseDifference, Change, Difference
 from stepscope.core.counting import counted, form
+from stepscope.core.words import cause_phrase
 
 FEW_STEPS = 10
 """With fewer whole steps a run, its own noise is hardly known."""
@@ -150,4 +151,4 @@ def _ordered(rows: Sequence[CauseDifference]) -> list[CauseDifference]:
 def _cause(row: CauseDifference) -> str:
     ranks = row.ranks_b if (row.ms.change or 0.0) > 0 else row.ranks_a
     where = f" (rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)[:8]))})" if ranks else ""
-    return f"{row.cause.replace('_', ' ')} {row.ms.change:+,.1f} ms{where}"
+    return f"{cause_phrase(row.cause)} {row.ms.change:+,.1f} ms{where}"

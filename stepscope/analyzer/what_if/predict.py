@@ -180,7 +180,9 @@ def _warnings(
         numbers = ", ".join(str(model.step_numbers[place]) for place in model.skipped)
         notices.append(Notice("skipped_steps", f"step {numbers} left out: what it waited for began before the traces"))
     if len(set(model.job.role.values())) > 1:
-        left_out = "no fix for pipeline_bubble: more micro-batches are other kernels, which no replay of these can tell"
+        left_out = (
+            "no fix for the pipeline bubble: more micro-batches are other kernels, which no replay of these can tell"
+        )
         notices.append(Notice("no_pipeline_fix", left_out))
     if unprofiled_ms and calibration is None:
         cannot = (
