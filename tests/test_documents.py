@@ -35,7 +35,8 @@ def test_every_module_that_the_architecture_names_exists() -> None:
 def _demo_block() -> list[str]:
     """The lines of README's first block without a command: what the demo prints."""
     blocks = re.findall(r"^```([^\n]*)\n(.*?)^```$", (_ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
-    return next(body for language, body in blocks if not language).splitlines()
+    body: str = next(body for language, body in blocks if not language)
+    return body.splitlines()
 
 
 def test_the_evidence_in_the_readme_is_said_as_the_code_says_it() -> None:
