@@ -13,7 +13,7 @@ from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled, resample_w
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, CHARGE
 from stepscope.core.analysis import Evidence, Job, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
 from stepscope.core.causes import HEALTHY_CAUSES, Cause
-from stepscope.core.counting import counted
+from stepscope.core.counting import counted, form
 from stepscope.core.trace_doubts import NOTABLE_ACTIVITY
 from stepscope.core.words import cause_phrase, reason_words
 
@@ -211,7 +211,7 @@ def _where(row: RootCause, about: Circumstances) -> str:
     if not 0 < len(row.ranks) < len(about.job.ranks):
         return ""
     worst_first = " (worst first)" if len(row.ranks) > 1 else ""
-    return f"; look at rank{'s' if len(row.ranks) > 1 else ''} {_enumerate(row.ranks)}{worst_first}"
+    return f"; look at {form(len(row.ranks), 'rank')} {_enumerate(row.ranks)}{worst_first}"
 
 
 def _enumerate(ranks: Sequence[int], most: int = 8) -> str:

@@ -150,5 +150,5 @@ def _ordered(rows: Sequence[CauseDifference]) -> list[CauseDifference]:
 
 def _cause(row: CauseDifference) -> str:
     ranks = row.ranks_b if (row.ms.change or 0.0) > 0 else row.ranks_a
-    where = f" (rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)[:8]))})" if ranks else ""
+    where = f" ({form(len(ranks), 'rank')} {', '.join(map(str, sorted(ranks)[:8]))})" if ranks else ""
     return f"{cause_phrase(row.cause)} {row.ms.change:+,.1f} ms{where}"
