@@ -198,7 +198,7 @@ def test_one_rank_is_spoken_of_as_one(missing: list[int], said: str) -> None:
 @pytest.mark.parametrize(("ahead", "said"), [(1, "1 collective fewer"), (2, "2 collectives fewer")])
 def test_one_collective_is_counted_as_one(ahead: int, said: str) -> None:
     job = Job({WORLD: (0, 1, 2)}).call(WORLD)
-    for number in range(ahead):
+    for _ in range(ahead):
         job.call(WORLD, [1, 2], done=False)
     (evidence,) = explain_hang(job.dumps()).verdict.evidence
     assert said in evidence.message
