@@ -14,13 +14,14 @@ import stepscope
 from stepscope.core.counting import counted, form
 
 _PLURAL = re.compile(
-    r" (?!(?:is|has|was|does|this|its|less|across|bytes)\b)(?:[a-z-]+ )?(?!bytes)[A-Za-z-]*[a-rt-z]s\b"
+    r" (?!(?:is|has|was|does|this|its|less|across|bytes)\b)(?:[a-z-]+ )?(?!bytes)[A-Za-z-]*[A-RT-Za-rt-z]s\b"
 )
 _NEVER_ONE = {
     "agent/jobs/collector.py: len(told) jobs",
     "analyzer/compare/findings.py: len(sides[1]) runs",
     "analyzer/memory/out_of_memory.py: growth.num_steps steps",
     "analyzer/notices.py: job.world_size ranks",
+    "analyzer/nccl/topology.py: num_gpus GPUs",
     "analyzer/what_if/named_causes.py: model.graph.num_slots events",
     "analyzer/what_if/pipeline_schedule.py: finer.num_micro_batches micro-batches",
     "cli/comparison_report.py: len(side.runs) runs",

@@ -93,7 +93,7 @@ def _look_at_device_files(machine: Machine, num_gpus: int) -> Iterator[DoctorLin
     names = machine.names("dev")
     files = [name for name in names if name.removeprefix("nvidia").isdecimal() and name.startswith("nvidia")]
     if len(files) < num_gpus:
-        found = f"/dev has {len(files)} of {num_gpus} GPUs' files"
+        found = f"/dev has the files of {len(files)} of {counted(num_gpus, 'GPU')}"
         yield DoctorLine("/dev/nvidia*", _WARN, found, "give the container the others, or run: nvidia-modprobe -c 0")
     if "nvidia-uvm" not in names:
         advice = "CUDA does not start without: nvidia-modprobe -u -c 0"
