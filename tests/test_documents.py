@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 import stepscope
+from stepscope.analyzer.blame.remedies import ACTIONS, COSTS, REMEDIES
+from stepscope.core import words
+from stepscope.core.causes import Cause
 
 _ROOT = Path(stepscope.__file__).parents[1]
 _DOCUMENTS = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/*.md")])
@@ -27,3 +30,33 @@ def test_every_module_that_the_architecture_names_exists() -> None:
     text = (_ROOT / "ARCHITECTURE.md").read_text()
     there = {path.name for path in _ROOT.glob("stepscope/**/*.py")}
     assert set(_MODULE.findall(text)) <= there
+
+
+def _demo_block() -> list[str]:
+    """The lines of README's first block without a command: what the demo prints."""
+    blocks = re.findall(r"^```([^\n]*)\n(.*?)^```$", (_ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    body: str = next(body for language, body in blocks if not language)
+    return body.splitlines()
+
+
+def test_the_evidence_in_the_readme_is_said_as_the_code_says_it() -> None:
+    labels = re.findall(r"^  - (.+?): ", "\n".join(_demo_block()), flags=re.MULTILINE)
+    assert labels
+    assert set(labels) <= set(words._METRIC_WORDS.values())
+
+
+def test_the_rest_of_the_demo_in_the_readme_has_the_words_of_the_code() -> None:
+    lines = _demo_block()
+    verdict = next(line for line in lines if line.startswith("VERDICT  "))
+    after_headings = lines[next(at for at, line in enumerate(lines) if line.startswith(" ──")) + 1 :]
+    causes = {re.split(r"\s{2,}", line.strip())[0] for line in after_headings if line.strip()}
+    actions = {line.removeprefix("  > ") for line in lines if line.startswith("  > ")}
+    also = [line.removeprefix("  also: ") for line in lines if line.startswith("  also: ")]
+    known = {words.cause_phrase(cause) for cause in Cause}
+    assert verdict.removeprefix("VERDICT  ").partition("  ")[0] in known
+    assert causes
+    assert causes <= known
+    assert actions
+    assert actions <= {*REMEDIES.values(), *(one for several in ACTIONS.values() for one in several)}
+    assert all(line.startswith(tuple(COSTS.values())) for line in also)
+    assert not any(re.search(r"\de[+-]\d", line) for line in lines)

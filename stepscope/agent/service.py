@@ -14,6 +14,7 @@ from stepscope.agent.source_state import SourceState
 from stepscope.agent.sources import GPUS, Sources
 from stepscope.agent.systemd import Systemd
 from stepscope.agent.web import Access, AgentServer, page_routes
+from stepscope.core.counting import counted
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.node import Node
 from stepscope.core.readings import MissingReason
@@ -86,5 +87,5 @@ def what_is_read(states: Sequence[SourceState]) -> str:
     }
     down = [f"{state.name} ({state.reason}: {state.detail})" for state in states if state.reason]
     up = [state.name for state in states if not state.reason and state.name != GPUS]
-    read = " and ".join(filter(None, [f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}", ", ".join(up)]))
+    read = " and ".join(filter(None, [counted(len(gpus), "GPU"), ", ".join(up)]))
     return f"reads {read}" + (f"; missing: {', '.join(down)}" if down else "")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext, hfu_of
 from stepscope.core.analysis import Job, Notice, TraceQuality
+from stepscope.core.counting import counted, form
 from stepscope.core.listing import listed
 from stepscope.core.trace_doubts import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
 
@@ -22,7 +23,9 @@ def notices_of(
     for view in views.values():
         notices += [notice for notice in view.notices if notice not in notices]
     if job.missing_ranks:
-        missing = f"no trace of {len(job.missing_ranks)} of {job.world_size} ranks ({listed(job.missing_ranks)})"
+        missing = (
+            f"no trace of {len(job.missing_ranks)} of {counted(job.world_size, 'rank')} ({listed(job.missing_ranks)})"
+        )
         notices.append(Notice("missing_ranks", missing))
     if quality.profiler_distortion is not None and quality.profiler_distortion > NOTABLE_DISTORTION:
         slowed = f"capturing slowed the step by {quality.profiler_distortion:.0%}: host-side headings are upper bounds"
@@ -41,7 +44,7 @@ def notices_of(
         unmatched = f"{quality.unmatched_collectives:.1%} of the communication calls have no match"
         notices.append(Notice("unmatched_collectives", unmatched))
     if oversubscribed:
-        queue = f"more ranks than the {context.num_cpus} cores: waits also measure the queue for a core"
+        queue = f"more ranks than the {counted(context.num_cpus or 0, 'core')}: waits also measure the queue for a core"
         notices.append(Notice("oversubscribed", queue))
     return notices
 
@@ -55,7 +58,10 @@ def _doubts(views: Mapping[int, RankView], job: Job, quality: TraceQuality) -> l
     for rank, view in views.items():
         facts = view.facts
         if facts.empty_steps:
-            lost = f"rank {rank}: {len(facts.empty_steps)} of {len(facts.step_indices)} steps have no device activity"
+            lost = (
+                f"rank {rank}: {len(facts.empty_steps)} of {counted(len(facts.step_indices), 'step')} "
+                f"{form(len(facts.empty_steps), 'has', 'have')} no device activity"
+            )
             found.append(("empty_steps", f"{lost} ({listed(facts.empty_steps)})"))
         if facts.largest_share > NOTABLE_ACTIVITY:
             large = f"rank {rank}: {facts.largest_name[:80]!r} takes {facts.largest_share:.0%} of the time"

@@ -37,6 +37,7 @@ from stepscope.analyzer.roofline.utilization import (
 from stepscope.analyzer.what_if.graph import build_graph
 from stepscope.analyzer.what_if.host_timeline import read_timeline
 from stepscope.core.analysis import Notice, RooflineCoverage
+from stepscope.core.counting import counted
 from stepscope.core.errors import DataError, TruncatedTraceError
 from stepscope.core.hardware import GpuModel, find_gpu
 from stepscope.trace.columns import NONE, TraceColumns
@@ -56,7 +57,7 @@ def view_rank(trace: TraceColumns, rank: int, *, whole_file: bool = False) -> Ra
     if trace.quality.truncated:
         # events are written neither by time nor by step: what is missing would pass for a late host or an idle device
         raise TruncatedTraceError(
-            f"ends too early, after {trace.quality.num_events:,} events, so its time cannot be booked",
+            f"ends too early, after {counted(trace.quality.num_events, 'event')}, so its time cannot be booked",
             where=trace.header.path,
             what_next="copy it whole or record it again; stepscope trace info shows what it holds",
         )

@@ -13,7 +13,9 @@ from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled, resample_w
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, CHARGE
 from stepscope.core.analysis import Evidence, Job, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
 from stepscope.core.causes import HEALTHY_CAUSES, Cause
+from stepscope.core.counting import counted, form
 from stepscope.core.trace_doubts import NOTABLE_ACTIVITY
+from stepscope.core.words import cause_phrase, reason_words
 
 SECONDARY_FROM = 0.05
 OVERSUBSCRIBED_CONFIDENCE = 0.5
@@ -134,8 +136,8 @@ def _healthy(
 ) -> Verdict:
     bound = "arithmetic" if row.cause is Cause.COMPUTE_BOUND else "memory bandwidth"
     mfu = "" if about.job.mfu is None else f" at {about.job.mfu:.0%} MFU"
-    largest = f"; the largest loss is {losses[0].fraction:.1%} ({losses[0].cause})" if losses else ""
-    faster = ", ".join(reason.replace("_", " ") for reason in row.reasons)
+    largest = f"; the largest loss is {losses[0].fraction:.1%} ({cause_phrase(losses[0].cause)})" if losses else ""
+    faster = ", ".join(reason_words(reason) for reason in row.reasons)
     faster = f"; yet it could be faster ({faster})" if faster else ""
     evidence = list(row.evidence)
     if about.job.mfu is not None:
@@ -200,8 +202,8 @@ def _summary(row: RootCause, about: Circumstances) -> str:
     pipeline = ""
     if row.cause is Cause.PIPELINE_BUBBLE and about.pipeline is not None:
         p = about.pipeline
-        pipeline = f" ({p.stages} stages, {p.micro_batches} micro-batches, {p.schedule})"
-    return f"{COSTS.get(row.cause, row.cause + ' costs')} {cost}{pipeline}{where}"
+        pipeline = f" ({counted(p.stages, 'stage')}, {counted(p.micro_batches, 'micro-batch')}, {p.schedule})"
+    return f"{COSTS.get(row.cause, cause_phrase(row.cause) + ' costs')} {cost}{pipeline}{where}"
 
 
 def _where(row: RootCause, about: Circumstances) -> str:
@@ -209,7 +211,7 @@ def _where(row: RootCause, about: Circumstances) -> str:
     if not 0 < len(row.ranks) < len(about.job.ranks):
         return ""
     worst_first = " (worst first)" if len(row.ranks) > 1 else ""
-    return f"; look at rank{'s' if len(row.ranks) > 1 else ''} {_enumerate(row.ranks)}{worst_first}"
+    return f"; look at {form(len(row.ranks), 'rank')} {_enumerate(row.ranks)}{worst_first}"
 
 
 def _enumerate(ranks: Sequence[int], most: int = 8) -> str:

@@ -15,6 +15,7 @@ import click
 
 from stepscope.agent.config import Configuration
 from stepscope.cli.agent_config import config, configured
+from stepscope.core.counting import counted
 
 if TYPE_CHECKING:
     from stepscope.agent.check import AgentCheck
@@ -86,7 +87,7 @@ def _of_one(one: Capabilities) -> list[str]:
     name = f"GPU {told.get('gpu', '')} {told.get('uuid', '')} {told.get('mig_profile', '')}" if told else "this machine"
     rows = [("  missing", "metrics", "why")]
     rows += [(f"  {gap.reason}", _names(gap.metrics), gap.detail) for gap in one.gaps]
-    return [f"{' '.join(name.split())}: {len(one.collected)} metrics", *(_table(rows) if one.gaps else ())]
+    return [f"{' '.join(name.split())}: {counted(len(one.collected), 'metric')}", *(_table(rows) if one.gaps else ())]
 
 
 def _names(metrics: tuple[str, ...]) -> str:

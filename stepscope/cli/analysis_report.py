@@ -11,9 +11,11 @@ from stepscope.cli.kernel_report import print_kernels
 from stepscope.cli.terminal import report_console
 from stepscope.core.analysis import Analysis, Ledger
 from stepscope.core.causes import HEALTHY_CAUSES
+from stepscope.core.counting import counted
 from stepscope.core.headings import Heading
 from stepscope.core.quality_lines import SHOWN_FROM, quality_lines
 from stepscope.core.verdict_lines import headline, verdict_lines
+from stepscope.core.words import cause_phrase, heading_phrase
 
 MOST_RANKS = 16
 
@@ -33,7 +35,8 @@ def print_analysis(analysis: Analysis) -> None:
     if analysis.pipeline is not None:
         p = analysis.pipeline
         console.print(
-            f"pipeline: {p.stages} stages, {p.micro_batches} micro-batches, {p.schedule}; without compute "
+            f"pipeline: {counted(p.stages, 'stage')}, {counted(p.micro_batches, 'micro-batch')}, "
+            f"{p.schedule}; without compute "
             f"{p.measured:.1%} = schedule {p.structural:.1%} + uneven stages {p.imbalance:.1%} + rest {p.variance:.1%}"
             f" (textbook {p.textbook:.1%})"
         )
@@ -58,7 +61,7 @@ def _root_cause_table(analysis: Analysis) -> Table:
         interval = "" if row.interval is None else f"{row.interval[0]:.1%} .. {row.interval[1]:.1%}"
         milliseconds = "" if row.ms_per_step is None else f"{row.ms_per_step:,.1f}"
         ranks = "all" if len(row.ranks) == len(analysis.job.ranks) else ", ".join(map(str, sorted(row.ranks)[:8]))
-        table.add_row(row.cause.replace("_", " "), f"{row.fraction:.1%}", interval, milliseconds, ranks)
+        table.add_row(cause_phrase(row.cause), f"{row.fraction:.1%}", interval, milliseconds, ranks)
     return table
 
 
@@ -66,7 +69,7 @@ def _ledger_table(analysis: Analysis) -> Table:
     shown = [h for h in Heading if any(rank.ledger.get(h, 0.0) >= SHOWN_FROM for rank in analysis.ranks)]
     table = Table("rank", box=box.SIMPLE_HEAD, title="Where the time went, share of the window", title_justify="left")
     for heading in shown:
-        table.add_column(heading.replace("_", " "), justify="right")
+        table.add_column(heading_phrase(heading), justify="right")
     for rank in analysis.ranks[:MOST_RANKS]:
         table.add_row(str(rank.rank), *_cells(rank.ledger, shown))
     if len(analysis.ranks) > MOST_RANKS:

@@ -7,6 +7,7 @@ from rich import box
 from rich.table import Table
 
 from stepscope.cli.terminal import report_console
+from stepscope.core.counting import counted
 from stepscope.reference_workloads.throughput.result import BaselineRow, Bench, BenchScale
 
 
@@ -41,7 +42,7 @@ def print_bench(bench: Bench) -> None:
 def _cells(scale: BenchScale) -> tuple[str, ...]:
     low, high = scale.efficiency_interval
     return (
-        f"dp {scale.dp} ({scale.num_ranks} ranks)",
+        f"dp {scale.dp} ({counted(scale.num_ranks, 'rank')})",
         f"{scale.batch_size}",
         f"{scale.step_p50_ms:,.1f} ms",
         f"{scale.step_p95_ms:,.1f} ms",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stepscope.cli.agents import asks_agents
+from stepscope.core.counting import counted
 
 if TYPE_CHECKING:
     from stepscope.workflow.agent_client import AgentClient
@@ -115,13 +116,13 @@ def _lines(captured: CapturedJob) -> list[str]:
         words = [f"rank {'?' if one.rank is None else one.rank}", one.state.value]
         if one.path and one.steps:
             first = one.start_step
-            words.append(f"{one.steps} steps" if first is None else f"steps {first} to {first + one.steps - 1}")
+            words.append(counted(one.steps, "step") if first is None else f"steps {first} to {first + one.steps - 1}")
             words.append(f"{size(one.bytes)}  {printable(one.path)}")
         words += [f"stopped by {one.stopped_by}"] if one.stopped_by else []
         words += [printable(one.reason)] if one.reason else []
         lines.append("  ".join(words))
     if len(captured.ranks) > len(shown):
-        lines.append(f"and {len(captured.ranks) - len(shown)} ranks more")
+        lines.append(f"and {counted(len(captured.ranks) - len(shown), 'rank')} more")
     if captured.folder:
         lines.append(f"stepscope analyze {shlex.quote(printable(captured.folder))}")
     return lines
@@ -153,5 +154,7 @@ def _end(captured: CapturedJob) -> None:
     without = [one for one in captured.ranks if one.state is not CaptureState.DONE]
     if without:
         first = without[0]
-        what = f"{len(without)} of {len(captured.ranks)} ranks left no trace; rank {first.rank}: {first.state}"
+        what = (
+            f"{len(without)} of {counted(len(captured.ranks), 'rank')} left no trace; rank {first.rank}: {first.state}"
+        )
         raise DataError(f"{what}, {first.reason}" if first.reason else what, where=f"capture {captured.order.id}")

@@ -11,7 +11,10 @@ from rich.text import Text
 
 from stepscope.cli.terminal import report_console
 from stepscope.core.comparison import Change, ComparedSide, Comparison, Difference, GateOutcome
+from stepscope.core.counting import counted
+from stepscope.core.digits import significant
 from stepscope.core.listing import listed
+from stepscope.core.words import cause_phrase, heading_phrase
 
 MOST_ROWS = 12
 LONGEST_NAME = 72
@@ -37,9 +40,9 @@ def print_comparison(comparison: Comparison) -> None:
             console.print(f"  {name}: {figures} ({_state(difference) or 'no change seen'})")
     for memory in comparison.memory:
         console.print(f"  {_short(memory.name)}: {memory.a:,.0f} -> {memory.b:,.0f}")
-    causes = [(row.cause.replace("_", " "), row.ms, listed(row.ranks_b)) for row in comparison.causes]
+    causes = [(cause_phrase(row.cause), row.ms, listed(row.ranks_b)) for row in comparison.causes]
     console.print(_table("root cause", causes, "ranks in b"))
-    headings = [(row.heading.replace("_", " "), row.ms, "") for row in comparison.headings]
+    headings = [(heading_phrase(row.heading), row.ms, "") for row in comparison.headings]
     console.print(_table("ledger heading", headings, ""))
     console.print(f"  {_how_tables_differ(comparison)}")
     kernels = [(k.name, k.ms, _calls(k.calls_a, k.calls_b)) for k in comparison.kernels if _matters(k.ms)]
@@ -72,7 +75,7 @@ def _side(name: str, side: ComparedSide) -> str:
     runs = side.runs[0] if len(side.runs) == 1 else f"{len(side.runs)} runs"
     return (
         f"{name}: {side.name} ({runs}): median {side.median_ms:,.1f} ms, mean {side.mean_ms:,.1f}, p95 "
-        f"{side.p95_ms:,.1f}, over {sum(side.num_steps)} {side.step_source} steps"
+        f"{side.p95_ms:,.1f}, over {counted(sum(side.num_steps), f'{side.step_source} step')}"
     )
 
 
@@ -112,7 +115,8 @@ def _state(difference: Difference) -> str:
 
 
 def _calls(a: float, b: float) -> str:
-    return f"{a:,.4g}" if abs(a - b) < 0.005 * max(a, b) else f"{a:,.4g} -> {b:,.4g}"
+    before, after = significant(a, 4), significant(b, 4)
+    return before if abs(a - b) < 0.005 * max(a, b) else f"{before} -> {after}"
 
 
 def _size(num_bytes: int | None) -> str:

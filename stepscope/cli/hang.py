@@ -33,17 +33,20 @@ def command(paths: tuple[str, ...], as_json: bool) -> None:
 
 
 def _print(report: HangReport) -> None:
+    from stepscope.core.causes import Cause
+    from stepscope.core.counting import counted
     from stepscope.core.errors import printable
-    from stepscope.core.words import ranks_words
+    from stepscope.core.words import cause_phrase, ranks_words
 
     verdict = report.verdict
     kind = f", {verdict.kind}" if verdict.kind else ""
-    lines = [f"VERDICT  {verdict.cause.replace('_', ' ')}{kind}  (confidence {verdict.confidence:.0%})"]
+    cause = cause_phrase(Cause(verdict.cause)) if verdict.cause in frozenset(Cause) else verdict.cause
+    lines = [f"VERDICT  {cause}{kind}  (confidence {verdict.confidence:.0%})"]
     lines.append(f"  {verdict.summary}")
     lines += [f"  - {ranks_words(one.ranks)}: {one.message}" for one in verdict.evidence]
     lines += [f"  > {action}" for action in verdict.actions]
     missing = f"; no dump of {ranks_words(report.missing_ranks)}" if report.missing_ranks else ""
-    lines.append(f"{len(report.ranks)} dumps{missing}")
+    lines.append(f"{counted(len(report.ranks), 'dump')}{missing}")
     for group in report.groups:
         lines.append(f"{ranks_words(group.ranks)}: {_where(group)}")
         lines += [f"    {frame}" for frame in group.stack]
@@ -51,11 +54,12 @@ def _print(report: HangReport) -> None:
 
 
 def _where(group: WaitingGroup) -> str:
+    from stepscope.core.counting import form
     from stepscope.core.hang import group_words
     from stepscope.core.words import ranks_words
 
     if group.operation is None:
         return "no collective is open" + ("; the last was called from" if group.stack else "")
     name = group_words(group.process_group, group.description)
-    waits = f", waits for {ranks_words(group.waits_for)}" if group.waits_for else ""
+    waits = f", {form(len(group.ranks), 'waits', 'wait')} for {ranks_words(group.waits_for)}" if group.waits_for else ""
     return f"in {group.operation} {group.sequence} of {name}{waits}"

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from stepscope.core.analysis import Analysis, KernelTime
 from stepscope.core.kernel_names import short_kernel_name
+from stepscope.core.words import heading_phrase
 
 MOST_KERNELS = 6
 MOST_FINDINGS = 4
@@ -46,7 +47,7 @@ def _cells(kernel: KernelTime, windows: float) -> tuple[str, ...]:
         "" if kernel.mean_us is None else f"{kernel.mean_us:,.1f}",
         _percent(kernel.roof_share),
         occupancy,
-        kernel.limit.replace("_", " "),
+        heading_phrase(kernel.limit),
         ", ".join(code.replace("_", " ") for code in kernel.findings),
     )
 

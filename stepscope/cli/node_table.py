@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.core.causes import Cause
+from stepscope.core.counting import counted
 from stepscope.core.errors import printable
-from stepscope.core.words import UNKNOWN, cause_words
+from stepscope.core.words import UNKNOWN, cause_phrase
 
 if TYPE_CHECKING:
     from stepscope.core.node import Node, NodeDevice
@@ -56,8 +57,8 @@ def _summary(answers: Sequence[NodeAnswer]) -> Text:
     devices = [one for answer in answers if answer.node and not answer.error for one in answer.node.devices]
     gpus = [one for one in devices if "gpu_instance" not in one.labels]
     told = [
-        f"{len(answers)} machine{'' if len(answers) == 1 else 's'}",
-        f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}",
+        counted(len(answers), "machine"),
+        counted(len(gpus), "GPU"),
     ]
     busy = [one.values["utilization_ratio"] for one in gpus if "utilization_ratio" in one.values]
     if busy:
@@ -67,7 +68,7 @@ def _summary(answers: Sequence[NodeAnswer]) -> Text:
         told.append(f"{sum(watts) / 1000:,.1f} kW")
     silent = sum(1 for answer in answers if answer.error)
     if silent:
-        told.append("1 agent does not answer" if silent == 1 else f"{silent} agents do not answer")
+        told.append(f"{counted(silent, 'agent does', 'agents do')} not answer")
     return Text(", ".join(told))
 
 
@@ -122,7 +123,7 @@ def _class(device: NodeDevice) -> str:
     if device.spent is None:
         return UNKNOWN
     cause = _CAUSES.get(device.spent.cause)
-    return cause_words(cause).lower() if cause else device.spent.cause.replace("_", " ")
+    return cause_phrase(cause) if cause else device.spent.cause.replace("_", " ")
 
 
 def _throttled(reasons: dict[str, float]) -> str:

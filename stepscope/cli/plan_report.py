@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stepscope.cli.terminal import report_console
+from stepscope.core.counting import counted
 
 _GIB = 2.0**30
 _COUNTS = {"B": 1e9, "M": 1e6, "K": 1e3}
@@ -67,7 +68,7 @@ def _headline(document: dict[str, Any]) -> str:
     layout = f"tp {plan['tp']} x pp {plan['pp']} x dp {plan['dp']}"
     return (
         f"{document['workload']} {document['preset']}: {num_parameters} parameters, {layout} = {plan['world_size']} x"
-        f" {assumed['gpu']}, zero {plan['zero']}, {plan['micro_batches']} micro-batches"
+        f" {assumed['gpu']}, zero {plan['zero']}, {counted(plan['micro_batches'], 'micro-batch')}"
     )
 
 

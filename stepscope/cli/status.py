@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stepscope.cli.agents import asks_agents
+from stepscope.core.counting import counted
 from stepscope.core.errors import printable
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def command(context: click.Context, clients: list[AgentClient], as_json: bool) -
 def _lines(report: StatusReport) -> list[str]:
     num_gpus = sum(node.num_gpus for node in report.nodes)
     sick = {(finding.agent, finding.gpu) for finding in report.findings if finding.gpu}
-    said = f"{_counted(len(report.findings), 'finding')}, {_counted(len(sick), 'GPU')} not well"
-    head = f"{_counted(len(report.nodes), 'machine')}, {_counted(num_gpus, 'GPU')}: "
+    said = f"{counted(len(report.findings), 'finding')}, {counted(len(sick), 'GPU')} not well"
+    head = f"{counted(len(report.nodes), 'machine')}, {counted(num_gpus, 'GPU')}: "
     return [head + (said if report.findings else "nothing is wrong"), *map(_line, report.findings)]
 
 
@@ -51,7 +52,3 @@ def _line(finding: StatusFinding) -> str:
         place = f"{place} GPU {finding.gpu}" + (f" ({finding.uuid})" if finding.uuid else "")
     line = f"{finding.severity}: {place}: {finding.message}"
     return printable(f"{line}; {finding.action}" if finding.action else line)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

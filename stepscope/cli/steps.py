@@ -63,7 +63,9 @@ def _print(report: StepReport, last: int) -> None:
 
 
 def _headline(report: StepReport) -> str:
-    parts = [f"{report.num_steps} steps of {len(report.ranks)} ranks"]
+    from stepscope.core.counting import counted
+
+    parts = [f"{counted(report.num_steps, 'step')} of {counted(len(report.ranks), 'rank')}"]
     times = report.step_ms
     if times.p50 is not None:
         parts.append(f"median {times.p50:,.1f} ms, p95 {times.p95:,.1f}, longest {times.max:,.1f}")

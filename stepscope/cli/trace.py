@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stepscope.core.counting import counted, form
 from stepscope.core.words import number_runs
 
 if TYPE_CHECKING:
@@ -101,8 +102,14 @@ def _rank(file: TraceFileInfo) -> str:
 
 
 def _group(group: GroupInfo) -> str:
-    members = "members not told" if group.ranks is None else f"ranks {number_runs(group.ranks, dash='-')}"
-    return " ".join(part for part in (group.description, f"({members}), named by {group.num_calls:,} calls") if part)
+    members = (
+        "members not told"
+        if group.ranks is None
+        else f"{form(len(group.ranks), 'rank')} {number_runs(group.ranks, dash='-')}"
+    )
+    return " ".join(
+        part for part in (group.description, f"({members}), named by {counted(group.num_calls, 'call')}") if part
+    )
 
 
 def _steps(steps: list[int]) -> str:
@@ -111,12 +118,12 @@ def _steps(steps: list[int]) -> str:
 
 
 def _problems(problems: Problems) -> str:
-    counted = {
+    numbers = {
         "repaired": problems.repaired,
         "dropped": problems.dropped,
         "clipped": problems.clipped,
     }
-    parts = [f"{count:,} {name}" for name, count in counted.items() if count]
+    parts = [f"{count:,} {name}" for name, count in numbers.items() if count]
     if problems.clipped:
         parts[-1] += f" (by {problems.clipped_ms:,.3f} ms)"
     if problems.damaged_at_byte is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stepscope.cli.fan_out_options import fan_out_options
+from stepscope.core.words import cause_phrase
 
 if TYPE_CHECKING:
     from stepscope.core.what_if import Fix, WhatIfReport
@@ -92,11 +93,11 @@ def _print(report: WhatIfReport) -> None:
 def _cells(fix: Fix) -> tuple[str, ...]:
     calibrated = "" if fix.calibrated_step_ms is None else f"{fix.calibrated_step_ms:,.1f} ms"
     return (
-        fix.fix.replace("_", " "),
+        cause_phrase(fix.fix),
         fix.change,
         f"{fix.step_ms:,.1f} ms",
         f"{fix.speedup:.2f}x",
         calibrated,
         ", ".join(map(str, fix.ranks[:8])),
-        "" if fix.binds_next is None else fix.binds_next.replace("_", " "),
+        "" if fix.binds_next is None else cause_phrase(fix.binds_next),
     )

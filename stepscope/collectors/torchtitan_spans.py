@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.core.analysis import Notice
+from stepscope.core.counting import counted
 from stepscope.core.steps import RankSteps, Step
 
 FOLDER = "structured_logs"
@@ -41,7 +42,12 @@ def read_torchtitan_steps(output_directory: Path) -> tuple[list[RankSteps], list
     for match, path in sorted(named, key=lambda entry: entry[0]["started"]):
         lines, unreadable = _lines(path)
         if unreadable:
-            notices.append(Notice("unreadable_lines", f"{path}: {unreadable} lines are no event and are left out"))
+            notices.append(
+                Notice(
+                    "unreadable_lines",
+                    f"{path}: {counted(unreadable, 'line is no event and is', 'lines are no event and are')} left out",
+                )
+            )
         rank = ranks.setdefault(int(match["rank"]), RankSteps(int(match["rank"])))
         for step in _steps(lines):
             rank.add(step)

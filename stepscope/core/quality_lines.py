@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepscope.core.analysis import TraceQuality
+from stepscope.core.counting import counted
 from stepscope.core.trace_doubts import NOTABLE_ACTIVITY
 
 SHOWN_FROM = 0.0005
@@ -22,14 +23,14 @@ def quality_lines(quality: TraceQuality) -> dict[str, str]:
 
 
 def _reading(quality: TraceQuality) -> list[str]:
-    clipped = f"activities clipped (by {quality.clipped_us:,.0f} us)"
     counts = (
-        (quality.repaired, "events repaired"),
-        (quality.dropped, "events dropped"),
-        (quality.clipped, clipped),
-        (quality.truncated_files, "files truncated"),
+        (quality.repaired, "event", "repaired"),
+        (quality.dropped, "event", "dropped"),
+        (quality.clipped, "activity", f"clipped (by {quality.clipped_us:,.0f} us)"),
+        (quality.truncated_files, "file", "truncated"),
     )
-    return [f"{count:,} {name}" for count, name in counts if count] or ["nothing repaired, nothing dropped"]
+    parts = [f"{counted(number, what)} {how}" for number, what, how in counts if number]
+    return parts or ["nothing repaired, nothing dropped"]
 
 
 def _linking(quality: TraceQuality) -> list[str]:
@@ -42,7 +43,7 @@ def _linking(quality: TraceQuality) -> list[str]:
     )
     parts = [f"{share:.1%} {name}" for share, name in shares if share >= SHOWN_FROM]
     if quality.lost_at_start:
-        parts.append(f"{quality.lost_at_start:,} launches before the profiler recorded the device")
+        parts.append(f"{counted(quality.lost_at_start, 'launch')} before the profiler recorded the device")
     if quality.collective_args is not None:
         parts.append(f"{quality.collective_args:.0%} of communication described")
     return parts
@@ -55,7 +56,7 @@ def _steps(quality: TraceQuality) -> list[str]:
     if quality.steps_without_device:
         parts.append(f"{quality.steps_without_device:.0%} of one rank's without device activity")
     if quality.merged_boundaries:
-        parts.append(f"{quality.merged_boundaries} boundaries merged")
+        parts.append(f"{counted(quality.merged_boundaries, 'boundary')} merged")
     if quality.largest_activity >= NOTABLE_ACTIVITY:
         parts.append(f"one activity takes {quality.largest_activity:.0%} of the window")
     return parts

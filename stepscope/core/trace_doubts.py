@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepscope.core.analysis import Job, TraceQuality
+from stepscope.core.counting import counted, form
 from stepscope.core.words import count, milliseconds, percent, ranks_words
 
 NOTABLE_SHARE = 0.01
@@ -34,7 +35,8 @@ def _missing_data(job: Job, quality: TraceQuality) -> list[str]:
     problems = []
     if job.missing_ranks:
         problems.append(
-            f"{len(job.missing_ranks)} of {job.world_size} ranks have no trace: {ranks_words(job.missing_ranks)}. "
+            f"{len(job.missing_ranks)} of {counted(job.world_size, 'rank')} "
+            f"{form(len(job.missing_ranks), 'has', 'have')} no trace: {ranks_words(job.missing_ranks)}. "
             "Waiting for them cannot be told from communication."
         )
     if quality.steps_complete == 0:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from stepscope.core.analysis import Evidence, Job, Verdict
-from stepscope.core.words import device_words, mesh_words, metric_words
+from stepscope.core.counting import counted, form
+from stepscope.core.digits import significant
+from stepscope.core.words import MAX_NUMBER, UNKNOWN, cause_phrase, device_words, mesh_words, metric_words
+
+_ONE = {"calls": "call", "batches": "batch", "times": "time"}
+"""What a unit that counts things is called when it is one."""
+_SMALLEST = 0.001
+"""What is smaller but there is said to be."""
 
 
 def headline(job: Job) -> str:
     """What was analysed, in a line: ranks, layout, GPU, steps, step time, MFU."""
-    parts = [f"{len(job.ranks)} of {job.world_size} ranks"]
+    parts = [f"{len(job.ranks)} of {counted(job.world_size, 'rank')}"]
     layout = mesh_words(job.mesh)
     parts += [layout] if layout else []
     parts += [device_words(job)]
-    parts += [f"{job.num_steps} steps"]
+    parts += [counted(job.num_steps, "step")]
     if job.step_ms is not None:
         step = f"{job.step_ms:,.1f} ms a step"
         if job.unprofiled_step_ms is not None:
@@ -25,10 +32,10 @@ def headline(job: Job) -> str:
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Cause and confidence; then what happened, its evidence, what to do, and what else was found."""
-    cause = verdict.cause.replace("_", " ")
-    lines = [f"VERDICT  {cause}  (confidence {verdict.confidence:.0%})", f"  {verdict.summary}"]
+    lines = [f"VERDICT  {cause_phrase(verdict.cause)}  (confidence {verdict.confidence:.0%})", f"  {verdict.summary}"]
     for evidence in verdict.evidence:
-        ranks = f" on rank {', '.join(map(str, evidence.ranks))}" if evidence.ranks else ""
+        where = f"{form(len(evidence.ranks), 'rank')} {', '.join(map(str, evidence.ranks))}"
+        ranks = f" on {where}" if evidence.ranks else ""
         lines.append(f"  - {metric_words(evidence.metric)}: {_value(evidence)}{ranks}")
     lines += [f"  > {action}" for action in verdict.actions]
     lines += [f"  also: {other.summary}" for other in verdict.secondary]
@@ -40,5 +47,16 @@ def _value(evidence: Evidence) -> str:
     if evidence.unit == "ratio":
         threshold = "" if evidence.threshold is None else f" (named from {evidence.threshold:.0%})"
         return f"{evidence.value:.1%}{threshold}"
-    threshold = "" if evidence.threshold is None else f" (threshold {evidence.threshold:g})"
-    return f"{evidence.value:,.3g} {evidence.unit}{threshold}"
+    threshold = "" if evidence.threshold is None else f" (threshold {_number(evidence.threshold, evidence.unit)})"
+    number = _number(evidence.value, evidence.unit)
+    unit = _ONE.get(evidence.unit, evidence.unit) if number == "1" else evidence.unit
+    return f"{number} {unit}".rstrip() + threshold
+
+
+def _number(value: float, unit: str) -> str:
+    """Milliseconds as in all other lines, to a tenth; else three significant digits, and never an exponent."""
+    if not abs(value) <= MAX_NUMBER:
+        return UNKNOWN
+    if unit == "ms":
+        return f"{value:,.1f}"
+    return f"<{_SMALLEST:g}" if 0 < value < _SMALLEST else significant(value)

@@ -30,7 +30,28 @@ _METRIC_WORDS = {
     "hidden_transfer": "Transfer hidden by compute",
     "small_message_share": "Transfer in small messages",
     "small_messages_per_step": "Small messages a step",
+    "what_if_step": "Step with that change",
+    "unexplained_loss": "Waiting or idling that nothing explains",
+    "steps_without_device": "Steps without device activity",
+    "largest_activity": "Largest single activity",
+    "arrivals_unknown": "Communication with unknown arrivals",
+    "share_of_late_host_time": "Late host time",
+    "share_of_blocked_time": "Blocked host time",
+    "blocking_calls_a_step": "Blocking calls a step",
+    "spread_of_waits": "Spread of the waits for data",
+    "period_of_waits": "Long waits for data come every",
+    "share_of_difference_by_more_kernels": "Share of the difference by additional kernels",
+    "kernels_slower_by": "Kernel time against the peers'",
+    "share_of_time_slower_by_about_that": "Kernel time slower by about that factor",
+    "recomputed_share_of_flops": "FLOPs that are recomputed",
+    "no_tensor_cores_share": "Time in matrix kernels without tensor cores",
+    "inefficient_kernels_share": "Time in kernels far from their limit",
+    "unfused_share": "Time in element-wise chains that are not fused",
+    "tiny_kernels_share": "Time in tiny kernels",
+    "tiny_share_of_kernels": "Kernels that are tiny",
+    "pageable_share_of_host_copies": "Host copies from or to pageable memory",
 }
+"""Of what the analysis of traces puts into evidence; what a figure is about stands behind a colon in its name."""
 
 _LATEST_NS = 2**63 - 1
 """The year 2262: the last one that ns in a signed integer of 64 bits reach."""
@@ -94,6 +115,16 @@ def cause_words(cause: Cause) -> str:
     return _CAUSE_WORDS.get(cause) or _sentence(cause.value)
 
 
+def cause_phrase(cause: Cause) -> str:
+    """A cause inside a sentence or in a table of plain text: 'pipeline bubble', 'gaps between kernels'."""
+    return _inside(cause_words(cause))
+
+
+def heading_phrase(heading: Heading) -> str:
+    """A heading inside a sentence or in a table of plain text: 'waiting for a rank'."""
+    return _inside(heading_words(heading))
+
+
 def heading_words(heading: Heading) -> str:
     """A heading as a title: 'Waiting for a rank'."""
     return _HEADING_WORDS.get(heading) or _sentence(heading.value)
@@ -121,8 +152,10 @@ def reason_words(reason: Reason) -> str:
 
 
 def metric_words(metric: str) -> str:
-    """A metric's name as words: 'Bubble by uneven stages'."""
-    return _METRIC_WORDS.get(metric) or _sentence(metric.replace(".", " "))
+    """A metric's name as words: 'Bubble by uneven stages', of one of several 'Late host time (dispatch)'."""
+    name, _, of_what = metric.partition(": ")
+    words = _METRIC_WORDS.get(name) or _sentence(name.replace(".", " "))
+    return f"{words} ({of_what.replace('_', ' ')})" if of_what else words
 
 
 def action_words(action: str) -> str:
@@ -253,6 +286,10 @@ def _digits(value: float) -> str:
 
 def _no_minus_zero(text: str) -> str:
     return text[1:] if text.startswith("-") and not text.strip("-0.") else text
+
+
+def _inside(words: str) -> str:
+    return words[:1].lower() + words[1:]
 
 
 def _sentence(name: str) -> str:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from stepscope import __version__
+from stepscope.core.counting import counted
 from stepscope.core.errors import DataError, StepscopeError, UsageError
 from stepscope.core.timeline import HEADING_ORDER
 from stepscope.dashboard.failures import report
@@ -129,7 +130,7 @@ def _tile_document(
     wanted = ranks if ranks is not None else sorted(window.tracks)
     missing = [rank for rank in wanted if rank not in window.tracks]
     if missing or len(wanted) > MAX_RANKS_A_TILE:
-        what = f"no rank {missing[0]} in this run" if missing else f"{len(wanted)} ranks asked for at once"
+        what = f"no rank {missing[0]} in this run" if missing else f"{counted(len(wanted), 'rank')} asked for at once"
         raise UsageError(what, what_next=f"name up to {MAX_RANKS_A_TILE} of its ranks with rank=")
     place: dict[str, Any] = {"origin_ns": window.origin_ns, "start_ns": start_ns, "end_ns": end, "width": width}
     return _TileDocument(

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from stepscope.core.counting import counted
 from stepscope.core.errors import DataError, UsageError
 from stepscope.reference_workloads.presets import Preset
 
@@ -62,7 +63,9 @@ class JpegImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
                 "no JPEG files in folders named by their class", where=str(folder), what_next="name another folder"
             )
         if len(labels) > preset.vocab_size:
-            raise UsageError(f"{len(labels)} classes, but the model tells {preset.vocab_size} apart", where=str(folder))
+            raise UsageError(
+                f"{counted(len(labels), 'class')}, but the model tells {preset.vocab_size} apart", where=str(folder)
+            )
 
     def __len__(self) -> int:
         return self._num_images

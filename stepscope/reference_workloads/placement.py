@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from stepscope.core.counting import counted
 from stepscope.core.errors import UsageError
 from stepscope.reference_workloads.plan import ParallelPlan
 
@@ -56,7 +57,7 @@ def device_type_of(device: str, plan: ParallelPlan, simulate_compute_ms: float, 
         )
     if not is_rank and plan.world_size > torch.cuda.device_count():
         raise UsageError(
-            f"the plan needs {plan.world_size} GPUs, this machine has {torch.cuda.device_count()}",
+            f"the plan needs {counted(plan.world_size, 'GPU')}, this machine has {torch.cuda.device_count()}",
             what_next="use --device cpu or smaller sizes",
         )
     return "cuda"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stepscope.core.counting import counted
 from stepscope.core.errors import UsageError
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.refusals import refuse_for_images, refuse_unsound
@@ -100,7 +101,7 @@ class ParallelPlan:
         """Raises UsageError when the job has another number of processes than the plan."""
         if world_size != self.world_size:
             raise UsageError(
-                f"tp {self.tp} x pp {self.pp} x dp {self.dp} is {self.world_size} processes, but the job has"
+                f"tp {self.tp} x pp {self.pp} x dp {self.dp} is {counted(self.world_size, 'process')}, but the job has"
                 f" {world_size}",
                 what_next="change the sizes or the number of processes",
             )
@@ -122,7 +123,8 @@ class ParallelPlan:
             parts.insert(0, ("layers", preset.num_layers, self.num_stages, "pipeline stages"))
         elif sum(self.stage_layers) != preset.num_layers:
             raise UsageError(
-                f"the stages take {sum(self.stage_layers)} layers together, the model has {preset.num_layers}",
+                f"the stages take {counted(sum(self.stage_layers), 'layer')} "
+                f"together, the model has {preset.num_layers}",
                 where=f"preset {preset.name}",
                 what_next="give each layer to one stage",
             )
@@ -146,8 +148,9 @@ class ParallelPlan:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.stage_layers is not None and (len(self.stage_layers) != self.num_stages or min(self.stage_layers) < 1):
             raise UsageError(
-                f"{self.num_stages} pipeline stages cannot hold {', '.join(map(str, self.stage_layers))} layers",
-                what_next=f"give {self.num_stages} numbers of layers, each at least 1",
+                f"{counted(self.num_stages, 'pipeline stage')} cannot hold "
+                f"{', '.join(map(str, self.stage_layers))} layers",
+                what_next=f"give {counted(self.num_stages, 'number')} of layers, at least 1",
             )
         if self.schedule not in SCHEDULES:
             raise UsageError(

@@ -9,6 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from stepscope.core.counting import counted
 from stepscope.core.errors import UsageError
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -69,12 +70,15 @@ class Preset:
         if not 0 < self.learning_rate < math.inf or self.num_loader_workers < 0:
             raise UsageError("a learning rate is above 0, and a loader's number of workers not below")
         if self.hidden_size % self.num_heads:
-            raise UsageError(f"a hidden size of {self.hidden_size} cannot be divided over {self.num_heads} heads")
+            raise UsageError(
+                f"a hidden size of {self.hidden_size} cannot be divided over {counted(self.num_heads, 'head')}"
+            )
         if self.dtype not in DTYPES:
             raise UsageError(f"a dtype is one of {', '.join(DTYPES)}, not {self.dtype!r}")
         if self.image is not None and self.num_layers != sum(self.image.blocks):
             raise UsageError(
-                f"a ResNet of {sum(self.image.blocks)} bottlenecks has not {self.num_layers} layers",
+                f"a ResNet of {counted(sum(self.image.blocks), 'bottleneck')} has not "
+                f"{counted(self.num_layers, 'layer')}",
                 what_next="leave --layers out",
             )
 

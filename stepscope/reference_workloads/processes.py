@@ -20,6 +20,7 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
 
+from stepscope.core.counting import form
 from stepscope.core.errors import UnreachableError
 from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
 
@@ -157,7 +158,7 @@ def _raise_for(failed: list[_Rank], num_ranks: int) -> None:
         what = f"rank {culprit.number} was killed by {signal.Signals(-code).name}"
     else:
         what = f"rank {culprit.number} ended with exit code {code} before the training was over"
-    error = RankFailedError(f"{what}; all {num_ranks} ranks were ended")
+    error = RankFailedError(f"{what}; {form(num_ranks, 'the job was', f'all {num_ranks} ranks were')} ended")
     if culprit.trace:
         error.add_note(culprit.trace)
     raise error

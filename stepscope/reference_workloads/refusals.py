@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from stepscope.core.counting import counted
 from stepscope.core.errors import UsageError
 from stepscope.reference_workloads.schedules import (
     MULTI_STAGE_SCHEDULES,
@@ -107,7 +108,8 @@ def _refuse_schedule(layout: Layout) -> None:
     num_rounds = max(1, micro_batches // pp)
     if schedule in {"interleaved", "zero-bubble"} and micro_batches % num_rounds:
         raise UsageError(
-            f"{micro_batches} micro-batches cannot be dealt in {num_rounds} rounds over pp {pp}, which the"
+            f"{counted(micro_batches, 'micro-batch')} cannot be dealt in "
+            f"{counted(num_rounds, 'round')} over pp {pp}, which the"
             f" {schedule} schedule does",
             what_next=f"use a multiple of {pp}",
         )

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 
 from stepscope.core.analysis import Notice
+from stepscope.core.counting import counted
 from stepscope.core.run_layout import STEPS_FOLDER
 from stepscope.core.steps import RankSteps, Step
 from stepscope.store.documents import is_figure
@@ -69,7 +70,12 @@ def read_run_steps(run_directory: Path) -> tuple[list[RankSteps], list[Notice]]:
             else:
                 steps.append(step)
         if unreadable:
-            notices.append(Notice("unreadable_lines", f"{path}: {unreadable} lines are no step and are left out"))
+            notices.append(
+                Notice(
+                    "unreadable_lines",
+                    f"{path}: {counted(unreadable, 'line is no step and is', 'lines are no step and are')} left out",
+                )
+            )
     return _latest(told), notices
 
 

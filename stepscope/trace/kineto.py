@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
+from stepscope.core.counting import counted, form
 from stepscope.core.errors import DataError, NotATraceError
 from stepscope.trace.building import ColumnsBuilder
 from stepscope.trace.categories import is_pytorchs
@@ -237,10 +238,9 @@ def _is_complete(before: bytes, after: bytes) -> bool:
 def _nothing_complete(splitter: EventSplitter, builder: ColumnsBuilder, path: str) -> DataError:
     lost = splitter.dropped + builder.dropped
     if splitter.num_events and lost == splitter.num_events:
-        return NotATraceError(
-            f"holds no readable event (all {lost} entries are broken or no events)", where=path, what_next=_WHAT_NEXT
-        )
-    what = f'holds no complete event ("ph": "X") among {splitter.num_events} entries'
+        entries = form(lost, "its one entry is broken or no event", f"all {lost} entries are broken or no events")
+        return NotATraceError(f"holds no readable event ({entries})", where=path, what_next=_WHAT_NEXT)
+    what = f'holds no complete event ("ph": "X") among {counted(splitter.num_events, "entry")}'
     if builder.dropped:
-        what = f"holds no usable event: {builder.dropped} are without time, or their times overflow"
+        what = f"holds no usable event: of {builder.dropped} the time is missing or overflows"
     return DataError(what, where=path, what_next="check that the profiler recorded at least one step")

@@ -23,6 +23,7 @@ from stepscope.core.captures import (
     whole_state,
 )
 from stepscope.core.checked_fields import FieldError
+from stepscope.core.counting import counted
 from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError
 from stepscope.core.words import number_runs, ranks_words
 from stepscope.workflow.agent_client import AgentClient, AgentReply
@@ -251,7 +252,7 @@ def _warnings(job: CapturedJob) -> tuple[Notice, ...]:
 
 def _ranks_in_words(job: CapturedJob) -> str:
     num, nodes = len(job.ranks), len(job.reports)
-    return f"{num} rank{'' if num == 1 else 's'} on {nodes} node{'' if nodes == 1 else 's'}"
+    return f"{counted(num, 'rank')} on {counted(nodes, 'node')}"
 
 
 def _state_in_words(job: CapturedJob) -> str:

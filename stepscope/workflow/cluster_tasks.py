@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterable
 
 from stepscope import __version__
+from stepscope.core.counting import counted
 from stepscope.core.errors import DataError, UnreachableError, UsageError
 from stepscope.workflow.file_views import FileTask, FileViews
 
@@ -61,7 +62,7 @@ def killed(task: FileTask, engine: str, why: object) -> FileViews:
 def lost(engine: str, address: str, num_missing: int) -> UnreachableError:
     """The cluster went away."""
     return UnreachableError(
-        f"the {engine} cluster was lost with {num_missing} files to go",
+        f"the {engine} cluster was lost with {counted(num_missing, 'file')} to go",
         where=address,
         what_next="see whether it is up, and run again",
     )
@@ -70,7 +71,7 @@ def lost(engine: str, address: str, num_missing: int) -> UnreachableError:
 def no_workers(engine: str, address: str, num_missing: int) -> UnreachableError:
     """The cluster has nobody to do the work."""
     return UnreachableError(
-        f"the {engine} cluster has no workers, with {num_missing} files to go",
+        f"the {engine} cluster has no workers, with {counted(num_missing, 'file')} to go",
         where=address,
         what_next="start some, and run again",
     )

@@ -16,6 +16,7 @@ from stepscope.collectors.nccl_ras import looks_like_ras, read_ras
 from stepscope.collectors.nccl_topology import looks_like_topology, read_topology
 from stepscope.collectors.xpu_timer import looks_like_xpu_timer, read_xpu_timer
 from stepscope.core.analysis import Notice
+from stepscope.core.counting import counted
 from stepscope.core.errors import DataError
 from stepscope.core.nccl import NcclReport
 from stepscope.core.nccl_events import LogEvent
@@ -64,7 +65,7 @@ def read_nccl(paths: Sequence[str]) -> NcclReport:
     if told.is_empty:
         trouble = f" ({told.notices[0].message})" if told.notices else ""
         raise DataError(
-            f"nothing of NCCL's in {told.num_files} file{'' if told.num_files == 1 else 's'}{trouble}",
+            f"nothing of NCCL's in {counted(told.num_files, 'file')}{trouble}",
             where=", ".join(paths),
             what_next="run the job with NCCL_DEBUG=INFO and give its log",
         )
@@ -103,7 +104,7 @@ def _read_kind(file: Path, told: _Told) -> None:
         told.calls += [call for call in calls if call is not None]
         if num_unread := sum(call is None for call in calls):
             told.notices.append(
-                Notice("unreadable_lines", f"{file}: {num_unread} lines of the inspector cannot be read")
+                Notice("unreadable_lines", f"{file}: {counted(num_unread, 'line')} of the inspector cannot be read")
             )
     elif looks_like_xpu_timer(head):
         told.pages.append(read_xpu_timer(_whole(beginning, lines, file), file=str(file)))

@@ -11,8 +11,10 @@ from stepscope.analyzer.what_if.operations.replay import Replay
 from stepscope.analyzer.what_if.operations.slowdown import Removal, Slowdown, find_slowdown
 from stepscope.core.analysis import Notice
 from stepscope.core.causes import Cause
+from stepscope.core.counting import counted
 from stepscope.core.errors import DataError
 from stepscope.core.what_if import Fix, WhatIfInput, WhatIfReport
+from stepscope.core.words import cause_phrase
 from stepscope.trace.operation_table import meta_path, read_operation_table
 
 REPLAY_WORTH_SAYING = 0.05
@@ -115,11 +117,17 @@ def _warnings(
         what = f"no {meta_path(path).name} beside the table: its replicas are taken as not sharded"
         notices.append(Notice("no_description", what))
     if grid.num_left_out:
-        notices.append(Notice("incomplete_steps", f"{grid.num_left_out} steps lack operations and are left out"))
+        notices.append(
+            Notice(
+                "incomplete_steps",
+                f"{counted(grid.num_left_out, 'step lacks operations and is', 'steps lack operations and are')} "
+                "left out",
+            )
+        )
     if abs(replay_error) > REPLAY_WORTH_SAYING:
         notices.append(Notice("replay_error", f"the replay misses the measured step by {replay_error:+.1%}"))
     for cause in asked:
         if cause not in done:
-            what = f"an operation table does not tell what the step would take without {cause}"
+            what = f"an operation table does not tell what the step would take without {cause_phrase(cause)}"
             notices.append(Notice("fix_not_known", what))
     return notices

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from stepscope.core.counting import counted
+
 NO_UPDATE = "an optimizer was made, but no update of it was seen, so nothing was measured"
 IN_COMPILED_CODE = (
     "updates were made where their ends are not seen, as in a compiled step, so nothing was measured; "
@@ -22,8 +24,7 @@ def speaks_here() -> bool:
 def say_where(run_directory: Path | None, num_steps: int) -> None:
     """Where the run is; nothing when there is none, as measuring stopped and said why."""
     if run_directory is not None:
-        steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
-        say(f"{steps} measured; next: stepscope analyze {run_directory}")
+        say(f"{counted(num_steps, 'step')} measured; next: stepscope analyze {run_directory}")
 
 
 def say(what: str) -> None:

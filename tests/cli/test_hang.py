@@ -52,8 +52,8 @@ def test_the_answer_in_lines(hung: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "VERDICT  hang, host  (confidence 95%)",
-        "  rank 0 never called the collective that the others wait in: stuck on the host; 1 other wait",
-        "  - rank 0: has called 1 collective less of default_pg than rank 1",
+        "  rank 0 never called the collective that the others wait in: stuck on the host; 1 other waits",
+        "  - rank 0: has called 1 collective fewer of default_pg than rank 1",
         "  > look at what their Python does: py-spy dump --pid, or flight/rank<r>.stacks.txt of the run",
         "2 dumps",
         "rank 0: no collective is open; the last was called from",

@@ -42,7 +42,7 @@ def test_the_table_has_a_line_a_step_and_the_headline_says_the_rest(
         ["1", "50.0"],
         ["2", "50.0"],
     ]
-    assert "1 lines are no step" in errors
+    assert "1 line is no step" in errors
 
 
 def test_the_document_has_all_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.analyzer.kernels.evidence import _OF_CAUSE
 from stepscope.core import words
 from stepscope.core.analysis import MeshSizes
 from stepscope.core.causes import Cause, Reason
@@ -126,6 +130,34 @@ def test_the_device_is_named_as_far_as_it_is_known(
 def test_the_analyzers_metrics_read_as_words() -> None:
     assert words.metric_words("pipeline_structural") == "Bubble by the schedule alone"
     assert words.metric_words("something.new_here") == "Something new here"
+    assert words.metric_words("share_of_late_host_time: cpu_limited") == "Late host time (cpu limited)"
+
+
+def test_every_metric_of_the_trace_analysis_has_words_of_its_own() -> None:
+    """Those of the fleet are names of exported metrics, which are quoted as they are."""
+    found = {metric for path in _ANALYZER.rglob("*.py") if "fleet" not in path.parts for metric in _metrics(path)}
+    without = {metric for metric in found if metric.partition(": ")[0] not in words._METRIC_WORDS}
+
+    assert len(found) > 20
+    assert without == set()
+    assert not any(":" in words.metric_words(metric) for metric in found)
+
+
+def _metrics(path: Path) -> Iterator[str]:
+    """Names given to `Evidence`, of f-strings with each name that they may become."""
+    for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Evidence"):
+            continue
+        name = ast.unparse(call.args[0]).removeprefix("f").strip("'")
+        yield from _SPELT_OUT.get(name, (name,))
+
+
+_ANALYZER = Path(words.__file__).parents[1] / "analyzer"
+_SPELT_OUT = {
+    "share_of_{of_what}: {reason}": ("share_of_late_host_time: dispatch", "share_of_blocked_time: reads_value"),
+    "blocking_calls_a_step: {reason}": ("blocking_calls_a_step: reads_value",),
+    "{flag.name.lower()}_share": tuple(f"{flag.name.lower()}_share" for flags in _OF_CAUSE.values() for flag in flags),
+}
 
 
 def test_a_formula_is_not_torn_apart_at_its_minus() -> None:

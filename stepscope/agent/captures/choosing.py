@@ -8,6 +8,7 @@ from http import HTTPStatus
 
 from stepscope.agent.captures.backend import CaptureTarget
 from stepscope.core.captures import CaptureOrder, CaptureReport
+from stepscope.core.counting import counted
 
 _HOUR_NS = 3_600_000_000_000
 _MOST_NAMED = 3
@@ -99,7 +100,10 @@ def within_limits(
         RefusedError: it asks for more than anybody may, or too often.
     """
     if order.steps > limits.max_steps:
-        raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"at most {limits.max_steps} steps are captured at once")
+        raise RefusedError(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            f"at most {counted(limits.max_steps, 'step is', 'steps are')} captured at once",
+        )
     if order.max_bytes is not None and order.max_bytes > limits.max_bytes:
         raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, f"a trace has at most {limits.max_bytes} bytes")
     latest_ns = now_ns + int(limits.max_seconds * 1e9)
@@ -107,7 +111,7 @@ def within_limits(
         line = f"a capture starts within {limits.max_seconds:.0f} s"
         raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, line)
     if sum(not report.state.is_final for report in others) >= limits.max_open:
-        line = f"{limits.max_open} captures are open already; ask again when one is done"
+        line = f"{counted(limits.max_open, 'capture is', 'captures are')} open already; ask again when one is done"
         raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, line)
     keys = {_run_key(target.run_directory, target.key) for target in targets}
     recent = sum(
@@ -116,7 +120,9 @@ def within_limits(
         for report in others
     )
     if recent >= limits.max_per_hour:
-        line = f"this run was captured {recent} times within an hour; no more than {limits.max_per_hour} are allowed"
+        line = (
+            f"this run was captured {counted(recent, 'time')} within an hour; no more than {limits.max_per_hour} may be"
+        )
         raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, line)
     deadline_ns = min(order.deadline_unix_ns or latest_ns, latest_ns)
     return replace(order, max_bytes=order.max_bytes or limits.max_bytes, deadline_unix_ns=deadline_ns)

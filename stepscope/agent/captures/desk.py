@@ -19,6 +19,7 @@ from stepscope.agent.captures.capture import Capture
 from stepscope.agent.captures.choosing import CaptureLimits, RefusedError, chosen, within_limits
 from stepscope.agent.captures.kept import KeptCaptures
 from stepscope.core.captures import CaptureOrder, CaptureReport, RankCapture
+from stepscope.core.counting import counted, form
 from stepscope.core.errors import printable
 
 _log = logging.getLogger(__name__)
@@ -158,7 +159,10 @@ class CaptureDesk:
             raise
         what = f"run {order.run}" if order.job is None else f"job {order.job}"
         ranks = ",".join(str(target.rank) for target in targets)
-        _note(f"capture {order.id} asked by {by}: {order.steps} steps of {what}, ranks {ranks}")
+        _note(
+            f"capture {order.id} asked by {by}: {counted(order.steps, 'step')} of "
+            f"{what}, {form(len(targets), 'rank')} {ranks}"
+        )
         capture = Capture.new(order, targets, host=socket.gethostname(), now_ns=now_ns, now=time.monotonic())
         self._captures[order.id] = capture
         self._ask(capture, {target.key for target in targets})

@@ -10,6 +10,7 @@ from stepscope.agent.config.health import Thresholds
 from stepscope.agent.health.observed import Observer
 from stepscope.agent.health.watch import HealthWatch
 from stepscope.agent.source_state import SourceState
+from stepscope.core.counting import counted
 from stepscope.core.health import Health, HealthEvent, HealthReport, HealthState
 from stepscope.core.health_metrics import GPU_HEALTH, HOST_HEALTH
 from stepscope.core.readings import Collection, Labels, Reading, with_labels
@@ -92,6 +93,6 @@ def _line(event: HealthEvent) -> str:
         whose = f"GPU {labels['gpu']} ({labels.get('uuid', '')})".replace(" ()", "")
     if event.ended_ns is not None:
         seconds = (event.ended_ns - event.first_ns) / 1e9
-        return f"{whose}: {event.code} is over after {seconds:.0f} s, seen {event.count} times"
+        return f"{whose}: {event.code} is over after {seconds:.0f} s, seen {counted(event.count, 'time')}"
     began = " (since before the agent started)" if event.since_start else ""
     return f"{whose}: {event.code}, {event.severity}{began}: {event.message}; {event.action.line}"

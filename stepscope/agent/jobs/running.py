@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from stepscope.collectors.jobs.devices import Device
 from stepscope.collectors.jobs.plain import is_service
 from stepscope.collectors.jobs.processes import Process, Processes
+from stepscope.core.counting import counted
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.job_metrics import JOB
 from stepscope.core.readings import Missing, MissingReason
@@ -42,6 +43,6 @@ def what_is_hidden(devices: Iterable[Device], running: dict[int, Process]) -> li
             missing.append(Missing(GPU + "job_info", device.labels, MissingReason.NO_PERMISSION, detail))
     closed = sum(process.variables is None for process in running.values())
     if closed:
-        detail = f"the environment of {closed} processes may not be read: it takes root or CAP_SYS_PTRACE"
+        detail = f"the environment of {counted(closed, 'process')} may not be read: it takes root or CAP_SYS_PTRACE"
         missing.append(Missing(JOB + "info", (), MissingReason.NO_PERMISSION, detail))
     return missing

@@ -10,6 +10,8 @@ from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.core.analysis import Notice
 from stepscope.core.causes import HEALTHY_CAUSES, Cause
 from stepscope.core.comparison import CauseDifference, Change, Difference
+from stepscope.core.counting import counted, form
+from stepscope.core.words import cause_phrase
 
 FEW_STEPS = 10
 """With fewer whole steps a run, its own noise is hardly known."""
@@ -64,7 +66,8 @@ def how_much_is_known(
     few = min(num_steps) < FEW_STEPS
     steps = f"{min(num_steps)} to {max(num_steps)}" if min(num_steps) != max(num_steps) else f"{num_steps[0]}"
     runs = "one run" if len(sides[0]) == len(sides[1]) == 1 else f"{len(sides[0])} and {len(sides[1])} runs"
-    basis = f"{runs}{' a side' if runs == 'one run' else ''} of {steps} {source} steps each"
+    steps += f" {form(max(num_steps), f'{source} step')}"
+    basis = f"{runs}{' a side' if runs == 'one run' else ''} of {steps} each"
     visible = f"changes under {(step.smallest_visible or 0.0) / (step.a or 1.0):.1%} cannot be seen"
     if len(sides[0]) + len(sides[1]) >= MIN_RUNS_TO_MEASURE:
         return Notice("evidence", f"stands on {basis}; runs of a side differ by {spread:.1%} (measured); {visible}")
@@ -102,7 +105,8 @@ def micro_batch_trap(sides: Sides, step: Difference) -> list[Notice]:
     if gain - 1 >= SHARE_OF_GAIN * (promised - 1):
         return []
     text = (
-        f"{few:.0f} and {many:.0f} micro-batches: the schedule promises {promised - 1:+.0%} throughput for more of "
+        f"{few:.0f} and {counted(many, 'micro-batch')}: the schedule promises "
+        f"{promised - 1:+.0%} throughput for more of "
         f"them, measured {gain - 1:+.0%}: the job is bound by the host, not by the pipeline's bubble; "
         "fewer, larger launches (torch.compile, CUDA graphs) help, more micro-batches do not"
     )
@@ -146,5 +150,5 @@ def _ordered(rows: Sequence[CauseDifference]) -> list[CauseDifference]:
 
 def _cause(row: CauseDifference) -> str:
     ranks = row.ranks_b if (row.ms.change or 0.0) > 0 else row.ranks_a
-    where = f" (rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)[:8]))})" if ranks else ""
-    return f"{row.cause.replace('_', ' ')} {row.ms.change:+,.1f} ms{where}"
+    where = f" ({form(len(ranks), 'rank')} {', '.join(map(str, sorted(ranks)[:8]))})" if ranks else ""
+    return f"{cause_phrase(row.cause)} {row.ms.change:+,.1f} ms{where}"

@@ -36,6 +36,8 @@ from stepscope.analyzer.compare.parts import (
 from stepscope.analyzer.compare.run_record import RunRecord, bandwidth_figure, mfu_figure
 from stepscope.core.causes import Cause
 from stepscope.core.comparison import Change, Gate, GateOutcome
+from stepscope.core.counting import counted
+from stepscope.core.digits import significant
 from stepscope.core.errors import UsageError
 from stepscope.core.headings import Heading
 
@@ -217,11 +219,10 @@ def _summary(
 ) -> str:
     change, half = found.b - found.a, found.half_width()
     scale, shown = (100.0, "%") if unit == "fraction" else (1.0, unit)
-    figures = (
-        f"{condition.metric} {found.a * scale:.4g} -> {found.b * scale:.4g} {shown}, change {change * scale:+.3g} "
-        f"({(change - half) * scale:+.3g} to {(change + half) * scale:+.3g}), limit {limit * scale:+.3g} {shown}"
-    )
+    a, b = (significant(value * scale, 4) for value in (found.a, found.b))
+    by, low, high, most = (significant(v * scale, sign="+") for v in (change, change - half, change + half, limit))
+    figures = f"{condition.metric} {a} -> {b} {shown}, change {by} ({low} to {high}), limit {most} {shown}"
     if outcome is not GateOutcome.INCONCLUSIVE:
         return f"{figures}: {outcome}"
-    more = f"{needed} runs a side" if needed else "more than 100 runs a side"
+    more = f"{counted(needed, 'run')} a side" if needed else "more than 100 runs a side"
     return f"{figures}: inconclusive; it would take {more} at this spread"

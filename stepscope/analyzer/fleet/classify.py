@@ -14,6 +14,7 @@ from stepscope.analyzer.fleet.window import Window, window_of
 from stepscope.core.analysis import Evidence
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.fleet_class import Counters, FleetClass, TimeShares
+from stepscope.core.words import cause_phrase, reason_words
 
 _TRUST = {Counters.SM: 0.9, Counters.PIPES: 0.7, Counters.POWER: 0.5, Counters.NONE: 0.5}
 """Confidence at best; benchmarks/fleet_class_accuracy.py tells how often each is right on recorded runs."""
@@ -218,7 +219,7 @@ def _trusted(best: float, share: float, limits: Limits) -> float:
 
 
 def _summary(cause: Cause, reasons: Sequence[Reason], shares: TimeShares | None, evidence: Sequence[Evidence]) -> str:
-    words = f"{cause} ({', '.join(reasons)})" if reasons else str(cause)
+    words = f"{cause_phrase(cause)} ({', '.join(map(reason_words, reasons))})" if reasons else cause_phrase(cause)
     if shares is None or cause in (Cause.IDLE, Cause.INSUFFICIENT_EVIDENCE):
         numbers = ", ".join(f"{one.metric} {one.value:.3g}" for one in evidence)
         return f"{words}: {numbers}" if numbers else words

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from stepscope.analyzer.fleet.limits import LIMITS
 from stepscope.core.analysis import Evidence
 from stepscope.core.causes import HEALTHY_CAUSES, Cause, Reason
+from stepscope.core.counting import counted
 from stepscope.core.fleet_class import Counters, FleetClass, TimeShares
+from stepscope.core.words import cause_phrase
 
 _FAR_LESS = 1 / 3
 """Of the longest wait: whoever waits for less than this share of it is not waiting for the same."""
@@ -60,13 +62,15 @@ def _joined(
     reasons: tuple[Reason, ...] = tuple(dict.fromkeys(reason for one in agreeing for reason in one.reasons))
     shares = _shares(classes)
     where = (
-        f"GPU {', '.join(map(str, which))} of {len(classes)}" if len(which) < len(classes) else f"{len(classes)} GPUs"
+        f"GPU {', '.join(map(str, which))} of {len(classes)}"
+        if len(which) < len(classes)
+        else counted(len(classes), "GPU")
     )
     return FleetClass(
         cause,
         () if cause is Cause.STRAGGLER else reasons,
         round(_mean([one.confidence for one in agreeing]) * (1.0 if len(standing) > _OFTEN * len(classes) else 0.8), 2),
-        f"{cause}: {where}",
+        f"{cause_phrase(cause)}: {where}",
         (Evidence("gpus", len(which), "", None, list(which)), *evidence, *agreeing[0].evidence),
         shares,
         min((one.counters for one in classes), key=_WORST_FIRST.index),

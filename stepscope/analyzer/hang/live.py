@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from stepscope.analyzer.hang.verdict import NONE
 from stepscope.core.causes import Cause, Reason
+from stepscope.core.counting import counted, form
 from stepscope.core.hang import HangEvidence, HangKind, HangReport
 from stepscope.core.live_hang import STALE_SECONDS, LiveHang, LiveHangState, RankState
 from stepscope.core.words import ranks_words
@@ -90,10 +91,15 @@ def live_hang(states: Sequence[RankState], report: HangReport | None, *, expecte
     if said_for < GRACE_SECONDS or (is_doubtful and not has_waited):
         return answer(LiveHangState.UNDECIDED, [], "ranks are still being heard")
     if is_silence and not _somebody_waits(states, report):
-        return answer(LiveHangState.UNDECIDED, [], f"{ranks_words(accused.ranks)} have left, and nobody waits for them")
+        return answer(
+            LiveHangState.UNDECIDED,
+            [],
+            f"{ranks_words(accused.ranks)} {form(len(accused.ranks), 'has', 'have')} left, and nobody waits for them",
+        )
     elsewhere = [rank for rank in accused.ranks if rank not in here]
     if elsewhere:
-        summary = f"the ranks here wait for {ranks_words(elsewhere)}, which leave nothing here: look at their nodes"
+        do = form(len(elsewhere), "leaves nothing here: look at its node", "leave nothing here: look at their nodes")
+        summary = f"the ranks here wait for {ranks_words(elsewhere)}, which {do}"
         other = _Accused([], HangKind.UNKNOWN, [], _UNKNOWN, summary, accused.evidence)
         return answer(LiveHangState.HANG, [], summary, other)
     return answer(LiveHangState.HANG, accused.ranks, accused.summary, accused)
@@ -114,13 +120,19 @@ def _accused(states: Sequence[RankState], report: HangReport | None, silent: Seq
     if silent:
         ranks = list(silent)
         summary = f"{ranks_words(ranks)} fell silent while the others wait: dead, stopped, or holding Python's lock"
-        evidence = [HangEvidence(ranks, "say nothing any more"), *_where(states)]
+        evidence = [
+            HangEvidence(ranks, form(len(ranks), "says nothing any more", "say nothing any more")),
+            *_where(states),
+        ]
         return _Accused(ranks, HangKind.UNKNOWN, [Reason.MISSING_RANK], _LIKELY, summary, evidence)
     waiting = [state.rank for state in states if state.is_in_collective]
     apart = [state for state in states if not state.is_in_collective]
     if waiting and apart:
         ranks = [state.rank for state in apart]
-        summary = f"{ranks_words(ranks)} not in the collective that {len(waiting)} others wait in: {apart[0].where}"
+        summary = (
+            f"{ranks_words(ranks)} not in the collective that "
+            f"{counted(len(waiting), 'other waits', 'others wait')} in: {apart[0].where}"
+        )
         return _host(ranks, summary, states)
     knows_calls = len(states) == 1 or (verdict is not None and verdict.cause == NONE)
     if apart and knows_calls:  # else they may be in collectives that Python does not show

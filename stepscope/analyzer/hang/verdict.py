@@ -20,6 +20,7 @@ from stepscope.analyzer.hang.standings import Group, Standings, standings_of
 from stepscope.analyzer.hang.waits import OpenCall, message_waits, open_calls
 from stepscope.analyzer.hang.ways import strayed
 from stepscope.core.causes import Cause, Reason
+from stepscope.core.counting import counted, form
 from stepscope.core.flight_recorder import FlightDump
 from stepscope.core.hang import HangEvidence, HangKind, HangReport, HangVerdict, group_words
 from stepscope.core.words import ranks_words
@@ -32,7 +33,7 @@ _CERTAIN, _LIKELY, _PERHAPS, _UNKNOWN = 0.95, 0.8, 0.6, 0.3
 _STUCK = {
     Lag.CALLED: "never called the collective that the others wait in: stuck on the host",
     Lag.STARTED: "called the collective that the others are in, but did not start it: stuck on the GPU",
-    Lag.FINISHED: "called what their peers have finished, but did not finish it: stuck on the GPU",
+    Lag.FINISHED: "called what the peers have finished, but did not finish it: stuck on the GPU",
 }
 
 _OF_NOBODY = "look at the network between the nodes, and dump with TORCH_NCCL_ENABLE_TIMING=1 the next time"
@@ -70,7 +71,10 @@ def _verdict(
     if guilty:
         return _behind(guilty, calls)
     if awaited:
-        summary = f"only {len(dumps)} of {len(dumps) + len(missing)} ranks left a dump, and they wait for others"
+        summary = (
+            f"only {len(dumps)} of {counted(len(dumps) + len(missing), 'rank')} left a dump, "
+            f"and {form(len(dumps), 'waits', 'they wait')} for others"
+        )
         return _untold(summary, "give the dumps of all ranks")
     return _circle(dumps, calls) or _end_of_messages(dumps, messages) or _nobody(dumps, calls)
 
@@ -121,7 +125,10 @@ def _desync(mismatch: Mismatch, dumps: Sequence[FlightDump], standings: Standing
 
 
 def _missing(awaited: list[int], guilty: Sequence[Guilty]) -> HangVerdict:
-    evidence = [HangEvidence(awaited, "left no dump, and the others wait for them"), *map(_evidence, guilty)]
+    evidence = [
+        HangEvidence(awaited, f"left no dump, and the others wait for {form(len(awaited), 'it', 'them')}"),
+        *map(_evidence, guilty),
+    ]
     summary = f"{ranks_words(awaited)} left no dump, and others wait: suspected first"
     return _hang(HangKind.UNKNOWN, awaited, _LIKELY, summary, evidence, [Reason.MISSING_RANK])
 
@@ -138,7 +145,7 @@ def _behind(guilty: Sequence[Guilty], calls: Mapping[int, OpenCall]) -> HangVerd
         stuck = (
             "are behind, all on the GPU" if kind is HangKind.DEVICE else "are behind, some on the host, some on the GPU"
         )
-    summary = f"{ranks_words(ranks)} {stuck}; {waiting} other{'' if waiting == 1 else 's'} wait"
+    summary = f"{ranks_words(ranks)} {stuck}; {counted(waiting, 'other waits', 'others wait')}"
     confidence = _LIKELY if lags == {Lag.STARTED} else _CERTAIN  # a GPU may run what no recorder sees
     if len(ranks) > waiting or kind is HangKind.UNKNOWN:
         confidence = _PERHAPS
@@ -146,10 +153,8 @@ def _behind(guilty: Sequence[Guilty], calls: Mapping[int, OpenCall]) -> HangVerd
 
 
 def _evidence(one: Guilty) -> HangEvidence:
-    collectives = f"{one.behind} collective{'' if one.behind == 1 else 's'}"
-    return HangEvidence(
-        [one.rank], f"has {one.lag} {collectives} less of {_name(one.group)} than {ranks_words(list(one.ahead))}"
-    )
+    fewer = f"{one.behind} {form(one.behind, 'collective')} fewer"
+    return HangEvidence([one.rank], f"has {one.lag} {fewer} of {_name(one.group)} than {ranks_words(list(one.ahead))}")
 
 
 def _circle(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangVerdict | None:
@@ -168,8 +173,10 @@ def _circle(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangV
         awaited = {rank: (len(mutual[rank]), len(waiting[rank])) for rank in circle}
         left = [rank for rank in circle if awaited[rank] == max(awaited.values())]
     evidence = [HangEvidence([rank], _waits(calls[rank])) for rank in circle[:_MOST_EVIDENCE]]
-    do = "waits" if len(left) == 1 else "wait"
-    summary = f"{ranks_words(left)} {do} in another group than those that are waited for in vain"
+    summary = (
+        f"{ranks_words(left)} {form(len(left), 'waits', 'wait')} in another "
+        "group than those that are waited for in vain"
+    )
     return _hang(HangKind.DESYNC, left, _LIKELY if len(left) < len(circle) else _PERHAPS, summary, evidence)
 
 
@@ -187,11 +194,13 @@ def _end_of_messages(dumps: Sequence[FlightDump], messages: Mapping[int, int]) -
         return None
     evidence = [
         HangEvidence(
-            sorted(rank for rank, other in messages.items() if other == end), f"wait for a message with rank {end}"
+            waiting := sorted(rank for rank, other in messages.items() if other == end),
+            f"{form(len(waiting), 'waits', 'wait')} for a message with rank {end}",
         )
         for end in ends
     ]
-    summary = f"{ranks_words(ends)} neither send nor receive what their neighbours wait for: stuck on the host"
+    do = form(len(ends), "neither sends nor receives what its", "neither send nor receive what their")
+    summary = f"{ranks_words(ends)} {do} neighbours wait for: stuck on the host"
     return _hang(HangKind.HOST, ends, _LIKELY, summary, evidence)
 
 
@@ -203,7 +212,7 @@ def _nobody(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangV
     if not num_open:
         return HangVerdict(NONE, None, [], [], _CERTAIN, "no call of any rank is open: nothing hangs")
     evidence = [HangEvidence([rank], f"in {call.call.name} of {_name(call.group)}") for rank, call in calls.items()]
-    summary = f"{num_open} ranks are in calls that all others have called too: nobody is behind"
+    summary = f"{counted(num_open, 'rank is', 'ranks are')} in calls that all others have called too: nobody is behind"
     return _hang(HangKind.UNKNOWN, [], _UNKNOWN, summary, evidence[:_MOST_EVIDENCE])
 
 

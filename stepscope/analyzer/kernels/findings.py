@@ -12,6 +12,7 @@ from stepscope.analyzer.kernels.flags import INEFFICIENT_BELOW, LOW_OCCUPANCY, S
 from stepscope.analyzer.kernels.occupancy import FULL_WAVES
 from stepscope.analyzer.kernels.sums import COUNT, OWNED_NS, TINY_COUNT, Flag, flagged
 from stepscope.core.analysis import CopyTime, KernelFinding, KernelTime
+from stepscope.core.counting import counted
 from stepscope.core.kernel_names import short_kernel_name
 
 SHOWN_FROM = 0.01
@@ -94,7 +95,9 @@ def _of_copies(pageable: Sequence[CopyTime], time: float, window_ms: float) -> K
     rate = f"{num_bytes / time / 1e6:.1f} GB/s"
     link = next((copy.link_gbs for copy in pageable if copy.link_gbs is not None), None)
     against = "" if link is None else f" of the {link:.0f} GB/s that the link carries"
-    message = f"{sum(copy.count for copy in pageable)} copies from or to pageable memory ran at {rate}{against}"
+    message = (
+        f"{counted(sum(copy.count for copy in pageable), 'copy')} from or to pageable memory ran at {rate}{against}"
+    )
     advice = "pin_memory=True in the loader, and .to(device, non_blocking=True)"
     return KernelFinding(PAGEABLE_COPIES, time / window_ms, time, message, advice)
 

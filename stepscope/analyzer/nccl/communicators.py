@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from stepscope.core.counting import counted
 from stepscope.core.nccl import Communicator
 from stepscope.core.nccl_events import Channels, Join, JoinSeconds, LogEvent, Network, Shape
 
@@ -75,7 +76,7 @@ def _name(event: Join | Shape, own: tuple[str, int] | None, ids: dict[int, set[s
     if own is not None and own[1] == event.rank:
         return own[0]
     of_size = ids.get(event.num_ranks, set())
-    return next(iter(of_size)) if len(of_size) == 1 else f"{event.num_ranks} ranks"
+    return next(iter(of_size)) if len(of_size) == 1 else counted(event.num_ranks, "rank")
 
 
 def _note(known: dict[str, _Known], name: str, rank: int, event: LogEvent, network: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from stepscope.core.counting import form
 from stepscope.core.health import Severity
 from stepscope.core.nccl import NcclFinding
 from stepscope.core.nccl_sources import HangFlags, RasCommunicator, RasStatus
@@ -28,7 +29,10 @@ def _of(one: RasCommunicator, file: str) -> Iterator[NcclFinding]:
     silent = [rank.rank for rank in one.missing if not rank.is_dead]
     for ranks, how in ((dead, "considered dead"), (silent, "without an answer")):
         if ranks:
-            message = f"communicator {one.id}: {ranks_words(ranks)} {how}: look at their hosts first"
+            message = (
+                f"communicator {one.id}: {ranks_words(ranks)} {how}: look at "
+                f"{form(len(ranks), 'its host', 'their hosts')} first"
+            )
             yield NcclFinding("ras_missing", Severity.CRITICAL, message, file, 0, ranks)
     for told, what in one.problems:
         message = f"communicator {one.id}: {ranks_words(list(told))} {what}, unlike the others"
@@ -40,7 +44,7 @@ def _behind(one: RasCommunicator, file: str) -> Iterator[NcclFinding]:
     """By the counts of JSON: ranks that launched less than most."""
     behind = ranks_with_fewer_calls(one)
     if behind:
-        message = f"communicator {one.id}: {ranks_words(behind)} have launched fewer collectives than the others; ask again: standing still is a hang"  # noqa: E501
+        message = f"communicator {one.id}: {ranks_words(behind)} {form(len(behind), 'has', 'have')} launched fewer collectives than the others; ask again: standing still is a hang"  # noqa: E501
         yield NcclFinding("ras_mismatch", Severity.WARNING, message, file, 0, behind)
 
 
@@ -49,8 +53,9 @@ def flag_findings(pages: Iterable[HangFlags]) -> list[NcclFinding]:
     found = []
     for page in pages:
         if page.flagged and not page.clear:
-            message = f"xpu_timer flags all {len(page.flagged)} ranks as hung"
-            found.append(NcclFinding("hang", Severity.CRITICAL, message, page.file, 0, list(page.flagged)))
+            ranks = list(page.flagged)
+            message = f"xpu_timer flags {ranks_words(ranks, world_size=len(ranks))} as hung"
+            found.append(NcclFinding("hang", Severity.CRITICAL, message, page.file, 0, ranks))
         elif page.flagged:
             ranks = list(page.flagged)
             message = f"xpu_timer flags {ranks_words(ranks)} of {len(ranks) + len(page.clear)}: a hang would flag all"

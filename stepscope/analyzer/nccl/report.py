@@ -14,6 +14,7 @@ from stepscope.analyzer.nccl.trainer import trainer_findings
 from stepscope.analyzer.nccl.transfer_errors import transfer_error_advice, transfer_error_words
 from stepscope.analyzer.nccl.transports import SOCKET, transports_of
 from stepscope.analyzer.nccl.watchdog import timeouts
+from stepscope.core.counting import counted, form
 from stepscope.core.health import Severity
 from stepscope.core.nccl import Communicator, NcclFinding, NcclReport, Transport
 from stepscope.core.nccl_events import CardEvent, FailedTransfer, LogEvent, Path, Rings, Version, Warned
@@ -77,7 +78,7 @@ def _slow_ways(transports: Sequence[Transport], events: Iterable[LogEvent]) -> I
     for (via, expected, why), pairs in wrong.items():
         ranks = sorted({rank for one in pairs for rank in (one.source, one.target)})
         place = next(event.place for event in events if isinstance(event, Path) and event.via.startswith(via))
-        ways = f"{len(pairs)} way{'' if len(pairs) == 1 else 's'}"
+        ways = counted(len(pairs), "way")
         message = f"{ways} between {ranks_words(ranks)} over {via}, not {expected}: {why}"
         severity = Severity.CRITICAL if via == SOCKET else Severity.WARNING
         yield NcclFinding("wrong_transport", severity, message, place.file, place.line, ranks)
@@ -91,7 +92,10 @@ def _not_joined(communicators: Iterable[Communicator], events: Iterable[LogEvent
             continue
         silent = [rank for rank in range(one.num_ranks) if rank not in one.ranks]
         if len(silent) <= len(one.ranks):
-            message = f"communicator {one.id}: none has joined, and {ranks_words(silent)} have not begun to"
+            message = (
+                f"communicator {one.id}: none has joined, and {ranks_words(silent)} "
+                f"{form(len(silent), 'has', 'have')} not begun to"
+            )
             place = next(event.place for event in events)
             yield NcclFinding("not_joined", Severity.WARNING, message, place.file, 0, silent)
 

@@ -19,10 +19,10 @@ _HARMFUL: dict[str, tuple[str, frozenset[str]]] = {
     "NCCL_P2P_LEVEL": ("GPUs reach each other directly only up to this distance", ANY_DISTANCE),
     "NCCL_ALGO": ("NCCL may not choose its algorithm by size", frozenset()),
     "NCCL_PROTO": ("NCCL may not choose its protocol by size", frozenset()),
-    "NCCL_MAX_NCHANNELS": ("fewer channels than the links could take", frozenset()),
-    "NCCL_NVLS_ENABLE": ("whether reductions go through the NVLink switch", frozenset("12")),
+    "NCCL_MAX_NCHANNELS": ("no more channels than that, where the links could take more", frozenset()),
+    "NCCL_NVLS_ENABLE": ("NVSwitches do not sum up: large all-reduces within a node get less", frozenset("12")),
 }
-"""What each does, and which of its values do nothing."""
+"""What follows from each, as a statement, and from which of its values nothing does."""
 
 
 def harmful_settings(events: Iterable[LogEvent]) -> list[NcclFinding]:

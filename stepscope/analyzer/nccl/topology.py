@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
+from stepscope.core.counting import counted
 from stepscope.core.health import Severity
 from stepscope.core.nccl import Devices, NcclFinding, PlannedWays
 from stepscope.core.nccl_events import LogEvent, Place, PlannedWay, TopologyNode
@@ -55,7 +56,7 @@ def _of_tree(nodes: Sequence[TopologyNode], file: str) -> Iterator[NcclFinding]:
             shares[key] += 1
             first.setdefault(key, nodes[parent].place)
     for (num_gpus, num_cards, rate), count in shares.items():
-        cards_words = f"{num_cards} network card{'' if num_cards == 1 else 's'}"
+        cards_words = counted(num_cards, "network card")
         each = f" of {rate:g} GB/s" if rate else ""
         where = f"behind {count} switches each" if count > 1 else "behind one switch"
         message = f"{num_gpus} GPUs share {cards_words}{each} {where}: each gets a part of its rate between nodes"

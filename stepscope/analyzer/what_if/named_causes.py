@@ -11,7 +11,9 @@ from stepscope.analyzer.what_if.model import ReplayModel
 from stepscope.analyzer.what_if.pipeline_schedule import FIXED_CAUSES, PipelineSchedule, replay_schedules
 from stepscope.analyzer.what_if.predict import TRUSTED_ERROR, binds_next
 from stepscope.core.analysis import Evidence, Notice, RootCause, Verdict, WhatIf
+from stepscope.core.counting import form
 from stepscope.core.listing import listed
+from stepscope.core.words import cause_phrase
 
 REPLAYED_FROM = 0.05
 """A cause is worth a replay from this share of the time on (the verdict names second causes from here)."""
@@ -97,7 +99,8 @@ def _answer_first(row: RootCause, gains: list[WhatIf]) -> list[WhatIf]:
 
 def _on_other_steps(skipped: Sequence[int], measured_ms: float) -> Notice:
     text = (
-        f"what-if leaves out step {listed(skipped)}, whose waits began before the traces: the steps it stands on take "
+        f"what-if leaves out {form(len(skipped), 'step')} {listed(skipped)}, whose waits "
+        "began before the traces: the steps it stands on take "
         f"{measured_ms:,.1f} ms, which its figures are to be held against"
     )
     return Notice("what_if_steps", text)
@@ -140,6 +143,6 @@ def beside_verdict(verdict: Verdict, what_if: Sequence[WhatIf]) -> Verdict:
     if own.calibrated_step_ms is not None:
         gain += f", {own.calibrated_step_ms:,.1f} ms without the profiler"
     if own.binds_next is not None:
-        gain += f", then {own.binds_next} binds"
+        gain += f", and the next limit is {cause_phrase(own.binds_next)}"
     evidence = [*verdict.evidence, Evidence("what_if_step", own.step_ms, "ms")]
     return replace(verdict, summary=verdict.summary + gain, evidence=evidence)

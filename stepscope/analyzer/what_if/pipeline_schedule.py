@@ -219,7 +219,7 @@ def _warnings(schedules: Sequence[PipelineSchedule], error: float) -> list[Notic
         notices.append(Notice("no_pipeline_fix", f"more micro-batches gain little or nothing: {late}"))
     elif finer is None:
         unknown = (
-            f"no fix for pipeline_bubble: how {recognise(schedules[0].order)} orders more micro-batches is unknown"
+            f"no fix for the pipeline bubble: how {recognise(schedules[0].order)} orders more micro-batches is unknown"
         )
         notices.append(Notice("no_pipeline_fix", unknown))
     return notices

@@ -14,6 +14,7 @@ from stepscope.analyzer.what_if.model import ReplayModel
 from stepscope.analyzer.what_if.replay import Scenario
 from stepscope.core.analysis import Notice
 from stepscope.core.causes import Cause
+from stepscope.core.counting import counted
 from stepscope.core.errors import DataError
 from stepscope.core.what_if import Fix, WhatIfReport
 
@@ -183,13 +184,18 @@ def _warnings(
         )
         notices.append(Notice("replay_error", wrong))
     if model.graph.num_alone:
-        alone = f"{model.graph.num_alone} communications have no partner in these traces: their waits count as transfer"
+        alone = (
+            f"{counted(model.graph.num_alone, 'communication has', 'communications have')} no "
+            "partner in these traces: such waits count as transfer"
+        )
         notices.append(Notice("communication_alone", alone))
     if len(model.skipped):
         numbers = ", ".join(str(model.step_numbers[place]) for place in model.skipped)
         notices.append(Notice("skipped_steps", f"step {numbers} left out: what it waited for began before the traces"))
     if len(set(model.job.role.values())) > 1:
-        left_out = "no fix for pipeline_bubble: more micro-batches are other kernels, which no replay of these can tell"
+        left_out = (
+            "no fix for the pipeline bubble: more micro-batches are other kernels, which no replay of these can tell"
+        )
         notices.append(Notice("no_pipeline_fix", left_out))
     if unprofiled_ms and calibration is None:
         cannot = (

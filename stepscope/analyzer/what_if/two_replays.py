@@ -29,7 +29,7 @@ def with_finer_cuts(
     by_schedule = replay_schedules(schedules, [Cause.PIPELINE_BUBBLE])
     others = [notice for notice in report.warnings if notice.code != "no_pipeline_fix"]
     unchanged = f"{by_schedule.replayed_step_ms:,.1f} ms with nothing changed ({by_schedule.replay_error:+.1%})"
-    told = f"pipeline_bubble is from the replay of the schedule alone: {unchanged}"
+    told = f"the pipeline bubble is from the replay of the schedule alone: {unchanged}"
     notices = [notice for notice in by_schedule.warnings if notice.code != "schedule_only"]
     return replace(
         report,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stepscope.cli.workload.layout import Layout, layout_options, read_layout
+from stepscope.core.counting import counted
 from stepscope.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,7 +81,9 @@ def command(name: str, as_json: bool, **options: Any) -> None:
         click.echo(json.dumps(document, indent=1))
     else:
         where = "not profiled" if options["no_profile"] else str(result.run_dir)
-        click.echo(f"{where}\nloss {result.first_loss:.4f} -> {result.last_loss:.4f} in {len(result.losses)} steps")
+        click.echo(
+            f"{where}\nloss {result.first_loss:.4f} -> {result.last_loss:.4f} in {counted(len(result.losses), 'step')}"
+        )
         if rows is not None:
             from stepscope.cli.plan_report import print_comparison
 

@@ -11,6 +11,7 @@ from stepscope.collectors.dcgm_exporter.page import parse_page
 from stepscope.collectors.dcgm_exporter.reading import read_page
 from stepscope.collectors.dcgm_exporter.values import STALE_SECONDS
 from stepscope.collectors.dcgm_exporter.watching import PageWatch
+from stepscope.core.counting import counted
 from stepscope.core.readings import Collection, Finding, Missing, MissingReason
 
 TIMEOUT_SECONDS = 5.0
@@ -74,7 +75,7 @@ class DcgmExporterCollector:
         expected, found = self._expected_gpus, len(content.gpus)
         if expected is None or expected == found:
             return collection
-        message = f"{found} GPUs on the page of {self._endpoint}, expected {expected}"
+        message = f"{counted(found, 'GPU')} on the page of {self._endpoint}, expected {expected}"
         return Collection.joined((collection, Collection(findings=(Finding("gpu_count", message, (), time_ns),))))
 
     def _none(self, reason: MissingReason, detail: str) -> Collection:

@@ -14,6 +14,7 @@ from stepscope.collectors.kineto_daemon.rank_capture import RankCapture, Sight, 
 from stepscope.collectors.kineto_daemon.registry import POLL_SECONDS
 from stepscope.collectors.kineto_daemon.verification import TraceSummary, what_is_wrong
 from stepscope.core.agent_messages import AnswerState
+from stepscope.core.counting import counted
 
 _MOST_ATTEMPTS = 4
 _PATIENCE_SECONDS = 120.0
@@ -202,7 +203,7 @@ class Capture:
             if not apart:
                 yield from self._end_all(AnswerState.DONE, "")
                 return
-            wrong = dict.fromkeys(summaries, f"the ranks' traces begin {apart} steps apart")
+            wrong = dict.fromkeys(summaries, f"the ranks' traces begin {counted(apart, 'step')} apart")
         if self._attempt == _MOST_ATTEMPTS:
             for key in list(self._ranks):
                 fault = wrong.get(key, "another rank's trace is not what was asked for")

@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from stepscope.core.counting import counted
+
 _EVENT = b'"ph"'
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([A-Za-z_]+)"')
 _WHEN = rb'\s*,\s*"pid"\s*:\s*[^,]+,\s*"tid"\s*:\s*[^,]+,\s*"ts"\s*:\s*(\d{1,18})(?:\.(\d{1,3}))?'
@@ -59,7 +61,7 @@ def what_is_wrong(summary: TraceSummary, num_steps: int) -> str | None:
         held = ", ".join(f"{count} {name}" for name, count in sorted(summary.num_events.items()))
         return f"the trace holds no operators ({held or 'no events at all'})"
     if len(summary.step_ends_ns) != num_steps:
-        return f"the trace holds {len(summary.step_ends_ns)} optimizer steps of {num_steps}"
+        return f"the trace holds {counted(len(summary.step_ends_ns), 'optimizer step')} of {num_steps}"
     return None
 
 

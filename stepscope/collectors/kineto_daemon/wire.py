@@ -10,6 +10,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from stepscope.core.counting import counted
+
 _HEADER = struct.Struct("<Q32s")
 _POLL = struct.Struct("<iiq")
 _REGISTRATION = struct.Struct("<iiq")
@@ -91,5 +93,5 @@ def _poll(payload: bytes) -> Poll:
         raise WireError(f"a poll of {len(payload)} bytes")
     kinds, num_pids, job_id = _POLL.unpack_from(payload)
     if not 1 <= num_pids <= _MOST_PIDS or len(payload) != _POLL.size + 4 * num_pids:
-        raise WireError(f"a poll of {len(payload)} bytes with {num_pids} process ids")
+        raise WireError(f"a poll of {len(payload)} bytes with {counted(num_pids, 'process id')}")
     return Poll(bool(kinds & _ACTIVITIES), job_id, struct.unpack_from(f"<{num_pids}i", payload, _POLL.size))

@@ -6,6 +6,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from stepscope.core.analysis import Analysis, Pipeline
+from stepscope.core.counting import counted
 from stepscope.core.words import bubble_parts, milliseconds, percent
 from stepscope.dashboard.components.bars import share_bar
 from stepscope.dashboard.components.panel import panel
@@ -47,6 +48,7 @@ def pipeline_panel(analysis: Analysis) -> list[Component]:
 def _layout_words(pipeline: Pipeline) -> str:
     chunks = f", {pipeline.chunks} chunks a stage" if pipeline.chunks > 1 else ""
     return (
-        f"{pipeline.schedule}, {pipeline.stages} stages, {pipeline.micro_batches} micro-batches{chunks}, "
+        f"{pipeline.schedule}, {counted(pipeline.stages, 'stage')}, "
+        f"{counted(pipeline.micro_batches, 'micro-batch')}{chunks}, "
         f"period {milliseconds(pipeline.period_ms)}"
     )

@@ -9,6 +9,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from stepscope.core.analysis import Analysis, RankLedger, StepLedger
+from stepscope.core.counting import counted
 from stepscope.core.headings import Heading
 from stepscope.core.palette import pattern
 from stepscope.core.timeline import HEADING_ORDER
@@ -27,7 +28,10 @@ def timeline_panel(run_id: str, analysis: Analysis) -> Component:
     ranks = [rank.rank for rank in analysis.ranks]
     present = [heading for heading in HEADING_ORDER if any(rank.ledger.get(heading, 0) > 0 for rank in analysis.ranks)]
     words = {heading.value: [heading_words(heading), pattern(heading)] for heading in HEADING_ORDER}
-    label = f"Time line of {len(ranks)} ranks over {analysis.job.num_steps} steps; the tab Table says the same"
+    label = (
+        f"Time line of {counted(len(ranks), 'rank')} over {counted(analysis.job.num_steps, 'step')}; "
+        "the tab Table says the same"
+    )
     canvas = html.Div(
         id="timeline-canvas",
         className="ss-timeline",

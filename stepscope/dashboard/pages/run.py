@@ -7,6 +7,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from stepscope.core.analysis import Analysis, Job
+from stepscope.core.counting import form
 from stepscope.core.errors import DataError
 from stepscope.core.words import count, device_words, mesh_words, milliseconds, moment, percent
 from stepscope.dashboard.components.communication import communication_panel
@@ -68,8 +69,8 @@ def _head(summary: RunSummary, job: Job) -> Component:
     mesh = mesh_words(job.mesh)
     facts = [
         device_words(job),
-        f"{count(job.world_size)} rank{'' if job.world_size == 1 else 's'}",
-        f"{count(job.num_steps)} step{'' if job.num_steps == 1 else 's'} captured",
+        f"{count(job.world_size)} {form(job.world_size, 'rank')}",
+        f"{count(job.num_steps)} {form(job.num_steps, 'step')} captured",
     ]
     if summary.started_ns is not None:
         facts.append(moment(summary.started_ns))

@@ -10,6 +10,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from stepscope.core.causes import HEALTHY_CAUSES
+from stepscope.core.counting import form
 from stepscope.core.errors import DataError
 from stepscope.core.palette import heading_of_cause
 from stepscope.core.words import UNKNOWN, cause_words, count, mesh_words, milliseconds, moment, percent
@@ -48,7 +49,7 @@ def make_page(store: RunStore) -> Component:
 
 
 def _head(runs: list[RunSummary]) -> Component:
-    number = f"{count(len(runs))} run{'' if len(runs) == 1 else 's'}"
+    number = f"{count(len(runs))} {form(len(runs), 'run')}"
     return html.Div(
         [
             html.Div([html.H1("Runs"), html.Span(number, className="ss-note", id="runs-count", role="status")]),

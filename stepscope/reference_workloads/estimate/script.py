@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from shlex import join
 
+from stepscope.core.counting import counted
 from stepscope.core.errors import UsageError
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset, find_preset
@@ -13,7 +14,7 @@ from stepscope.reference_workloads.recipe import Recipe
 _TORCHRUN = """\
 #!/usr/bin/env bash
 # {summary}
-# Run it on each of the {nodes} machines with HEAD set to the first one's address{head_note}.
+# {where}
 set -euo pipefail
 exec torchrun --nnodes={nodes} --nproc-per-node={gpus} --rdzv-backend=c10d --rdzv-id=stepscope \\
   --rdzv-endpoint="${{HEAD:-localhost}}:${{PORT:-29500}}" \\
@@ -37,6 +38,7 @@ srun --kill-on-bad-exit=1 torchrun --nnodes={nodes} --nproc-per-node={gpus} --rd
   --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$HEAD:29500" \\
   -m {command}
 """
+_WHERE_MANY = "Run it on each of the {nodes} machines with HEAD set to the first one's address."
 _CPUS_PER_GPU = 8
 
 
@@ -57,18 +59,19 @@ def launch_script(
         )
     if gpus % plan.tp:
         raise UsageError(
-            f"a tensor-parallel group of {plan.tp} would be cut between machines of {gpus} GPUs",
+            f"a tensor-parallel group of {plan.tp} would be cut between machines of {counted(gpus, 'GPU')}",
             what_next="choose a --tp that divides --gpus-per-node",
         )
     nodes = plan.world_size // gpus
+    size = f"tp {plan.tp} x pp {plan.pp} x dp {plan.dp} = {counted(plan.world_size, 'GPU')}"
     template = {"torchrun": _TORCHRUN, "slurm": _SLURM}[kind]
     return template.format(
         workload=workload,
         nodes=nodes,
         gpus=gpus,
         cpus=gpus * _CPUS_PER_GPU,
-        summary=f"{workload} {preset.name}: tp {plan.tp} x pp {plan.pp} x dp {plan.dp} = {plan.world_size} GPUs",
-        head_note="" if nodes > 1 else " (or on one, as it is)",
+        summary=f"{workload} {preset.name}: {size}",
+        where=_WHERE_MANY.format(nodes=nodes) if nodes > 1 else "Run it on the machine as it is.",
         command=join(["stepscope", "workload", "run", workload, *_arguments(workload, plan, preset, recipe)]),
     )
 

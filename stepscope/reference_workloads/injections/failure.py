@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.causes import Cause, Reason
+from stepscope.core.counting import counted
 from stepscope.core.run_layout import FLIGHT_FOLDER, flight_path
 from stepscope.reference_workloads.injections.injection import Ending, Injection, Need, Site, severity
 from stepscope.reference_workloads.injections.needs import COMPANY, DATA_PARALLEL
@@ -81,7 +82,7 @@ class UnevenData(Hang):
         if not 0 <= self.dp_rank < job.plan.dp:
             return f"the job has no data-parallel rank {self.dp_rank}"
         if not 0 < self.num_batches < job.num_steps:
-            return f"of {job.num_steps} steps a rank cannot run out after {self.num_batches}"
+            return f"of {counted(job.num_steps, 'step')} a rank cannot run out after {self.num_batches}"
         return Injection.refusal(self, job)
 
     def dataset(self, dataset: Any, *, job: TrainingJob, dp_rank: int) -> Any:
@@ -114,7 +115,7 @@ class DyingRank(Hang):
         if not 0 <= self.rank < job.plan.world_size:
             return f"the job has no rank {self.rank}"
         if not 0 <= self.at_step < job.num_steps:
-            return f"of {job.num_steps} steps none is step {self.at_step}"
+            return f"of {counted(job.num_steps, 'step')} none is step {self.at_step}"
         return Injection.refusal(self, job)
 
     def after_backward(self, site: Site, step: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.causes import Cause, Reason
+from stepscope.core.counting import counted
 from stepscope.core.run_layout import memory_snapshot_path
 from stepscope.reference_workloads.injections.allocator import NOT_EXPANDABLE
 from stepscope.reference_workloads.injections.injection import Ending, Injection, Need, Site, severity
@@ -94,7 +95,7 @@ class OomFragmentation(OutOfMemory):
 
     def refusal(self, job: TrainingJob) -> str | None:
         if not 0 <= self.at_step < job.num_steps:
-            return f"of {job.num_steps} steps none is step {self.at_step}"
+            return f"of {counted(job.num_steps, 'step')} none is step {self.at_step}"
         return Injection.refusal(self, job)
 
     def change(self, job: TrainingJob) -> TrainingJob:

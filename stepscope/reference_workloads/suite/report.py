@@ -9,6 +9,7 @@ from statistics import median
 import msgspec
 
 from stepscope import __version__
+from stepscope.core.counting import counted
 from stepscope.reference_workloads.suite.results import SuiteFolder
 from stepscope.reference_workloads.suite.score import (
     GOOD_PREDICTION,
@@ -126,7 +127,7 @@ def _head(report: SuiteReport) -> str:
         "",
         f"Made by `{report.command}`, stepscope {report.version}.",
         "",
-        f"- cause called right: {_percent(report.accuracy)} of {report.num_scored} labelled runs",
+        f"- cause called right: {_percent(report.accuracy)} of {counted(report.num_scored, 'labelled run')}",
         f"- what-if's step within {GOOD_PREDICTION:.0%} of the control's: "
         + (f"{report.predictions_right} of {report.predictions_known}" if report.predictions_known else "none was due"),
     ]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.core.analysis import Analysis, WhatIf
 from stepscope.core.causes import Cause
+from stepscope.core.counting import counted, form
 from stepscope.core.errors import StepscopeError
 from stepscope.core.run_layout import CHECKPOINT_FOLDER, FLIGHT_FOLDER, MEMORY_FOLDER, STEPS_FOLDER, TRACES_FOLDER
 from stepscope.core.what_if import Fix
@@ -104,7 +105,7 @@ def run_suite(
         if known is not None and not (options.again and why_failed(run, known) is not None):
             results[run.name] = known
     if results:
-        tell(f"{len(results)} of {len(runs)} runs are known already")
+        tell(f"{len(results)} of {counted(len(runs), 'run')} {form(len(results), 'is', 'are')} known already")
     began = time.monotonic()
     took = [result.seconds for result in results.values()]
     num_known = len(results)
@@ -114,7 +115,10 @@ def run_suite(
         expected = median(took) if took else _FIRST_GUESS_SECONDS
         is_late = options.budget_seconds is not None and time.monotonic() - began + expected > options.budget_seconds
         if is_late and len(results) > num_known:  # one at least, so that the same command gets on
-            tell(f"the time is up after {len(results)} of {len(runs)} runs; the same command goes on from here")
+            tell(
+                f"the time is up after {len(results)} of {counted(len(runs), 'run')}; "
+                "the same command goes on from here"
+            )
             return SuiteRuns(results, refused, is_complete=False)
         on_progress(len(results), len(runs), run.name)
         result = _make(run, folder, fingerprints[run.name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from stepscope.core.digits import significant
 from stepscope.training.anomalies.detectors import (
     Anomaly,
     Detector,
@@ -94,5 +95,8 @@ def said(anomaly: Anomaly) -> str:
     if value is None:
         return f"{name} is not finite ({anomaly.kind})"
     if anomaly.kind == "memory_growth":
-        return f"{name} grows by {value / _MIB:.3g} MiB per step ({anomaly.kind})"
-    return f"{name} is {value:.4g}, usually {usual:.4g}, limit {limit:.4g} ({anomaly.kind})"
+        return f"{name} grows by {significant(value / _MIB)} MiB per step ({anomaly.kind})"
+    parts = [f"{name} is {significant(value, 4)}"]
+    parts += [] if usual is None else [f"usually {significant(usual, 4)}"]
+    parts += [] if limit is None else [f"limit {significant(limit, 4)}"]
+    return f"{', '.join(parts)} ({anomaly.kind})"

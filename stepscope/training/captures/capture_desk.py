@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from stepscope.core.agent_messages import Alignment, Answer, AnswerState, Cancel, CaptureRequest
+from stepscope.core.counting import counted
 from stepscope.training.captures.capture_calendar import Calendar
 from stepscope.training.captures.capture_limits import Limits
 from stepscope.training.captures.capture_log import CaptureLog
@@ -96,7 +97,10 @@ class CaptureDesk:
         elif request.ranks is not None and self._identity.rank not in request.ranks:
             self._refuse(request.id, f"rank {self._identity.rank} is not among those asked for")
         elif num_open >= _MAX_OPEN:
-            self._refuse(request.id, f"{num_open} captures are open already; ask again when one is done")
+            self._refuse(
+                request.id,
+                f"{counted(num_open, 'capture is', 'captures are')} open already; ask again when one is done",
+            )
         else:
             self._pending[request.id] = request
             self._answers[request.id] = None
@@ -206,7 +210,7 @@ class CaptureDesk:
             earliest = math.ceil(earliest / _COMMON_STEPS) * _COMMON_STEPS
         start = self._calendar.free_start(earliest, request.steps)
         if start is None:
-            self._refuse(request.id, f"the schedule leaves no room for {request.steps} steps")
+            self._refuse(request.id, f"the schedule leaves no room for {counted(request.steps, 'step')}")
             return None
         ahead_ns = (start - self.plan.step) * step_ns
         if request.deadline_unix_ns is not None and time.time_ns() + ahead_ns > request.deadline_unix_ns:

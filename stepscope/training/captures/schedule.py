@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from stepscope.core.counting import counted
 from stepscope.core.errors import UsageError
 
 
@@ -44,13 +45,15 @@ class Schedule:
                 raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}", where="schedule")
         if self.first < self.warmup:
             raise UsageError(
-                f"the first captured step is {self.first}, but {self.warmup} warm-up steps come before it",
+                f"the first captured step is {self.first}, but "
+                f"{counted(self.warmup, 'warm-up step comes', 'warm-up steps come')} before it",
                 where="schedule",
                 what_next=f"give first={self.warmup} or more",
             )
         if self.period is not None and self.period < self.warmup + self.active:
             raise UsageError(
-                f"{self.warmup} warm-up and {self.active} captured steps do not fit into every {self.period} steps",
+                f"{self.warmup} warm-up and {counted(self.active, 'captured step')} do "
+                f"not fit into every {counted(self.period, 'step')}",
                 where="schedule",
                 what_next=f"capture every {self.warmup + self.active} steps or more seldom",
             )
@@ -102,8 +105,10 @@ class Schedule:
             what_next = f"train {self.first + 1} steps or more, or capture sooner ({sooner})"
         if num_steps == self.first and num_steps:
             return f"ended inside step {num_steps}, the first captured one, so there is no trace; {what_next}"
-        steps = "1 step" if num_steps == 1 else f"{num_steps} steps"
-        return f"ended after {steps}; the first capture would have started at step {self.first}; {what_next}"
+        return (
+            f"ended after {counted(num_steps, 'step')}; the first capture would "
+            f"have started at step {self.first}; {what_next}"
+        )
 
 
 DEFAULT_SCHEDULE = Schedule()

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
+from stepscope.core.counting import counted, form
 from stepscope.training.exporters.metrics import Exporter
 from stepscope.training.steps.telemetry import StepRecord
 
@@ -59,7 +60,12 @@ class StepExport:
         num_lost = self._num_dropped + len(self._waiting)
         if num_lost:
             names = ", ".join(exporter.package for exporter in self._found)
-            logger.warning("%d steps were not exported to %s, which is too slow", num_lost, names)
+            logger.warning(
+                "%s %s not exported to %s, which is too slow",
+                counted(num_lost, "step"),
+                form(num_lost, "was", "were"),
+                names,
+            )
 
     def _look(self) -> None:
         for exporter in self._exporters:

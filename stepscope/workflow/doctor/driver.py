@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from stepscope.core.counting import counted, form
 from stepscope.core.doctor import DoctorLine, DoctorState
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import MissingReason
@@ -59,11 +60,15 @@ def look_at_driver(machine: Machine, facts: DriverFacts) -> Iterator[DoctorLine]
     on_bus, told = count_on_bus(machine), len(facts.look.gpus)
     if facts.look.why_not:
         state = _FAIL if on_bus or facts.look.hangs else _WARN
-        seen = f"; {on_bus} of NVIDIA's GPUs are on the PCI bus" if on_bus else ""
+        seen = f"; {on_bus} of NVIDIA's GPUs {form(on_bus, 'is', 'are')} on the PCI bus" if on_bus else ""
         advice = "" if on_bus or facts.look.hangs else "without a GPU stepscope analyses traces and serves host metrics"
         yield DoctorLine("driver", state, facts.look.why_not + seen, advice)
         return
-    yield DoctorLine("driver", _OK, f"{facts.version}, up to CUDA {facts.cuda}; {told} GPUs answer")
+    yield DoctorLine(
+        "driver",
+        _OK,
+        f"{facts.version}, up to CUDA {facts.cuda}; {counted(told, 'GPU answers', 'GPUs answer')}",
+    )
     for index, why in facts.look.lost:
         yield DoctorLine(f"GPU {index}", _FAIL, why)
     num_known = told + len(facts.look.lost)
@@ -88,7 +93,7 @@ def _look_at_device_files(machine: Machine, num_gpus: int) -> Iterator[DoctorLin
     names = machine.names("dev")
     files = [name for name in names if name.removeprefix("nvidia").isdecimal() and name.startswith("nvidia")]
     if len(files) < num_gpus:
-        found = f"/dev has {len(files)} of {num_gpus} GPUs' files"
+        found = f"/dev has the files of {len(files)} of {counted(num_gpus, 'GPU')}"
         yield DoctorLine("/dev/nvidia*", _WARN, found, "give the container the others, or run: nvidia-modprobe -c 0")
     if "nvidia-uvm" not in names:
         advice = "CUDA does not start without: nvidia-modprobe -u -c 0"
@@ -109,7 +114,9 @@ def _look_at_gpm(facts: DriverFacts) -> Iterator[DoctorLine]:
         yield DoctorLine("profiling counters", _OK, "tensor, SM and memory activity through GPM")
     elif whys:
         reason, detail = next(iter(whys.values()))
-        found = f"none on {len(whys)} of {len(facts.gpm or {})} GPUs: {detail or str(reason).replace('_', ' ')}"
+        found = (
+            f"none on {len(whys)} of {counted(len(facts.gpm or {}), 'GPU')}: {detail or str(reason).replace('_', ' ')}"
+        )
         advice = "run dcgm-exporter with its profiling metrics, and name it to the agent (--dcgm-exporter)"
         yield DoctorLine("profiling counters", _WARN, found, advice)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from stepscope.collectors.host.cgroups import read_cgroups
 from stepscope.collectors.host.gathering import Gathering
+from stepscope.core.counting import counted, form
 from stepscope.core.doctor import DoctorLine, DoctorState
 from stepscope.core.host_metrics import CGROUP
 from stepscope.workflow.doctor.machine import UNLIMITED, Machine
@@ -64,9 +65,13 @@ def judge_locked_memory(limit: int, *, has_rdma: bool) -> DoctorLine:
 def judge_cpus(num_cpus: int, limit: float | None) -> DoctorLine:
     """Cores on which this process may run, and how much of them its cgroups grant."""
     if limit is None or limit >= num_cpus:
-        return DoctorLine("CPU", _OK, f"{num_cpus} cores, no lower limit by a cgroup")
-    found = f"{limit:g} CPUs by the cgroup, {num_cpus} cores in sight"
-    advice = f"start at most {max(1, int(limit))} loader workers and threads: more are stopped, not run"
+        return DoctorLine("CPU", _OK, f"{counted(num_cpus, 'core')}, no lower limit by a cgroup")
+    found = f"{limit:g} {form(limit, 'CPU')} by the cgroup, {counted(num_cpus, 'core')} in sight"
+    advice = (
+        f"start at most {max(1, int(limit))} "
+        f"{form(max(1, int(limit)), 'loader worker or thread', 'loader workers and threads')}: "
+        "more are stopped, not run"
+    )
     return DoctorLine("CPU", _WARN, found, advice)
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stepscope.core.counting import counted
 from stepscope.core.hardware import GpuModel
 from stepscope.core.links import NVLINK_SHARE, PCIE_BYTES_PER_SECOND, bus_factor, pcie_link, scale_up_link
 
@@ -119,7 +120,7 @@ def expect_peer_copy(gpu: GpuModel, device_name: str, num_links: int, num_shared
         link = pcie_link(device_name)
         return Expectation(link.bytes_per_second, link.source, *_SHARED_TREE)
     rate = gpu.link_bytes_per_second * min(num_shared / num_links, 1.0) * NVLINK_SHARE
-    return Expectation(rate, f"{gpu.source}, {num_shared} of {num_links} links, {NVLINK_SHARE:.0%} of it")
+    return Expectation(rate, f"{gpu.source}, {num_shared} of {counted(num_links, 'link')}, {NVLINK_SHARE:.0%} of it")
 
 
 def expect_all_reduce(gpu: GpuModel, device_name: str, num_gpus: int, *, is_meshed: bool) -> Expectation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from stepscope.core.counting import counted, form
 from stepscope.core.preflight import CheckResult, Outcome
 from stepscope.workflow.preflight.expectations import Expectation
 from stepscope.workflow.preflight.neighbours import low_outliers
@@ -78,8 +79,16 @@ def judge_products(check: str, gpus: tuple[int, ...], reply: Reply) -> CheckResu
     if not isinstance(reply, dict):
         return judge_failure(check, gpus, reply)
     differing, wrong, repeats = (int(reply[name]) for name in ("num_differing", "num_wrong", "num_repeats"))
-    said = [f"{differing} of {repeats} repeats of one product have other bits"] if differing else []
-    said += [f"{wrong} elements of an exact product are wrong"] if wrong else []
+    said = (
+        [f"{differing} of {counted(repeats, 'repeat')} of one product {form(differing, 'has', 'have')} other bits"]
+        if differing
+        else []
+    )
+    said += (
+        [f"{counted(wrong, 'element of an exact product is', 'elements of an exact product are')} wrong"]
+        if wrong
+        else []
+    )
     if said:
         detail = f"{' and '.join(said)}: this GPU corrupts data silently; take it out of service"
         return CheckResult(check, gpus, Outcome.FAIL, detail, value=float(differing + wrong), expected=0.0)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stepscope.core.counting import counted, form
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.health import Severity
 from stepscope.core.preflight import CheckResult, Outcome
@@ -109,7 +110,10 @@ def _in_use(state: GpuState) -> _Judged:
     if count:
         pids = sorted({dict(one.labels)["pid"] for one in state.before.readings if "pid" in dict(one.labels)}, key=int)
         who = f" (pid {', '.join(pids[:5])})" if pids else ""
-        return Outcome.WARN, f"{count:.0f} processes hold the GPU{who}: what is measured is what they leave"
+        return (
+            Outcome.WARN,
+            f"{counted(count, 'process holds', 'processes hold')} the GPU{who}: what is measured is what is left",
+        )
     if used is not None and used > _HELD_BYTES:
         return Outcome.WARN, f"{used / 1024**3:.1f} GiB of its memory are held by nobody that the driver names"
     return _UNKNOWN if used is None and count is None else _GOOD
@@ -119,13 +123,18 @@ def _ecc(state: GpuState) -> _Judged:
     enabled = state.value("ecc_enabled")
     uncorrected = state.value("ecc_uncorrected_errors_total")
     if uncorrected:
-        return Outcome.FAIL, f"{uncorrected:.0f} uncorrected memory errors since the driver was loaded: reset the GPU"
+        return (
+            Outcome.FAIL,
+            f"{counted(uncorrected, 'uncorrected memory error')} since the driver was loaded: reset the GPU",
+        )
     if enabled is None:
         return _UNKNOWN
     if not enabled:
         return Outcome.WARN, "ECC is off: memory errors go unseen"
     came = _rise(state, "ecc_corrected_errors_total")
-    return (Outcome.WARN, f"{came:.0f} memory errors had to be corrected during the preflight") if came else _GOOD
+    return (
+        (Outcome.WARN, f"{counted(came, 'memory error')} had to be corrected during the preflight") if came else _GOOD
+    )
 
 
 def _row_remap(state: GpuState) -> _Judged:
@@ -138,17 +147,26 @@ def _row_remap(state: GpuState) -> _Judged:
         return Outcome.FAIL, "a memory row waits to be replaced: reset the GPU (nvidia-smi --gpu-reset)"
     rows = state.value("remapped_rows_uncorrected_total") or 0
     if rows >= _MOST_REMAPPED:
-        return Outcome.WARN, f"{rows:.0f} memory rows were replaced after uncorrected errors"
+        return (
+            Outcome.WARN,
+            f"{counted(rows, 'memory row was', 'memory rows were')} replaced after uncorrected errors",
+        )
     empty = state.value("row_remap_banks", availability="none") or 0
-    return (Outcome.WARN, f"{empty:.0f} memory banks have no spare row left") if empty else _GOOD
+    return (
+        (Outcome.WARN, f"{counted(empty, 'memory bank has', 'memory banks have')} no spare row left")
+        if empty
+        else _GOOD
+    )
 
 
 def _retired_pages(state: GpuState) -> _Judged:
     single, double = state.value("retired_pages_corrected_total"), state.value("retired_pages_uncorrected_total")
     if single is None and double is None:
         return Outcome.SKIPPED, "GPUs from Ampere on replace rows instead"
-    if (single or 0) + (double or 0) >= _MOST_RETIRED:
-        return Outcome.FAIL, f"{(single or 0) + (double or 0):.0f} memory pages are retired: have the GPU exchanged"
+    retired = (single or 0) + (double or 0)
+    if retired >= _MOST_RETIRED:
+        said = f"{counted(retired, 'memory page is', 'memory pages are')} retired"
+        return Outcome.FAIL, f"{said}: have the GPU exchanged"
     if state.value("retired_pages_pending"):
         return Outcome.WARN, "memory pages wait to be retired: reboot"
     return _GOOD
@@ -215,10 +233,11 @@ def _nvlink(state: GpuState, *, is_board: bool) -> _Judged:
         outcome = Outcome.FAIL if is_board else Outcome.WARN
         return (
             outcome,
-            f"{down:.0f} of {up + down:.0f} NVLinks are down: look for XIDs 74 and 144 to 150, reset the GPU",
+            f"{down:.0f} of {counted(up + down, 'NVLink')} {form(down, 'is', 'are')} "
+            "down: look for XIDs 74 and 144 to 150, reset the GPU",
         )
     recovered = _rise(state, "nvlink_recovery_errors_total") + _rise(state, "nvlink_recoveries_failed_total")
-    return (Outcome.FAIL, f"{recovered:.0f} recoveries of NVLinks during the preflight") if recovered else _GOOD
+    return (Outcome.FAIL, f"{counted(recovered, 'recovery')} of NVLinks during the preflight") if recovered else _GOOD
 
 
 def _fabric(state: GpuState) -> _Judged:

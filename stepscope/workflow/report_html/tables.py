@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepscope.core.analysis import Analysis, Collective, KernelTime
+from stepscope.core.counting import counted
 from stepscope.core.kernel_names import short_kernel_name
 from stepscope.core.words import (
     UNKNOWN,
@@ -61,8 +62,10 @@ def pipeline(analysis: Analysis) -> Markup | None:
             tag("b", percent(share), class_="num"), tag("span"), tag("span", meaning, class_="note"))
         for what, share, heading, meaning in parts
     ]  # fmt: skip
-    chunks = f", {found.chunks} chunks a stage" if found.chunks > 1 else ""
-    layout = f"{found.schedule}, {found.stages} stages, {found.micro_batches} micro-batches{chunks}"
+    chunks = f", {counted(found.chunks, 'chunk')} a stage" if found.chunks > 1 else ""
+    layout = (
+        f"{found.schedule}, {counted(found.stages, 'stage')}, {counted(found.micro_batches, 'micro-batch')}{chunks}"
+    )
     note = f"{name(layout)}, period {milliseconds(found.period_ms)}"
     return panel(
         "How large is the pipeline's bubble, and why?", tag("ul", *items, class_="causes"), key="pipeline", note=note

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stepscope.core.analysis import Analysis, Evidence, SecondaryCause, TraceQuality
 from stepscope.core.causes import HEALTHY_CAUSES
+from stepscope.core.counting import counted
 from stepscope.core.palette import heading_of_cause
 from stepscope.core.quality_lines import quality_lines
 from stepscope.core.trace_doubts import clean_words, find_problems
@@ -32,10 +33,10 @@ def head(title: str, analysis: Analysis) -> Markup:
     """The run and its size."""
     job = analysis.job
     words = [
-        f"{len(job.ranks)} of {job.world_size} ranks",
+        f"{len(job.ranks)} of {counted(job.world_size, 'rank')}",
         mesh_words(job.mesh),
         device_words(job),
-        f"{job.num_steps} steps",
+        counted(job.num_steps, "step"),
     ]
     line = tag("p", " · ".join(name(part) for part in words if part), class_="note")
     return tag("header", tag("h1", name(title)), line)

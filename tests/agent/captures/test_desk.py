@@ -49,7 +49,7 @@ def test_an_order_comes_about_and_is_said_in_the_log(caplog: pytest.LogCaptureFi
     assert len(backend.asked) == 1
     assert backend.asked[0][0].max_bytes == 1 << 30
     assert [record.message for record in caplog.records] == [
-        "capture c asked by 10.0.0.1: 3 steps of run r, ranks 0",
+        "capture c asked by 10.0.0.1: 3 steps of run r, rank 0",
         "capture c: rank 0 of r: accepted",
         "capture c: rank 0 of r: done /runs/r/traces/step8/rank0.json.gz (9 bytes)",
         "capture c asked by 10.0.0.1: refused, another capture has this id",
@@ -81,7 +81,10 @@ def test_captures_outlive_the_agent(tmp_path: Path) -> None:
     with CaptureDesk([backend], directory=tmp_path) as desk:
         _wait_until(lambda: desk.report("c").state is CaptureState.DONE)
     once = CaptureDesk([backend], directory=tmp_path, limits=CaptureLimits(max_per_hour=1))
-    with once, pytest.raises(RefusedError, match="captured 1 times"):  # a restart makes nobody freer
+    with (
+        once,
+        pytest.raises(RefusedError, match="captured 1 time within an hour"),
+    ):  # a restart makes nobody freer
         once.order(CaptureOrder("d", 3, "r"), by="me")
 
 

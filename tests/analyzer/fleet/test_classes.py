@@ -11,6 +11,7 @@ import pytest
 from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample, classify
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.fleet_class import FLEET_CAUSES, Counters, FleetClass
+from stepscope.core.words import cause_phrase
 from tests.analyzer.fleet.samples import (
     COMPUTING,
     H100,
@@ -57,7 +58,7 @@ def test_classes(samples: Sequence[Sample], cause: Cause) -> None:
     assert told.evidence
     assert 0 < told.confidence <= 1
     assert told.counters is Counters.SM
-    assert str(cause) in told.summary
+    assert told.summary.startswith(cause_phrase(cause))
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,29 @@ def test_a_rank_without_a_dump_that_others_wait_for_is_the_first_suspect() -> No
     assert report.missing_ranks == [1]
 
 
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ([1], "left no dump, and the others wait for it"),
+        ([1, 2], "left no dump, and the others wait for them"),
+    ],
+)
+def test_one_rank_is_spoken_of_as_one(missing: list[int], said: str) -> None:
+    there = [rank for rank in range(4) if rank not in missing]
+    job = Job({WORLD: (0, 1, 2, 3)}).call(WORLD).call(WORLD, there, done=False)
+    assert explain_hang(job.dumps(without=missing)).verdict.evidence[0].message == said
+
+
+@pytest.mark.parametrize(("ahead", "said"), [(1, "1 collective fewer"), (2, "2 collectives fewer")])
+def test_one_collective_is_counted_as_one(ahead: int, said: str) -> None:
+    job = Job({WORLD: (0, 1, 2)}).call(WORLD)
+    for _ in range(ahead):
+        job.call(WORLD, [1, 2], done=False)
+    (evidence,) = explain_hang(job.dumps()).verdict.evidence
+    assert said in evidence.message
+    assert explain_hang(job.dumps()).verdict.summary.endswith("2 others wait")
+
+
 def test_the_last_rank_is_missed_by_the_size_of_groups_like_its_own() -> None:
     """gloo's recorder lists no members."""
     job = Job(mesh(2, 2), backend="gloo").call("1").call("2").call("3").call("4").call(WORLD, [0, 1, 2], given_up=True)

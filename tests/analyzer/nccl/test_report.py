@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.analyzer.nccl import explain_nccl
+from stepscope.analyzer.nccl.settings import _HARMFUL
 from stepscope.analyzer.nccl.transfer_errors import transfer_error_words
 from stepscope.core.health import Severity
 from stepscope.core.nccl import NcclReport
@@ -214,10 +215,24 @@ def test_harmful_settings_are_said_once_and_the_worst_finding_comes_first() -> N
     assert _codes(explain_nccl(events)) == ["nccl_warning", "setting"]
 
 
+@pytest.mark.parametrize("value", ["0", "1", "2"])
+def test_a_setting_is_said_with_what_follows_from_its_value(value: str) -> None:
+    found = explain_nccl([Setting(_at(), "NCCL_NVLS_ENABLE", value)]).findings
+    off = (
+        "NCCL_NVLS_ENABLE=0 set in the environment: NVSwitches do not sum up: large all-reduces within a node get less"
+    )
+    assert [finding.message for finding in found] == ([off] if value == "0" else [])
+
+
+def test_what_follows_from_a_setting_is_no_open_question() -> None:
+    assert not [name for name, (follows, _) in _HARMFUL.items() if follows.startswith(("whether", "if", "how"))]
+
+
 def test_who_has_not_begun_to_join_is_named() -> None:
     events = [Join(_at("a", rank), "0xab", rank, 4, 0, is_complete=False) for rank in (0, 1, 3)]
     (finding,) = explain_nccl(events).findings
     assert (finding.code, finding.ranks) == ("not_joined", [2])
+    assert "rank 2 has not begun to" in finding.message
 
 
 def test_ras_dead_silent_and_behind() -> None:
@@ -229,6 +244,8 @@ def test_ras_dead_silent_and_behind() -> None:
         ("ras_missing", [3]),
         ("ras_mismatch", [2]),
     ]
+    assert report.findings[1].message.endswith("rank 3 without an answer: look at its host first")
+    assert "rank 2 has launched fewer collectives" in report.findings[2].message
 
 
 def test_hang_flags_are_a_hang_where_all_ranks_have_one() -> None:

@@ -38,7 +38,7 @@ def test_a_node_with_a_hidden_gpu_and_a_file_too_few(nvml: FakeNvml, tmp_path: P
     assert found == {
         "driver": ("ok", "580.159.03, up to CUDA 13.0; 2 GPUs answer"),
         "GPUs": ("warn", "3 are on the PCI bus, the driver tells of 2"),
-        "/dev/nvidia*": ("warn", "/dev has 1 of 2 GPUs' files"),
+        "/dev/nvidia*": ("warn", "/dev has the files of 1 of 2 GPUs"),
     }
     assert count_on_bus(machine(tmp_path)) == 3
 
@@ -49,7 +49,7 @@ def test_a_lost_gpu(nvml: FakeNvml, tmp_path: Path) -> None:
     assert found["GPU 1"][0] == "fail"
     assert "Xid 79" in found["GPU 1"][1]
     assert found["profiling counters"] == ("ok", "tensor, SM and memory activity through GPM")
-    assert found["driver"] == ("ok", "580.159.03, up to CUDA 13.0; 1 GPUs answer")
+    assert found["driver"] == ("ok", "580.159.03, up to CUDA 13.0; 1 GPU answers")
 
 
 @pytest.mark.parametrize(("error", "words"), [("9", "not loaded"), ("18", "reboot, or reload the module")])

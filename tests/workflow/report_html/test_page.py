@@ -62,7 +62,7 @@ def test_quality_comes_before_the_verdict_and_the_verdict_before_all_figures(
 
 def test_bad_traces_are_said_before_the_verdict(timelines: list[RankTimeline]) -> None:
     text = page(make_doubtful(timelines), timelines)
-    assert "read: 3 events dropped, 1 files truncated." in text
+    assert "read: 3 events dropped, 1 file truncated." in text
     assert text.index('id="quality"') < text.index('class="kpis"') < text.index('id="verdict"')
     assert text.index("Read the numbers with this in mind") < text.index('id="verdict"')
 

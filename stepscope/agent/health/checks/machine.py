@@ -8,6 +8,7 @@ from stepscope.agent.config.health import Thresholds
 from stepscope.agent.health.counters import Sample
 from stepscope.agent.health.observed import Observed
 from stepscope.agent.health.signs import Evidence, Sign, bad, good
+from stepscope.core.counting import counted
 from stepscope.core.health import Action, Severity
 from stepscope.core.host_metrics import HOST
 from stepscope.core.readings import Labels, MissingReason, Reading
@@ -50,7 +51,7 @@ class DriverChecks:
         if self._expected:
             there = sum(1 for gpu in observed.gpus.values() if "pci_bus_id" not in dict(gpu.labels))
             if there < self._expected:
-                said = f"the driver knows {there} of {self._expected} GPUs"
+                said = f"the driver knows {there} of {counted(self._expected, 'GPU')}"
                 evidence = Evidence(Severity.CRITICAL, Action.REBOOT, said, float(there), float(self._expected), "GPUs")
                 yield bad(_COUNT, time_ns, evidence)
                 return

@@ -8,6 +8,7 @@ from stepscope.agent.config.health import Thresholds
 from stepscope.agent.health.counters import CounterWindow, Sample
 from stepscope.agent.health.observed import ObservedGpu
 from stepscope.agent.health.signs import Evidence, Sign, above, bad, good
+from stepscope.core.counting import counted
 from stepscope.core.health import Action, Severity
 
 _MINUTE, _WEEK = 60.0, 7 * 86_400.0
@@ -35,7 +36,7 @@ class MemoryChecks:
     def _errors(self, values: dict[str, Sample], is_contained: bool) -> Iterator[Sign]:
         uncorrected = values.get("ecc_uncorrected_errors_total")
         if uncorrected is not None:
-            said = f"{_count(uncorrected.value, 'memory error')} could not be corrected since the driver was loaded"
+            said = f"{counted(uncorrected.value, 'memory error')} could not be corrected since the driver was loaded"
             severity, action = Severity.CRITICAL, Action.RESET_GPU
             if is_contained:
                 severity, action = Severity.WARNING, Action.RESTART_APP
@@ -64,7 +65,10 @@ class MemoryChecks:
             yield _flag("row_remap_pending", pending, Severity.WARNING, Action.RESET_GPU, said)
         rows = values.get("remapped_rows_uncorrected_total")
         if rows is not None:
-            said = f"{rows.value:.0f} rows of memory were replaced after errors that could not be corrected"
+            said = (
+                f"{counted(rows.value, 'row of memory was', 'rows of memory were')} "
+                "replaced after errors that could not be corrected"
+            )
             limit = self._thresholds.remapped_rows
             evidence = Evidence(Severity.WARNING, Action.REPLACE, said, rows.value, limit, "rows")
             yield above("remapped_rows", rows.time_ns, evidence, leave=limit - 1)
@@ -76,10 +80,13 @@ class MemoryChecks:
         self._retired.add(double)
         if single is not None and double is not None:
             total, new = single.value + double.value, self._retired.growth
-            said = f"{total:.0f} pages of memory are retired"
+            said = f"{counted(total, 'page of memory is', 'pages of memory are')} retired"
             value, limit, strictly = total, limits.retired_pages, False
             if total < limit and double.value > limits.retired_pages_uncorrected and new > 1:
-                said = f"{double.value:.0f} pages are retired after double bit errors, {new:.0f} of them this week"
+                said = (
+                    f"{counted(double.value, 'page is', 'pages are')} retired after "
+                    f"double bit errors, {new:.0f} of them this week"
+                )
                 value, limit, strictly = double.value, limits.retired_pages_uncorrected, True
             evidence = Evidence(Severity.CRITICAL, Action.REPLACE, said, value, limit, "pages")
             yield above("retired_pages", double.time_ns, evidence, leave=limit, strictly=strictly)
@@ -93,7 +100,3 @@ def _flag(code: str, sample: Sample, severity: Severity, action: Action, message
     if sample.value:
         return bad(code, sample.time_ns, Evidence(severity, action, message))
     return good(code, sample.time_ns)
-
-
-def _count(number: float, noun: str) -> str:
-    return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"

@@ -13,6 +13,7 @@ from stepscope.agent.config.health import Thresholds
 from stepscope.agent.health.counters import CounterWindow, Sample
 from stepscope.agent.health.observed import ObservedGpu
 from stepscope.agent.health.signs import Evidence, Sign, above, bad, good
+from stepscope.core.counting import counted
 from stepscope.core.health import Action, Severity
 
 _MINUTE = 60.0
@@ -72,7 +73,10 @@ class PcieChecks:
         )
         limit = of_link * self._thresholds.pcie_replays_factor
         growth = self._replays.growth
-        said = f"{growth:.0f} packets had to be sent again over PCIe in a minute; {limit:.0f} are usual"
+        said = (
+            f"{counted(growth, 'packet')} had to be sent again over PCIe in a "
+            f"minute; up to {limit:.0f} a minute is usual"
+        )
         evidence = Evidence(Severity.WARNING, Action.CHECK_MECHANICALS, said, growth, limit, "replays per minute")
         return above("pcie_replays", time_ns, evidence, leave=limit / 2, strictly=True, is_new=True)
 

@@ -12,6 +12,7 @@ from stepscope.agent.health.counters import CounterWindow, Sample
 from stepscope.agent.health.minutes import Minutes
 from stepscope.agent.health.observed import ObservedGpu
 from stepscope.agent.health.signs import Evidence, Sign, above, bad, good
+from stepscope.core.counting import counted
 from stepscope.core.health import Action, Severity
 
 _MINUTE = 60.0
@@ -48,7 +49,9 @@ class SlowdownChecks:
     def _margin(self, margin: Sample) -> Iterator[Sign]:
         limit = self._thresholds.temperature_margin_celsius
         if margin.value <= limit:
-            said = f"{margin.value:.0f} degrees are left up to the temperature at which it slows down"
+            said = (
+                f"{counted(margin.value, 'degree is', 'degrees are')} left up to the temperature at which it slows down"
+            )
             evidence = Evidence(Severity.WARNING, Action.CHECK_THERMALS, said, margin.value, limit, "degrees Celsius")
             yield bad("temperature_margin", margin.time_ns, evidence)
         elif margin.value >= limit + _MARGIN_LEAVE_CELSIUS:
@@ -66,7 +69,8 @@ class SlowdownChecks:
         seen = self._minutes.names
         action, why = next((_REASONS[name] for name in _REASONS if name in seen), (Action.NONE, ""))
         said = (
-            f"in {self._minutes.count} of {self._thresholds.slowdown_minutes} minutes the clocks were lowered by {why}"
+            f"in {self._minutes.count} of {counted(self._thresholds.slowdown_minutes, 'minute')} "
+            f"the clocks were lowered by {why}"
         )
         evidence = Evidence(Severity.WARNING, action, said, share, limit, "events per minute")
         yield above("hardware_slowdown", time_ns, evidence, leave=limit / 2, is_new=True)

@@ -19,6 +19,7 @@ from stepscope.agent.config.health import Thresholds
 from stepscope.agent.health.counters import Sample
 from stepscope.agent.health.observed import ObservedGpu
 from stepscope.agent.health.signs import Evidence, Sign, Standing, bad, good
+from stepscope.core.counting import counted
 from stepscope.core.health import Action, Severity
 from stepscope.core.xids import FOLLOWERS, LOST_XID, MEMORY_XIDS, REPEATABLE, xid_of
 
@@ -151,7 +152,8 @@ class XidChecks:
         if victims >= needed and 2 * elsewhere < victims:
             gpu.open_until_quiet.add("xid_repeats")
             said = (
-                f"XID {number} with {victims} processes one after the other, and on no other GPU of this machine "
+                f"XID {number} with {counted(victims, 'process')} one after the "
+                "other, and on no other GPU of this machine "
                 "half as often: it may be the GPU"
             )
             evidence = Evidence(
