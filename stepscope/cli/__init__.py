@@ -14,7 +14,7 @@ import click
 
 from stepscope import __version__
 from stepscope.cli.lazy_group import LazyGroup
-from stepscope.core.errors import StepscopeError
+from stepscope.core.errors import StepscopeError, from_os_error
 
 VERBS: dict[str, str] = {
     "agent": "Read this machine's GPUs and serve what they say to Prometheus.",
@@ -94,9 +94,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         if debug:
             raise
         _drop_output()
-        where = f"{error.filename}: " if error.filename else "output "
-        click.echo(f"stepscope: {where}cannot be read or written ({error.strerror or error})", err=True)
-        sys.exit(3)
+        if error.filename:
+            told = from_os_error(error, "cannot be read or written", where=str(error.filename))
+        else:  # only what is open already has no name: most of all stdout
+            told = from_os_error(error, "cannot be written", where="output")
+        click.echo(f"stepscope: {told}", err=True)
+        sys.exit(told.exit_code)
 
 
 _EXTRA_OF = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stepscope.core.errors import DataError
+from stepscope.core.errors import DataError, from_os_error
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -26,11 +26,7 @@ def write_whole(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise DataError(
-            f"cannot be written ({error.strerror or error})",
-            where=str(path),
-            what_next="check the folder's permissions and free space",
-        ) from error
+        raise from_os_error(error, "cannot be written", where=str(path)) from error
 
 
 def read_whole(path: Path) -> bytes:
@@ -42,8 +38,6 @@ def read_whole(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise DataError("is not there", where=str(path)) from error
+        raise DataError("is not there", where=str(path), what_next="check the path") from error
     except OSError as error:
-        raise DataError(
-            f"cannot be read ({error.strerror or error})", where=str(path), what_next="check its permissions"
-        ) from error
+        raise from_os_error(error, "cannot be read", where=str(path)) from error

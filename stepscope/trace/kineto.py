@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from stepscope.core.errors import DataError, NotATraceError
+from stepscope.core.errors import DataError, NotATraceError, from_os_error
 from stepscope.trace.building import ColumnsBuilder
 from stepscope.trace.categories import is_pytorchs
 from stepscope.trace.clipping import clip_overruns, is_rocm
@@ -51,8 +51,7 @@ def read_ranks(path: str | os.PathLike[str], *, keep_python_functions: bool = Fa
                 stream, path=os.fspath(path), file_bytes=size, keep_python_functions=keep_python_functions
             )
     except OSError as error:
-        why = error.strerror or str(error)
-        raise DataError(f"cannot be read ({why})", where=os.fspath(path), what_next="check the path") from error
+        raise from_os_error(error, "cannot be read", where=os.fspath(path)) from error
 
 
 def read_trace(path: str | os.PathLike[str], *, keep_python_functions: bool = False) -> TraceColumns:

@@ -11,7 +11,7 @@ from stepscope.analyzer.what_if.operations.replay import Replay
 from stepscope.analyzer.what_if.operations.slowdown import Removal, Slowdown, find_slowdown
 from stepscope.core.analysis import Notice
 from stepscope.core.causes import Cause
-from stepscope.core.errors import DataError
+from stepscope.core.errors import DataError, from_os_error
 from stepscope.core.what_if import Fix, WhatIfInput, WhatIfReport
 from stepscope.trace.operation_table import meta_path, read_operation_table
 
@@ -39,7 +39,7 @@ def _tables_at(path: Path) -> list[Path]:
         if path.is_dir():
             return sorted(path.glob("trace-*.parquet"))
     except OSError as error:
-        raise DataError("cannot be read", where=str(path), what_next="check its permissions") from error
+        raise from_os_error(error, "cannot be read", where=str(path)) from error
     return [path] if path.suffix == ".parquet" else []
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from stepscope.agent.config.keys import sections_of
 from stepscope.agent.config.settings import KEYS, Settings
 from stepscope.agent.config.values import from_text, typed
-from stepscope.core.errors import UsageError
+from stepscope.core.errors import UsageError, from_os_error
 
 PREFIX = "STEPSCOPE_AGENT__"
 """Of variables in the environment: STEPSCOPE_AGENT__WEB__LISTEN."""
@@ -82,7 +82,7 @@ def _of_file(file: Path) -> dict[str, Any]:
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot be read ({error.strerror or error})", where=str(file)) from None
+        raise from_os_error(error, "cannot be read", where=str(file), kind=UsageError) from None
     except (ValueError, RecursionError) as error:  # ValueError: also of numbers and letters that there are not
         raise UsageError(f"is no TOML ({error})", where=str(file)) from None
     found: dict[str, Any] = {}
