@@ -29,6 +29,23 @@ def write_whole(path: Path, content: bytes) -> None:
         raise from_os_error(error, "cannot be written", where=str(path)) from error
 
 
+def check_writable(path: Path) -> None:
+    """Look, before long work, whether `write_whole` could write `path`. What is there stays as it is.
+
+    Raises:
+        DataError: it could not.
+    """
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
+    try:
+        try:
+            with temporary.open("xb") as file:
+                file.write(b"1")  # an empty file needs no space
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise from_os_error(error, "cannot be written", where=str(path)) from error
+
+
 def read_whole(path: Path) -> bytes:
     """Content of `path`.
 

@@ -10,7 +10,7 @@ from stepscope.core.analysis import Analysis
 from stepscope.core.run_layout import ANALYSIS_FILE
 from stepscope.core.timeline import RankTimeline
 from stepscope.store.documents import decode_analysis
-from stepscope.store.files import read_whole, write_whole
+from stepscope.store.files import check_writable, read_whole, write_whole
 from stepscope.store.runs import load_analysis, load_timeline
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.fan_out import HERE, FanOut
@@ -36,6 +36,7 @@ def report(
         DataError: nothing can be used, or the file cannot be written.
         UnreachableError: a URL's store does not answer.
     """
+    check_writable(destination)
     if len(paths) == 1 and "://" not in paths[0]:
         check_readable(paths[0])
         place = Path(paths[0])
