@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from stepscope.core.errors import DataError, NotATraceError, from_os_error
+from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError, from_os_error
 from stepscope.trace.building import ColumnsBuilder
 from stepscope.trace.categories import is_pytorchs
 from stepscope.trace.clipping import clip_overruns, is_rocm
@@ -16,7 +16,7 @@ from stepscope.trace.columns import ReadQuality, TraceColumns
 from stepscope.trace.concatenated import EVENTS_KEY, LONGEST_KEY_BYTES, is_top_level, next_document
 from stepscope.trace.header import build_header, listed_ranks, parse_metadata
 from stepscope.trace.merged import split_ranks
-from stepscope.trace.other_files import describe_foreign_events, describe_other, is_memory_timeline
+from stepscope.trace.other_files import describe_foreign_events, describe_other, is_memory_timeline, other_kind
 from stepscope.trace.splitting import EventSplitter
 from stepscope.trace.text import TraceText
 
@@ -42,6 +42,7 @@ def read_ranks(path: str | os.PathLike[str], *, keep_python_functions: bool = Fa
 
     Raises:
         NotATraceError: the file is empty, no JSON, JSON of another kind, or merged so that ranks cannot be told apart.
+        TruncatedTraceError: it ends before its first event.
         DataError: it cannot be opened, or holds no complete event.
     """
     try:
@@ -144,7 +145,8 @@ def _read_document(
     after, rest = (after, None) if next_start is None else (after[:next_start], after[next_start:])
     metadata = parse_metadata(before, after)
     if not builder.num_rows:
-        raise _nothing_complete(splitter, builder, path)
+        is_cut = source.truncated or (bool(before) and not splitter.array_closed)
+        raise _cut_short(path) if is_cut else _nothing_complete(splitter, builder, path)
     kinds = list(dict.fromkeys(kind for kind, _, _ in builder.tracks))
     if not any(map(is_pytorchs, kinds)):
         raise NotATraceError(describe_foreign_events(kinds), where=path, what_next=_WHAT_NEXT)
@@ -194,6 +196,8 @@ def _find_events(source: TraceText, path: str, text: bytes) -> tuple[bytes, byte
     """The text before the key traceEvents (empty for a bare list), and what is read so far behind its bracket."""
     opening = text.lstrip(_BLANK)[:1]
     if not opening:
+        if source.truncated and not source.broken:
+            raise _cut_short(path)
         what = "cannot be inflated" if source.truncated else "is empty"
         raise NotATraceError(what, where=path, what_next=_WHAT_NEXT)
     if opening == b"[":
@@ -208,6 +212,8 @@ def _find_events(source: TraceText, path: str, text: bytes) -> tuple[bytes, byte
             return text[: match.start()], text[match.end() :]
         searched = len(text)
         block = source.read() if opening == b"{" and searched < _MOST_METADATA_BYTES else b""
+        if not block and source.truncated and opening == b"{" and other_kind(text) is None:
+            raise _cut_short(path)
         if not block:
             raise NotATraceError(describe_other(text, opening), where=path, what_next=_WHAT_NEXT)
         text += block
@@ -231,6 +237,12 @@ def _events_in_holes(source: TraceText, splitter: EventSplitter) -> int:
 
 def _is_complete(before: bytes, after: bytes) -> bool:
     return not before or after.rstrip(_BLANK).endswith(b"}")
+
+
+def _cut_short(path: str) -> TruncatedTraceError:
+    return TruncatedTraceError(
+        "ends too early, before its first event", where=path, what_next="copy it whole or record it again"
+    )
 
 
 def _nothing_complete(splitter: EventSplitter, builder: ColumnsBuilder, path: str) -> DataError:
