@@ -10,7 +10,7 @@ import pytest
 
 from stepscope.core.analysis import Analysis
 from stepscope.core.causes import Cause
-from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError
+from stepscope.core.errors import DataError, TruncatedTraceError
 from stepscope.core.headings import Heading
 from stepscope.workflow.analyze import analyze
 from tests.workflow.written_traces import STEPS, trace_document, write_straggling_job, write_trace
