@@ -52,7 +52,19 @@ class _Verbs(LazyGroup):
         return super().get_command(ctx, cmd_name)
 
 
-@click.command(cls=_Verbs, package=__name__, verbs=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
+_EXIT_CODES = (
+    "Exit codes: 0 fine, 1 a gate failed or something is unfit, 2 wrong use, 3 an input cannot be used, "
+    "4 out of reach or a rank died, 130 Ctrl-C (docs/exit-codes.md)."
+)
+
+
+@click.command(
+    cls=_Verbs,
+    package=__name__,
+    verbs=VERBS,
+    epilog=_EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="stepscope")
 @click.option("--debug", is_flag=True, help="Show the traceback of an expected error.")
 @click.pass_context
@@ -153,5 +165,6 @@ def _run(arguments: list[str]) -> Any:
         error.show()
         return error.exit_code
     except click.ClickException as error:
-        click.echo(f"stepscope: {' '.join(error.format_message().split()).rstrip('.')}; see --help", err=True)
+        said = " ".join(error.format_message().split()).rstrip(".")
+        click.echo(f"stepscope: {said}{' See' if said.endswith('?') else '; see'} --help", err=True)
         return error.exit_code
