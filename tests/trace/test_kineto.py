@@ -107,7 +107,7 @@ def test_truncated_gzip_keeps_all_that_was_inflated(cut: int) -> None:
 @pytest.mark.parametrize("kept", [1, 2, 10, 20, 40, 100, 150, 200])
 def test_a_gzip_stream_cut_before_the_first_event_ends_too_early(kept: int, block_bytes: int) -> None:
     names = {f"key {i}": hashlib.sha256(b"%d" % i).hexdigest() for i in range(4)}  # what takes space once compressed
-    packed = gzip.compress(json.dumps({"schemaVersion": 1, **names, "traceEvents": [_event(**names)]}).encode())
+    packed = gzip.compress(json.dumps({"schemaVersion": 1, **names, "traceEvents": [_event(args=names)]}).encode())
     with pytest.raises(TruncatedTraceError, match="ends too early, before its first event; copy it whole"):
         _read(packed[:kept], block_bytes=block_bytes)
 
