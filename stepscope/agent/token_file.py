@@ -8,7 +8,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from stepscope.core.errors import UsageError
+from stepscope.core.errors import UsageError, from_os_error
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def token_in(file: Path, *, is_made: bool = False) -> str:
             mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
             text = opened.read(_MOST + 2).decode("ascii", errors="replace").strip()
     except OSError as error:
-        raise UsageError(f"the token cannot be read ({error.strerror or error})", where=str(file)) from None
+        raise from_os_error(error, "the token cannot be read", where=str(file), kind=UsageError) from None
     if not _LEAST <= len(text) <= _MOST or not text.isprintable() or not text.isascii() or " " in text:
         raise UsageError(f"is no token: one line of {_LEAST} to {_MOST} letters and digits", where=str(file))
     if is_made and mode & (stat.S_IRGRP | stat.S_IROTH):

@@ -14,7 +14,7 @@ import click
 
 from stepscope import __version__
 from stepscope.cli.lazy_group import LazyGroup
-from stepscope.core.errors import StepscopeError
+from stepscope.core.errors import StepscopeError, from_os_error
 
 VERBS: dict[str, str] = {
     "agent": "Read this machine's GPUs and serve what they say to Prometheus.",
@@ -52,7 +52,19 @@ class _Verbs(LazyGroup):
         return super().get_command(ctx, cmd_name)
 
 
-@click.command(cls=_Verbs, package=__name__, verbs=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
+_EXIT_CODES = (
+    "Exit codes: 0 fine, 1 a gate failed or something is unfit, 2 wrong use, 3 an input cannot be used, "
+    "4 out of reach or a rank died, 130 Ctrl-C (docs/exit-codes.md)."
+)
+
+
+@click.command(
+    cls=_Verbs,
+    package=__name__,
+    verbs=VERBS,
+    epilog=_EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="stepscope")
 @click.option("--debug", is_flag=True, help="Show the traceback of an expected error.")
 @click.pass_context
@@ -94,9 +106,12 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         if debug:
             raise
         _drop_output()
-        where = f"{error.filename}: " if error.filename else "output "
-        click.echo(f"stepscope: {where}cannot be read or written ({error.strerror or error})", err=True)
-        sys.exit(3)
+        if error.filename:
+            told = from_os_error(error, "cannot be read or written", where=str(error.filename))
+        else:  # only what is open already has no name: most of all stdout
+            told = from_os_error(error, "cannot be written", where="output")
+        click.echo(f"stepscope: {told}", err=True)
+        sys.exit(told.exit_code)
 
 
 _EXTRA_OF = {
@@ -150,5 +165,6 @@ def _run(arguments: list[str]) -> Any:
         error.show()
         return error.exit_code
     except click.ClickException as error:
-        click.echo(f"stepscope: {' '.join(error.format_message().split()).rstrip('.')}; see --help", err=True)
+        said = " ".join(error.format_message().split()).rstrip(".")
+        click.echo(f"stepscope: {said}{' See' if said.endswith('?') else '; see'} --help", err=True)
         return error.exit_code

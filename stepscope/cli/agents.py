@@ -67,7 +67,14 @@ def _clients(urls: list[str], token_file: Path | None, **files: str) -> list[Age
 
 
 def _lines(file: Path) -> list[str]:
-    text = sys.stdin.read() if str(file) == "-" else file.read_text()
+    from stepscope.core.errors import DataError, from_os_error
+
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text()
+    except OSError as error:
+        raise from_os_error(error, "cannot be read", where=str(file)) from None
+    except UnicodeDecodeError:
+        raise DataError("is no text", where=str(file), what_next="give a file with one agent a line") from None
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     found = [line for line in lines if line]
     if not found:

@@ -10,6 +10,7 @@ import click
 from stepscope.cli.fan_out_options import fan_out_options
 
 if TYPE_CHECKING:
+    from stepscope.workflow.analyze import AnalysisResult
     from stepscope.workflow.fan_out import FanOut
 
 
@@ -48,9 +49,12 @@ def command(
     PATH is a run directory, a folder of traces, trace files, or any fsspec URL (s3://...).
     """
     from stepscope.cli.progress import file_progress
-    from stepscope.store.documents import encode_analysis
     from stepscope.workflow.analyze import analyze
 
+    if html is not None:
+        from stepscope.store.files import check_writable
+
+        check_writable(html)
     with file_progress("reading") as on_progress:
         result = analyze(
             paths,
@@ -61,10 +65,18 @@ def command(
             fan_out=fan_out,
             on_progress=on_progress,
         )
-    if html is not None:
-        from stepscope.workflow.report import title_of, write_report
+    try:
+        if html is not None:
+            from stepscope.workflow.report import title_of, write_report
 
-        write_report(result.analysis, result.timelines, html, title=title_of(paths))
+            write_report(result.analysis, result.timelines, html, title=title_of(paths))
+    finally:  # the verdict is shown all the same
+        _show(result, as_json=as_json)
+
+
+def _show(result: AnalysisResult, *, as_json: bool) -> None:
+    from stepscope.store.documents import encode_analysis
+
     if as_json:
         click.echo(encode_analysis(result.analysis).decode())
         return

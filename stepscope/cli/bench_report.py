@@ -34,7 +34,7 @@ def print_bench(bench: Bench) -> None:
     for row in bench.baseline:
         console.print(_against(row))
         for gate in row.gates:
-            console.print(f"  {gate.outcome.upper()}: {gate.summary}")
+            console.print(f"  gate {gate.summary}")
     for warning in bench.warnings:
         click.echo(f"warning: {warning.message}", err=True)
 

@@ -51,22 +51,26 @@ def command(
     from stepscope.cli.progress import file_progress
     from stepscope.core.comparison import GateOutcome
     from stepscope.store.documents import encode_comparison
-    from stepscope.store.files import write_whole
+    from stepscope.store.files import check_writable, write_whole
     from stepscope.workflow.compare import compare
     from stepscope.workflow.junit import gates_as_junit
 
+    if junit is not None:
+        check_writable(junit)
     with file_progress("comparing") as on_progress:
         spread = RUN_SPREAD if run_spread is None else run_spread / 100
         comparison = compare(a, b, fail_on=fail_on, assumed_spread=spread, fan_out=fan_out, on_progress=on_progress)
-    if junit is not None:
-        write_whole(junit, gates_as_junit(comparison))
-    if as_json:
-        click.echo(encode_comparison(comparison).decode())
-    else:
-        from stepscope.cli.comparison_report import print_comparison
+    try:
+        if junit is not None:
+            write_whole(junit, gates_as_junit(comparison))
+    finally:  # the comparison is shown all the same
+        if as_json:
+            click.echo(encode_comparison(comparison).decode())
+        else:
+            from stepscope.cli.comparison_report import print_comparison
 
-        print_comparison(comparison)
-        for notice in comparison.warnings:
-            click.echo(f"warning: {notice.message}", err=True)
+            print_comparison(comparison)
+            for notice in comparison.warnings:
+                click.echo(f"warning: {notice.message}", err=True)
     if any(gate.outcome is GateOutcome.FAILED for gate in comparison.gates):
         click.get_current_context().exit(1)

@@ -6,6 +6,9 @@ from importlib import import_module
 
 import click
 
+from stepscope.core.errors import UsageError
+from stepscope.core.spelling import nearest
+
 
 class LazyGroup(click.Group):
     """One module a verb: of the verb's name, in `package`, with a click command `command`."""
@@ -24,6 +27,15 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = import_module(f"{self._package}.{cmd_name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in self._verbs:
+            near = nearest(args[0], self._verbs)
+            hint = f"see {ctx.command_path} --help" if near is None else f"is {near} meant?"
+            raise UsageError(f"{ctx.command_path} has no command {args[0]!r}", what_next=hint)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

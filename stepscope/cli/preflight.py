@@ -57,13 +57,15 @@ def command(
     from stepscope.cli.preflight_report import report_lines
     from stepscope.core.errors import DataError, UsageError
     from stepscope.core.preflight import CheckGroup
-    from stepscope.store.files import write_whole
+    from stepscope.store.files import check_writable, write_whole
     from stepscope.workflow.junit import checks_as_junit
     from stepscope.workflow.preflight.request import PreflightRequest, gpus_of, groups_of
     from stepscope.workflow.preflight.run import run_preflight
 
     if junit is not None and not junit.absolute().parent.is_dir():
         raise UsageError("there is no such folder", where=str(junit.parent), what_next="make it, or name another file")
+    if junit is not None:
+        check_writable(junit)
     request = PreflightRequest(
         device_type=device,
         quick=quick,

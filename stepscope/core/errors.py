@@ -12,6 +12,7 @@ Every message is one line: what is wrong, where, what to do next.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -68,6 +69,25 @@ class UnreachableError(StepscopeError):
     """A server, socket or object store does not answer."""
 
     exit_code = 4
+
+
+_NEXT_STEPS = {
+    errno.EACCES: "check its permissions",
+    errno.EPERM: "check its permissions",
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+}
+
+
+def from_os_error(error: OSError, what: str, *, where: str, kind: type[StepscopeError] = DataError) -> StepscopeError:
+    """What to raise for trouble with a file or folder: why it is so, and what to do about that.
+
+    Args:
+        what: what cannot be done: "cannot be read".
+        kind: UsageError for a file that says how to run, such as a configuration.
+    """
+    next_step = _NEXT_STEPS.get(error.errno or 0, "check the path")
+    return kind(f"{what} ({error.strerror or error})", where=where, what_next=next_step)
 
 
 def none_usable(errors: Sequence[DataError], what: str, *, where: str = "", what_next: str) -> DataError:

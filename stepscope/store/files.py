@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stepscope.core.errors import DataError
+from stepscope.core.errors import DataError, from_os_error
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -26,11 +26,24 @@ def write_whole(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise DataError(
-            f"cannot be written ({error.strerror or error})",
-            where=str(path),
-            what_next="check the folder's permissions and free space",
-        ) from error
+        raise from_os_error(error, "cannot be written", where=str(path)) from error
+
+
+def check_writable(path: Path) -> None:
+    """Look, before long work, whether `write_whole` could write `path`. What is there stays as it is.
+
+    Raises:
+        DataError: it could not.
+    """
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
+    try:
+        try:
+            with temporary.open("xb") as file:
+                file.write(b"1")  # an empty file needs no space
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise from_os_error(error, "cannot be written", where=str(path)) from error
 
 
 def read_whole(path: Path) -> bytes:
@@ -42,8 +55,6 @@ def read_whole(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise DataError("is not there", where=str(path)) from error
+        raise DataError("is not there", where=str(path), what_next="check the path") from error
     except OSError as error:
-        raise DataError(
-            f"cannot be read ({error.strerror or error})", where=str(path), what_next="check its permissions"
-        ) from error
+        raise from_os_error(error, "cannot be read", where=str(path)) from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from stepscope.core.counting import counted, form
-from stepscope.core.errors import DataError, NotATraceError
+from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError, from_os_error
 from stepscope.trace.building import ColumnsBuilder
 from stepscope.trace.categories import is_pytorchs
 from stepscope.trace.clipping import clip_overruns, is_rocm
@@ -17,7 +17,7 @@ from stepscope.trace.columns import ReadQuality, TraceColumns
 from stepscope.trace.concatenated import EVENTS_KEY, LONGEST_KEY_BYTES, is_top_level, next_document
 from stepscope.trace.header import build_header, listed_ranks, parse_metadata
 from stepscope.trace.merged import split_ranks
-from stepscope.trace.other_files import describe_foreign_events, describe_other, is_memory_timeline
+from stepscope.trace.other_files import describe_foreign_events, describe_other, is_memory_timeline, other_kind
 from stepscope.trace.splitting import EventSplitter
 from stepscope.trace.text import TraceText
 
@@ -43,6 +43,7 @@ def read_ranks(path: str | os.PathLike[str], *, keep_python_functions: bool = Fa
 
     Raises:
         NotATraceError: the file is empty, no JSON, JSON of another kind, or merged so that ranks cannot be told apart.
+        TruncatedTraceError: it ends before its first event.
         DataError: it cannot be opened, or holds no complete event.
     """
     try:
@@ -52,8 +53,7 @@ def read_ranks(path: str | os.PathLike[str], *, keep_python_functions: bool = Fa
                 stream, path=os.fspath(path), file_bytes=size, keep_python_functions=keep_python_functions
             )
     except OSError as error:
-        why = error.strerror or str(error)
-        raise DataError(f"cannot be read ({why})", where=os.fspath(path), what_next="check the path") from error
+        raise from_os_error(error, "cannot be read", where=os.fspath(path)) from error
 
 
 def read_trace(path: str | os.PathLike[str], *, keep_python_functions: bool = False) -> TraceColumns:
@@ -146,7 +146,8 @@ def _read_document(
     after, rest = (after, None) if next_start is None else (after[:next_start], after[next_start:])
     metadata = parse_metadata(before, after)
     if not builder.num_rows:
-        raise _nothing_complete(splitter, builder, path)
+        is_cut = source.truncated or (bool(before) and not splitter.array_closed)
+        raise _cut_short(path) if is_cut else _nothing_complete(splitter, builder, path)
     kinds = list(dict.fromkeys(kind for kind, _, _ in builder.tracks))
     if not any(map(is_pytorchs, kinds)):
         raise NotATraceError(describe_foreign_events(kinds), where=path, what_next=_WHAT_NEXT)
@@ -196,6 +197,8 @@ def _find_events(source: TraceText, path: str, text: bytes) -> tuple[bytes, byte
     """The text before the key traceEvents (empty for a bare list), and what is read so far behind its bracket."""
     opening = text.lstrip(_BLANK)[:1]
     if not opening:
+        if source.truncated and not source.broken:
+            raise _cut_short(path)
         what = "cannot be inflated" if source.truncated else "is empty"
         raise NotATraceError(what, where=path, what_next=_WHAT_NEXT)
     if opening == b"[":
@@ -210,6 +213,8 @@ def _find_events(source: TraceText, path: str, text: bytes) -> tuple[bytes, byte
             return text[: match.start()], text[match.end() :]
         searched = len(text)
         block = source.read() if opening == b"{" and searched < _MOST_METADATA_BYTES else b""
+        if not block and source.truncated and opening == b"{" and other_kind(text) is None:
+            raise _cut_short(path)
         if not block:
             raise NotATraceError(describe_other(text, opening), where=path, what_next=_WHAT_NEXT)
         text += block
@@ -233,6 +238,12 @@ def _events_in_holes(source: TraceText, splitter: EventSplitter) -> int:
 
 def _is_complete(before: bytes, after: bytes) -> bool:
     return not before or after.rstrip(_BLANK).endswith(b"}")
+
+
+def _cut_short(path: str) -> TruncatedTraceError:
+    return TruncatedTraceError(
+        "ends too early, before its first event", where=path, what_next="copy it whole or record it again"
+    )
 
 
 def _nothing_complete(splitter: EventSplitter, builder: ColumnsBuilder, path: str) -> DataError:

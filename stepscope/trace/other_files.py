@@ -41,10 +41,14 @@ def describe_other(text: bytes, opening: bytes) -> str:
     if opening != b"{":
         kind = next((kind for magic, kind in _BY_FIRST_BYTES if text.startswith(magic)), None)
         return "is not JSON" if kind is None else f"is {kind}, not a profiler trace"
-    for key, kind in _BY_KEY:
-        if re.search(rb'"%s"\s*:' % key, text[:_LOOKED_AT_BYTES]):
-            return f"is {kind}, not a profiler trace"
-    return "is no profiler trace (it has no list traceEvents)"
+    kind = other_kind(text)
+    return "is no profiler trace (it has no list traceEvents)" if kind is None else f"is {kind}, not a profiler trace"
+
+
+def other_kind(text: bytes) -> str | None:
+    """What a JSON object is that is no trace, by its keys; None where they do not tell."""
+    beginning = text[:_LOOKED_AT_BYTES]
+    return next((kind for key, kind in _BY_KEY if re.search(rb'"%s"\s*:' % key, beginning)), None)
 
 
 def is_memory_timeline(text: bytes) -> bool:

@@ -27,6 +27,7 @@ class TraceText:
         num_bytes: text handed out so far, holes included.
         hole_bytes: zeros left out of it; one zero stays in each one's place.
         truncated: the compressed stream ended early or broke.
+        broken: it broke.
     """
 
     def __init__(self, stream: BinaryIO, *, block_bytes: int) -> None:
@@ -34,9 +35,10 @@ class TraceText:
         self.num_bytes = 0
         self.hole_bytes = 0
         self.truncated = False
+        self.broken = False
         self._stream = stream
         self._raw = stream.read(min(_RAW_BYTES, max(block_bytes, len(_GZIP_MAGIC))))
-        is_gzip = self._raw.startswith(_GZIP_MAGIC)
+        is_gzip = bool(self._raw) and _GZIP_MAGIC.startswith(self._raw[: len(_GZIP_MAGIC)])  # also one cut to a byte
         self._inflater = isal_zlib.decompressobj(wbits=_GZIP_WINDOW) if is_gzip else None
         self._at_start = True
         self._ended = False
@@ -94,7 +96,7 @@ class TraceText:
             text: bytes = inflater.decompress(self._raw, len(room))
         except isal_zlib.error as error:  # type: ignore[misc]  # the stubs take the class for an instance
             _LOG.warning("the compressed stream breaks after %d bytes of text: %s", self.num_bytes, error)
-            self._ended = self.truncated = True
+            self._ended = self.truncated = self.broken = True
             return 0
         if inflater.eof:
             self._next_member(inflater.unused_data)

@@ -19,6 +19,7 @@ from stepscope.store.files import read_whole
 from stepscope.store.runs import is_run, load_manifest
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.fan_out import HERE, FanOut
+from stepscope.workflow.given_paths import check_readable
 from stepscope.workflow.kept_analysis import captures, is_outdated, is_saved_analysis
 from stepscope.workflow.progress import Progress
 from stepscope.workflow.step_telemetry import StepTelemetry, read_step_telemetry
@@ -81,6 +82,8 @@ def find_runs(text: str) -> list[str]:
         DataError: it means none.
     """
     if "://" in text or (text and Path(text).exists()):
+        if "://" not in text:
+            check_readable(text)
         return _in_directory(Path(text)) if "://" not in text and Path(text).is_dir() else [text]
     pieces = [piece for piece in text.split(",") if piece]
     if len(pieces) > 1:

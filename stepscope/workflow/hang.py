@@ -13,6 +13,7 @@ from stepscope.core.errors import DataError
 from stepscope.core.hang import HangReport
 from stepscope.core.run_layout import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE
 from stepscope.store.runs import load_manifest
+from stepscope.workflow.given_paths import check_readable, refuse_many_runs
 
 
 def read_hang(paths: Sequence[str]) -> HangReport:
@@ -21,9 +22,12 @@ def read_hang(paths: Sequence[str]) -> HangReport:
     Raises:
         DataError: a path is not there, or holds no dump that can be read.
     """
+    for path in paths:
+        check_readable(path)
     places = [_place(Path(path)) for path in paths]
     files, left_out = find_dumps(places)
     if not files:
+        refuse_many_runs(paths)
         raise DataError(
             "holds no flight recorder dump",
             where=", ".join(paths),

@@ -12,6 +12,7 @@ from stepscope.core.analysis import Notice
 from stepscope.core.errors import DataError, none_usable
 from stepscope.core.memory import MemoryReport
 from stepscope.core.run_layout import MEMORY_FOLDER
+from stepscope.workflow.given_paths import check_readable, refuse_many_runs
 from stepscope.workflow.run_parts import part_of_run
 
 _SUFFIXES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
@@ -23,8 +24,11 @@ def read_memory(paths: Sequence[str]) -> list[tuple[str, MemoryReport]]:
     Raises:
         DataError: a path is not there, holds no snapshot, or none can be read.
     """
+    for path in paths:
+        check_readable(path)
     files = [file for path in paths for file in _files(Path(path))]
     if not files:
+        refuse_many_runs(paths)
         raise DataError(
             "holds no memory snapshot",
             where=", ".join(paths),

@@ -22,6 +22,7 @@ from stepscope.core.nccl import NcclReport
 from stepscope.core.nccl_events import LogEvent
 from stepscope.core.nccl_sources import HangFlags, InspectorCall, RasStatus
 from stepscope.core.run_layout import NCCL_FOLDER
+from stepscope.workflow.given_paths import check_readable, refuse_many_runs
 from stepscope.workflow.run_parts import part_of_run
 
 _HEAD_LINES = 400
@@ -60,9 +61,11 @@ def read_nccl(paths: Sequence[str]) -> NcclReport:
     """
     told = _Told()
     for path in paths:
+        check_readable(path)
         for file in _files(Path(path)):
             _read(file, told)
     if told.is_empty:
+        refuse_many_runs(paths)
         trouble = f" ({told.notices[0].message})" if told.notices else ""
         raise DataError(
             f"nothing of NCCL's in {counted(told.num_files, 'file')}{trouble}",
@@ -85,7 +88,9 @@ def _read(file: Path, told: _Told) -> None:
     except DataError as error:
         told.notices.append(Notice("unusable_file", str(error)))
     except (OSError, EOFError, zlib.error) as error:
-        told.notices.append(Notice("unusable_file", f"{file}: cannot be read ({error})"))
+        told.notices.append(
+            Notice("unusable_file", f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})")
+        )
 
 
 def _read_kind(file: Path, told: _Told) -> None:

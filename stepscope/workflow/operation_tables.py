@@ -12,7 +12,7 @@ from stepscope.analyzer.what_if.operations.slowdown import Removal, Slowdown, fi
 from stepscope.core.analysis import Notice
 from stepscope.core.causes import Cause
 from stepscope.core.counting import counted
-from stepscope.core.errors import DataError
+from stepscope.core.errors import DataError, from_os_error
 from stepscope.core.what_if import Fix, WhatIfInput, WhatIfReport
 from stepscope.core.words import cause_phrase
 from stepscope.trace.operation_table import meta_path, read_operation_table
@@ -41,7 +41,7 @@ def _tables_at(path: Path) -> list[Path]:
         if path.is_dir():
             return sorted(path.glob("trace-*.parquet"))
     except OSError as error:
-        raise DataError("cannot be read", where=str(path), what_next="check its permissions") from error
+        raise from_os_error(error, "cannot be read", where=str(path)) from error
     return [path] if path.suffix == ".parquet" else []
 
 

@@ -10,10 +10,11 @@ from stepscope.core.analysis import Analysis
 from stepscope.core.run_layout import ANALYSIS_FILE
 from stepscope.core.timeline import RankTimeline
 from stepscope.store.documents import decode_analysis
-from stepscope.store.files import read_whole, write_whole
+from stepscope.store.files import check_writable, read_whole, write_whole
 from stepscope.store.runs import load_analysis, load_timeline
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.fan_out import HERE, FanOut
+from stepscope.workflow.given_paths import check_readable
 from stepscope.workflow.kept_analysis import is_outdated, is_saved_analysis
 from stepscope.workflow.progress import Progress
 from stepscope.workflow.report_html.page import render
@@ -35,7 +36,9 @@ def report(
         DataError: nothing can be used, or the file cannot be written.
         UnreachableError: a URL's store does not answer.
     """
+    check_writable(destination)
     if len(paths) == 1 and "://" not in paths[0]:
+        check_readable(paths[0])
         place = Path(paths[0])
         if place.is_file() and is_saved_analysis(place):
             return write_report(decode_analysis(read_whole(place), where=paths[0]), [], destination, title=place.stem)

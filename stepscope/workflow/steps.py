@@ -8,10 +8,11 @@ from pathlib import Path
 from stepscope.analyzer.gradient_outliers import gradient_outliers
 from stepscope.analyzer.step_report import step_report
 from stepscope.collectors.torchtitan_spans import read_torchtitan_steps
-from stepscope.core.errors import DataError
+from stepscope.core.errors import DataError, from_os_error
 from stepscope.core.steps import StepReport
 from stepscope.store.runs import load_manifest
 from stepscope.store.step_lines import read_run_steps
+from stepscope.workflow.given_paths import check_readable, refuse_many_runs
 
 
 def read_steps(path: str) -> StepReport:
@@ -20,6 +21,7 @@ def read_steps(path: str) -> StepReport:
     Raises:
         DataError: it holds no steps.
     """
+    check_readable(path)
     folder = Path(path)
     if not folder.is_dir():
         raise DataError("is no folder", where=path, what_next="give a run directory")
@@ -28,10 +30,9 @@ def read_steps(path: str) -> StepReport:
         if not ranks:
             ranks, notices = read_torchtitan_steps(folder)
     except OSError as error:
-        raise DataError(
-            f"cannot be read ({error.strerror or error})", where=path, what_next="check the path"
-        ) from error
+        raise from_os_error(error, "cannot be read", where=path) from error
     if not any(rank.steps for rank in ranks):
+        refuse_many_runs([path])
         raise DataError(
             "holds no steps: neither steps/rank<r>.jsonl nor torchtitan's structured_logs",
             where=path,

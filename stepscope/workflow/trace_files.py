@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.core.analysis import Notice
-from stepscope.core.errors import DataError
+from stepscope.core.errors import DataError, from_os_error
 from stepscope.core.run_layout import RUN_FILE, TRACES_FOLDER
 from stepscope.trace.columns import TraceColumns
 from stepscope.trace.kineto import read_ranks, read_ranks_stream
+from stepscope.workflow.given_paths import check_readable, refuse_many_runs
 
 _TRACE_NAME = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
 _UNFINISHED = re.compile(r"\.json(\.gz)?\.tmp$", re.IGNORECASE)
@@ -87,14 +88,12 @@ def _on_disk(text: str, notices: list[Notice]) -> list[str]:
     try:
         if path.is_file():
             return [text]
-        if text and path.exists() and not path.is_dir():
+        check_readable(text)
+        if not path.is_dir():
             raise DataError("is neither a file nor a folder", where=text, what_next="give trace files")
-        if not text or not path.is_dir():
-            raise DataError("does not exist", where=text or "an empty path", what_next="check the path")
         return _in_run(path, notices) if _is_run(path) else _in_folder(path, notices)
     except OSError as error:
-        why = error.strerror or str(error)
-        raise DataError(f"cannot be read ({why})", where=text, what_next="check the path") from error
+        raise from_os_error(error, "cannot be read", where=text) from error
 
 
 def _is_run(path: Path) -> bool:
@@ -129,6 +128,7 @@ def _in_folder(folder: Path, notices: list[Notice]) -> list[str]:
     _note_unfinished(folder, notices)
     if files:
         return files
+    refuse_many_runs([str(folder)])
     folders = (inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith("."))
     inner = sorted(inner.name for inner in folders if _traces_in(inner))
     if inner:

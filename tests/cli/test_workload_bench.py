@@ -54,16 +54,23 @@ def test_scales_are_measured_and_a_slower_bench_fails_its_gate(
     assert _exit_code("--result", str(before), "--baseline", str(now), *gate) == 1
     output, _ = capfd.readouterr()
     assert "dp 2 (2 ranks)" in output
-    assert "FAILED: step_time" in output
+    gates = [line for line in output.splitlines() if "gate step_time" in line]
+    assert [line.count("failed") for line in gates] == [0, 0, 1, 1]  # of both scales, each outcome told once
 
 
 def test_what_makes_no_sense_is_told_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert _exit_code("gpt", "--gate", "step_time:+3%") == 2
     assert _exit_code("gpt", "--scales", "1,x") == 2
     assert _exit_code("gpt", "--batch-size", "0") == 2
+    assert _exit_code("gpt", "--warmup", "2") == 2
+    assert _exit_code("gpt", "--steps", "1") == 2
+    assert _exit_code("gpt", "--repeat", "0") == 2
     assert _exit_code("gpt", "--baseline", str(tmp_path / "none.json")) == 3
     errors = capfd.readouterr().err
-    assert len(errors.splitlines()) == 4
+    assert len(errors.splitlines()) == 7
+    assert "--warmup: 2 is too small for a bench; give 3 or more" in errors
+    assert "--steps: 1 is too small for a bench; give 2 or more" in errors
+    assert "--repeat: 0 is too small for a bench; give 1 or more" in errors
 
 
 @pytest.mark.parametrize("options", [("nonsense",), ("gpt",), ("--scales", "1,2"), ("--no-overlap",), ("--strong",)])

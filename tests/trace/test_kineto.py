@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.core.errors import DataError, NotATraceError
+from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError
 from stepscope.trace.columns import NONE, Category, Device, KernelLaunch, Lane, ProcessGroup, TraceColumns
 from stepscope.trace.kineto import read_trace, read_trace_stream
 
@@ -100,6 +101,27 @@ def test_truncated_gzip_keeps_all_that_was_inflated(cut: int) -> None:
     assert trace.quality.truncated == bool(cut)
     assert len(trace) >= 2000 * (10 - cut) // 10 - 400
     assert trace.names[trace.name[len(trace) - 1]] == f"aten::op{len(trace) - 1}"
+
+
+@pytest.mark.parametrize("block_bytes", [64, 1 << 20])
+@pytest.mark.parametrize("kept", [1, 2, 10, 20, 40, 100, 150, 200])
+def test_a_gzip_stream_cut_before_the_first_event_ends_too_early(kept: int, block_bytes: int) -> None:
+    names = {f"key {i}": hashlib.sha256(b"%d" % i).hexdigest() for i in range(4)}  # what takes space once compressed
+    packed = gzip.compress(json.dumps({"schemaVersion": 1, **names, "traceEvents": [_event(args=names)]}).encode())
+    with pytest.raises(TruncatedTraceError, match="ends too early, before its first event; copy it whole"):
+        _read(packed[:kept], block_bytes=block_bytes)
+
+
+@pytest.mark.parametrize("text", ['{"traceEvents": [', '{"traceEvents": [{"ph": "X", "cat": "cpu'])
+def test_a_plain_text_cut_in_the_first_event_ends_too_early(text: str) -> None:
+    with pytest.raises(TruncatedTraceError, match="ends too early"):
+        _read(text)
+
+
+def test_a_cut_file_of_another_kind_is_told_as_such() -> None:
+    packed = gzip.compress(json.dumps({"pg_status": {}, "rest": list(range(3000))}).encode())
+    with pytest.raises(NotATraceError, match="flight-recorder dump"):
+        _read(packed[:-100])
 
 
 def test_gzip_is_known_by_content_and_may_have_several_members() -> None:
@@ -476,7 +498,7 @@ def test_what_is_no_trace_is_refused_in_one_line(content: bytes) -> None:
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("content", ["[]", '{"traceEvents": [', '[{"ph": "M", "name": "x", "pid": 1}]'])
+@pytest.mark.parametrize("content", ["[]", '{"traceEvents": []}', '[{"ph": "M", "name": "x", "pid": 1}]'])
 def test_trace_without_complete_events_is_refused(content: str) -> None:
     with pytest.raises(DataError, match="no complete event") as refused:
         _read(content)

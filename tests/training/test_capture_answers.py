@@ -276,4 +276,4 @@ def test_what_is_no_rule_costs_one_warning(tmp_path: Path, caplog: pytest.LogCap
     with _profile(tmp_path, capture_when=wrong) as prof:
         prof.step()
     (warning,) = _warnings(caplog)
-    assert "capture_when is made by stepscope.training.slow_step" in warning
+    assert "capture_when is made by stepscope.slow_step" in warning

@@ -10,7 +10,7 @@ import pytest
 
 from stepscope.core.analysis import Analysis
 from stepscope.core.causes import Cause
-from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError
+from stepscope.core.errors import DataError, TruncatedTraceError
 from stepscope.core.headings import Heading
 from stepscope.workflow.analyze import analyze
 from tests.workflow.written_traces import STEPS, trace_document, write_straggling_job, write_trace
@@ -135,7 +135,7 @@ def test_a_lone_file_cut_short_is_one_line(tmp_path: Path) -> None:
 def test_a_gzip_cut_before_its_first_event_is_one_line(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "rank0.json.gz")
     path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(NotATraceError) as caught:
+    with pytest.raises(TruncatedTraceError, match="ends too early, before its first event") as caught:
         analyze([str(path)])
     assert "\n" not in str(caught.value)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from typing import Any
 from stepscope.agent.config.keys import sections_of
 from stepscope.agent.config.settings import KEYS, Settings
 from stepscope.agent.config.values import from_text, typed
-from stepscope.core.errors import UsageError
+from stepscope.core.errors import UsageError, from_os_error
+from stepscope.core.spelling import nearest
 
 PREFIX = "STEPSCOPE_AGENT__"
 """Of variables in the environment: STEPSCOPE_AGENT__WEB__LISTEN."""
@@ -82,7 +82,7 @@ def _of_file(file: Path) -> dict[str, Any]:
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot be read ({error.strerror or error})", where=str(file)) from None
+        raise from_os_error(error, "cannot be read", where=str(file), kind=UsageError) from None
     except (ValueError, RecursionError) as error:  # ValueError: also of numbers and letters that there are not
         raise UsageError(f"is no TOML ({error})", where=str(file)) from None
     found: dict[str, Any] = {}
@@ -114,10 +114,10 @@ def variable_of(path: str) -> str:
 def _unknown(name: str, known: Iterable[str], what: str, *, where: str) -> UsageError:
     known = list(known)
     as_known = name.upper() if all(one.isupper() for one in known) else name
-    near = difflib.get_close_matches(as_known, known, 1, 0.5)
-    if not near and "." in name:  # right key, wrong section
-        near = [one for one in known if one.partition(".")[2] == name.partition(".")[2]]
-    hint = f"is {near[0]} meant?" if near else f"known: {', '.join(known)}"
+    near = nearest(as_known, known)
+    if near is None and "." in name:  # right key, wrong section
+        near = next((one for one in known if one.partition(".")[2] == name.partition(".")[2]), None)
+    hint = f"known: {', '.join(known)}" if near is None else f"is {near} meant?"
     return UsageError(f"unknown {what} {name}", where=where, what_next=hint)
 
 

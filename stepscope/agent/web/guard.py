@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stepscope.agent.web.tls_config import ClientAuth, TlsConfig
 from stepscope.agent.web.web_config import WebConfig, read_web_config
-from stepscope.core.errors import UsageError
+from stepscope.core.errors import UsageError, from_os_error
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def _context(tls: TlsConfig) -> ssl.SSLContext:
         said = error.reason or error
         raise UsageError(f"no certificate with its key ({said})", where=f"{tls.cert_file}, {tls.key_file}") from None
     except OSError as error:
-        raise UsageError(f"cannot be read ({error.strerror or error})", where=str(error.filename)) from None
+        raise from_os_error(error, "cannot be read", where=str(error.filename), kind=UsageError) from None
     if tls.ciphers:
         context.set_ciphers(":".join(tls.ciphers))
     context.verify_mode = _CHECKS[tls.client_auth]
@@ -133,5 +133,5 @@ def _context(tls: TlsConfig) -> ssl.SSLContext:
         except ssl.SSLError as error:
             raise UsageError(f"no certificates ({error.reason or error})", where=str(tls.client_ca_file)) from None
         except OSError as error:
-            raise UsageError(f"cannot be read ({error.strerror or error})", where=str(tls.client_ca_file)) from None
+            raise from_os_error(error, "cannot be read", where=str(tls.client_ca_file), kind=UsageError) from None
     return context

@@ -13,7 +13,7 @@ from typing import Any
 
 from stepscope.agent.web.fields import mapping, refuse_others, text
 from stepscope.agent.web.tls_config import ClientAuth, TlsConfig, tls_of
-from stepscope.core.errors import UsageError
+from stepscope.core.errors import UsageError, from_os_error
 
 _DEAREST = 15
 """Of bcrypt's costs: a check takes two seconds and more."""
@@ -80,7 +80,7 @@ def _document(file: Path) -> Any:
     try:
         return yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot be read ({error.strerror or error})", where=str(file)) from None
+        raise from_os_error(error, "cannot be read", where=str(file), kind=UsageError) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the last two: of values, and of nested brackets
         raise UsageError(f"is no YAML ({error})", where=str(file)) from None
 

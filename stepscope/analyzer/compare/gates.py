@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from stepscope.analyzer.compare.estimate import (
@@ -40,8 +40,10 @@ from stepscope.core.counting import counted
 from stepscope.core.digits import significant
 from stepscope.core.errors import UsageError
 from stepscope.core.headings import Heading
+from stepscope.core.spelling import nearest
 
 _GATE = re.compile(r"\s*(?P<metric>.+?):(?P<sign>[+-])(?P<number>\d+(?:\.\d*)?|\.\d+)(?P<unit>%|ms)\s*(?:,|$)")
+_THE_LIST = "docs/compare.md lists the metrics"
 _PREFIXES = ("kernel:", "collective:", "heading:", "cause:")
 _RATES = frozenset({"mfu", "busbw"})
 COLLECTIVE_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "p2p")
@@ -71,8 +73,8 @@ class Condition:
     unit: str
 
 
-def parse_conditions(text: str) -> list[Condition]:
-    """The conditions of one `--fail-on`, separated by commas; a regular expression may hold commas itself.
+def parse_conditions(text: str, *, option: str = "--fail-on") -> list[Condition]:
+    """The conditions of one option, separated by commas; a regular expression may hold commas itself.
 
     Raises:
         UsageError: a condition is malformed or names no metric.
@@ -81,14 +83,15 @@ def parse_conditions(text: str) -> list[Condition]:
     while place < len(text):
         match = _GATE.match(text, place)
         if match is None:
-            raise _wrong(text[place:].strip() or text, "is no METRIC:+N%, METRIC:-N% or METRIC:+Nms")
+            wrong = text[place:].strip() or text
+            raise _wrong(wrong, "is no METRIC:+N%, METRIC:-N% or METRIC:+Nms", _THE_LIST, option=option)
         metric, unit = match["metric"], match["unit"]
-        _check_metric(metric, unit)
+        _check_metric(metric, unit, option)
         limit = float(match["sign"] + match["number"])  # "-0" stays negative: its sign says what is forbidden
         conditions.append(Condition(match[0].strip().rstrip(","), metric, limit, unit))
         place = match.end()
     if not conditions:
-        raise _wrong(text, "names no condition")
+        raise _wrong(text, "names no condition", _THE_LIST, option=option)
     return conditions
 
 
@@ -132,31 +135,37 @@ def judge_gate(condition: Condition, sides: Sides, ground: Ground, step: Estimat
     )
 
 
-def _check_metric(metric: str, unit: str) -> None:
+def _check_metric(metric: str, unit: str, option: str) -> None:
     prefix = next((p for p in _PREFIXES if metric.startswith(p)), None)
     name = metric.removeprefix(prefix or "")
     if metric in _RATES and unit == "ms":
-        raise _wrong(f"{metric}:...ms", "is a rate; give its limit in %")
+        raise _wrong(f"{metric}:...ms", "is a rate", "give its limit in %", option=option)
     if prefix == "kernel:":
         try:
             re.compile(name)
         except re.error as error:
-            raise _wrong(metric, f"is no regular expression ({error})") from error
+            raise _wrong(metric, f"is no regular expression ({error})", "mend the expression", option=option) from error
     elif prefix == "collective:":
         if name not in COLLECTIVE_KINDS:
-            raise _wrong(metric, f"is no kind of collective ({', '.join(COLLECTIVE_KINDS)})")
+            kinds = ", ".join(COLLECTIVE_KINDS)
+            raise _wrong(metric, "is no kind of collective", f"give one of {kinds}", option=option)
     elif prefix == "heading:":
         if name not in set(Heading):
-            raise _wrong(metric, f"is no heading ({', '.join(Heading)})")
+            raise _wrong(metric, "is no heading", _meant(name, Heading, prefix), option=option)
     elif prefix == "cause:":
         if name not in set(Cause):
-            raise _wrong(metric, f"is no cause ({', '.join(Cause)})")
+            raise _wrong(metric, "is no cause", _meant(name, Cause, prefix), option=option)
     elif metric not in METRICS:
-        raise _wrong(metric, "is no metric")
+        raise _wrong(metric, "is no metric", _meant(metric, METRICS, ""), option=option)
 
 
-def _wrong(text: str, why: str) -> UsageError:
-    return UsageError(f"{text!r} {why}", where="--fail-on", what_next=f"metrics: {', '.join(METRICS)}")
+def _meant(name: str, known: Iterable[str], prefix: str) -> str:
+    near = nearest(name, known)
+    return _THE_LIST if near is None else f"is {prefix}{near} meant? {_THE_LIST}"
+
+
+def _wrong(text: str, why: str, what_next: str, *, option: str) -> UsageError:
+    return UsageError(f"{text!r} {why}", where=option, what_next=what_next)
 
 
 def _measure(metric: str, sides: Sides, ground: Ground, step: Estimate, mean: Estimate) -> tuple[Estimate | None, str]:

@@ -55,7 +55,7 @@ def command(
     import msgspec
 
     from stepscope.reference_workloads.throughput.baseline import against_baseline, failed, parse_gates, read_bench
-    from stepscope.store.files import write_whole
+    from stepscope.store.files import check_writable, write_whole
 
     if result is not None:
         _refuse_unused(click.get_current_context())
@@ -63,20 +63,25 @@ def command(
     if conditions and baseline is None:
         raise UsageError("a gate needs an earlier bench", where="--gate", what_next="add --baseline FILE")
     earlier = read_bench(baseline) if baseline is not None else None  # read first: measuring takes minutes
+    is_spokesman = int(os.environ.get("RANK", "0")) == 0  # under torchrun one rank speaks for all
+    if output is not None and is_spokesman:
+        check_writable(output)
     bench = read_bench(result) if result is not None else _measure(name or "gpt", options, is_strong=is_strong)
     if earlier is not None:
         bench = against_baseline(bench, earlier, conditions, name=str(baseline))
-    if int(os.environ.get("RANK", "0")) != 0:  # under torchrun one rank speaks for all
+    if not is_spokesman:
         return
     document = msgspec.json.format(msgspec.json.encode(bench), indent=1)
-    if output is not None:
-        write_whole(output, document + b"\n")
-    if as_json:
-        click.echo(document.decode())
-    else:
-        from stepscope.cli.bench_report import print_bench
+    try:
+        if output is not None:
+            write_whole(output, document + b"\n")
+    finally:  # what took hours is shown all the same
+        if as_json:
+            click.echo(document.decode())
+        else:
+            from stepscope.cli.bench_report import print_bench
 
-        print_bench(bench)
+            print_bench(bench)
     if failed(bench):
         click.get_current_context().exit(1)
 

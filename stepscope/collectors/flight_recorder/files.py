@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stepscope.collectors.flight_recorder.dump import PICKLED_DICT, read_dump
 from stepscope.core.analysis import Notice
-from stepscope.core.errors import DataError, none_usable
+from stepscope.core.errors import DataError, from_os_error, none_usable
 from stepscope.core.flight_recorder import MOST_RANKS, FlightDump
 
 LARGEST_BYTES = 1 << 28
@@ -114,7 +114,7 @@ def _content(path: Path) -> tuple[bytes, int]:
             content = stream.read(LARGEST_BYTES + 1)  # it may grow while it is read
             written_ns = os.fstat(stream.fileno()).st_mtime_ns
     except OSError as error:
-        raise DataError(f"cannot be read ({error.strerror or error})", where=str(path), what_next="check it") from None
+        raise from_os_error(error, "cannot be read", where=str(path)) from None
     if len(content) > LARGEST_BYTES:
         raise DataError(f"is larger than {LARGEST_BYTES:,} bytes", where=str(path), what_next="give a dump of torch's")
     return content, written_ns

@@ -18,7 +18,7 @@ from typing import IO, Any
 from stepscope.collectors.plain_pickle import load_plain, stream_plain
 from stepscope.collectors.plain_pickle.opcodes import Content
 from stepscope.collectors.plain_pickle.streaming import Path as Way
-from stepscope.core.errors import DataError
+from stepscope.core.errors import DataError, from_os_error
 from stepscope.core.flight_recorder import StackFrame
 from stepscope.core.memory_snapshot import Action, Block, Events, MemorySnapshot, Segment
 
@@ -72,7 +72,11 @@ def read_snapshot(path: Path, *, whole_below_bytes: int = WHOLE_BELOW_BYTES) -> 
                 told = load_plain(bytes(content), where=where)
             else:
                 told = stream_plain(content, take, where=where)
-    except (OSError, EOFError, zlib.error) as error:
+    except gzip.BadGzipFile as error:
+        raise DataError(f"cannot be read ({error})", where=where, what_next="check the file") from None
+    except OSError as error:
+        raise from_os_error(error, "cannot be read", where=where) from None
+    except (EOFError, zlib.error) as error:
         raise DataError(f"cannot be read ({error})", where=where, what_next="check the file") from None
     with _trouble_as_data_error(where):
         return building.finish(told)

@@ -55,8 +55,11 @@ def training_cost(
     return TrainingCost(num_tokens, flops, gpu_hours, gpu_hours / num_gpus / 24, money)
 
 
-def parse_amount(text: str) -> float:
+def parse_amount(text: str, *, option: str = "") -> float:
     """A number as people write it: 2T, 1.5B, 300e9.
+
+    Args:
+        option: where it was given, for errors.
 
     Raises:
         UsageError: it is none, or not above zero.
@@ -64,5 +67,7 @@ def parse_amount(text: str) -> float:
     match = re.fullmatch(r"([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)([KMBGT]?)", text.strip().upper())
     amount = float(match[1]) * _SUFFIXES[match[2]] if match else 0.0
     if not 0 < amount < float("inf"):
-        raise UsageError(f"an amount like 2T, 1.5B or 300e9, not {text!r}")
+        raise UsageError(
+            f"{text!r} is no number above 0", where=option, what_next="give an amount like 2T, 1.5B or 300e9"
+        )
     return amount

@@ -55,7 +55,7 @@ def parse_gates(texts: Sequence[str]) -> list[Condition]:
     Raises:
         UsageError: it is malformed, or asks for what a bench does not measure.
     """
-    conditions = [condition for text in texts for condition in parse_conditions(text)]
+    conditions = [condition for text in texts for condition in parse_conditions(text, option="--gate")]
     for condition in conditions:
         if condition.metric not in _GATED:
             raise UsageError(

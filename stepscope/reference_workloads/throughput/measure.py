@@ -76,11 +76,13 @@ class BenchRequest:
             raise UsageError(f"scaling is {STRONG} or {WEAK}, not {self.scaling!r}")
         if not self.scales or min(self.scales) < 1 or len(set(self.scales)) != len(self.scales):
             raise UsageError("scales are different data-parallel sizes from 1 on", where="--scales")
-        if self.num_repeats < 1 or self.num_steps < 2 or self.num_warmup_steps < NUM_SETTLING_STEPS:
-            raise UsageError(
-                f"a bench has at least one run of two steps after {NUM_SETTLING_STEPS} to settle",
-                what_next="raise --repeat, --steps or --warmup",
-            )
+        for option, given, least in (
+            ("--repeat", self.num_repeats, 1),
+            ("--steps", self.num_steps, 2),
+            ("--warmup", self.num_warmup_steps, NUM_SETTLING_STEPS),
+        ):
+            if given < least:
+                raise UsageError(f"{given} is too small for a bench", where=option, what_next=f"give {least} or more")
         if "WORLD_SIZE" in os.environ and (self.num_repeats > 1 or len(self.scales) > 1):
             raise UsageError(
                 "a launcher's ranks measure one scale once", what_next="start one launch for each scale and repetition"

@@ -44,7 +44,7 @@ class AgentTalk:
     ) -> None:
         rule = rule_from_environment() if rule is None else rule
         if rule is not None and not isinstance(rule, SlowStep):
-            raise TypeError(f"capture_when is made by stepscope.training.slow_step, not {rule!r}")
+            raise TypeError(f"capture_when is made by stepscope.slow_step, not {rule!r}")
         self.pace = StepPace()
         self._identity = context.identity
         self._slow_steps = None if rule is None else SlowSteps(rule)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stepscope
 from stepscope.analyzer.compare.comparison import compare
-from stepscope.analyzer.compare.gates import METRICS, parse_conditions
+from stepscope.analyzer.compare.gates import COLLECTIVE_KINDS, METRICS, parse_conditions
 from stepscope.analyzer.compare.run_record import RunRecord
 from stepscope.core.analysis import Collective, KernelTime
 from stepscope.core.causes import Cause
@@ -39,13 +43,33 @@ def test_conditions_are_split_at_commas_but_not_within_a_regular_expression() ->
 
 @pytest.mark.parametrize(
     "text",
-    ["", "step_time", "step_time:3%", "step_time:+3", "step_time:+x%", "steptime:+3%", "mfu:+3ms", "kernel:(:+3%",
-     "collective:gossip:+3%", "heading:nothing:+3%", "cause:wait:+3%", "step_time:+3% step_time:+4%"],
+    ["", "step_time", "step_time:3%", "step_time:+3", "step_time:+x%", "steptime:+3%",
+     "heading:nothing:+3%", "cause:wait:+3%", "step_time:+3% step_time:+4%"],
 )  # fmt: skip
-def test_a_wrong_condition_lists_the_metrics(text: str) -> None:
-    with pytest.raises(UsageError, match="step_time, step_time_mean, mfu") as caught:
+def test_a_wrong_condition_says_where_the_metrics_are_listed(text: str) -> None:
+    with pytest.raises(UsageError, match=r"docs/compare\.md lists the metrics") as caught:
         parse_conditions(text)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 120
+
+
+@pytest.mark.parametrize(
+    ("text", "next_step"),
+    [
+        ("mfu:+3ms", "give its limit in %"),
+        ("kernel:(:+3%", "mend the expression"),
+        ("collective:gossip:+3%", "give one of all_reduce, all_gather, "),
+        ("heading:bubbel:+3%", "is heading:bubble meant?"),
+    ],
+)
+def test_a_wrong_condition_says_what_to_do(text: str, next_step: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(next_step)):
+        parse_conditions(text, option="--gate")
+
+
+def test_the_document_lists_every_metric() -> None:
+    text = (Path(stepscope.__file__).parents[1] / "docs" / "compare.md").read_text()
+    assert [name for name in (*METRICS, *COLLECTIVE_KINDS) if f"`{name}`" not in text] == []
 
 
 @pytest.mark.parametrize("metric", [metric for metric in METRICS if not metric.isupper() and ":" not in metric])

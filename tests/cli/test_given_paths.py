@@ -1,0 +1,133 @@
+"""Is a path that leads nowhere useful refused alike by every verb, in one line that says what to do?"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stepscope.cli import main
+from tests.workflow.written_traces import write_straggling_job
+
+_VERBS = (
+    ("analyze",),
+    ("whatif",),
+    ("report", "-o", "{out}"),
+    ("steps",),
+    ("trace", "info"),
+    ("hang",),
+    ("nccl",),
+    ("memory",),
+)
+
+
+def _refusal(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    told = capfd.readouterr()
+    assert told.out == ""
+    return stop.value.code, told.err
+
+
+@pytest.fixture
+def verb(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    return [word.format(out=tmp_path / "report.html") for word in request.param]
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Iterator[Path]:
+    """A folder that this user may neither list nor enter."""
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o000)
+    yield folder
+    folder.chmod(0o700)
+
+
+@pytest.mark.parametrize("verb", _VERBS, indirect=True, ids=lambda verb: verb[0])
+def test_a_folder_of_runs_is_told_from_a_run(
+    verb: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    for name in ("loop", "other", "third"):
+        (runs / name).mkdir(parents=True)
+        (runs / name / "run.json").write_text("{}")
+    (runs / "notes").mkdir()
+    told = f"stepscope: {runs}: holds 3 runs; give one, such as {runs}/loop\n"
+    assert _refusal(capfd, *verb, str(runs)) == (3, told)
+    for name in ("other", "third"):
+        shutil.rmtree(runs / name)
+    assert _refusal(capfd, *verb, str(runs)) == (3, f"stepscope: {runs}: holds a run; give it: {runs}/loop\n")
+
+
+def test_traces_beside_runs_are_a_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job = write_straggling_job(tmp_path / "job")
+    (job / "older").mkdir()
+    (job / "older" / "run.json").write_text("{}")
+    with pytest.raises(SystemExit) as stop:
+        main(["analyze", "--no-keep", str(job)])
+    assert stop.value.code in (0, None)
+    assert "VERDICT" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("verb", [*_VERBS, ("compare", "/")], indirect=True, ids=lambda verb: verb[0])
+def test_a_closed_folder_is_named_as_it_was_given(
+    verb: list[str], closed: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if os.access(closed, os.R_OK):
+        pytest.skip("nothing is closed to this user")
+    verb = ["compare", str(closed)] if verb[0] == "compare" else verb
+    told = f"stepscope: {closed}: cannot be read (Permission denied); check its permissions\n"
+    assert _refusal(capfd, *verb, str(closed)) == (3, told)
+
+
+@pytest.mark.parametrize("verb", [*_VERBS, ("compare", "/")], indirect=True, ids=lambda verb: verb[0])
+@pytest.mark.parametrize(
+    ("trouble", "told"),
+    [
+        (PermissionError(13, "Permission denied"), "cannot be read (Permission denied); check its permissions"),
+        (OSError(5, "Input/output error"), "cannot be read (Input/output error); check the path"),
+    ],
+)
+def test_trouble_of_the_system_is_told_alike(
+    verb: list[str],
+    trouble: OSError,
+    told: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir()
+
+    def refuse(_path: str) -> None:
+        raise trouble
+
+    verb = ["compare", str(folder)] if verb[0] == "compare" else verb
+    monkeypatch.setattr("stepscope.workflow.given_paths.os.scandir", refuse)
+    assert _refusal(capfd, *verb, str(folder)) == (3, f"stepscope: {folder}: {told}\n")
+
+
+@pytest.mark.parametrize("verb", _VERBS, indirect=True, ids=lambda verb: verb[0])
+@pytest.mark.parametrize("name", ["none", "file/below"])
+def test_a_path_that_is_not_there_is_told_alike(
+    verb: list[str], name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / name
+    assert _refusal(capfd, *verb, str(path)) == (3, f"stepscope: {path}: does not exist; check the path\n")
+
+
+@pytest.mark.parametrize("name", ["none", "text"])
+def test_a_list_of_agents_that_cannot_be_read_says_what_next(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_bytes(b"\xff\xfe\x00")
+    code, told = _refusal(capfd, "status", "--agents", str(tmp_path / name))
+    said = {
+        "none": "cannot be read (No such file or directory); check the path",
+        "text": "is no text; give a file with one agent a line",
+    }
+    assert (code, told) == (3, f"stepscope: {tmp_path / name}: {said[name]}\n")

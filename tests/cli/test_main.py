@@ -1,0 +1,82 @@
+"""Does the command line name what was meant, and say what its exit codes mean?"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import stepscope
+from stepscope.cli import main
+from stepscope.core.errors import DataError, UnreachableError, UsageError
+
+
+def _told(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    told = capfd.readouterr()
+    return stop.value.code, told.out, told.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["analize", "x"], "stepscope has no command 'analize'; is analyze meant?"),
+        (["workload", "sute"], "stepscope workload has no command 'sute'; is suite meant?"),
+        (["xyz"], "stepscope has no command 'xyz'; see stepscope --help"),
+        (
+            ["compare", "a", "b", "--fail-on", "steptime:+3%"],
+            "--fail-on: 'steptime' is no metric; is step_time meant? docs/compare.md lists the metrics",
+        ),
+        (
+            ["compare", "a", "b", "--fail-on", "cause:data_lodin:+3%"],
+            "--fail-on: 'cause:data_lodin' is no cause; is cause:data_loading meant? docs/compare.md lists the metrics",
+        ),
+        (
+            ["compare", "a", "b", "--fail-on", "foo:+3%"],
+            "--fail-on: 'foo' is no metric; docs/compare.md lists the metrics",
+        ),
+    ],
+)
+def test_a_misspelt_name_is_answered_with_the_one_that_was_meant(
+    arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert _told(capfd, *arguments) == (2, "", f"stepscope: {said}\n")
+
+
+@pytest.mark.parametrize("arguments", [["analyze", "--jsno", "x"], ["trace", "nfo"]])
+def test_what_click_itself_suggests_is_one_line_that_ends_well(
+    arguments: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = _told(capfd, *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "?;" not in err
+
+
+def test_exit_codes_are_told_in_the_help_and_in_their_document(capfd: pytest.CaptureFixture[str]) -> None:
+    text = (Path(stepscope.__file__).parents[1] / "docs" / "exit-codes.md").read_text()
+    expected = {0, 1, 130, *(kind.exit_code for kind in (UsageError, DataError, UnreachableError))}
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)} == expected
+    code, help_text, _ = _told(capfd, "--help")
+    assert code in (0, None)
+    told = " ".join(help_text.split()).partition("Exit codes: ")[2]
+    assert {int(number) for number in re.findall(r"\b\d+\b", told)} == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["agent", "config", "check", "{none}"],
+        ["agent", "run", "--config", "{none}"],
+        ["capture", "--run", "x", "--steps", "1", "--token-file", "{none}"],
+    ],
+)
+def test_a_missing_file_that_says_how_to_run_is_wrong_use(
+    arguments: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    none = tmp_path / "none"
+    code, _, err = _told(capfd, *(word.format(none=none) for word in arguments))
+    assert code == 2
+    assert err.startswith(f"stepscope: {none}: ")
+    assert err.endswith("cannot be read (No such file or directory); check the path\n")

@@ -1,0 +1,38 @@
+"""Is a file that could not be written known before the work that it is for?"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from stepscope.core.errors import DataError
+from stepscope.store.files import check_writable, write_whole
+
+
+def test_a_look_leaves_nothing_and_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("before")
+    check_writable(tmp_path / "a.json")
+    check_writable(tmp_path / "b.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    assert (tmp_path / "a.json").read_text() == "before"
+
+
+def test_what_cannot_be_written_is_told_alike_before_and_after(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "a.json"
+    told = f"{path}: cannot be written (No such file or directory); check the path"
+    with pytest.raises(DataError) as before:
+        check_writable(path)
+    with pytest.raises(DataError) as after:
+        write_whole(path, b"1")
+    assert str(before.value) == str(after.value) == told
+
+
+def test_a_full_disk_is_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_path: Path, _mode: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(DataError, match=r"a\.json: cannot be written \(No space left on device\); free some space"):
+        check_writable(tmp_path / "a.json")
