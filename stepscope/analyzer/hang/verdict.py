@@ -174,8 +174,8 @@ def _circle(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangV
         left = [rank for rank in circle if awaited[rank] == max(awaited.values())]
     evidence = [HangEvidence([rank], _waits(calls[rank])) for rank in circle[:_MOST_EVIDENCE]]
     summary = (
-        f"{ranks_words(left)} {form(len(left), 'waits', 'wait')} in another "
-        "group than those that are waited for in vain"
+        f"{ranks_words(left)} {form(len(left), 'waits', 'wait')} in another group than the ranks that wait for "
+        f"{form(len(left), 'it', 'them')}"
     )
     return _hang(HangKind.DESYNC, left, _LIKELY if len(left) < len(circle) else _PERHAPS, summary, evidence)
 
