@@ -137,7 +137,7 @@ def test_metadata_behind_the_events_is_used() -> None:  # entry 32
 
 
 def test_a_trace_of_metadata_events_only_is_refused_in_one_line() -> None:  # entry 33
-    with pytest.raises(DataError, match=r'holds no complete event \("ph": "X"\) among 1 entries'):
+    with pytest.raises(DataError, match=r'holds no complete event \("ph": "X"\) among 1 entry'):
         _read('{"traceEvents":[{"ph":"M","name":"process_name","pid":1,"args":{"name":"x"}}]}')
 
 
