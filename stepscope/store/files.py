@@ -8,12 +8,24 @@ from pathlib import Path
 from stepscope.core.errors import DataError, from_os_error
 
 
+_OF_OPEN_FILES = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write `content` to a temporary neighbour and rename it to `path`, replacing what was there.
+
+    A device or pipe is written as it is: /dev/stdout, and never another file in the place of /dev/null.
 
     Raises:
         DataError: the folder cannot be written.
     """
+    if _is_stream(path):
+        try:
+            with path.open("wb") as stream:
+                stream.write(content)
+        except OSError as error:
+            raise from_os_error(error, "cannot be written", where=str(path)) from error
+        return
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
         try:
@@ -35,6 +47,8 @@ def check_writable(path: Path) -> None:
     Raises:
         DataError: it could not.
     """
+    if _is_stream(path):
+        return  # opening a pipe would end its reader's wait
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
         try:
@@ -44,6 +58,11 @@ def check_writable(path: Path) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise from_os_error(error, "cannot be written", where=str(path)) from error
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether writing goes through it to somewhere else, also where that is a file, as behind /dev/stdout."""
+    return path.is_fifo() or path.is_char_device() or path.is_block_device() or path.parent in _OF_OPEN_FILES
 
 
 def read_whole(path: Path) -> bytes:

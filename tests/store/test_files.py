@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,25 @@ def test_a_full_disk_is_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Path, "open", full)
     with pytest.raises(DataError, match=r"a\.json: cannot be written \(No space left on device\); free some space"):
         check_writable(tmp_path / "a.json")
+
+
+def test_a_device_or_pipe_is_written_through_and_stays_what_it_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        check_writable(pipe)
+        write_whole(pipe, b"told")
+        assert os.read(reader, 10) == b"told"
+    finally:
+        os.close(reader)
+    write_whole(Path("/dev/null"), b"nothing")
+    assert pipe.is_fifo()
+    assert Path("/dev/null").is_char_device()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_what_the_shell_redirected_is_written_into(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as file:
+        write_whole(Path(f"/dev/fd/{file.fileno()}"), b"told")
+    assert (tmp_path / "out").read_bytes() == b"told"
