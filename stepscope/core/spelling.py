@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-_LIKE_ENOUGH = 0.5
+_LIKE_ENOUGH = 0.6
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -53,10 +53,14 @@ def _value(evidence: Evidence) -> str:
     return f"{number} {unit}".rstrip() + threshold
 
 
+_TENTHS_FROM = 1.0
+"""Milliseconds below show digits that a tenth does not have."""
+
+
 def _number(value: float, unit: str) -> str:
     """Milliseconds as in all other lines, to a tenth; else three significant digits, and never an exponent."""
     if not abs(value) <= MAX_NUMBER:
         return UNKNOWN
-    if unit == "ms":
+    if unit == "ms" and abs(value) >= _TENTHS_FROM:
         return f"{value:,.1f}"
     return f"<{_SMALLEST:g}" if 0 < value < _SMALLEST else significant(value)

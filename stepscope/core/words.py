@@ -36,6 +36,7 @@ _METRIC_WORDS = {
     "largest_activity": "Largest single activity",
     "arrivals_unknown": "Communication with unknown arrivals",
     "share_of_late_host_time": "Late host time",
+    "share_of_late_host_time_in_phase": "Late host time in phase",
     "share_of_blocked_time": "Blocked host time",
     "blocking_calls_a_step": "Blocking calls a step",
     "spread_of_waits": "Spread of the waits for data",
@@ -151,11 +152,16 @@ def reason_words(reason: Reason) -> str:
     return reason.value.replace("_", " ")
 
 
+_IN_A_PHASE = "share_of_late_host_time_in_phase"
+"""Phases are called as the training script calls them: to be found there."""
+
+
 def metric_words(metric: str) -> str:
     """A metric's name as words: 'Bubble by uneven stages', of one of several 'Late host time (dispatch)'."""
     name, _, of_what = metric.partition(": ")
     words = _METRIC_WORDS.get(name) or _sentence(name.replace(".", " "))
-    return f"{words} ({of_what.replace('_', ' ')})" if of_what else words
+    shown = of_what if name == _IN_A_PHASE else of_what.replace("_", " ")
+    return f"{words} ({shown})" if of_what else words
 
 
 def action_words(action: str) -> str:

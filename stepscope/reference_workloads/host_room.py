@@ -55,6 +55,11 @@ def _is_known(job: TrainingJob) -> bool:
 
 
 def _bytes_on_this_machine(job: TrainingJob, *, is_rank: bool) -> float:
-    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1) if is_rank else job.plan.world_size
+    num_ranks = _ranks_here() if is_rank else job.plan.world_size
     mean = sum(rank.peak_bytes for rank in memory_by_rank(job.plan, job.preset, job.recipe)) / job.plan.pp
     return mean * num_ranks
+
+
+def _ranks_here() -> int:
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(told)) if told.isascii() and told.isdigit() else 1

@@ -6,28 +6,22 @@ import os
 from pathlib import Path
 
 from stepscope.core.errors import DataError, from_os_error
-
-
-_OF_OPEN_FILES = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
+from stepscope.store.streams import leads_elsewhere, write_through
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write `content` to a temporary neighbour and rename it to `path`, replacing what was there.
 
-    A device or pipe is written as it is: /dev/stdout, and never another file in the place of /dev/null.
+    What leads elsewhere is written through: /dev/stdout, a pipe, a device, in whose place no file must come.
 
     Raises:
         DataError: the folder cannot be written.
     """
-    if _is_stream(path):
-        try:
-            with path.open("wb") as stream:
-                stream.write(content)
-        except OSError as error:
-            raise from_os_error(error, "cannot be written", where=str(path)) from error
-        return
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
+        if leads_elsewhere(path):
+            write_through(path, content)
+            return
+        temporary = _neighbour(path)
         try:
             with temporary.open("xb") as file:
                 file.write(content)
@@ -47,10 +41,10 @@ def check_writable(path: Path) -> None:
     Raises:
         DataError: it could not.
     """
-    if _is_stream(path):
-        return  # opening a pipe would end its reader's wait
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
+        if leads_elsewhere(path):
+            return  # opening a pipe would end its reader's wait
+        temporary = _neighbour(path)
         try:
             with temporary.open("xb") as file:
                 file.write(b"1")  # an empty file needs no space
@@ -60,9 +54,14 @@ def check_writable(path: Path) -> None:
         raise from_os_error(error, "cannot be written", where=str(path)) from error
 
 
-def _is_stream(path: Path) -> bool:
-    """Whether writing goes through it to somewhere else, also where that is a file, as behind /dev/stdout."""
-    return path.is_fifo() or path.is_char_device() or path.is_block_device() or path.parent in _OF_OPEN_FILES
+def _neighbour(path: Path) -> Path:
+    """
+    Raises:
+        DataError: the path has no name.
+    """
+    if not path.name:
+        raise DataError("no name of a file is given", what_next="name one")
+    return path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
 
 
 def read_whole(path: Path) -> bytes:

@@ -146,7 +146,8 @@ def _read_document(
     after, rest = (after, None) if next_start is None else (after[:next_start], after[next_start:])
     metadata = parse_metadata(before, after)
     if not builder.num_rows:
-        is_cut = source.truncated or (bool(before) and not splitter.array_closed)
+        has_its_end = splitter.array_closed or beginning.rstrip(_BLANK).endswith(b"]}")
+        is_cut = source.truncated or (bool(before) and not has_its_end)
         raise _cut_short(path) if is_cut else _nothing_complete(splitter, builder, path)
     kinds = list(dict.fromkeys(kind for kind, _, _ in builder.tracks))
     if not any(map(is_pytorchs, kinds)):

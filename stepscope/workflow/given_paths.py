@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepscope.core.counting import counted
 from stepscope.core.errors import DataError, from_os_error
 from stepscope.store.runs import is_run
 
@@ -44,4 +45,5 @@ def refuse_many_runs(paths: Sequence[str]) -> None:
         if len(runs) == 1:
             raise DataError("holds a run", where=text, what_next=f"give it: {folder / runs[0]}")
         if runs:
-            raise DataError(f"holds {len(runs)} runs", where=text, what_next=f"give one, such as {folder / runs[0]}")
+            one = f"give one, such as {folder / runs[0]}"
+            raise DataError(f"holds {counted(len(runs), 'run')}", where=text, what_next=one)

@@ -24,10 +24,10 @@ WARM_UP_SHARE = 0.1
 MOST_WARM_UP_STEPS = 10
 """Steps left out at the beginning: compilation, autotuning, caches that fill."""
 
-_BESIDE_A_CAPTURE = 100
-"""Steps on either side of a captured one that tell what it takes without the profiler: so many that those which are
-slower while its trace is written are few."""
-_FEWEST_BESIDE = 10
+_NEAREST_BEFORE = 10
+_MOST_AFTER = 100
+"""Settled steps that tell what a captured one takes without the profiler. Those before are nothing's but training's;
+those after, where the former are too few, are so many that the ones which a trace's writing slows are few."""
 
 
 class ToldStep(NamedTuple):
@@ -67,8 +67,8 @@ class Pace:
     Attributes:
         data_waits_ns: by rank, how long each settled step of the last attempt waited for its data; empty where nothing
             tells.
-        unprofiled_step_ms: what a captured step takes without the profiler: median of settled steps near captured ones.
-            None where they are few: what the run says of the steps before its first capture has to do then.
+        unprofiled_step_ms: what a captured step takes without the profiler: median of settled steps next to the
+            capture. None where they are few: what the run says of those before its first capture has to do then.
     """
 
     data_waits_ns: dict[int, list[int]]
@@ -105,16 +105,22 @@ def read_step_telemetry(run_directory: Path) -> StepTelemetry:
     return StepTelemetry(in_order[skipped:], float(np.median(tokens)) if tokens else None, memory)
 
 
-def read_pace(run_directory: Path) -> Pace:
-    """Lines that cannot be read are passed over."""
+def read_pace(run_directory: Path, capture: tuple[int, int] | None = None) -> Pace:
+    """Lines that cannot be read are passed over.
+
+    Args:
+        run_directory: of the run.
+        capture: attempt and first step of the captured steps that are asked about.
+    """
     waits: dict[int, list[int]] = {}
     beside: list[float] = []
     enough = 0
     for rank, path in _some_files(run_directory):
         steps = _told(path)
         waits |= {rank: waited} if any(waited := _data_waits(steps)) else {}
-        beside += _beside_captures(steps)
-        enough += _FEWEST_BESIDE if steps else 0
+        near = [] if capture is None else _beside(steps, *capture)
+        beside += near
+        enough += _NEAREST_BEFORE if near else 0
     return Pace(waits, float(np.median(beside)) if beside and len(beside) >= enough else None)
 
 
@@ -124,10 +130,16 @@ def _data_waits(steps: Sequence[ToldStep]) -> list[int]:
     return [wait if isinstance(wait, int) else 0 for wait in told]
 
 
-def _beside_captures(steps: Sequence[ToldStep]) -> list[float]:
-    captured = [place for place, step in enumerate(steps) if step.figures.get("captured")]
-    near = {other for place in captured for other in range(place - _BESIDE_A_CAPTURE, place + _BESIDE_A_CAPTURE + 1)}
-    return [step.settled_ms for place, step in enumerate(steps) if place in near and step.settled_ms is not None]
+def _beside(steps: Sequence[ToldStep], attempt: int, first_step: int) -> list[float]:
+    """The settled steps, in ms, next to the capture that begins with this step; empty where it is not told of."""
+    own = [step for step in steps if step.attempt == attempt]
+    first = next((place for place, step in enumerate(own) if step.step == first_step), None)
+    if first is None or not own[first].figures.get("captured"):
+        return []
+    before = [step.settled_ms for step in own[:first] if step.settled_ms is not None][-_NEAREST_BEFORE:]
+    if len(before) == _NEAREST_BEFORE:
+        return before
+    return before + [step.settled_ms for step in own[first:] if step.settled_ms is not None][:_MOST_AFTER]
 
 
 def ranks_without_steps(run_directory: Path) -> list[int]:

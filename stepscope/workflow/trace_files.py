@@ -35,6 +35,12 @@ class TraceFiles:
     run_directory: Path | None
     notices: list[Notice]
 
+    @property
+    def capture(self) -> tuple[int, int] | None:
+        """Attempt and first step of the run's capture that they are of; None where they are no run's."""
+        is_captured = self.run_directory is not None and bool(self.paths)
+        return _attempt_and_first_step(Path(self.paths[0]).parent) if is_captured else None
+
 
 def find_trace_files(paths: Iterable[str]) -> TraceFiles:
     """Expand the paths of a command line. One that leads nowhere becomes a notice while others hold traces.

@@ -55,7 +55,18 @@ def test_a_device_or_pipe_is_written_through_and_stays_what_it_is(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
-def test_what_the_shell_redirected_is_written_into(tmp_path: Path) -> None:
-    with (tmp_path / "out").open("wb") as file:
-        write_whole(Path(f"/dev/fd/{file.fileno()}"), b"told")
-    assert (tmp_path / "out").read_bytes() == b"told"
+@pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd"])
+def test_what_the_shell_redirected_keeps_what_stands_in_it(tmp_path: Path, folder: str) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        file.write(b"before, ")
+        file.flush()
+        check_writable(Path(f"{folder}/{file.fileno()}"))
+        write_whole(Path(f"{folder}/{file.fileno()}"), b"told, ")
+        file.write(b"after")
+    assert log.read_bytes() == b"before, told, after"
+
+
+def test_a_path_without_a_name_is_refused() -> None:
+    with pytest.raises(DataError, match="no name of a file"):
+        check_writable(Path(""))

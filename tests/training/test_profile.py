@@ -476,7 +476,7 @@ def test_after_the_block_it_says_the_verdict(tmp_path: Path) -> None:
         _train(prof, 6)
         assert "after the with block" in prof.summary()
     text = prof.summary()
-    assert text.startswith("1 of 1 ranks")
+    assert text.startswith("1 of 1 rank")
     assert f"VERDICT  {prof.result.verdict.cause.replace('_', ' ')}" in text
     assert text.endswith(f"more: stepscope analyze {tmp_path / 'r'}")
     assert (tmp_path / "r" / "analysis.json").exists()

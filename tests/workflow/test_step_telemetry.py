@@ -93,31 +93,55 @@ def test_a_figure_of_more_than_forty_digits_is_none(tmp_path: Path) -> None:
     assert (found.step_ms, found.tokens, found.memory_bytes) == ([1.0, 1.0, 1.0], None, {})
 
 
-def _write_paced(run: Path, rank: int, milliseconds: list[int], captured: frozenset[int]) -> None:
+def _write_paced(run: Path, rank: int, *attempts: list[int]) -> None:
+    """Steps of so many milliseconds; negative ones are captured."""
     path = run / steps_path(rank)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        for index, length in enumerate(milliseconds):
-            state = "active" if index in captured else "wait"
-            step = {"index": index, "start_ns": 0, "end_ns": length * STEP_NS, "captured": index in captured}
-            file.write(json.dumps(step | {"state": state}) + "\n")
+    lines = []
+    index = 0
+    for attempt, lengths in enumerate(attempts, start=1):
+        for length in lengths:
+            is_captured = length < 0
+            state = "active" if is_captured else "wait"
+            step = {"index": index, "start_ns": 0, "end_ns": abs(length) * STEP_NS, "captured": is_captured}
+            lines.append(json.dumps(step | {"state": state, "attempt": attempt}))
+            index += 1
+    path.write_text("\n".join(lines) + "\n")
 
 
-def test_the_steps_around_a_capture_tell_its_step_without_the_profiler(tmp_path: Path) -> None:
-    """Not the first ones, which start up, nor those long after, when training has become slower."""
-    captured = frozenset({4, 5, 6})
-    _write_paced(tmp_path, 0, [20] * 4 + [15] * 3 + [99] + [13] * 30 + [10] * 66 + [40] * 500, captured)
-    assert read_pace(tmp_path).unprofiled_step_ms == 10.0
+_CAPTURED = [-90, -90, -90]
 
 
-@pytest.mark.parametrize("captured", [frozenset({4, 5, 6}), frozenset[int]()])
-def test_few_steps_or_none_captured_tell_nothing_of_it(tmp_path: Path, captured: frozenset[int]) -> None:
-    _write_paced(tmp_path, 0, [10] * (14 if captured else 100), captured)
+@pytest.mark.parametrize(
+    ("attempts", "capture", "told"),
+    [
+        # an early capture has the first steps before it, which start up, and after it those while its trace is written
+        ([[20] * 4 + _CAPTURED + [99] + [13] * 30 + [10] * 66 + [40] * 500], (1, 4), 10.0),
+        ([[10] * 50 + _CAPTURED + [40] * 100], (1, 50), 10.0),  # it has become slower since
+        ([[10] * 50 + [30] * 11 + _CAPTURED], (1, 61), 30.0),  # captured because it had become slow
+        ([[30] * 300, [10] * 11 + _CAPTURED + [10] * 9], (2, 311), 10.0),
+        ([[30] * 40 + _CAPTURED + [30] * 40, [10] * 40 + _CAPTURED + [10] * 40], (2, 123), 10.0),
+        ([[30] * 40 + _CAPTURED + [30] * 40 + [10] * 40 + _CAPTURED], (1, 123), 10.0),
+        ([[10] * 4 + _CAPTURED + [10] * 5], (1, 4), None),  # too few
+        ([[10] * 100], (1, 50), None),  # it tells of no capture
+        ([[10] * 50 + _CAPTURED], (2, 50), None),
+    ],
+)
+def test_the_steps_next_to_a_capture_tell_its_step_without_the_profiler(
+    tmp_path: Path, attempts: list[list[int]], capture: tuple[int, int], told: float | None
+) -> None:
+    _write_paced(tmp_path, 0, *attempts)
+    assert read_pace(tmp_path, capture).unprofiled_step_ms == told
+
+
+def test_without_a_capture_nothing_is_told_of_one(tmp_path: Path) -> None:
+    _write_paced(tmp_path, 0, [10] * 50 + _CAPTURED)
     assert read_pace(tmp_path).unprofiled_step_ms is None
 
 
-def test_all_ranks_together_tell_it(tmp_path: Path) -> None:
+def test_all_captured_ranks_together_tell_it(tmp_path: Path) -> None:
     for rank, length in enumerate((10, 12, 30)):
-        _write_paced(tmp_path, rank, [length] * 40, frozenset({20}))
-    (tmp_path / steps_path(3)).touch()  # has no step yet
-    assert read_pace(tmp_path).unprofiled_step_ms == 12.0
+        _write_paced(tmp_path, rank, [length] * 20 + _CAPTURED + [length] * 20)
+    _write_paced(tmp_path, 3, [50] * 43)  # was not captured
+    (tmp_path / steps_path(4)).touch()  # has no step yet
+    assert read_pace(tmp_path, (1, 20)).unprofiled_step_ms == 12.0

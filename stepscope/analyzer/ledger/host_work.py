@@ -15,6 +15,7 @@ from stepscope.analyzer.ledger.segments import CHARGE, Segments
 from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.analyzer.membership import distinct, on_lanes
 from stepscope.core.causes import Cause, Reason
+from stepscope.core.errors import printable
 from stepscope.core.headings import Heading
 from stepscope.trace.columns import NONE, Category, TraceColumns
 
@@ -101,7 +102,7 @@ def _phases(trace: TraceColumns, lanes: list[int], late: Intervals) -> dict[str,
     for number in distinct(trace.name[rows]).tolist():
         span = time_of(trace, rows[trace.name[rows] == number])
         if nanoseconds := intersect(late, span).total:
-            found[trace.names[number].removeprefix(_PHASE)] = nanoseconds
+            found[printable(trace.names[number].removeprefix(_PHASE))] = nanoseconds
     return found
 
 

@@ -60,13 +60,13 @@ def launcher() -> tuple[str, str, str]:
 
 def captures_here(ranks: str | Iterable[int], identity: Identity) -> bool:
     """Whether this rank writes traces. "all", "auto" (the first 64 ranks: whole neighbourhoods) or rank numbers."""
+    if not isinstance(ranks, str):
+        return identity.rank in set(ranks)
     if ranks == "all":
         return True
-    if ranks == "auto":
-        return identity.rank < _MAX_RANKS_CAPTURED
-    if isinstance(ranks, str):
+    if ranks != "auto":
         raise ValueError(f'ranks is "all", "auto" or rank numbers, not {ranks!r}')
-    return identity.rank in set(ranks)
+    return identity.rank < _MAX_RANKS_CAPTURED
 
 
 def versions() -> dict[str, str]:

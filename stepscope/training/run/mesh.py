@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 MESH_VARIABLE = "STEPSCOPE_MESH"
@@ -122,4 +122,10 @@ def _from_groups() -> list[tuple[str, int]]:
         return []
     groups = getattr(distributed.distributed_c10d._world, "pg_map", {})
     found = {str(getattr(group, "group_desc", "")): int(group.size()) for group in groups}
-    return [(name.removeprefix("mesh_"), size) for name, size in found.items() if name.startswith("mesh_")]
+    named = {name.removeprefix("mesh_"): size for name, size in found.items() if name.startswith("mesh_")}
+    whole = {name.lower() for name in named if name.lower() in KNOWN_DIMENSIONS}  # one may be flattened of others
+    return [(name, size) for name, size in named.items() if _is_no_part(name.lower(), whole)]
+
+
+def _is_no_part(name: str, whole: Collection[str]) -> bool:
+    return name in whole or _DIMENSION_OF_NAME.get(name) not in whole

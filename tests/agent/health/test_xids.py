@@ -103,6 +103,31 @@ def test_what_comes_between_a_reset_and_the_next_reading_of_energy_stays_open() 
     assert machine.codes() == ["xid_95"]
 
 
+def test_a_reset_ends_it_also_where_nothing_could_be_read_since() -> None:
+    machine = Machine()
+    machine.set({"energy_joules_total": 5000.0})
+    machine.looks(3)
+    machine.set({"energy_joules_total": None})
+    _xid(machine, 119)
+    machine.looks(33)
+    machine.set({"energy_joules_total": 10.0})
+    assert [one.code for one in machine.looks(5)] == ["xid_119"]
+    assert machine.codes() == []
+
+
+def test_a_clock_that_is_set_back_leaves_nothing_open() -> None:
+    machine = Machine()
+    machine.set({"energy_joules_total": 5000.0})
+    machine.look()
+    _xid(machine, 119)
+    machine.looks(3)
+    machine.now_ns -= 3600 * 10**9
+    machine.grow("energy_joules_total", 1.0, times=60)
+    machine.set({"energy_joules_total": 3.0})
+    machine.look()
+    assert machine.codes() == []
+
+
 def test_an_applications_fault_is_info_and_over_after_ten_minutes() -> None:
     machine = Machine()
     machine.look()

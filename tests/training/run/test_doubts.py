@@ -42,3 +42,9 @@ def test_ranks_that_there_are_not() -> None:
 def test_a_mesh_that_is_not_this_jobs() -> None:
     assert _doubts(1, mesh={"zz": 3}) == ["mesh: 'zz' is none of tp, pp, dp, ep, cp and is left out"]
     assert _doubts(8, mesh={"tp": 2, "dp": 3}) == ["mesh: tp=2, dp=3 is 6 ranks, of which a job of 8 is not made"]
+
+
+def test_many_absent_ranks_make_one_short_line() -> None:
+    (line,) = _doubts(2, ranks=range(0, 100_000, 7))
+    assert line.endswith(" and 14,277 more will never be captured")
+    assert len(line) < 150

@@ -76,3 +76,13 @@ def test_groups_that_a_device_mesh_has_made_are_found() -> None:
     assert mesh_sizes(None, 8) == {}
     mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("pp", "dp_shard"))
     assert mesh_sizes(None, 8) == mesh_sizes(mesh, 8) == {"pp": 2, "dp": 4}
+
+
+@pytest.mark.usefixtures("world_of_eight")
+def test_a_dimension_flattened_of_others_counts_once() -> None:
+    """As torchtitan lays it out."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
+    mesh["dp_replicate", "dp_shard"]._flatten("dp")
+    assert mesh_sizes(None, 8) == {"dp": 4, "tp": 2}

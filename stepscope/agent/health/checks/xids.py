@@ -31,6 +31,8 @@ _PROCESSES_NS = 15 * 10**9
 """A little more than the time between two looks for processes."""
 _MOST_REMEMBERED = 4096
 _MOST_FAULTS = 64
+_MAY_BE_AFTER_NS = 15 * 10**9
+"""Energy is read every ten seconds: what came so shortly before a reading that tells of a reset may have come after."""
 
 
 @dataclass(slots=True)
@@ -83,11 +85,12 @@ class XidChecks:
         self.was_reset = False
         for key, observed in gpus.items():
             gpu = self._gpus.setdefault(key, _Gpu())
-            before_ns = _was_reset_after(gpu, observed)
-            if before_ns is not None:
+            anew_ns = _counts_anew(gpu, observed)
+            if anew_ns is not None:
                 self.was_reset = True
-                over = sorted(code for code, told_ns in gpu.open_until_reset.items() if told_ns <= before_ns)
-                for code in over:  # what came since may have come after the reset
+                told = gpu.open_until_reset.items()
+                over = sorted(code for code, told_ns in told if abs(anew_ns - told_ns) > _MAY_BE_AFTER_NS)
+                for code in over:
                     del gpu.open_until_reset[code]
                     yield key, Sign(code, now_ns, Standing.OVER)
                 gpu.memory_xids.clear()
@@ -162,14 +165,14 @@ class XidChecks:
             yield bad("xid_repeats", now_ns, evidence, is_new=True)
 
 
-def _was_reset_after(gpu: _Gpu, observed: ObservedGpu) -> int | None:
-    """When energy was read last before the driver began to count it anew; None where it did not."""
+def _counts_anew(gpu: _Gpu, observed: ObservedGpu) -> int | None:
+    """When it was read that the driver counts energy anew; None where it does not."""
     before, energy = gpu.energy, observed.values.get("energy_joules_total")
     if energy is None:
         return None
     gpu.energy = energy
     is_anew = before is not None and energy.source == before.source and energy.value < before.value
-    return before.time_ns if before is not None and is_anew else None
+    return energy.time_ns if is_anew else None
 
 
 def _note_processes(gpu: _Gpu, observed: ObservedGpu, now_ns: int) -> None:
