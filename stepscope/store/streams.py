@@ -33,8 +33,9 @@ def write_through(path: Path, content: bytes) -> None:
         with os.fdopen(os.open(path, os.O_WRONLY), "wb") as stream:
             stream.write(content)
         return
-    sys.stdout.flush()  # what was printed before stands before, also where both end in one file
-    sys.stderr.flush()
+    for printed in (sys.stdout, sys.stderr):  # stands before, also where both end in one file
+        if printed is not None:
+            printed.flush()
     with os.fdopen(os.dup(number), "wb") as stream:  # with its own place in the file: opened anew, it begins at 0
         stream.write(content)
 
