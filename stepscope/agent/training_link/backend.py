@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from stepscope.agent.captures.backend import CaptureTarget, TargetAnswer
 from stepscope.agent.training_link.server import TrainingServer
-from stepscope.core.agent_messages import Answer, Cancel, CaptureRequest
+from stepscope.core.agent_messages import Answer, AnswerState, Cancel, CaptureRequest
 from stepscope.core.training_ranks import TrainingRank
 
 
@@ -54,8 +54,11 @@ def _target_of(rank: TrainingRank) -> CaptureTarget:
 
 
 def _within(answer: Answer, run_directory: str | None) -> Answer:
-    """The answer without a path that leads out of its run: people are to type it."""
+    """The answer; failed, and without its path, where that leads out of its run: people are to type it."""
     if answer.path is None or run_directory is None:
         return answer
     inside = os.path.normpath(answer.path).startswith(os.path.normpath(run_directory) + os.sep)
-    return answer if inside else replace(answer, path=None, reason="it names a trace outside its run's directory")
+    if inside:
+        return answer
+    outside = "it names a trace outside its run's directory"
+    return replace(answer, state=AnswerState.FAILED, path=None, reason=outside)
