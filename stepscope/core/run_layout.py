@@ -38,6 +38,8 @@ CHECKPOINT_FOLDER = "checkpoints"
 CHECKPOINT_INDEX = ".metadata"
 """What torch.distributed.checkpoint writes last into a checkpoint's folder."""
 
+PHASE_PREFIX = "prof.phase: "
+"""How the spans of `prof.phase` begin in a trace."""
 WHOLE_STEPS_KEY = "stepscope_whole_steps"
 """Top-level key of a captured trace: the steps recorded from their beginning to their end."""
 

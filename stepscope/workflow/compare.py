@@ -81,10 +81,11 @@ def find_runs(text: str) -> list[str]:
     Raises:
         DataError: it means none.
     """
-    if "://" in text or (text and Path(text).exists()):
-        if "://" not in text:
-            check_readable(text)
-        return _in_directory(Path(text)) if "://" not in text and Path(text).is_dir() else [text]
+    if "://" in text:
+        return [text]
+    if text and Path(text).exists():
+        check_readable(text)
+        return _in_directory(Path(text)) if Path(text).is_dir() else [text]
     pieces = [piece for piece in text.split(",") if piece]
     if len(pieces) > 1:
         return list(dict.fromkeys(run for piece in pieces for run in find_runs(piece)))

@@ -20,11 +20,11 @@ def why_host_is_late(late: Sequence[RankView]) -> tuple[list[Reason], list[Evide
         time.update(view.host_work.late_ns)
         phases.update(view.host_work.phases_ns)
     reasons, evidence = _named(time, "late_host_time")
-    in_phases = [(phase, spent / time.total()) for phase, spent in phases.most_common() if time.total()]
+    total = time.total()
     told = [
         Evidence(f"share_of_late_host_time_in_phase: {phase}", share, "ratio", REASON_NAMED_FROM)
-        for phase, share in in_phases
-        if share >= REASON_NAMED_FROM
+        for phase, spent in phases.most_common()
+        if (share := spent / total) >= REASON_NAMED_FROM
     ]
     return reasons, [*evidence, *told]
 

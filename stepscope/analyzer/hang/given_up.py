@@ -31,12 +31,12 @@ def with_timeouts_open(dumps: Sequence[FlightDump], world_size: int) -> list[Fli
     def reopened(dump: FlightDump) -> FlightDump:
         newest = newest_ids(dump)  # an older group of the same name counts its calls for itself
 
-        def as_is(call: Operation) -> bool:
-            is_of_old = call.group_id != newest[call.group]
-            may_have_ended = not call.is_given_up or call.is_p2p or call.name in _ENDS_ALONE
-            return is_of_old or may_have_ended or call.sequence < first_open[dump.rank, call.group]
+        def is_open(call: Operation) -> bool:
+            needs_all = not call.is_p2p and call.name not in _ENDS_ALONE
+            is_false = call.is_given_up and needs_all and call.group_id == newest[call.group]
+            return is_false and call.sequence >= first_open[dump.rank, call.group]
 
-        calls = (call if as_is(call) else replace(call, is_done=False) for call in dump.operations)
+        calls = (replace(call, is_done=False) if is_open(call) else call for call in dump.operations)
         return replace(dump, operations=tuple(calls))
 
     return [reopened(dump) for dump in dumps]

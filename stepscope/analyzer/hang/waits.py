@@ -39,13 +39,8 @@ def open_calls(dumps: Sequence[FlightDump], standings: Standings) -> dict[int, O
             group = groups[dump.rank, call.group]
             if (group, call.sequence) not in late:
                 late[group, call.sequence] = _late(group, standings[group], call.sequence)
-            found[dump.rank] = OpenCall(call, group, late[group, call.sequence], _runs(dump))
+            found[dump.rank] = OpenCall(call, group, late[group, call.sequence], bool(_running(dump)))
     return found
-
-
-def _runs(dump: FlightDump) -> bool:
-    """Whether an open call, collective or message, runs."""
-    return bool(_running(dump))
 
 
 def _running(dump: FlightDump) -> list[Operation]:
@@ -70,8 +65,8 @@ def message_waits(dumps: Sequence[FlightDump], standings: Standings) -> dict[int
     found = {}
     for dump in dumps:
         call = next((one for one in dump.operations if not one.is_done), None)
-        is_waiting = call is not None and any(one is call for one in running[dump.rank])
-        ends = _ends(call, groups.get((dump.rank, call.group))) if call is not None and is_waiting else None
+        is_running = call is not None and call in running[dump.rank]
+        ends = _ends(call, groups.get((dump.rank, call.group))) if call is not None and is_running else None
         if ends is not None:
             way, here, there = ends
             if (there, _OTHER_END[way], there, here) not in open_messages:

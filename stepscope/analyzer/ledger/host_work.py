@@ -17,6 +17,7 @@ from stepscope.analyzer.membership import distinct, on_lanes
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.errors import printable
 from stepscope.core.headings import Heading
+from stepscope.core.run_layout import PHASE_PREFIX
 from stepscope.trace.columns import NONE, Category, TraceColumns
 
 _GARBAGE = re.compile(r"^(prof\.phase: )?gc(\.collect)?$|garbage[_ ]collect|<built-in (function|method) collect>")
@@ -24,7 +25,6 @@ _ALLOCATOR = re.compile(
     r"^(cuda|hip)(Malloc|Free|HostAlloc|HostFree|HostRegister|HostUnregister)(?!.*Async)"
     r"|^cuMem(Alloc|Free|Create|Release|Map|Unmap|AddressReserve|AddressFree|SetAccess|HostAlloc)(?!.*Async)"
 )
-_PHASE = "prof.phase: "
 _COMPILER = re.compile(r"_compile\.compile_inner|dynamo_timed|CachingAutotuner\.benchmark_all_configs")
 _OPTIMIZER = re.compile(r"^Optimizer\.step#")
 _READS_A_VALUE = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero|nonzero|equal|masked_select|_?unique\w*)$")
@@ -97,12 +97,13 @@ def _late(trace: TraceColumns, lanes: list[int], activities: Activities | None, 
 
 def _phases(trace: TraceColumns, lanes: list[int], late: Intervals) -> dict[str, int]:
     """By the name that the script gave them."""
-    rows = on_lanes(trace, trace.rows_named(lambda name: name.startswith(_PHASE), Category.USER_ANNOTATION), lanes)
+    everywhere = trace.rows_named(lambda name: name.startswith(PHASE_PREFIX), Category.USER_ANNOTATION)
+    rows = on_lanes(trace, everywhere, lanes)
     found = {}
     for number in distinct(trace.name[rows]).tolist():
         span = time_of(trace, rows[trace.name[rows] == number])
         if nanoseconds := intersect(late, span).total:
-            found[printable(trace.names[number].removeprefix(_PHASE))] = nanoseconds
+            found[printable(trace.names[number].removeprefix(PHASE_PREFIX))] = nanoseconds
     return found
 
 

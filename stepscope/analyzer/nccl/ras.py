@@ -44,7 +44,10 @@ def _behind(one: RasCommunicator, file: str) -> Iterator[NcclFinding]:
     """By the counts of JSON: ranks that launched less than most."""
     behind = ranks_with_fewer_calls(one)
     if behind:
-        message = f"communicator {one.id}: {ranks_words(behind)} {form(len(behind), 'has', 'have')} launched fewer collectives than the others; ask again: standing still is a hang"  # noqa: E501
+        message = (
+            f"communicator {one.id}: {ranks_words(behind)} {form(len(behind), 'has', 'have')} launched fewer "
+            "collectives than the others; ask again: standing still is a hang"
+        )
         yield NcclFinding("ras_mismatch", Severity.WARNING, message, file, 0, behind)
 
 

@@ -7,9 +7,10 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from stepscope.core.run_layout import PHASE_PREFIX
+
 STEP_PREFIX = "ProfilerStep#"
 DATA_SPAN = "prof.data"
-PHASE_PREFIX = "prof.phase: "
 
 
 class _Opened:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from stepscope.training.steps.open_spans import DATA_SPAN, PHASE_PREFIX
+from stepscope.core.run_layout import PHASE_PREFIX
+from stepscope.training.steps.open_spans import DATA_SPAN
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stepscope.core.run_layout import flight_path, stacks_path, stuck_path
+from stepscope.core.run_layout import PHASE_PREFIX, flight_path, stacks_path, stuck_path
 from stepscope.training.run.run_directory import appearing_whole
 from stepscope.training.settings import RunContext
-from stepscope.training.steps.open_spans import DATA_SPAN, PHASE_PREFIX
+from stepscope.training.steps.open_spans import DATA_SPAN
 from stepscope.training.trouble import collectives_open
 from stepscope.training.trouble.stillness import frames_of
 

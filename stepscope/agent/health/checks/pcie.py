@@ -74,8 +74,8 @@ class PcieChecks:
         limit = of_link * self._thresholds.pcie_replays_factor
         growth = self._replays.growth
         said = (
-            f"{counted(growth, 'packet')} had to be sent again over PCIe in a "
-            f"minute; up to {limit:.0f} a minute is usual"
+            f"{counted(growth, 'packet')} had to be sent again over PCIe in a minute; "
+            f"up to {limit:.0f} a minute is usual"
         )
         evidence = Evidence(Severity.WARNING, Action.CHECK_MECHANICALS, said, growth, limit, "replays per minute")
         return above("pcie_replays", time_ns, evidence, leave=limit / 2, strictly=True, is_new=True)

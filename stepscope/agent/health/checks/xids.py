@@ -155,9 +155,8 @@ class XidChecks:
         if victims >= needed and 2 * elsewhere < victims:
             gpu.open_until_quiet.add("xid_repeats")
             said = (
-                f"XID {number} with {counted(victims, 'process')} one after the "
-                "other, and on no other GPU of this machine "
-                "half as often: it may be the GPU"
+                f"XID {number} with {counted(victims, 'process')} one after the other, and on no other GPU of this "
+                "machine half as often: it may be the GPU"
             )
             evidence = Evidence(
                 Severity.WARNING, Action.RUN_DIAGNOSTICS, said, float(victims), float(needed), "processes"
