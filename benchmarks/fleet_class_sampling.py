@@ -5,9 +5,10 @@
     python -m benchmarks.fleet_class_accuracy OUT/windows.jsonl
 
 Needs GPUs. The agent's own sources read them once a second while cases of the labelled suite train, each long enough
-for some windows of 30 s after its capture. The label of a GPU's window is its rank's ledger of that capture: the
-largest share of time that was lost, and under which heading. Runs that a fault ends have no label and are left out.
-Windows are kept as soon as they are known, so that a session that ends early has what it had.
+for some windows of 30 s, with three captures in each. The label of a GPU's window is its rank's ledger in the captures
+of that very time, without what the profiler added: the largest share of time that was lost, and under which heading.
+Runs that a fault ends have no label and are left out. Windows are kept as soon as they are known, so that a session
+that ends early has what it had.
 
 With `--beside` nothing is trained here: a suite that runs meanwhile into that folder is watched, four times a second,
 until it writes its report. Its runs take few seconds, so their windows are as long as that.
@@ -19,9 +20,10 @@ import argparse
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, median
 
 from benchmarks.labelled_windows import Labelled, right_of, write_windows
 from stepscope.agent.fleet.history import GpuHistory
@@ -30,20 +32,26 @@ from stepscope.agent.fleet.sampling import told_of_gpus
 from stepscope.agent.isolation import Timing
 from stepscope.agent.sources import Sources
 from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample
+from stepscope.core.analysis import RankLedger
 from stepscope.core.causes import Cause
 from stepscope.core.errors import StepscopeError
 from stepscope.core.headings import COMPUTE_HEADINGS, EXPOSED_COMMUNICATION_HEADINGS, IDLE_HEADINGS, Heading
 from stepscope.core.readings import Labels
+from stepscope.core.run_layout import TRACES_FOLDER
+from stepscope.core.steps import Step
 from stepscope.reference_workloads.launch import run_workload
 from stepscope.reference_workloads.suite.cases import Case, find_cases
 from stepscope.reference_workloads.suite.report import JSON_FILE
 from stepscope.reference_workloads.suite.results import RESULTS_FOLDER, RUNS_FOLDER
 from stepscope.store.step_lines import read_run_steps
+from stepscope.training import Schedule
 from stepscope.workflow.analyze import analyze
 
 _SETTLED_FROM = 13
 """Steps of the suite's schedule: captured ones end with 9, and the one after the traces are written is longer."""
 _PROBE_STEPS = 9
+_CAPTURES = 3
+"""In a window."""
 _FIRST_STEP, _LAST_CAPTURED = 3, 10
 """Steps of a suite's run before which it settles, and after which its traces are written."""
 _QUICK_INTERVAL, _QUICK_WINDOW = 0.25, 1.5
@@ -75,8 +83,8 @@ class Recorder:
     """
 
     def __init__(self, interval: float, window: float, stride: float | None = None) -> None:
+        self.window = window
         self._interval = interval
-        self._window = window
         self._stride = window if stride is None else stride
         self._sources = Sources(Timing(interval=interval))
         self._histories: dict[Labels, GpuHistory] = {}
@@ -106,7 +114,7 @@ class Recorder:
         return [cut for chosen in found.values() for cut in chosen]
 
     def _run(self) -> None:
-        next_cut = time.monotonic() + self._window
+        next_cut = time.monotonic() + self.window
         while not self._ended.wait(self._interval):
             states = self._sources.states()
             self._host.observe(states)
@@ -118,29 +126,32 @@ class Recorder:
                     self._cut(labels, history)
 
     def _cut(self, labels: Labels, history: GpuHistory) -> None:
-        samples = tuple(history.last(self._window))
+        samples = tuple(history.last(self.window))
         told = dict(labels)
         if len(samples) >= 2 and told.get("gpu", "").isdecimal():
             begin_ns = samples[0].time_ns - int(self._interval * 1e9)  # rates are of the time before
-            host = self._host.use_of(told["uuid"], self._window)
+            host = self._host.use_of(told["uuid"], self.window)
             self._cuts.append(Cut(int(told["gpu"]), begin_ns, samples[-1].time_ns, samples, history.facts, host))
 
 
-def record_case(case: Case, out: Path, recorder: Recorder, seconds: float, steps: int = 0) -> list[Labelled]:
+def record_case(case: Case, out: Path, recorder: Recorder, seconds: float, step_seconds: float = 0.0) -> list[Labelled]:
     """Train one case for a while; the labelled windows of its GPUs.
 
     Args:
-        seconds: after its capture; how many steps that are, a shorter run tells first.
-        steps: after its capture, where it is known how many.
+        seconds: after it has settled.
+        step_seconds: how long a step takes; where it is not given, a shorter run tells.
 
     Raises:
         StepscopeError: it cannot be trained or analysed.
     """
     job = case.run.job
-    if steps <= 0:
-        probe = _train(case, out, f"{case.name}-probe", _PROBE_STEPS, profiled=False)
-        steps = max(job.num_steps, int(seconds / max(probe, 1e-3)))
-    _train(case, out, case.name, _SETTLED_FROM + steps, profiled=True)
+    if step_seconds <= 0:
+        probe = _train(case, out, f"{case.name}-probe", _PROBE_STEPS, None)
+        step_seconds = max(probe, 1e-3)
+    num_steps = _SETTLED_FROM + max(job.num_steps, int(seconds / step_seconds))
+    once = job.schedule or Schedule()
+    period = max(once.warmup + once.active, round(recorder.window / step_seconds / _CAPTURES))
+    _train(case, out, case.name, num_steps, replace(once, period=period, repeat=None))
     return windows_of(out / case.name, recorder, _SETTLED_FROM)
 
 
@@ -150,22 +161,52 @@ def windows_of(run: Path, recorder: Recorder, first: int, last: int | None = Non
     Raises:
         StepscopeError: it cannot be analysed.
     """
-    analysis = analyze([str(run)], keep=False).analysis
-    spans = {}
+    captures = {
+        int(folder.name.removeprefix("step")): {
+            ledger.rank: ledger for ledger in analyze([str(folder)], keep=False).analysis.ranks
+        }
+        for folder in (run / TRACES_FOLDER).glob("step*")
+    }
+    windows = []
     for rank in read_run_steps(run)[0]:
         steps = [step for step in rank.steps if first <= step.index and (last is None or step.index <= last)]
-        if steps:
-            spans[rank.rank] = steps[0].start_ns, steps[-1].end_ns
-    windows = []
-    for ledger in analysis.ranks:
-        spent, right = label_of(ledger.ledger)
-        for cut in recorder.cuts_within(*spans.get(ledger.rank, (0, 0))):
-            if cut.gpu == ledger.rank:
+        ledgers = {index: ranks[rank.rank] for index, ranks in captures.items() if rank.rank in ranks}
+        if not steps or not ledgers:
+            continue
+        for cut in recorder.cuts_within(steps[0].start_ns, steps[-1].end_ns):
+            if cut.gpu == rank.rank:
+                spent, right = label_of(_ledger_of(cut, rank.steps, ledgers))
                 length = (cut.end_ns - cut.begin_ns) / 1e9
                 windows.append(
                     Labelled(run.name, cut.gpu, right, cut.samples, length, cut.facts, cut.host, dict(spent))
                 )
     return windows
+
+
+def _ledger_of(cut: Cut, steps: Sequence[Step], ledgers: Mapping[int, RankLedger]) -> dict[Heading, float]:
+    """Mean of the captures in the window, or of the nearest one, by the steps that they begin with."""
+    begins = {step.index: step.start_ns for step in steps if step.index in ledgers}
+    within = [index for index, begin in begins.items() if cut.begin_ns <= begin <= cut.end_ns]
+    chosen = within or [min(begins, key=lambda index: abs(begins[index] - cut.begin_ns))]
+    paces = [
+        (step.end_ns - step.start_ns) / 1e6
+        for step in steps
+        if not step.captured and cut.begin_ns <= step.start_ns and step.end_ns <= cut.end_ns
+    ]
+    each = [as_unprofiled(ledgers[index], median(paces) if paces else None) for index in chosen]
+    return {heading: fmean(one[heading] for one in each) for heading in Heading}
+
+
+def as_unprofiled(ledger: RankLedger, step_ms: float | None) -> dict[Heading, float]:
+    """A capture's ledger for steps of this length without the profiler: what it adds is the host's, and leaves the GPU
+    empty."""
+    share = {heading: ledger.ledger[heading] for heading in Heading}
+    empty = sum(share[heading] for heading in IDLE_HEADINGS)
+    if not (step_ms and ledger.step_ms and empty):
+        return share
+    added = min(empty, max(0.0, 1.0 - step_ms / ledger.step_ms))
+    scale = {heading: (empty - added) / empty if heading in IDLE_HEADINGS else 1.0 for heading in Heading}
+    return {heading: share[heading] * scale[heading] / (1.0 - added) if added < 1.0 else 0.0 for heading in Heading}
 
 
 def watch(suite: Path, out: Path) -> None:
@@ -191,7 +232,7 @@ def watch(suite: Path, out: Path) -> None:
             time.sleep(_QUICK_INTERVAL)
 
 
-def _train(case: Case, out: Path, name: str, num_steps: int, *, profiled: bool) -> float:
+def _train(case: Case, out: Path, name: str, num_steps: int, schedule: Schedule | None) -> float:
     """Seconds of a step."""
     job = case.run.job
     result = run_workload(
@@ -203,8 +244,8 @@ def _train(case: Case, out: Path, name: str, num_steps: int, *, profiled: bool) 
         injections=job.injections,
         num_steps=num_steps,
         simulate_compute_ms=job.simulate_ms,
-        profiled=profiled,
-        schedule=job.schedule if profiled else None,
+        profiled=schedule is not None,
+        schedule=schedule,
         seed=job.seed,
         device=job.device_type,
     )
@@ -233,8 +274,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--preset", default="two-gpu")
     parser.add_argument("--cases", default="", help="names or patterns, with commas between; all when left out")
-    parser.add_argument("--seconds", type=float, default=75.0, help="of training a case, after its capture")
-    parser.add_argument("--steps", type=int, default=0, help="of training, in place of --seconds")
+    parser.add_argument("--seconds", type=float, default=75.0, help="of training a case, after it has settled")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="of the cases; a short run tells when left out")
     parser.add_argument("--window", type=float, default=30.0)
     parser.add_argument("--interval", type=float, default=1.0)
     parser.add_argument("--beside", type=Path, metavar="SUITE", help="the folder of a suite that runs meanwhile")
@@ -249,7 +290,7 @@ def main() -> None:
             if case.injection is not None and case.injection.ends_run:
                 continue
             try:
-                windows = record_case(case, options.out, recorder, options.seconds, options.steps)
+                windows = record_case(case, options.out, recorder, options.seconds, options.step_ms / 1e3)
             except StepscopeError as error:
                 print(f"{case.name}: {error}", file=sys.stderr)
                 continue

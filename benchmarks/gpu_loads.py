@@ -5,7 +5,9 @@ python -m benchmarks.gpu_loads RANK RANKS FOLDER SECONDS     a rank of all-reduc
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import sys
 import time
 from collections import deque
@@ -16,6 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+
+from benchmarks.gpu_cycles import CycleCounter, mean_of
 
 _BURST_SECONDS = 0.05
 _CALIBRATION = 5
@@ -35,11 +39,16 @@ class Load(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Work that was done, evenly over this time, in seconds since the epoch."""
+    """Work that was done, evenly over this time, in seconds since the epoch.
+
+    Attributes:
+        cycles: what an SM's counter said at the end, the mean of all; NaN where it was not read.
+    """
 
     begin: float
     end: float
     amount: float
+    cycles: float = float("nan")
 
 
 def done_within(work: list[Work], begin: float, end: float) -> float:
@@ -48,9 +57,21 @@ def done_within(work: list[Work], begin: float, end: float) -> float:
     return sum(one.amount * seconds / (one.end - one.begin) for seconds, one in shares if one.end > one.begin)
 
 
-def matmul(size: int, *, is_random: bool) -> Load:
-    """Square product of bf16: random, or of zeros, which costs so little power that the GPU keeps its highest clock."""
-    a, b = (is_random * torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+def cycles_within(work: list[Work], begin: float, end: float) -> float:
+    """Cycles that an SM had in this time, rest included; NaN where they were not read from before it until after it."""
+    read = [one for one in work if not math.isnan(one.cycles)]
+    if not read or begin < read[0].end or end > read[-1].end:
+        return float("nan")
+    cycles = 0.0
+    for earlier, later in itertools.pairwise(read):
+        seconds = max(0.0, min(end, later.end) - max(begin, earlier.end))
+        cycles += (later.cycles - earlier.cycles) * seconds / (later.end - earlier.end)
+    return cycles
+
+
+def matmul(size: int) -> Load:
+    """Square product of random bf16."""
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(a)
     return Load(lambda: torch.mm(a, b, out=product), 2.0 * size**3)
 
@@ -97,22 +118,24 @@ def run(load: Load, seconds: float, duty: float = 1.0) -> list[Work]:
     """Bursts of some 50 ms with rest between them, on the current device; at a duty of 1 always one more is queued."""
     count = max(1, round(_BURST_SECONDS / seconds_of(load)))
     work: list[Work] = []
-    queued: deque[tuple[float, Any]] = deque()
+    counter = CycleCounter()
+    queued: deque[tuple[float, Any, torch.Tensor]] = deque()
     ended = time.time()
 
     def wait_for_oldest() -> None:
         nonlocal ended
-        launched, event = queued.popleft()
+        launched, event, cycles = queued.popleft()
         event.synchronize()
         begin, ended = max(launched, ended), time.time()
-        work.append(Work(begin, ended, load.amount * count))
+        work.append(Work(begin, ended, load.amount * count, mean_of(cycles)))
 
     until = ended + seconds
     while time.time() < until:
-        queued.append((time.time(), torch.cuda.Event()))  # type: ignore[no-untyped-call]
+        launched, event = time.time(), torch.cuda.Event()  # type: ignore[no-untyped-call]
         for _ in range(count):
             load.launch()
-        queued[-1][1].record()
+        queued.append((launched, event, counter.read()))
+        event.record()
         if duty < 1.0:
             wait_for_oldest()
             time.sleep((work[-1].end - work[-1].begin) * (1.0 / duty - 1.0))

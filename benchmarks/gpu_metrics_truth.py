@@ -3,8 +3,9 @@
     python -m benchmarks.gpu_metrics_truth [--seconds 4.5] [--out FILE.json]
 
 A real agent reads once a second. Beside it all GPUs rest, then multiply, copy, read, talk to the host and, where there
-are several, to each other over NVLink, at full and partial duty; ratios are over what the GPU could have done at the
-clock that it had. Last, a profiler runs beside the agent. What is off is said once more at the end, which is 1 then.
+are several, to each other over NVLink, at full and partial duty; ratios are over what the GPU could have done in the
+cycles that it had, as its SMs count them. Last, a profiler runs beside the agent. What is off is said once more at the
+end, which is 1 then.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import functools
 import itertools
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -67,24 +69,30 @@ class Truth:
         self.found.as_smi("rest", begin, begin + self._seconds)
 
     def products(self) -> None:
-        """Tensor cores, and what nvidia-smi says under this load."""
+        """Tensor cores, and what nvidia-smi says under this load.
+
+        Sizes are no multiples of all tiles: some percent of the FLOPs are done on zeros that fill a tile up.
+        """
+        with self.smi.running():
+            phase = self._product(8192)
+        self.found.as_smi("load", phase.begin + _POWER_SETTLE_SECONDS, phase.end)
+        for name, least in (("sm_active", 0.9), ("sm_occupancy", 0.02), ("graphics_engine_active", 0.9)):
+            self.found.at_least("load", f"{name}_ratio", phase, least)
+        self._product(4096)
+        self._product(8192, 0.5)
+        self._product(8192, 0.25)
+
+    def _product(self, size: int, duty: float = 1.0) -> Phase:
+        """Over what could be done in the cycles that the SMs had."""
+        what = f"bf16 {size} at {duty:.0%}"
+        phase = self._run(what, functools.partial(gpu_loads.matmul, size), duty, unit="TFLOP/s")
 
         def most(gpu: int, begin: float, end: float) -> float:
-            return self._num_sms[gpu] * _BF16_PER_CLOCK * self.clocks.mean_within(self._uuids[gpu], begin, end)
+            cycles = gpu_loads.cycles_within(phase.work[gpu], begin, end)
+            return self._num_sms[gpu] * _BF16_PER_CLOCK * cycles / (end - begin)
 
-        what = "random bf16 8192"
-        with self.smi.running():
-            phase = self._run(what, functools.partial(gpu_loads.matmul, 8192, is_random=True), unit="TFLOP/s")
-        self.found.as_smi("load", phase.begin + _POWER_SETTLE_SECONDS, phase.end)
-        self.found.at_least(what, "sm_active_ratio", phase, 0.9)
-        self.found.at_least(what, "sm_occupancy_ratio", phase, 0.02)
-        self.found.at_least(what, "graphics_engine_active_ratio", phase, 0.9)
-        # At the limit of power the GPU is slower than the clock that NVML tells: what could be done is not known.
-        self.found.average(what, "tensor_active_ratio", phase, as_points, most=most, is_goal=False)
-        for size, duty in ((8192, 1.0), (4096, 1.0), (8192, 0.5), (8192, 0.25)):
-            what, make = f"bf16 {size} at {duty:.0%}", functools.partial(gpu_loads.matmul, size, is_random=False)
-            phase = self._run(what, make, duty, unit="TFLOP/s")
-            self.found.average(what, "tensor_active_ratio", phase, as_points, most=most)
+        self.found.average(what, "tensor_active_ratio", phase, as_points, most=most)
+        return phase
 
     def memory(self) -> None:
         """The GPUs' own memory."""
@@ -169,11 +177,15 @@ class Truth:
         return phase
 
     def _say_speed(self, what: str, phase: Phase, unit: str) -> None:
-        begin, end = phase.begin, phase.end
-        speeds = [done_within(work, begin, end) / (end - begin) / _UNITS[unit] for work in phase.work]
-        clocks = [self.clocks.mean_within(uuid, begin, end) / 1e6 for uuid in self._uuids]
-        told = [f"{speed:,.1f} {unit} at {clock:,.0f} MHz" for speed, clock in zip(speeds, clocks, strict=True)]
-        print(f"-- {what}: {', '.join(told)}", flush=True)
+        told = []
+        for uuid, work in zip(self._uuids, phase.work, strict=True):
+            begin, end = work[0].end, work[-1].end
+            speed = done_within(work, begin, end) / (end - begin) / _UNITS[unit]
+            said = self.clocks.mean_within(uuid, begin, end) / 1e6
+            counted = gpu_loads.cycles_within(work, begin, end) / (end - begin) / 1e6
+            by_sms = "" if math.isnan(counted) else f", {counted:,.0f} by the SMs"
+            told.append(f"{speed:,.1f} {unit} at {said:,.0f} MHz by NVML{by_sms}")
+        print(f"-- {what}: {'; '.join(told)}", flush=True)
 
     def _kernel_seconds(self, load: Load, count: int) -> list[float]:
         """How long each kernel took, by a profile of so many launches."""

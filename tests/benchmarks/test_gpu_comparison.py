@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks.gpu_comparison import Comparison, Phase, as_points, as_share
-from benchmarks.gpu_loads import Work, done_within
+from benchmarks.gpu_loads import Work, cycles_within, done_within
 from benchmarks.gpu_watching import Said
 
 _UUID = "GPU-1"
+_NAN = float("nan")
 _PHASE = Phase([[Work(10.0, 12.0, 200.0), Work(12.0, 16.0, 200.0)]])
 """100 a second, then 50."""
 
@@ -33,6 +35,17 @@ def _said(values: dict[float, float], name: str = "rate") -> list[Said]:
 )
 def test_what_was_done_within_a_time(begin: float, end: float, done: float) -> None:
     assert done_within(_PHASE.work[0], begin, end) == pytest.approx(done)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "cycles"),
+    [(2.0, 4.0, 20.0), (2.5, 4.5, 20.0), (3.5, 4.0, 5.0), (1.5, 3.0, _NAN), (3.0, 5.5, _NAN)],
+)
+def test_cycles_are_counted_from_the_end_of_one_work_to_the_next(begin: float, end: float, cycles: float) -> None:
+    ends = {2.0: 100.0, 3.0: _NAN, 4.0: 120.0, 5.0: 130.0}
+    work = [Work(end - 0.5, end, 1.0, count) for end, count in ends.items()]
+    assert cycles_within(work, begin, end) == pytest.approx(cycles, nan_ok=True)
+    assert math.isnan(cycles_within(work[:0], begin, end))
 
 
 def test_an_average_is_of_the_second_before_its_reading() -> None:

@@ -163,7 +163,7 @@ SUITES: dict[str, SuitePreset] = {
                 "slow_loader",
                 "straggler",
                 "no_overlap",
-                "tiny_buckets",
+                "tiny_buckets:message_mb=2",
                 "wrong_transport",
                 "host_sync",
                 "checkpoint_stall",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.fleet_class_sampling import label_of
+from benchmarks.fleet_class_sampling import as_unprofiled, label_of
+from stepscope.core.analysis import RankLedger
 from stepscope.core.causes import Cause
 from stepscope.core.headings import Heading
 
@@ -24,3 +25,13 @@ def test_labels(ledger: dict[Heading, float], right: set[Cause]) -> None:
     spent, told = label_of(dict.fromkeys(Heading, 0.0) | ledger)
     assert told == right
     assert sum(spent.values()) == pytest.approx(sum(ledger.values()))
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "empty"), [(235.0, 0.21), (290.0, 0.36), (300.0, 0.36), (100.0, 0.0), (None, 0.36)]
+)
+def test_what_the_profiler_added_leaves_the_gpu_empty(step_ms: float | None, empty: float) -> None:
+    shares = dict.fromkeys(Heading, 0.0) | {Heading.COMPUTE_BOUND: 0.64, Heading.SYNCHRONIZATION: 0.36}
+    ledger = as_unprofiled(RankLedger(0, 870.0, 290.0, shares, 0.0, []), step_ms)
+    assert ledger[Heading.SYNCHRONIZATION] == pytest.approx(empty, abs=0.001)
+    assert sum(ledger.values()) == pytest.approx(1.0)

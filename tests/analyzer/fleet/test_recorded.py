@@ -1,4 +1,4 @@
-"""Is what two H100s did under real training told right, also by poorer sources?"""
+"""Is what two H100s and two H200s did under real training told right, also by poorer sources?"""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from stepscope.core.causes import Cause
 from stepscope.core.fleet_class import Counters
 
 _WINDOWS = read_windows(Path(__file__).with_name("h100x2.jsonl"))
+_HALF_MINUTES = read_windows(Path(__file__).with_name("h200x2.jsonl"))
+"""As the agent sees a GPU: 30 samples, with figures of its processes."""
 _HOST_OR_LOADER = ("pp_many", 1)
 """Large kernels, yet the host is late: without figures of the host it looks like a loader (docs/fleet-class.md)."""
 
@@ -75,6 +77,21 @@ def test_shares_of_time_agree_with_the_trace() -> None:
         assert shares.computing == pytest.approx(window.spent["compute"], abs=0.1)
         assert shares.waiting == pytest.approx(window.spent["exposed_comm"], abs=0.12)
         assert shares.empty + shares.copying == pytest.approx(window.spent["idle"] + window.spent["copy"], abs=0.17)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_half_minutes_are_right_or_unknown_by_every_source(mode: str) -> None:
+    unknown = set()
+    for window in (projected(one, MODES[mode]) for one in _HALF_MINUTES):
+        told = classify(window.samples, window.facts, window.host).cause
+        assert told in window.right | {Cause.INSUFFICIENT_EVIDENCE}
+        if told is Cause.INSUFFICIENT_EVIDENCE:
+            unknown.add((window.run, window.gpu))
+    waiting = {("ddp-straggler", 0)}
+    assert unknown == {
+        "the same without NVLink": waiting,
+        "nvidia-smi's figures alone": waiting | {("tp-wrong_transport", 0), ("tp-wrong_transport", 1)},
+    }.get(mode, set())
 
 
 @pytest.mark.parametrize(
