@@ -47,7 +47,7 @@ GPU_METRICS: tuple[Metric, ...] = (
     _count("energy_joules_total", U.JOULES, "Energy used since the driver was loaded.",
            _dcgm("DEV_TOTAL_ENERGY_CONSUMPTION", scale=_MILLI)),
     # clocks
-    _gauge("sm_clock_hertz", U.HERTZ, "Clock that the SMs are set to; lower while tensor cores work.", _dcgm("DEV_SM_CLOCK", scale=_MHZ)),
+    _gauge("sm_clock_hertz", U.HERTZ, "Clock of the SMs, as it is set.", _dcgm("DEV_SM_CLOCK", scale=_MHZ)),
     _gauge("sm_clock_max_hertz", U.HERTZ, "Highest clock of the SMs.", _dcgm("DEV_MAX_SM_CLOCK", scale=_MHZ)),
     _gauge("memory_clock_hertz", U.HERTZ, "Clock of the memory.", _dcgm("DEV_MEM_CLOCK", scale=_MHZ)),
     _gauge("memory_clock_max_hertz", U.HERTZ, "Highest clock of the memory.", _dcgm("DEV_MAX_MEM_CLOCK", scale=_MHZ)),
