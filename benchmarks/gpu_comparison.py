@@ -6,6 +6,7 @@ A value of GPM is an average since the reading before; it is compared with what 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
@@ -181,16 +182,20 @@ class Comparison:
             metric: the agent's.
             phase: what ran.
             agrees: whether the agent's value is right, by the true one.
-            most: of a ratio: units of work a second that this GPU could do between these times.
+            most: of a ratio: units of work a second that this GPU could do between these times; NaN where it is not
+                known, which leaves the reading out.
             is_goal: whether the end depends on it.
         """
         for gpu, work in enumerate(phase.work):
             seconds, told, truths = self._interval(gpu), [], []
             for one in self.averages(gpu, phase.begin + _SETTLE_SECONDS, phase.end):
-                if metric in one.values:
-                    begin = one.time - seconds
+                if metric not in one.values:
+                    continue
+                begin = one.time - seconds
+                true = done_within(work, begin, one.time) / seconds / most(gpu, begin, one.time)
+                if not math.isnan(true):
                     told.append(one.values[metric])
-                    truths.append(done_within(work, begin, one.time) / seconds / most(gpu, begin, one.time))
+                    truths.append(true)
             agent, truth = (fmean(told), fmean(truths)) if told else (None, None)
             is_right = agent is not None and truth is not None and agrees(agent, truth)
             each = " ".join(f"{mine:.4g}/{true:.4g}" for mine, true in zip(told, truths, strict=True))

@@ -1,6 +1,6 @@
 """How many cycles did the SMs really have? By their own counters, read by a kernel. Needs a GPU.
 
-NVML tells the clock that the GPU is set to. While tensor cores are at work, SMs have some 9 % fewer cycles than that.
+NVML tells the clock that is set. While tensor cores are at work, SMs have some 10 % fewer cycles than that.
 """
 
 from __future__ import annotations

@@ -64,8 +64,9 @@ def cycles_within(work: list[Work], begin: float, end: float) -> float:
         return float("nan")
     cycles = 0.0
     for earlier, later in itertools.pairwise(read):
-        seconds = max(0.0, min(end, later.end) - max(begin, earlier.end))
-        cycles += (later.cycles - earlier.cycles) * seconds / (later.end - earlier.end)
+        seconds = min(end, later.end) - max(begin, earlier.end)
+        if seconds > 0:
+            cycles += (later.cycles - earlier.cycles) * seconds / (later.end - earlier.end)
     return cycles
 
 

@@ -177,15 +177,17 @@ class Truth:
         return phase
 
     def _say_speed(self, what: str, phase: Phase, unit: str) -> None:
-        told = []
-        for uuid, work in zip(self._uuids, phase.work, strict=True):
-            begin, end = work[0].end, work[-1].end
-            speed = done_within(work, begin, end) / (end - begin) / _UNITS[unit]
-            said = self.clocks.mean_within(uuid, begin, end) / 1e6
-            counted = gpu_loads.cycles_within(work, begin, end) / (end - begin) / 1e6
-            by_sms = "" if math.isnan(counted) else f", {counted:,.0f} by the SMs"
-            told.append(f"{speed:,.1f} {unit} at {said:,.0f} MHz by NVML{by_sms}")
-        print(f"-- {what}: {'; '.join(told)}", flush=True)
+        speeds = []
+        for gpu, work in enumerate(phase.work):
+            begin, end = work[0].begin, work[-1].end
+            speeds.append(f"{done_within(work, begin, end) / (end - begin) / _UNITS[unit]:,.1f} {unit}")
+            begin = work[0].end  # cycles are read after each burst
+            told = self.clocks.mean_within(self._uuids[gpu], begin, end)
+            counted = gpu_loads.cycles_within(work, begin, end) / (end - begin) if end > begin else math.nan
+            if not math.isnan(counted):
+                is_right = as_share(0.02, 0.02)(told, counted)
+                self.found.note(Row(f"{what}: SM clock, NVML / counted", gpu, told, counted, is_right, is_goal=False))
+        print(f"-- {what}: {', '.join(speeds)}", flush=True)
 
     def _kernel_seconds(self, load: Load, count: int) -> list[float]:
         """How long each kernel took, by a profile of so many launches."""

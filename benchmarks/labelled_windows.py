@@ -51,7 +51,6 @@ def right_of(spent: Mapping[str, float], host: Cause, healthy: frozenset[Cause])
     """Which classes are right.
 
     Args:
-        power_watts: on average of the window, freed from the driver's averaging; None where the samples' will do.
         spent: the plain reading of a trace.
         host: why the GPU was empty, where it was.
         healthy: what bounds its kernels.
