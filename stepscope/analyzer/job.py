@@ -29,6 +29,7 @@ from stepscope.analyzer.pipeline.bubble import PipelineParts, explain
 from stepscope.analyzer.pipeline.chains import find_chains
 from stepscope.analyzer.pipeline.schedule_waits import charge_schedule
 from stepscope.analyzer.rank_view import RankView, compute_by_step
+from stepscope.analyzer.step_likeness import comparable_step_ms
 from stepscope.analyzer.summaries import (
     JobContext,
     describe_job,
@@ -133,7 +134,8 @@ def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Colle
             what_next="profile whole steps on every rank with CPU (and CUDA) activities (stepscope.profile does)",
         )
     else:
-        report = predict(model, unprofiled_ms=context.unprofiled_step_ms, causes=causes)
+        unprofiled_ms = comparable_step_ms(found.views, context.unprofiled_step_ms)
+        report = predict(model, unprofiled_ms=unprofiled_ms, causes=causes)
         if found.schedules:
             report = with_finer_cuts(report, found.schedules, causes)
     return replace(report, warnings=[*report.warnings, *context.notices])
@@ -186,7 +188,8 @@ def _explain(views: Sequence[RankView], mesh: MeshSizes) -> _Explained:
 
 def _gains(found: _Explained, causes: Sequence[RootCause], context: JobContext) -> tuple[list[WhatIf], list[Notice]]:
     """What fixing each cause would buy, and what was left out. A cause that is a guess promises nothing."""
-    what_if, left_out = replay_causes(lambda: _replay_model(found), causes, context.unprofiled_step_ms)
+    unprofiled_ms = comparable_step_ms(found.views, context.unprofiled_step_ms)
+    what_if, left_out = replay_causes(lambda: _replay_model(found), causes, unprofiled_ms)
     known = {gain.fix for gain in what_if}
     by_schedule = replay_pipeline_causes(found.schedules, [row for row in causes if row.cause not in known])
     return [*what_if, *by_schedule], left_out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stepscope.analyzer.rank_view import RankView
+from stepscope.analyzer.step_likeness import unlike_steps_ms
 from stepscope.analyzer.summaries import JobContext, hfu_of
 from stepscope.core.analysis import Job, Notice, TraceQuality
 from stepscope.core.counting import counted, form
@@ -30,6 +31,13 @@ def notices_of(
     if quality.profiler_distortion is not None and quality.profiler_distortion > NOTABLE_DISTORTION:
         slowed = f"capturing slowed the step by {quality.profiler_distortion:.0%}: host-side headings are upper bounds"
         notices.append(Notice("profiler_distortion", slowed))
+    unlike = unlike_steps_ms(views)
+    if unlike is not None:
+        differ = (
+            f"captured steps take {unlike[0]:,.1f} to {unlike[1]:,.1f} ms: shares and gains are of these steps, "
+            "and what capturing adds to them is not known"
+        )
+        notices.append(Notice("unlike_steps", differ))
     hfu = hfu_of(views, job.step_ms)
     if hfu is not None and hfu > 1.0:
         wrong = f"HFU would be {hfu:.0%}: the peak assumed for this GPU, its clock or the FLOP model is wrong"

@@ -18,6 +18,7 @@ from stepscope.analyzer.kernels.tables import copy_table, kernel_tables
 from stepscope.analyzer.ledger.device_ledger import fractions
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.rank_view import RankView
+from stepscope.analyzer.step_likeness import comparable_step_ms
 from stepscope.core.analysis import (
     Job,
     Ledger,
@@ -147,8 +148,9 @@ def trace_quality(
     kernels = sum(f.num_kernels for f in facts)
     matchable = in_window.keys() - set(matches.incomplete)
     distortion = None
-    if job.unprofiled_step_ms and job.step_ms:
-        distortion = job.step_ms / job.unprofiled_step_ms - 1.0
+    unprofiled_ms = comparable_step_ms(views, job.unprofiled_step_ms)
+    if unprofiled_ms and job.step_ms:
+        distortion = job.step_ms / unprofiled_ms - 1.0
     return TraceQuality(
         repaired=sum(f.repaired for f in facts),
         dropped=sum(f.dropped for f in facts),

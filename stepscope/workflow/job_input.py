@@ -64,7 +64,7 @@ def read_job(
     context = _context(manifest, [*notices, *found.notices], found.num_truncated)
     if files.run_directory is not None:
         pace = read_pace(files.run_directory, files.capture)
-        unprofiled_ms = pace.unprofiled_step_ms or context.unprofiled_step_ms
+        unprofiled_ms = (pace.unprofiled_step_ms or context.unprofiled_step_ms) if pace.is_even else None
         context = replace(context, data_waits_ns=pace.data_waits_ns, unprofiled_step_ms=unprofiled_ms)
     return JobInput(list(found.views.values()), context, files.run_directory)
 

@@ -28,6 +28,10 @@ _NEAREST_BEFORE = 10
 _MOST_AFTER = 100
 """Settled steps that tell what a captured one takes without the profiler. Those before are nothing's but training's;
 those after, where the former are too few, are so many that the ones which a trace's writing slows are few."""
+_LONG_FROM = 2.0
+_FEW_LONG = 0.1
+"""Where more than this share of steps takes over twice the lower quartile, steps are not alike: a fault strikes some of
+them, or hosts run ahead until something makes them wait. Their median then tells of no step on the device."""
 
 
 class ToldStep(NamedTuple):
@@ -69,10 +73,12 @@ class Pace:
             tells.
         unprofiled_step_ms: what a captured step takes without the profiler: median of settled steps next to the
             capture. None where they are few: what the run says of those before its first capture has to do then.
+        is_even: whether these steps are alike; else no other step tells of the captured ones.
     """
 
     data_waits_ns: dict[int, list[int]]
     unprofiled_step_ms: float | None
+    is_even: bool = True
 
 
 _Time = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -114,14 +120,20 @@ def read_pace(run_directory: Path, capture: tuple[int, int] | None = None) -> Pa
     """
     waits: dict[int, list[int]] = {}
     beside: list[float] = []
-    enough = 0
+    enough, is_even = 0, True
     for rank, path in _some_files(run_directory):
         steps = _told(path)
         waits |= {rank: waited} if any(waited := _data_waits(steps)) else {}
         near = [] if capture is None else _beside(steps, *capture)
         beside += near
         enough += _NEAREST_BEFORE if near else 0
-    return Pace(waits, float(np.median(beside)) if beside and len(beside) >= enough else None)
+        is_even = is_even and (len(near) < _NEAREST_BEFORE or _are_alike(near))
+    return Pace(waits, float(np.median(beside)) if beside and len(beside) >= enough else None, is_even)
+
+
+def _are_alike(lengths: Sequence[float]) -> bool:
+    long = _LONG_FROM * float(np.quantile(lengths, 0.25))
+    return sum(length > long for length in lengths) <= _FEW_LONG * len(lengths)
 
 
 def _data_waits(steps: Sequence[ToldStep]) -> list[int]:

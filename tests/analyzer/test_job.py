@@ -222,6 +222,17 @@ def test_capturing_that_slows_the_step_is_said() -> None:
     assert "profiler_distortion" in notice_codes(analysis)
 
 
+def test_captured_steps_that_differ_are_compared_with_no_other() -> None:
+    """A checkpoint in one of them is not the profiler's doing."""
+    context = JobContext(unprofiled_step_ms=0.1)
+    analysis = analyse(*data_parallel([[100, 900, 100], [100, 900, 100]]), context=context)
+    assert analysis.trace_quality.profiler_distortion is None
+    assert analysis.job.unprofiled_step_ms == 0.1
+    codes = notice_codes(analysis)
+    assert "unlike_steps" in codes
+    assert "profiler_distortion" not in codes
+
+
 def test_more_ranks_than_cores_without_a_device_are_oversubscribed() -> None:
     traces = []
     for rank in range(3):

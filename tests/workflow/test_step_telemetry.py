@@ -134,6 +134,21 @@ def test_the_steps_next_to_a_capture_tell_its_step_without_the_profiler(
     assert read_pace(tmp_path, capture).unprofiled_step_ms == told
 
 
+@pytest.mark.parametrize(
+    ("before", "is_even"),
+    [
+        ([10] * 10, True),
+        ([10] * 9 + [60_000], True),  # one checkpoint
+        ([10, 10, 40] * 4, False),
+        ([180, 1100] * 6, False),
+        ([10, 40] * 3, True),  # too few to tell
+    ],
+)
+def test_steps_that_differ_tell_nothing_of_captured_ones(tmp_path: Path, before: list[int], is_even: bool) -> None:
+    _write_paced(tmp_path, 0, [500, *before, *_CAPTURED])
+    assert read_pace(tmp_path, (1, len(before) + 1)).is_even is is_even
+
+
 def test_without_a_capture_nothing_is_told_of_one(tmp_path: Path) -> None:
     _write_paced(tmp_path, 0, [10] * 50 + _CAPTURED)
     assert read_pace(tmp_path).unprofiled_step_ms is None
