@@ -31,7 +31,7 @@ def print_plan(document: dict[str, Any]) -> None:
     if document["cost"]:
         _print_cost(console, document["cost"])
     for warning in document["warnings"]:
-        console.print(f"Not modelled: {warning['message']}.")
+        console.print(f"{warning['message'][0].upper()}{warning['message'][1:]}.")
 
 
 def print_comparison(rows: list[dict[str, Any]]) -> None:

@@ -103,12 +103,34 @@ BOARD_WATTS: tuple[tuple[str, float], ...] = (
 that the driver enforces may be lower; a dcgm-exporter's default page does not have it."""
 
 
+MEMORY_GIB: tuple[tuple[str, float], ...] = (
+    ("GB300", 288), ("GB200", 192), ("B300", 288), ("B200", 192), ("GH200", 96), ("H200 NVL", 141), ("H200", 141),
+    ("H100 NVL", 94), ("H100 PCIe", 80), ("H100", 80), ("H800 PCIe", 80), ("H800", 80), ("H20", 96),
+    ("A100-SXM4-80GB", 80), ("A100 80GB PCIe", 80), ("A100", 40), ("A800-SXM4-80GB", 80), ("A800 80GB PCIe", 80),
+    ("A40", 48), ("A30", 24), ("A10G", 24), ("A10", 24), ("L40S", 48), ("L40", 48), ("L20", 48), ("L4", 24), ("T4", 16),
+    ("RTX 5090", 32), ("RTX 4090", 24), ("RTX 3090", 24), ("RTX A6000", 48), ("RTX 6000 Ada", 48), ("RTX 2080 Ti", 11),
+    ("V100S", 32), ("V100-PCIE", 32), ("V100-DGXS", 32), ("V100", 32), ("MI355X", 288), ("MI350X", 288),
+    ("MI325X", 256), ("MI300X", 192), ("MI250X", 64), ("MI250", 64), ("MI210", 64), ("MI100", 32),
+)  # fmt: skip
+"""The largest memory that the data sheet has of each; of two dies, one's. No more than these GiB can be allocated, and
+ECC, firmware and the driver take some of them."""
+
+
 def board_power_watts(device_name: str) -> float | None:
     """The data sheet's power limit of a device, None where it is not in the table."""
+    return _called(device_name, BOARD_WATTS)
+
+
+def memory_gib(device_name: str) -> float | None:
+    """The data sheet's memory of a device, None where it is not in the table."""
+    return _called(device_name, MEMORY_GIB)
+
+
+def _called(device_name: str, table: tuple[tuple[str, float], ...]) -> float | None:
     name = device_name.lower()
     if any(word in name for word in OTHER_CARDS):
         return None
-    return next((watts for words, watts in BOARD_WATTS if is_called(words, name)), None)
+    return next((value for words, value in table if is_called(words, name)), None)
 
 
 def is_called(words: str, device_name: str) -> bool:

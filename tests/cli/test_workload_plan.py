@@ -34,10 +34,35 @@ def test_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(document["step_parts_ms"].values()) == pytest.approx(document["step_ms"])
     cost = document["cost"]
     assert cost["money"] == pytest.approx(2 * cost["gpu_hours"])
+    assert cost["days"] == pytest.approx(2e12 / document["tokens_per_second"] / 86400)
+    assert cost["gpu_hours"] == pytest.approx(cost["days"] * 24 * 128)
     assert cost["flops"] == pytest.approx(6 * document["num_parameters"] * 2e12)
     assert document["flops"]["model_per_rank"] * 128 == pytest.approx(document["flops"]["model"])
     seconds = document["step_ms"] / 1e3
     assert document["mfu"] == pytest.approx(document["flops"]["model_per_rank"] / seconds / 989.4e12)
+
+
+@pytest.mark.parametrize(("gpu", "fits"), [("H100", True), ("T4", False)])
+def test_a_job_that_does_not_fit_is_said_to(gpu: str, fits: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("gpt", "--preset", "one-gpu", "--layers", "4", "--gpu", gpu, "--dtype", "float32")
+    assert _exit_code(*options, "--json") == 0
+    codes = [warning["code"] for warning in json.loads(capsys.readouterr().out)["warnings"]]
+    assert ("does_not_fit" in codes) is not fits
+    assert _exit_code(*options) == 0
+    assert ("Does not fit: a rank needs" in capsys.readouterr().out) is not fits
+
+
+def test_a_cost_beyond_all_numbers_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code("gpt", "--tokens", "1e308", "--json") == 2
+    assert "--tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "value"), [("--mfu", "0"), ("--network-gbs", "0"), ("--gpus-per-node", "0")])
+def test_an_assumption_that_cannot_be_is_refused_by_its_option(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _exit_code("gpt", option, value) == 2
+    assert f"{option}: " in capsys.readouterr().err
 
 
 def test_report_names_every_part(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.core.gpu_catalogue import BOARD_WATTS, board_power_watts
+from stepscope.core.gpu_catalogue import BOARD_WATTS, MEMORY_GIB, ROWS, board_power_watts, memory_gib
 from stepscope.core.hardware import GPU_MODELS, GpuModel, find_gpu
 
 
@@ -125,3 +125,8 @@ def test_power_that_the_data_sheet_allows(name: str, watts: float | None) -> Non
 def test_no_row_of_board_power_hides_a_later_one() -> None:
     names = [words for words, _ in BOARD_WATTS]
     assert [board_power_watts(f"NVIDIA {words}") for words in names] == [watts for _, watts in BOARD_WATTS]
+
+
+def test_every_gpu_of_the_catalogue_has_a_memory() -> None:
+    assert [words for words, _ in MEMORY_GIB] == [row.name for row in ROWS]
+    assert [memory_gib(row.name) for row in ROWS] == [size for _, size in MEMORY_GIB]

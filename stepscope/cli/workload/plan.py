@@ -62,7 +62,7 @@ def command(name: str, as_json: bool, emit: str | None, **options: Any) -> None:
         cost = training_cost(
             num_parameters=estimated.num_parameters,
             num_tokens=parse_amount(options["tokens"], option="--tokens"),
-            flops_per_gpu_second=estimated.model_flops_per_gpu_second,
+            tokens_per_second=estimated.tokens_per_second,
             num_gpus=layout.plan.world_size,
             price_per_gpu_hour=options["price_per_gpu_hour"],
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from stepscope.core.gpu_catalogue import memory_gib
 from stepscope.reference_workloads.estimate.cost import TrainingCost
 from stepscope.reference_workloads.estimate.estimate import Assumptions, Estimate
 from stepscope.reference_workloads.plan import ParallelPlan
@@ -69,5 +70,18 @@ def plan_document(
         "mfu": estimate.mfu,
         "tokens_per_second": estimate.tokens_per_second,
         "cost": None if cost is None else asdict(cost),
-        "warnings": [{"code": "not_modelled", "message": message} for message in estimate.warnings],
+        "warnings": [*_does_not_fit(assumptions, estimate), *_not_modelled(estimate)],
     }
+
+
+def _does_not_fit(assumptions: Assumptions, estimate: Estimate) -> list[dict[str, str]]:
+    capacity = memory_gib(assumptions.gpu.name)
+    needed = estimate.most_bytes / 2**30
+    if capacity is None or needed <= capacity:
+        return []
+    message = f"does not fit: a rank needs {needed:,.1f} GiB, and {assumptions.gpu.name} has {capacity:g}"
+    return [{"code": "does_not_fit", "message": message}]
+
+
+def _not_modelled(estimate: Estimate) -> list[dict[str, str]]:
+    return [{"code": "not_modelled", "message": f"not modelled: {what}"} for what in estimate.not_modelled]

@@ -51,9 +51,12 @@ class Assumptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.efficiency <= 1:
-            raise UsageError(f"the share of the peak is above 0 and at most 1, not {self.efficiency}")
-        if self.gpus_per_node < 1 or not 0 < self.network_bytes_per_second < float("inf"):
-            raise UsageError("a node has at least one GPU, and a network's rate is above 0")
+            raise UsageError(f"the share of the peak is above 0 and at most 1, not {self.efficiency}", where="--mfu")
+        if self.gpus_per_node < 1:
+            raise UsageError(f"a node has at least one GPU, not {self.gpus_per_node}", where="--gpus-per-node")
+        if not 0 < self.network_bytes_per_second < float("inf"):
+            rate = self.network_bytes_per_second / 1e9
+            raise UsageError(f"a network's rate is above 0 GB/s, not {rate:g}", where="--network-gbs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +85,12 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """All of it; rates of model FLOPs are for all GPUs' mean.
+    """All of it.
 
     Attributes:
         mfu: model FLOPs / (GPUs x dense peak x step).
         exchanges: of one rank of each pipeline rank.
-        warnings: what the estimate does not model.
+        not_modelled: what the estimate leaves out.
     """
 
     num_parameters: int
@@ -100,17 +103,17 @@ class Estimate:
     period: Period
     step: StepTime
     mfu: float
-    warnings: tuple[str, ...]
-
-    @property
-    def model_flops_per_gpu_second(self) -> float:
-        """What each GPU keeps up, of the model's FLOPs."""
-        return self.flops.model / self.num_gpus / self.step.total
+    not_modelled: tuple[str, ...]
 
     @property
     def tokens_per_second(self) -> float:
         """Of the whole job."""
         return self.tokens_per_step / self.step.total
+
+    @property
+    def most_bytes(self) -> int:
+        """What the fullest rank needs, with what lies outside torch's allocator."""
+        return max(rank.peak_bytes for rank in self.memory) + self.outside_allocator_bytes
 
 
 def known_gpu(name: str) -> GpuModel:
@@ -154,7 +157,7 @@ def estimate(plan: ParallelPlan, preset: Preset, recipe: Recipe, assumptions: As
         period=period,
         step=step,
         mfu=flops.model / (plan.world_size * peak * step.total),
-        warnings=_not_modelled(preset, recipe),
+        not_modelled=_not_modelled(preset, recipe),
     )
 
 

@@ -21,14 +21,19 @@ from stepscope.reference_workloads.recipe import Recipe
 
 
 def test_thirty_billion_parameters_and_two_trillion_tokens() -> None:
+    tokens_per_second = 1000 * 500e12 / (6 * 30e9)
     cost = training_cost(
-        num_parameters=30e9, num_tokens=2e12, flops_per_gpu_second=500e12, num_gpus=1000, price_per_gpu_hour=2.0
+        num_parameters=30e9,
+        num_tokens=2e12,
+        tokens_per_second=tokens_per_second,
+        num_gpus=1000,
+        price_per_gpu_hour=2.0,
     )
     assert cost.flops == pytest.approx(360e21)
     assert cost.gpu_hours == pytest.approx(200_000)
     assert cost.days == pytest.approx(200 / 24)
     assert cost.money == pytest.approx(400_000)
-    assert training_cost(num_parameters=1, num_tokens=1, flops_per_gpu_second=1).money is None
+    assert training_cost(num_parameters=1, num_tokens=1, tokens_per_second=1).money is None
 
 
 @pytest.mark.parametrize(("text", "amount"), [("2T", 2e12), ("1.5b", 1.5e9), ("300e9", 3e11), ("7", 7), (".5M", 5e5)])
