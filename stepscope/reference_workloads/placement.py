@@ -20,12 +20,7 @@ def is_launched_rank(plan: ParallelPlan) -> bool:
     """
     if not {"RANK", "WORLD_SIZE"} <= set(os.environ):
         return False
-    numbers = {}
-    for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        text = os.environ.get(variable, "0")
-        if not (text.isascii() and text.isdigit()):
-            raise UsageError(f"is no rank or size: {text!r}", where=variable, what_next=_UNSET)
-        numbers[variable] = int(text)
+    numbers = {variable: _number(variable) for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     plan.check_world(numbers["WORLD_SIZE"])
     if numbers["RANK"] >= numbers["WORLD_SIZE"]:
         raise UsageError(f"a job of {numbers['WORLD_SIZE']} has no rank {numbers['RANK']}", where="RANK")
@@ -33,6 +28,37 @@ def is_launched_rank(plan: ParallelPlan) -> bool:
     if missing:
         raise UsageError(f"RANK and WORLD_SIZE are set, but not {' and '.join(missing)}", what_next=_UNSET)
     return True
+
+
+def is_spokesman() -> bool:
+    """Whether this process prints and writes: of a launcher's ranks the first one does.
+
+    Raises:
+        UsageError: RANK is no number.
+    """
+    rank = _number("RANK")
+    return rank == 0 or "WORLD_SIZE" not in os.environ
+
+
+def refuse_launcher(what: str) -> None:
+    """Refuse what starts its own ranks where a launcher has started this process as one of many.
+
+    Raises:
+        UsageError: it has.
+    """
+    if "RANK" in os.environ:
+        raise UsageError(
+            f"is set by a launcher, and {what} starts its own ranks",
+            where="RANK",
+            what_next="start it once, without torchrun, or unset it",
+        )
+
+
+def _number(variable: str) -> int:
+    text = os.environ.get(variable, "0")
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"is no rank or size: {text!r}", where=variable, what_next=_UNSET)
+    return int(text)
 
 
 def device_type_of(device: str, plan: ParallelPlan, simulate_compute_ms: float, *, is_rank: bool) -> str:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepscope.cli import main
+from stepscope.core.errors import DataError
+from stepscope.reference_workloads.launch import run_workload
+from stepscope.reference_workloads.processes import RankFailedError
+from stepscope.reference_workloads.throughput import baseline, measure
 
 pytest.importorskip("torch")
 
@@ -79,3 +84,77 @@ def test_what_says_what_to_run_is_refused_beside_an_earlier_result(
 ) -> None:
     assert _exit_code(*options, "--result", str(tmp_path / "b.json")) == 2
     assert "--result runs nothing" in capfd.readouterr().err
+
+
+_SMALL = ("--device", "cpu", "--steps", "3", "--warmup", "3", "--simulate-compute", "1")
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    """A quick bench of one scale."""
+    file = tmp_path / "earlier.json"
+    assert _exit_code("gpt", *_SMALL, "-o", str(file)) == 0
+    return file
+
+
+def test_a_baseline_that_does_not_fit_is_refused_before_anything_is_measured(
+    earlier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capfd.readouterr()
+    monkeypatch.setattr(measure, "run_workload", lambda *_, **__: pytest.fail("it was measured"))
+    arguments = ("--baseline", str(earlier), "-o", str(tmp_path / "lost.json"))
+    assert _exit_code("gpt", *_SMALL, *arguments, "--batch-size", "16") == 3
+    assert _exit_code("gpt", *_SMALL, *arguments, "--scales", "2") == 3
+    other, scale = capfd.readouterr().err.splitlines()
+    assert "measured other work at dp 1: batch_size 8 instead of 16" in other
+    assert "shares no scale" in scale
+
+
+def test_what_was_measured_is_shown_though_it_compares_with_nothing(
+    earlier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def no_comparison(*_: object, **__: object) -> None:
+        raise DataError("does not compare", where="earlier.json")
+
+    monkeypatch.setattr(baseline, "against_baseline", no_comparison)
+    file = tmp_path / "kept.json"
+    assert _exit_code("gpt", *_SMALL, "--baseline", str(earlier), "-o", str(file)) == 3
+    assert "dp 1 (1 rank)" in capfd.readouterr().out
+    assert json.loads(file.read_text())["warnings"][-1] == {
+        "code": "not_compared",
+        "message": "earlier.json: does not compare",
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(RankFailedError("rank 0 was killed by SIGKILL"), 4), (KeyboardInterrupt(), 130)], ids=str
+)
+def test_runs_before_the_one_that_failed_are_written_and_shown(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+) -> None:
+    num_runs = iter(range(9))
+
+    def fail_in_the_second(*arguments: Any, **options: Any) -> Any:
+        if next(num_runs) == 1:
+            raise error
+        return run_workload(*arguments, **options)
+
+    monkeypatch.setattr(measure, "run_workload", fail_in_the_second)
+    file = tmp_path / "kept.json"
+    assert _exit_code("gpt", *_SMALL, "--repeat", "3", "-o", str(file)) == code
+    document = json.loads(file.read_text())
+    assert [len(scale["runs"]) for scale in document["scales"]] == [1]
+    assert "incomplete" in [warning["code"] for warning in document["warnings"]]
+    output, errors = capfd.readouterr()
+    assert "dp 1 (1 rank)" in output
+    assert "1 of 3 runs came to the end" in errors
+
+
+def test_a_rank_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RANK", "x")
+    assert _exit_code("gpt") == 2
+    assert "stepscope: RANK: is no rank or size: 'x'" in capfd.readouterr().err

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from stepscope.cli.progress import run_progress
 from stepscope.cli.workload.suite import command
+from stepscope.core.causes import Cause
 from stepscope.core.errors import UsageError
 from stepscope.reference_workloads.suite import run as suite_run
-from stepscope.reference_workloads.suite.results import RunResult
+from stepscope.reference_workloads.suite.cases import Run
+from stepscope.reference_workloads.suite.results import RunResult, SuiteFolder
 
 
 def test_cases_are_listed_with_their_controls() -> None:
@@ -26,13 +29,62 @@ def test_a_folder_is_needed_to_run() -> None:
     assert "-o" in result.output
 
 
-def test_an_accuracy_that_no_case_reached_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = lambda run, _folder, fingerprint: RunResult(run.name, fingerprint, 1.0, error="no")  # noqa: E731
-    monkeypatch.setattr(suite_run, "_make", failed)
-    arguments = ["--preset", "tiny", "--budget-minutes", "0.001", "-o", str(tmp_path / "suite")]
-    assert CliRunner().invoke(command, arguments).exit_code == 0
-    assert CliRunner().invoke(command, [*arguments, "--require-accuracy", "0.9"]).exit_code == 1
+def test_a_list_is_a_document_too() -> None:
+    result = CliRunner().invoke(command, ["--preset", "two-gpu", "--cases", "ddp-straggler", "--list", "--json"])
+    assert json.loads(result.stdout) == {
+        "schema": "stepscope.suite-cases/1",
+        "preset": "two-gpu",
+        "cases": [{"case": "ddp-straggler", "layout": "ddp", "control": "ddp-healthy"}],
+        "warnings": [],
+    }
+
+
+def _suite(folder: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(command, ["--preset", "tiny", "-o", str(folder), *arguments])
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> dict[str, Cause]:
+    """What runs are called that are not made, by their name; others fail."""
+    causes: dict[str, Cause] = {}
+
+    def make(run: Run, _folder: SuiteFolder, fingerprint: str) -> RunResult:
+        cause = causes.get(run.name)
+        return RunResult(run.name, fingerprint, 1.0, cause=cause, error=None if cause else "no")
+
+    monkeypatch.setattr(suite_run, "_make", make)
+    return causes
+
+
+def test_an_accuracy_that_no_case_reached_is_missed(tmp_path: Path, called: dict[str, Cause]) -> None:
+    del called
+    only = ("--cases", "one-healthy,one-slow_loader")
+    assert _suite(tmp_path / "suite", *only).exit_code == 0
+    result = _suite(tmp_path / "suite", *only, "--require-accuracy", "0.9")
+    assert result.exit_code == 1
+    (line,) = (line for line in result.stderr.splitlines() if line.startswith("stepscope:"))
+    assert line.startswith("stepscope: --require-accuracy: 0 of 2 labelled runs called right, not 0.9 of them; see")
+
+
+def test_an_accuracy_of_an_unfinished_suite_is_not_passed(tmp_path: Path, called: dict[str, Cause]) -> None:
+    called["ddp-healthy"] = Cause.COMPUTE_BOUND
+    arguments = ("--budget-minutes", "0.001", "--require-accuracy", "0.9")
+    result = _suite(tmp_path / "suite", *arguments)
+    assert result.exit_code == 1
+    assert "--require-accuracy: not passed, as not all cases have been run; the same command goes on" in result.stderr
     assert "not run" in (tmp_path / "suite" / "confusion.md").read_text()
+    assert _suite(tmp_path / "suite", *arguments, "--cases", "ddp-healthy").exit_code == 0
+
+
+def test_a_call_for_one_case_keeps_what_is_known_of_the_others(tmp_path: Path, called: dict[str, Cause]) -> None:
+    called |= {"one-slow_loader": Cause.DATA_LOADING, "one-healthy": Cause.DATA_LOADING}
+    folder = tmp_path / "suite"
+    assert _suite(folder, "--cases", "one-*").exit_code == 0
+    # The gate is of the asked case alone: the healthy one was called wrongly.
+    assert _suite(folder, "--cases", "one-slow_loader", "--require-accuracy", "1").exit_code == 0
+    report = json.loads((folder / "confusion.json").read_text())
+    assert [row["case"] for row in report["cases"]] == ["one-healthy", "one-slow_loader", "one-bursty_loader"]
+    assert "one-bursty_loader" in (folder / "confusion.md").read_text()
 
 
 def test_a_device_that_nobody_knows_is_refused() -> None:

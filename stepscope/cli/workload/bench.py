@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from stepscope.cli.workload.layout import layout_options, read_layout
-from stepscope.core.errors import UsageError
+from stepscope.core.errors import DataError, UsageError
 
 
 @click.command("bench")
@@ -52,10 +52,9 @@ def command(
 
     Ends with 1 only when a gate failed beyond noise.
     """
-    import msgspec
-
+    from stepscope.reference_workloads.placement import is_spokesman
     from stepscope.reference_workloads.throughput.baseline import against_baseline, failed, parse_gates, read_bench
-    from stepscope.store.files import check_writable, write_whole
+    from stepscope.store.files import check_writable
 
     if result is not None:
         _refuse_unused(click.get_current_context())
@@ -63,14 +62,30 @@ def command(
     if conditions and baseline is None:
         raise UsageError("a gate needs an earlier bench", where="--gate", what_next="add --baseline FILE")
     earlier = read_bench(baseline) if baseline is not None else None  # read first: measuring takes minutes
-    is_spokesman = int(os.environ.get("RANK", "0")) == 0  # under torchrun one rank speaks for all
-    if output is not None and is_spokesman:
+    speaks = is_spokesman()  # under torchrun one rank speaks for all
+    if output is not None and speaks:
         check_writable(output)
-    bench = read_bench(result) if result is not None else _measure(name or "gpt", options, is_strong=is_strong)
-    if earlier is not None:
-        bench = against_baseline(bench, earlier, conditions, name=str(baseline))
-    if not is_spokesman:
+    if result is not None:
+        bench, ended_by = read_bench(result), None
+        if earlier is not None:
+            bench = against_baseline(bench, earlier, conditions, name=str(baseline))
+    else:
+        request = _request(name or "gpt", options, is_strong=is_strong)
+        bench, ended_by = _measure(request, earlier, conditions, baseline_name=str(baseline))
+    if not speaks:
         return
+    _show(bench, output, as_json=as_json)
+    if ended_by is not None:  # told last: what was measured until then is kept
+        raise ended_by
+    if failed(bench):
+        click.get_current_context().exit(1)
+
+
+def _show(bench: Any, output: Path | None, *, as_json: bool) -> None:
+    import msgspec
+
+    from stepscope.store.files import write_whole
+
     document = msgspec.json.format(msgspec.json.encode(bench), indent=1)
     try:
         if output is not None:
@@ -82,8 +97,6 @@ def command(
             from stepscope.cli.bench_report import print_bench
 
             print_bench(bench)
-    if failed(bench):
-        click.get_current_context().exit(1)
 
 
 _WITH_RESULT = frozenset({"result", "baseline", "gates", "output", "as_json"})
@@ -101,8 +114,8 @@ def _refuse_unused(context: click.Context) -> None:
             )
 
 
-def _measure(name: str, options: dict[str, Any], *, is_strong: bool) -> Any:
-    from stepscope.reference_workloads.throughput.measure import BenchRequest, run_bench
+def _request(name: str, options: dict[str, Any], *, is_strong: bool) -> Any:
+    from stepscope.reference_workloads.throughput.measure import BenchRequest
     from stepscope.reference_workloads.throughput.result import STRONG, WEAK
 
     scales, batch_size = options.pop("scales"), options.pop("batch_size")
@@ -111,7 +124,7 @@ def _measure(name: str, options: dict[str, Any], *, is_strong: bool) -> Any:
     options["dp"] = max(sizes)
     layout = read_layout(name, options)
     preset = layout.preset if batch_size is None else replace(layout.preset, batch_size=batch_size)
-    request = BenchRequest(
+    return BenchRequest(
         workload=name,
         plan=layout.plan,
         preset=preset,
@@ -121,7 +134,25 @@ def _measure(name: str, options: dict[str, Any], *, is_strong: bool) -> Any:
         simulate_compute_ms=simulate_compute_ms,
         **options,
     )
-    return run_bench(request, lambda run: click.echo(run, err=True))
+
+
+def _measure(
+    request: Any, earlier: Any, conditions: Sequence[Any], *, baseline_name: str
+) -> tuple[Any, BaseException | None]:
+    """The bench, and with which error the command is to end once it is shown."""
+    from stepscope.reference_workloads.throughput.baseline import against_baseline, not_compared
+    from stepscope.reference_workloads.throughput.measure import run_bench
+    from stepscope.reference_workloads.throughput.work import check_same_work, work_of
+
+    if earlier is not None:
+        check_same_work(request.work(), work_of(earlier), baseline_name)
+    measured = run_bench(request, lambda run: click.echo(run, err=True))
+    if earlier is None:
+        return measured.bench, measured.ended_by
+    try:
+        return against_baseline(measured.bench, earlier, conditions, name=baseline_name), measured.ended_by
+    except DataError as error:
+        return not_compared(measured.bench, error), measured.ended_by or error
 
 
 def _sizes(text: str) -> tuple[int, ...]:

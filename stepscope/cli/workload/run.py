@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -48,6 +47,7 @@ def command(name: str, as_json: bool, **options: Any) -> None:
     """
     from stepscope.reference_workloads.injections.catalogue import parse_injection
     from stepscope.reference_workloads.launch import run_workload
+    from stepscope.reference_workloads.placement import is_spokesman
 
     if options["with_plan"]:
         _check_gpu(options["device"])
@@ -67,7 +67,7 @@ def command(name: str, as_json: bool, **options: Any) -> None:
         device=options["device"],
         on_progress=_show_progress,
     )
-    if "WORLD_SIZE" in os.environ and int(os.environ.get("RANK", "0")) != 0:  # under torchrun one rank speaks for all
+    if not is_spokesman():  # under torchrun one rank speaks for all
         return
     rows = None
     if options["with_plan"]:

@@ -1,4 +1,4 @@
-"""Which code and which device make a run's result? A result of others is of another run."""
+"""Which code, which torch and which device make a run's result? A result of others is of another run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,15 @@ _READ_RESULTS_ONLY = ("cli", "dashboard", "reference_workloads/suite/score.py", 
 
 
 def provenance(device_type: str) -> str:
-    """Of the code that trains and analyses, and of the device, "cpu" or "cuda", that it runs on here."""
-    return f"{code_digest()} on {device_name(device_type)}"
+    """Of the code that trains and analyses, of torch, and of the device, "cpu" or "cuda", that it runs on here."""
+    return f"{code_digest()} with torch {torch_version()} on {device_name(device_type)}"
+
+
+def torch_version() -> str:
+    """With what it was built for: "2.13.0+cu130"."""
+    import torch
+
+    return str(torch.__version__)
 
 
 def device_name(device_type: str) -> str:

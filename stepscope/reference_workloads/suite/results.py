@@ -1,6 +1,7 @@
 """What is kept of each run of a suite, and where, so that a second call goes on where the first stopped?
 
 DIR/suite.json            marks the folder as a suite's
+DIR/suite.lock            held by the suite that runs in it
 DIR/results/RUN.json      one a run, written as soon as it is known
 DIR/runs/RUN/             the run directories
 DIR/fixtures/CASE/        trimmed traces, on request
@@ -9,6 +10,10 @@ DIR/confusion.md, .json   the report
 
 from __future__ import annotations
 
+import fcntl
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +23,11 @@ from stepscope.core.causes import Cause, Reason
 from stepscope.core.errors import DataError, UsageError
 from stepscope.store.files import read_whole, write_whole
 
+_LOG = logging.getLogger(__name__)
+
 RUN_RESULT_SCHEMA = "stepscope.suite-run/1"
 MARK_FILE = "suite.json"
+LOCK_FILE = "suite.lock"
 RUNS_FOLDER = "runs"
 RESULTS_FOLDER = "results"
 FIXTURES_FOLDER = "fixtures"
@@ -38,8 +46,8 @@ class RunResult:
     """One run, measured and analysed. Milliseconds; None is unknown.
 
     Attributes:
-        fingerprint: of the run's job and of the code and device that made it; another one means that the result is of
-            another run.
+        fingerprint: of the run's job and of the code, torch and device that made it; another one means that the result
+            is of another run.
         error: why it failed, one line; None when it trained to its end and was analysed.
         trained: whether all ranks came to the last step.
         step_ms: mean of the steps that no profiler touched, by rank 0.
@@ -76,11 +84,11 @@ class RunResult:
 
 
 class SuiteFolder:
-    """The folder of one suite.
+    """The folder of one suite. It need not be there: `held` makes it.
 
     Raises:
         UsageError: it holds something else.
-        DataError: it cannot be made or written.
+        DataError: it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,12 +96,43 @@ class SuiteFolder:
         try:
             if path.is_dir() and any(path.iterdir()) and not (path / MARK_FILE).exists():
                 raise UsageError("is not empty and no suite's folder", where=str(path), what_next="choose another -o")
-            self.results.mkdir(parents=True, exist_ok=True)
-            self.runs.mkdir(exist_ok=True)
         except OSError as error:
-            why = error.strerror or str(error)
-            raise DataError(f"cannot be made ({why})", where=str(path), what_next="choose another -o") from error
-        write_whole(path / MARK_FILE, msgspec.json.encode({"schema": "stepscope.suite-folder/1"}))
+            raise self._of_no_use("read", error) from error
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Make the folder, and keep every other suite out of it: that would delete the run that is being made.
+
+        Raises:
+            UsageError: another suite runs in it.
+            DataError: it cannot be made or written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path / MARK_FILE, msgspec.json.encode({"schema": "stepscope.suite-folder/1"}))
+            self.results.mkdir(exist_ok=True)
+            self.runs.mkdir(exist_ok=True)
+            lock = (self.path / LOCK_FILE).open("ab")
+        except OSError as error:
+            raise self._of_no_use("made", error) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    "another suite runs in it", where=str(self.path), what_next="wait for its end, or choose another -o"
+                ) from None
+            except OSError as error:  # a file system without locks
+                _LOG.warning("%s: cannot be locked (%s); start no second suite in it", self.path, error.strerror)
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    fcntl.flock(lock, fcntl.LOCK_UN)  # a killed rank's loaders, forked from here, have it open a while
+
+    def _of_no_use(self, what_for: str, error: OSError) -> DataError:
+        why = error.strerror or str(error)
+        return DataError(f"cannot be {what_for} ({why})", where=str(self.path), what_next="choose another -o")
 
     @property
     def runs(self) -> Path:

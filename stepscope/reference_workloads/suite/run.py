@@ -20,7 +20,7 @@ from stepscope.core.run_layout import CHECKPOINT_FOLDER, FLIGHT_FOLDER, MEMORY_F
 from stepscope.core.what_if import Fix
 from stepscope.reference_workloads.injections.applied import injected
 from stepscope.reference_workloads.launch import run_workload
-from stepscope.reference_workloads.placement import check_device
+from stepscope.reference_workloads.placement import check_device, refuse_launcher
 from stepscope.reference_workloads.suite.cases import Case, Run
 from stepscope.reference_workloads.suite.ending import why_failed
 from stepscope.reference_workloads.suite.fixtures import write_fixture
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 KEEP_TRACES = ("whole", "trimmed", "none")
-"""What stays of each run's traces: all, a small fixture a case, nothing."""
+"""What stays of each run's traces: all; a small fixture a case, and all where none came out; nothing."""
 
 _FIRST_GUESS_SECONDS = 40.0
 """How long a run is expected to take while none has been seen."""
@@ -90,22 +90,51 @@ def run_suite(
         on_progress: number of known runs and of all, and the run that begins.
 
     Raises:
-        UsageError: the runs' devices are not here.
+        UsageError: the runs' devices are not here, a launcher has started this process, or another suite runs in the
+            folder.
         DataError: the folder cannot be written.
     """
+    refuse_launcher("a suite")
     refused = {case.name: why for case in cases if (why := _refusal(case)) is not None}
     cases = [case for case in cases if case.name not in refused]
-    runs = list({run.name: run for case in cases for run in (case.control, case.run)}.values())
+    runs = _runs(cases)
     for run in runs:
         check_device(run.job.device_type, run.job.plan)
-    fingerprints = {run.name: _fingerprint(run) for run in runs}
-    results: dict[str, RunResult] = {}
-    for run in runs:
-        known = folder.load(run.name, fingerprints[run.name])
-        if known is not None and not (options.again and why_failed(run, known) is not None):
-            results[run.name] = known
-    if results:
-        tell(f"{len(results)} of {counted(len(runs), 'run')} {form(len(results), 'is', 'are')} known already")
+    with folder.held():
+        known = known_results(cases, folder)
+        results = {
+            run.name: known[run.name]
+            for run in runs
+            if run.name in known and not (options.again and why_failed(run, known[run.name]) is not None)
+        }
+        if results:
+            tell(f"{len(results)} of {counted(len(runs), 'run')} {form(len(results), 'is', 'are')} known already")
+        is_complete = _make_missing(runs, cases, results, folder, options, tell, on_progress)
+    return SuiteRuns(results, refused, is_complete)
+
+
+def known_results(cases: Sequence[Case], folder: SuiteFolder) -> dict[str, RunResult]:
+    """What the folder has of the cases' runs and controls, by the runs' names; none of other jobs, code or devices."""
+    found = {run.name: folder.load(run.name, _fingerprint(run)) for run in _runs(cases)}
+    return {name: result for name, result in found.items() if result is not None}
+
+
+def _runs(cases: Sequence[Case]) -> list[Run]:
+    """Each once, a control before what is measured against it."""
+    return list({run.name: run for case in cases for run in (case.control, case.run)}.values())
+
+
+def _make_missing(
+    runs: Sequence[Run],
+    cases: Sequence[Case],
+    results: dict[str, RunResult],
+    folder: SuiteFolder,
+    options: SuiteOptions,
+    tell: Tell,
+    on_progress: Callable[[int, int, str], None],
+) -> bool:
+    """Add what the results lack; returns whether there was time for all of it."""
+    by_run = {case.run.name: case for case in cases}
     began = time.monotonic()
     took = [result.seconds for result in results.values()]
     num_known = len(results)
@@ -119,25 +148,46 @@ def run_suite(
                 f"the time is up after {len(results)} of {counted(len(runs), 'run')}; "
                 "the same command goes on from here"
             )
-            return SuiteRuns(results, refused, is_complete=False)
+            return False
         on_progress(len(results), len(runs), run.name)
-        result = _make(run, folder, fingerprints[run.name])
-        case = next((case for case in cases if case.run.name == run.name), None)
-        if case is not None and options.keep_traces == "trimmed" and result.cause is not None:
-            control = results.get(case.control.name, result)
-            _try_fixture(case, result, control, folder)
-        tidy_up(folder.runs / run.name, options)
+        result = _make(run, folder, _fingerprint(run))
+        stays = _traces_stay(by_run.get(run.name), result, results, folder, options, tell)
+        tidy_up(folder.runs / run.name, keeps_traces=stays)
+        result = replace(result, artefacts=_artefacts(folder.runs / run.name, result))
         folder.save(result)
         results[run.name] = result
         took.append(result.seconds)
         tell(f"{len(results):3d}/{len(runs)}  {run.name}: {_line(result)}  ({result.seconds:.0f} s)")
     on_progress(len(runs), len(runs), "")
-    return SuiteRuns(results, refused, is_complete=True)
+    return True
 
 
-def tidy_up(run_directory: Path, options: SuiteOptions) -> None:
+def _traces_stay(
+    case: Case | None,
+    result: RunResult,
+    results: Mapping[str, RunResult],
+    folder: SuiteFolder,
+    options: SuiteOptions,
+    tell: Tell,
+) -> bool:
+    """Trimming, they go only once their fixture is written. A control that is no case of its own needs none."""
+    if options.keep_traces != "trimmed":
+        return options.keep_traces == "whole"
+    if result.cause is None:
+        return True  # it failed: they are all there is to tell why
+    if case is None:
+        return False
+    try:
+        write_fixture(case, result, results.get(case.control.name, result), folder)
+    except (StepscopeError, OSError, ValueError) as error:
+        tell(f"no fixture of {case.name}, whose traces stay: {error}")
+        return True
+    return False
+
+
+def tidy_up(run_directory: Path, *, keeps_traces: bool) -> None:
     """Delete what nobody needs once the run is analysed: its checkpoints, and its traces unless they are kept."""
-    for name in (CHECKPOINT_FOLDER, *(() if options.keep_traces == "whole" else (TRACES_FOLDER,))):
+    for name in (CHECKPOINT_FOLDER, *(() if keeps_traces else (TRACES_FOLDER,))):
         shutil.rmtree(run_directory / name, ignore_errors=True)
 
 
@@ -169,7 +219,7 @@ def _make(run: Run, folder: SuiteFolder, fingerprint: str) -> RunResult:
     except Exception as error:  # the one place that keeps a failing case from stopping the rest
         _LOG.exception("run %s failed", run.name)
         result = replace(result, error=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-    return replace(result, artefacts=_artefacts(directory, result), seconds=time.monotonic() - began)
+    return replace(result, seconds=time.monotonic() - began)
 
 
 def _train(run: Run, folder: SuiteFolder) -> WorkloadResult:
@@ -249,7 +299,7 @@ def smallest_changes(fixes: Iterable[Fix]) -> dict[Cause, PredictedFix]:
 
 
 def _artefacts(directory: Path, result: RunResult) -> list[str]:
-    """What a run that failed has left; a rank's empty list of steps tells nothing."""
+    """What a run that failed has left once it is tidied up; a rank's empty list of steps tells nothing."""
     if result.error is None:
         return []
     return sorted(
@@ -258,13 +308,6 @@ def _artefacts(directory: Path, result: RunResult) -> list[str]:
         for path in (directory / name).rglob("*")
         if path.is_file() and path.stat().st_size
     )
-
-
-def _try_fixture(case: Case, result: RunResult, control: RunResult, folder: SuiteFolder) -> None:
-    try:
-        write_fixture(case, result, control, folder)
-    except (StepscopeError, OSError, ValueError) as error:
-        _LOG.warning("no fixture of %s: %s", case.name, error)
 
 
 def _line(result: RunResult) -> str:

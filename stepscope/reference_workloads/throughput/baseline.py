@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,34 @@ from stepscope.reference_workloads.throughput.result import (
     BenchScale,
     BenchWarning,
 )
+from stepscope.reference_workloads.throughput.work import check_same_work, work_of
 from stepscope.store.files import read_whole
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedGpu:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    gpus: list[_NamedGpu] = field(default_factory=list)
+    versions: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    name: str
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _InnerParts:
+    """What is read of a document's open parts: those are as wide as what they tell of."""
+
+    model: _Model
+    environment: _Place
+
 
 _GATED = ("step_time", "step_time_mean")
 
@@ -35,8 +62,10 @@ def read_bench(path: Path) -> Bench:
     """
     import msgspec
 
+    content = read_whole(path)
     try:
-        bench = msgspec.json.decode(read_whole(path), type=Bench)
+        bench = msgspec.json.decode(content, type=Bench)
+        msgspec.json.decode(content, type=_InnerParts)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
         raise DataError(f"is no {BENCH_SCHEMA} document ({error})", where=str(path)) from error
     if bench.schema != BENCH_SCHEMA or not bench.scales or not all(_is_sound(scale) for scale in bench.scales):
@@ -72,16 +101,19 @@ def against_baseline(bench: Bench, baseline: Bench, conditions: Sequence[Conditi
     Raises:
         DataError: the baseline trained something else, or shares no scale.
     """
-    _check_same_work(bench, baseline, name)
+    check_same_work(work_of(bench), work_of(baseline), name)
     earlier = {scale.dp: scale for scale in baseline.scales}
     rows = [_row(scale, earlier[scale.dp], conditions) for scale in bench.scales if scale.dp in earlier]
-    if not rows:
-        raise DataError("shares no scale with this bench", where=name, what_next="measure the same --scales")
     warnings = [*bench.warnings, *_other_places(bench.environment, baseline.environment)]
     missing = [str(scale.dp) for scale in bench.scales if scale.dp not in earlier]
     if missing:
         warnings.append(BenchWarning("not_in_baseline", f"{name} has no dp {', '.join(missing)}"))
     return replace(bench, baseline=rows, warnings=warnings)
+
+
+def not_compared(bench: Bench, why: DataError) -> Bench:
+    """The bench, which tells why it is held against none."""
+    return replace(bench, warnings=[*bench.warnings, BenchWarning("not_compared", str(why))])
 
 
 def failed(bench: Bench) -> bool:
@@ -100,49 +132,6 @@ def _row(scale: BenchScale, earlier: BenchScale, conditions: Sequence[Condition]
 def _estimate(earlier: BenchScale, scale: BenchScale, average: Average) -> Estimate:
     a, b = ([summarise_steps(run.step_ms, average) for run in side.runs] for side in (earlier, scale))
     return estimate(a, b, assumed_spread=RUN_SPREAD * float(np.mean([run.value for run in a])))
-
-
-def _check_same_work(bench: Bench, baseline: Bench, name: str) -> None:
-    _refuse_other(_work(bench), _work(baseline), name)
-    earlier = {scale.dp: scale for scale in baseline.scales}
-    for scale in bench.scales:
-        if scale.dp in earlier:
-            ours, theirs = _work_at(scale, bench), _work_at(earlier[scale.dp], baseline)
-            told = ours.keys() & theirs.keys()
-            _refuse_other(
-                {key: ours[key] for key in told}, {key: theirs[key] for key in told}, name, at=f" at dp {scale.dp}"
-            )
-
-
-def _refuse_other(ours: dict[str, Any], theirs: dict[str, Any], name: str, *, at: str = "") -> None:
-    differ = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
-    if differ:
-        key = differ[0]
-        raise DataError(
-            f"measured other work{at}: {key} {theirs.get(key)!r} instead of {ours.get(key)!r}",
-            where=name,
-            what_next="measure the same model, layout and batch",
-        )
-
-
-def _work(bench: Bench) -> dict[str, Any]:
-    """What must be alike at all scales, by its name."""
-    parts = {"workload": bench.workload, "scaling": bench.scaling, "simulate_ms": bench.simulate_ms}
-    for group in (bench.model, bench.recipe):
-        parts |= {key: _as_json(value) for key, value in group.items()}
-    del parts["batch_size"]  # the smallest scale's own
-    return parts
-
-
-def _work_at(scale: BenchScale, bench: Bench) -> dict[str, Any]:
-    """What must be alike at one scale. An older document tells the smallest scale's layout alone, with its own zero."""
-    plan = scale.plan or {key: value for key, value in bench.plan.items() if key not in {"dp", "zero"}}
-    sizes = {"batch_size": scale.batch_size, "num_items": scale.num_items}
-    return sizes | {key: _as_json(value) for key, value in plan.items()}
-
-
-def _as_json(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _other_places(ours: dict[str, Any], theirs: dict[str, Any]) -> list[BenchWarning]:

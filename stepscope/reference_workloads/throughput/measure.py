@@ -8,13 +8,15 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from stepscope.core.errors import UsageError
+from stepscope.core.counting import counted
+from stepscope.core.errors import StepscopeError, UsageError
 from stepscope.core.hardware import find_gpu
 from stepscope.reference_workloads.estimate.flops import step_flops
 from stepscope.reference_workloads.launch import NUM_SETTLING_STEPS, WorkloadResult, run_workload
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.recipe import Recipe
+from stepscope.reference_workloads.throughput.checkpoint_folder import checkpoint_folder
 from stepscope.reference_workloads.throughput.environment import describe_environment
 from stepscope.reference_workloads.throughput.result import (
     BENCH_SCHEMA,
@@ -33,6 +35,7 @@ from stepscope.reference_workloads.throughput.scaling import (
     percentile_95,
     scale_point,
 )
+from stepscope.reference_workloads.throughput.work import Work, as_work
 
 DEFAULT_NUM_STEPS = 30
 DEFAULT_NUM_WARMUP_STEPS = 10
@@ -117,15 +120,44 @@ class BenchRequest:
             raise UsageError(f"a batch of {self.preset.batch_size} for dp {smallest} cannot grow to dp {dp}")
         return replace(self.preset, batch_size=self.preset.batch_size * dp // smallest)
 
+    def work(self) -> Work:
+        """What it measures, told before it is measured."""
+        presets = {dp: self.preset_of(dp) for dp in self.scales}
+        sizes = {
+            dp: {"batch_size": preset.batch_size, "num_items": _num_items(preset)} for dp, preset in presets.items()
+        }
+        return as_work(
+            workload=self.workload,
+            scaling=self.scaling,
+            simulate_ms=self.simulate_compute_ms,
+            model=asdict(self.preset),
+            recipe=asdict(self.recipe),
+            at={dp: sizes[dp] | asdict(self.plan_of(dp)) for dp in self.scales},
+        )
 
-def run_bench(request: BenchRequest, on_run: Callable[[str], None]) -> Bench:
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of a request.
+
+    Attributes:
+        bench: of the runs that came to their end.
+        ended_by: what kept the others from it; None when all did.
+    """
+
+    bench: Bench
+    ended_by: BaseException | None
+
+
+def run_bench(request: BenchRequest, on_run: Callable[[str], None]) -> Measured:
     """Measure all scales; `on_run` is told of each run before it starts.
 
-    Scales take turns, so that whatever drifts meanwhile touches all alike.
+    Scales take turns, so that whatever drifts meanwhile touches all alike. A rank that dies and Ctrl-C end the bench;
+    what was measured until then stays.
 
     Raises:
         UsageError: a scale cannot be laid out here.
-        RankFailedError: a rank died.
+        RankFailedError: a rank died in the first run.
     """
     scales = sorted(request.scales)
     for dp in scales:
@@ -133,24 +165,44 @@ def run_bench(request: BenchRequest, on_run: Callable[[str], None]) -> Bench:
         plan.check_preset(preset)
         request.recipe_of(dp).check(plan, preset, is_simulated=request.simulate_compute_ms > 0)
     results: dict[int, list[WorkloadResult]] = {dp: [] for dp in scales}
-    for repeat in range(request.num_repeats):
-        for dp in scales:
-            on_run(f"dp {dp}, run {repeat + 1} of {request.num_repeats}")
-            results[dp].append(_run(request, dp))
+    ended_by: BaseException | None = None
+    try:
+        for repeat in range(request.num_repeats):
+            for dp in scales:
+                on_run(f"dp {dp}, run {repeat + 1} of {request.num_repeats}")
+                results[dp].append(_run(request, dp))
+    except (StepscopeError, OSError, KeyboardInterrupt) as error:
+        if not any(results.values()):
+            raise
+        ended_by = error
+    measured = {dp: results[dp] for dp in scales if results[dp]}
     environment = describe_environment(results[scales[0]][0].device_type)
-    return summarise(request, results, environment)
+    bench = summarise(request, measured, environment)
+    if ended_by is not None:
+        bench = replace(bench, warnings=[*bench.warnings, _incomplete(request, measured, ended_by)])
+    return Measured(bench, ended_by)
 
 
 def _run(request: BenchRequest, dp: int) -> WorkloadResult:
-    return run_workload(
-        request.plan_of(dp),
-        preset=request.preset_of(dp),
-        recipe=request.recipe_of(dp),
-        num_steps=request.num_warmup_steps + request.num_steps,
-        simulate_compute_ms=request.simulate_compute_ms,
-        profiled=False,
-        seed=request.seed,
-        device=request.device,
+    plan, recipe = request.plan_of(dp), request.recipe_of(dp)
+    with checkpoint_folder(plan, is_needed=recipe.checkpoint_every is not None) as out:
+        return run_workload(
+            plan,
+            out=out,
+            preset=request.preset_of(dp),
+            recipe=recipe,
+            num_steps=request.num_warmup_steps + request.num_steps,
+            simulate_compute_ms=request.simulate_compute_ms,
+            profiled=False,
+            seed=request.seed,
+            device=request.device,
+        )
+
+
+def _incomplete(request: BenchRequest, measured: dict[int, list[WorkloadResult]], why: BaseException) -> BenchWarning:
+    num_made, num_asked = sum(map(len, measured.values())), len(request.scales) * request.num_repeats
+    return BenchWarning(
+        "incomplete", f"{num_made} of {counted(num_asked, 'run')} came to the end: {str(why) or 'interrupted'}"
     )
 
 
@@ -162,6 +214,7 @@ def summarise(request: BenchRequest, results: dict[int, list[WorkloadResult]], e
     peak = _peak_flops(environment, request.preset)
     scales = [_scale(request, runs[dp], points[dp], points[smallest], peak=peak) for dp in sorted(runs)]
     device = results[smallest][0].device_type
+    unfit = _unfit(request, len(scales))
     return Bench(
         schema=BENCH_SCHEMA,
         workload=request.workload,
@@ -175,8 +228,8 @@ def summarise(request: BenchRequest, results: dict[int, list[WorkloadResult]], e
         num_warmup_steps=request.num_warmup_steps,
         environment=environment,
         scales=scales,
-        fit=fit_scaling([points[dp] for dp in sorted(points)], request.scaling),
-        warnings=[*_left_out(request), *_warnings(scales, device=device, peak=peak)],
+        fit=None if unfit else fit_scaling([points[dp] for dp in sorted(points)], request.scaling),
+        warnings=[*_left_out(request, list(runs)), *unfit, *_warnings(scales, device=device, peak=peak)],
         simulate_ms=request.simulate_compute_ms,
     )
 
@@ -203,7 +256,7 @@ def _scale(
     work = 1.0 if request.scaling == WEAK else smallest.scale / point.scale
     share, low, high = efficiency(point, smallest, rate=work / point.step_ms, smallest_rate=1.0 / smallest.step_ms)
     p50 = median(steps)
-    num_items = preset.batch_size * preset.sequence_length
+    num_items = _num_items(preset)
     return BenchScale(
         dp=dp,
         num_ranks=plan.world_size,
@@ -219,6 +272,11 @@ def _scale(
         efficiency_interval=(low, high),
         plan=asdict(plan),
     )
+
+
+def _num_items(preset: Preset) -> int:
+    """Tokens, or images, of a step."""
+    return preset.batch_size * preset.sequence_length
 
 
 def _model_flops(preset: Preset, recipe: Recipe) -> float:
@@ -237,8 +295,16 @@ def _peak_flops(environment: dict[str, Any], preset: Preset) -> float | None:
     return model.peak_flops(preset.dtype) if model else None
 
 
-def _left_out(request: BenchRequest) -> list[BenchWarning]:
-    parts = {dp: ", ".join(request.left_out(dp)) for dp in sorted(request.scales)}
+def _unfit(request: BenchRequest, num_scales: int) -> list[BenchWarning]:
+    """Why no law is fitted where there are scales enough; nothing when one is."""
+    if request.scaling == WEAK or not request.simulate_compute_ms or num_scales < 2:
+        return []
+    why = "simulated layers sleep as long for a part of the batch as for all of it: no fit of strong scaling"
+    return [BenchWarning("no_fit", why)]
+
+
+def _left_out(request: BenchRequest, scales: Sequence[int]) -> list[BenchWarning]:
+    parts = {dp: ", ".join(request.left_out(dp)) for dp in sorted(scales)}
     return [
         BenchWarning("left_out", f"dp {dp} is measured without {names}, which need data parallelism")
         for dp, names in parts.items()

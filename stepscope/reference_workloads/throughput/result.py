@@ -106,7 +106,7 @@ class Bench:
         item: "token" or "image".
         scaling: "strong" (one batch for all scales) or "weak" (a batch that grows with the ranks).
         environment: where: GPUs and their limits, versions, commit, processors, variables.
-        fit: None with a single scale.
+        fit: None with a single scale, and of simulated layers under strong scaling.
         simulate_ms: how long layers slept forwards, and half as long as backwards; 0 when they computed.
         baseline: empty without one.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -118,20 +119,62 @@ def test_of_a_fix_in_several_degrees_the_control_has_made_the_least() -> None:
         assert steps == {Cause.PIPELINE_BUBBLE: 450.0, Cause.HOST_BOUND: 530.0}
 
 
-@pytest.mark.parametrize("keep_traces", KEEP_TRACES)
-def test_checkpoints_are_deleted_and_traces_as_asked(tmp_path: Path, keep_traces: str) -> None:
+@pytest.mark.parametrize("keeps_traces", [True, False])
+def test_checkpoints_are_deleted_and_traces_as_asked(tmp_path: Path, keeps_traces: bool) -> None:
     for file in ("run.json", "checkpoints/step3/.metadata", "traces/step5/rank0.json.gz", "steps/rank0.jsonl"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
-    tidy_up(tmp_path, SuiteOptions(keep_traces=keep_traces))
+    tidy_up(tmp_path, keeps_traces=keeps_traces)
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"run.json", "steps"} | ({"traces"} if keep_traces == "whole" else set())
+    assert left == {"run.json", "steps"} | ({"traces"} if keeps_traces else set())
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(UsageError, match="no suite's folder"):
-        SuiteFolder(tmp_path)
+def _made(cause: Cause | None, error: str | None) -> Callable[[Run, SuiteFolder, str], RunResult]:
+    """Stands for a run that left traces and was called, or failed."""
+
+    def make(run: Run, folder: SuiteFolder, fingerprint: str) -> RunResult:
+        trace = folder.runs / run.name / "traces" / "step5" / "rank0.json.gz"
+        trace.parent.mkdir(parents=True)
+        trace.write_bytes(b"trace")
+        return RunResult(run.name, fingerprint, 1.0, cause=cause, error=error)
+
+    return make
+
+
+def test_traces_stay_where_no_fixture_can_be_written(
+    cases: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = SuiteFolder(tmp_path / "suite")
+    with folder.held():
+        (folder.path / "fixtures").write_text("a file in its place")
+    monkeypatch.setattr(suite_run, "_make", _made(Cause.COMPUTE_BOUND, None))
+    lines: list[str] = []
+    run_suite(cases[:1], folder, SuiteOptions(keep_traces="trimmed"), lines.append)
+    assert list(folder.runs.rglob("*.json.gz"))
+    assert "no fixture of one-healthy, whose traces stay" in lines[0]
+
+
+def test_traces_of_a_control_that_is_no_case_go_without_a_fixture(
+    cases: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = SuiteFolder(tmp_path / "suite")
+    monkeypatch.setattr(suite_run, "_make", _made(Cause.COMPUTE_BOUND, None))
+    monkeypatch.setattr(suite_run, "write_fixture", lambda *_: None)
+    run_suite(cases[2:], folder, SuiteOptions(keep_traces="trimmed"), print)
+    assert len(list(folder.results.iterdir())) == 2
+    assert not list(folder.runs.rglob("*.json.gz"))
+
+
+@pytest.mark.parametrize("keep_traces", KEEP_TRACES)
+def test_a_failed_run_keeps_its_traces_and_tells_what_is_left_of_it(
+    cases: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_traces: str
+) -> None:
+    folder = SuiteFolder(tmp_path / "suite")
+    monkeypatch.setattr(suite_run, "_make", _made(None, "it failed"))
+    result = run_suite(cases[:1], folder, SuiteOptions(keep_traces=keep_traces), print).by_name["one-healthy"]
+    assert result.artefacts == ([] if keep_traces == "none" else ["traces/step5/rank0.json.gz"])
+    assert all((folder.runs / "one-healthy" / path).is_file() for path in result.artefacts)
+    assert len(list(folder.runs.rglob("*.json.gz"))) == len(result.artefacts)
 
 
 def test_a_suite_whose_devices_are_not_here_is_refused_before_any_run(
@@ -143,11 +186,18 @@ def test_a_suite_whose_devices_are_not_here_is_refused_before_any_run(
     folder = SuiteFolder(tmp_path / "suite")
     with pytest.raises(UsageError, match="no CUDA device"):
         run_suite(find_cases("one-gpu", only=["one-healthy"]), folder, SuiteOptions(), print)
-    assert not list(folder.results.iterdir())
+    assert not folder.path.exists()
 
 
-@pytest.mark.parametrize("what", ["code_digest", "device_name"])
-def test_results_of_other_code_or_of_another_device_are_made_again(
+def test_a_launchers_rank_starts_no_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UsageError, match="RANK: is set by a launcher, and a suite starts its own ranks"):
+        run_suite([], SuiteFolder(tmp_path / "suite"), SuiteOptions(), print)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("what", ["code_digest", "device_name", "torch_version"])
+def test_results_of_other_code_or_of_another_device_or_torch_are_made_again(
     cases: list[Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     folder = SuiteFolder(tmp_path / "suite")

@@ -185,6 +185,25 @@ def test_what_is_no_bench_is_refused(tmp_path: Path, content: bytes) -> None:
         read_bench(file)
 
 
+@pytest.mark.parametrize(
+    ("part", "where"),
+    [
+        ({"model": {}}, "model"),
+        ({"model": {"name": 3, "batch_size": 1}}, "model.name"),
+        ({"environment": {"gpus": None}}, "environment.gpus"),
+        ({"environment": {"gpus": 3}}, "environment.gpus"),
+        ({"environment": {"gpus": [{}]}}, r"environment.gpus\[0\]"),
+        ({"environment": {"versions": [1]}}, "environment.versions"),
+    ],
+    ids=str,
+)
+def test_odd_inner_parts_are_told_with_their_place(tmp_path: Path, part: dict[str, Any], where: str) -> None:
+    file = tmp_path / "b.json"
+    file.write_bytes(msgspec.json.encode(asdict(_bench({1: 0.25})) | part))
+    with pytest.raises(DataError, match=rf"is no stepscope\.bench/1 document \(.*`\$\.{where}`\)"):
+        read_bench(file)
+
+
 @pytest.mark.parametrize("gate", ["mfu:-3%", "kernel:x:+3%", "nonsense", ""])
 def test_gates_on_what_is_not_measured_are_refused(gate: str) -> None:
     with pytest.raises(UsageError):
