@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from stepscope.reference_workloads.images import image_dataset
 from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.orphans import die_with_rank
 from stepscope.reference_workloads.presets import Preset
 
 _SURPRISE = 0.1  # share of tokens that follow no rule, so that the loss has a floor above zero
@@ -69,7 +72,8 @@ def make_loader(
         dataset,
         batch_size=preset.batch_size // job.plan.dp,
         sampler=sampler,
-        num_workers=preset.num_loader_workers if recipe.loader_workers is None else recipe.loader_workers,
+        num_workers=recipe.num_loader_workers(preset),
         prefetch_factor=recipe.loader_prefetch,
+        worker_init_fn=functools.partial(die_with_rank, os.getpid()),
         pin_memory=job.device_type == "cuda" and recipe.loader_pins_memory,
     )

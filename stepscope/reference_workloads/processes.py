@@ -6,7 +6,6 @@ longer than the training. CUDA does not survive a fork, so there they are spawne
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -17,15 +16,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection, get_context
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
 from stepscope.core.counting import form
 from stepscope.core.errors import UnreachableError
 from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
+from stepscope.reference_workloads.orphans import die_with
 
 _GRACE_SECONDS = 3.0  # a terminated rank has this long before it is killed
-_PR_SET_PDEATHSIG = 1
 
 
 class RankFailedError(UnreachableError):
@@ -93,6 +93,10 @@ def _start(ranks: list[_Rank], job: TrainingJob, init_method: str) -> None:
     if job.device_type == "cpu":
         # Imported here, once, so that the forked ranks share it.
         import stepscope.reference_workloads.train  # noqa: F401
+    if job.recipe.num_loader_workers(job.preset):
+        # The folder of sockets through which batches come. Ranks take over their parent's, which removes it in the
+        # end; one of a rank that is ended would stay.
+        get_temp_dir()
     sys.stdout.flush()
     sys.stderr.flush()
     context: Any = get_context("fork" if job.device_type == "cpu" else "spawn")
@@ -184,7 +188,7 @@ def _be_rank(job: TrainingJob, number: int, init_method: str, messages: Any, par
     """The life of a rank's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole group; the parent ends its ranks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _die_with(parent)
+    die_with(parent)
     os.environ.update(
         RANK=str(number),
         LOCAL_RANK=str(number),
@@ -204,11 +208,3 @@ def _be_rank(job: TrainingJob, number: int, init_method: str, messages: Any, par
         sys.exit(1)
     finally:
         messages.close()
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel end this process when its parent is gone, so that a killed parent leaves no orphans."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

@@ -78,6 +78,10 @@ class Recipe:
         if self.loader_workers is not None and self.loader_workers < 0:
             raise UsageError(f"loader_workers must be at least 0, not {self.loader_workers}")
 
+    def num_loader_workers(self, preset: Preset) -> int:
+        """Of each rank."""
+        return preset.num_loader_workers if self.loader_workers is None else self.loader_workers
+
     def check(self, plan: ParallelPlan, preset: Preset, *, is_simulated: bool) -> None:
         """Raises UsageError when an option means nothing, or cannot be, with this layout, model or simulation."""
         self._check_reduction(plan)
@@ -96,8 +100,7 @@ class Recipe:
                 where="activation_checkpointing",
                 what_next="use full, or another schedule",
             )
-        workers = preset.num_loader_workers if self.loader_workers is None else self.loader_workers
-        if self.loader_prefetch is not None and not workers:
+        if self.loader_prefetch is not None and not self.num_loader_workers(preset):
             raise UsageError(
                 "the loader has no workers that could make batches ahead",
                 where="loader_prefetch",
