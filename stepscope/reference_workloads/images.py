@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from stepscope.core.counting import counted
-from stepscope.core.errors import DataError, UsageError
+from stepscope.core.errors import DataError, UsageError, from_os_error
 from stepscope.reference_workloads.presets import Preset
 
 _NUM_POOLED = 32  # synthetic images in memory: drawing each anew would make the loader the limit
@@ -56,16 +56,7 @@ class JpegImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self._num_images = num_images
         self._seed = seed
         self._first = first
-        labels = sorted(path.name for path in folder.iterdir() if path.is_dir())
-        self._files = [(path, number) for number, label in enumerate(labels) for path in _jpegs(folder / label)]
-        if not self._files:
-            raise DataError(
-                "no JPEG files in folders named by their class", where=str(folder), what_next="name another folder"
-            )
-        if len(labels) > preset.vocab_size:
-            raise UsageError(
-                f"{counted(len(labels), 'class')}, but the model tells {preset.vocab_size} apart", where=str(folder)
-            )
+        self._files = labelled_files(preset, folder)
 
     def __len__(self) -> int:
         return self._num_images
@@ -85,7 +76,9 @@ class JpegImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
             with pillow.open(path) as file:
                 image = file.convert("RGB")
         except (OSError, SyntaxError) as error:
-            raise DataError(f"is no image that can be decoded ({error})", where=str(path)) from error
+            raise DataError(
+                f"is no image that can be decoded ({error})", where=str(path), what_next="replace or remove it"
+            ) from error
         side = min(image.size) * (_LEAST_SHARE + (1 - _LEAST_SHARE) * share)
         left, top = left * (image.width - side), top * (image.height - side)
         image = image.resize((self._size, self._size), pillow.Resampling.BILINEAR, (left, top, left + side, top + side))
@@ -103,6 +96,43 @@ def image_dataset(
         return SyntheticImages(preset, num_images=num_images, seed=seed, first=first)
     write_images(preset, Path(data_dir), seed=seed)
     return JpegImages(preset, Path(data_dir), num_images=num_images, seed=seed, first=first)
+
+
+def labelled_files(preset: Preset, folder: Path) -> list[tuple[Path, int]]:
+    """The folder's JPEG files, each with the number of its class.
+
+    Raises:
+        DataError: there are none, or they cannot be listed.
+        UsageError: there are more classes than the model has.
+    """
+    try:
+        labels = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        files = [(path, number) for number, label in enumerate(labels) for path in _jpegs(folder / label)]
+    except OSError as error:
+        raise from_os_error(error, "cannot be read", where=str(error.filename or folder)) from error
+    if not files:
+        raise DataError(
+            "no JPEG files in folders named by their class", where=str(folder), what_next="name another folder"
+        )
+    if len(labels) > preset.vocab_size:
+        raise UsageError(
+            f"{counted(len(labels), 'class')}, but the model tells {preset.vocab_size} apart",
+            where=str(folder),
+            what_next="name another folder, or choose a larger preset",
+        )
+    return files
+
+
+def check_images(preset: Preset, folder: Path, *, seed: int) -> None:
+    """Find out before any rank starts whether the folder can be learned from; one that is empty is filled.
+
+    Raises:
+        DataError: it cannot be written, read, or holds no JPEG files.
+        UsageError: Pillow is missing, or there are more classes than the model has.
+    """
+    _import_pillow()
+    write_images(preset, folder, seed=seed)
+    labelled_files(preset, folder)
 
 
 def write_images(preset: Preset, folder: Path, *, seed: int) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.core.counting import form
-from stepscope.core.errors import UnreachableError
+from stepscope.core.errors import StepscopeError, UnreachableError
 from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.orphans import die_with
 
@@ -41,6 +41,8 @@ class _Rank:
     messages: connection.Connection
     outcomes: list[TrainingOutcome] | None = None
     error: str | None = None
+    refusal: StepscopeError | None = None
+    """the error, where it is one that stepscope raised on purpose"""
     trace: str = ""
     ended_at: float | None = None
     """by the monotonic clock"""
@@ -56,6 +58,7 @@ def run_ranks(job: TrainingJob, on_progress: Callable[[Progress], None]) -> list
 
     Raises:
         RankFailedError: a rank died or raised; all have ended.
+        StepscopeError: a rank raised this one, of whichever kind.
     """
     with _rendezvous_file() as file:
         ranks: list[_Rank] = []
@@ -141,6 +144,9 @@ def _hear(rank: _Rank, on_progress: Callable[[Progress], None]) -> None:
         on_progress(content)
     elif kind == "outcomes":
         rank.outcomes = content
+    elif kind == "refusal":
+        rank.refusal, rank.trace = content
+        rank.error = str(rank.refusal)
     else:
         rank.error, rank.trace = content
 
@@ -152,7 +158,8 @@ def _raise_for(failed: list[_Rank], num_ranks: int) -> None:
 
     def is_victim(rank: _Rank) -> tuple[bool, bool, float]:
         text = rank.error or ""
-        return bool(rank.error), "onnection" in text or "peer" in text, rank.ended_at or 0.0
+        lost_peer = rank.refusal is None and ("onnection" in text or "peer" in text)
+        return bool(rank.error), lost_peer, rank.ended_at or 0.0
 
     culprit = min(failed, key=is_victim)
     code = culprit.process.exitcode
@@ -162,7 +169,10 @@ def _raise_for(failed: list[_Rank], num_ranks: int) -> None:
         what = f"rank {culprit.number} was killed by {signal.Signals(-code).name}"
     else:
         what = f"rank {culprit.number} ended with exit code {code} before the training was over"
-    error = RankFailedError(f"{what}; {form(num_ranks, 'the job was', f'all {num_ranks} ranks were')} ended")
+    error: StepscopeError = RankFailedError(
+        f"{what}; {form(num_ranks, 'the job was', f'all {num_ranks} ranks were')} ended"
+    )
+    error = culprit.refusal or error  # what stepscope refuses is the user's to mend, whichever process found it
     if culprit.trace:
         error.add_note(culprit.trace)
     raise error
@@ -202,6 +212,9 @@ def _be_rank(job: TrainingJob, number: int, init_method: str, messages: Any, par
 
         outcomes = train_rank(job, lambda progress: messages.send(("progress", progress)), init_method=init_method)
         messages.send(("outcomes", outcomes))
+    except StepscopeError as error:
+        messages.send(("refusal", (error, traceback.format_exc())))
+        sys.exit(1)
     except BaseException as error:  # whatever ends a rank is the parent's to report
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         messages.send(("error", (text, traceback.format_exc())))

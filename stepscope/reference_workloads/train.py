@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from stepscope.core.run_layout import CHECKPOINT_FOLDER
 from stepscope.reference_workloads.checkpoint import Checkpointer
-from stepscope.reference_workloads.data import make_loader
+from stepscope.reference_workloads.data import batches, make_loader
 from stepscope.reference_workloads.flight import dump_flight, set_patience
 from stepscope.reference_workloads.injections.applied import write_injections
 from stepscope.reference_workloads.injections.injection import Site
@@ -147,7 +147,7 @@ def _train(
             write_injections(run_directory, job.injections)
         clock = StepClock(device)
         started = time.monotonic()
-        for step, (inputs, targets) in enumerate(prof.data(parts.loader)):
+        for step, (inputs, targets) in enumerate(prof.data(batches(parts.loader))):
             for injection in job.injections:
                 injection.before_step(site, step)
             site.optimizer.zero_grad()

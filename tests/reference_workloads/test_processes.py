@@ -13,6 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError
+from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.processes import run_ranks
 from tests.interrupts import default_interrupt
 
 pytest.importorskip("torch")
@@ -120,3 +125,23 @@ def test_a_killed_rank_ends_the_others_with_one_line_that_names_it() -> None:
         assert errors.strip().splitlines()[-1] == "stepscope: rank 1 was killed by SIGKILL; all 2 ranks were ended"
         assert "Traceback" not in errors
         assert _all_end(ranks)
+
+
+@pytest.mark.parametrize("kind", [UsageError, DataError, UnreachableError])
+def test_what_a_rank_refuses_is_raised_here_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, kind: type[StepscopeError]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        if os.environ["RANK"] == "0":
+            raise RuntimeError("Connection closed by peer")
+        raise kind("has no peer", where="the file", what_next="give another")
+
+    monkeypatch.setattr("stepscope.reference_workloads.train.train_rank", refuse)
+    job = TrainingJob(ParallelPlan(pp=2), find_preset("tiny"), out="runs", run="r", num_steps=1)
+    with pytest.raises(kind) as raised:
+        run_ranks(job, lambda _: None)
+    error = raised.value
+    assert type(error) is kind
+    assert (error.what, error.where, error.what_next) == ("has no peer", "the file", "give another")
+    assert str(error) == "the file: has no peer; give another"
+    assert "in refuse" in error.__notes__[0], "the rank's own traceback, for --debug"
