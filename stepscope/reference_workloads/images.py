@@ -6,6 +6,7 @@ import ctypes
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -123,15 +124,20 @@ def labelled_files(preset: Preset, folder: Path) -> list[tuple[Path, int]]:
     return files
 
 
-def check_images(preset: Preset, folder: Path, *, seed: int) -> None:
-    """Find out before any rank starts whether the folder can be learned from; one that is empty is filled.
+def check_images(preset: Preset, folder: Path) -> None:
+    """Find out before any rank starts whether the folder can be learned from, or filled where it is empty.
+
+    It is the ranks that fill it: drawing starts threads of torch, and a process that has some is not to be forked.
 
     Raises:
         DataError: it cannot be written, read, or holds no JPEG files.
         UsageError: Pillow is missing, or there are more classes than the model has.
     """
     _import_pillow()
-    write_images(preset, folder, seed=seed)
+    with _writing(folder):
+        if _is_empty(folder):
+            with _beside(folder):
+                return
     labelled_files(preset, folder)
 
 
@@ -143,18 +149,35 @@ def write_images(preset: Preset, folder: Path, *, seed: int) -> None:
     Raises:
         DataError: it cannot be written.
     """
-    try:
-        if folder.exists() and any(folder.iterdir()):
+    with _writing(folder):
+        if not _is_empty(folder):
             return
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as made:
-            whole = Path(made) / "images"
+        with _beside(folder) as made:
+            whole = made / "images"
             _write_classes(preset, whole, seed)
             try:
                 whole.replace(folder)
             except OSError:
                 if not any(folder.iterdir()):  # else another process was faster
                     raise
+
+
+def _is_empty(folder: Path) -> bool:
+    """Or not there."""
+    return not folder.exists() or not any(folder.iterdir())
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as made:
+        yield Path(made)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise DataError(
             f"cannot be written ({error.strerror or error})", where=str(folder), what_next="choose another --data-dir"

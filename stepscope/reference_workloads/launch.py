@@ -197,7 +197,7 @@ def _train(
     if job.recipe.data_dir is not None:
         from stepscope.reference_workloads.images import check_images
 
-        check_images(job.preset, Path(job.recipe.data_dir), seed=job.seed)
+        check_images(job.preset, Path(job.recipe.data_dir))
     with _folder(job, is_rank=is_rank, may_be_numbered=may_be_numbered) as run_directory:
         job = replace(job, run=run_directory.name)
         if is_rank:
