@@ -7,7 +7,8 @@ as a DTensor, so that another layout can read what this one wrote.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,21 @@ class Checkpointer:
         self._pending: Any = None  # a future
 
     def save(self, num_steps_done: int, *, asynchronously: bool) -> None:
-        """Write step{n}; all ranks must. Asynchronously it returns when all is copied to host memory."""
+        """Write step{n}; all ranks must. Asynchronously it returns when all is copied to host memory.
+
+        Raises:
+            DataError: this one, or the one that was being written, cannot be.
+        """
         self.wait()
         options: dict[str, Any] = {
             "checkpoint_id": self._folder / f"step{num_steps_done}",
             "process_group": self._group,
         }
         state = self._state(num_steps_done)
+        with self._writing():
+            self._write(state, options, asynchronously=asynchronously)
+
+    def _write(self, state: dict[str, Any], options: dict[str, Any], *, asynchronously: bool) -> None:
         if dist.get_rank(self._group) == 0:
             # Ranks have statistics of their own parts of the batch until DDP's next forward pass takes the first one's.
             state |= self._buffer_state()
@@ -84,10 +93,26 @@ class Checkpointer:
             save(state, **options)
 
     def wait(self) -> None:
-        """Until nothing is being written any more."""
+        """Until nothing is being written any more.
+
+        Raises:
+            DataError: what was being written cannot be.
+        """
         if self._pending is not None:
-            self._pending.result()
+            with self._writing():
+                self._pending.result()
             self._pending = None
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (CheckpointException, OSError) as error:
+            raise DataError(
+                f"a checkpoint cannot be written: {_reason(error)}",
+                where=str(self._folder),
+                what_next="free some space, or choose another --out",
+            ) from error
 
     def load(self, path: Path) -> int:
         """Take weights, running statistics, optimizer state and loss scale over; all ranks must.
@@ -102,9 +127,8 @@ class Checkpointer:
         try:
             load(state, checkpoint_id=path, process_group=self._group)
         except CheckpointException as error:
-            why = "; ".join(str(failure[0]) for failure in error.failures.values())
             raise DataError(
-                f"is no checkpoint of this model: {why}", where=str(path), what_next="give one of its step folders"
+                f"cannot be taken over: {_reason(error)}", where=str(path), what_next="give one of its step folders"
             ) from error
         num_steps_done, self._loss_scale.value, num_good_steps = state[_PROGRESS].tolist()
         self._loss_scale.num_good_steps = int(num_good_steps)
@@ -139,6 +163,20 @@ class Checkpointer:
         self._optimizer.zero_grad()
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+
+
+def _reason(error: BaseException) -> str:
+    """The first rank's, in few words; the file system's where it is at fault."""
+    first: BaseException = error
+    if isinstance(error, CheckpointException) and error.failures:
+        first = error.failures[min(error.failures)][0]
+    chain: list[BaseException] = [first]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(before)
+    for one in chain:
+        if isinstance(one, OSError) and one.strerror:
+            return f"{one.strerror}: {one.filename}" if one.filename else one.strerror
+    return f"{type(first).__name__}: {' '.join(str(first).split())[:200]}".removesuffix(": ")
 
 
 def _as_cut(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:

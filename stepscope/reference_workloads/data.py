@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import os
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from stepscope.core.errors import StepscopeError
 from stepscope.reference_workloads.images import image_dataset
 from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.orphans import die_with_rank
 from stepscope.reference_workloads.presets import Preset
 
 _SURPRISE = 0.1  # share of tokens that follow no rule, so that the loss has a floor above zero
@@ -69,7 +74,23 @@ def make_loader(
         dataset,
         batch_size=preset.batch_size // job.plan.dp,
         sampler=sampler,
-        num_workers=preset.num_loader_workers if recipe.loader_workers is None else recipe.loader_workers,
+        num_workers=recipe.num_loader_workers(preset),
         prefetch_factor=recipe.loader_prefetch,
+        worker_init_fn=functools.partial(die_with_rank, os.getpid()),
         pin_memory=job.device_type == "cuda" and recipe.loader_pins_memory,
     )
+
+
+def batches(loader: Iterable[Any]) -> Iterator[Any]:
+    """The loader's batches; what one of its workers refuses is raised in its own words.
+
+    torch raises a worker's error anew, of the same kind, with the worker's whole traceback for its text. That one's
+    last line has kind and text of the error.
+    """
+    try:
+        yield from loader
+    except StepscopeError as error:
+        if not error.what.startswith("Caught "):
+            raise
+        last_line = error.what.strip().splitlines()[-1]
+        raise type(error)(last_line.partition(": ")[2]) from error

@@ -6,6 +6,7 @@ import ctypes
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from stepscope.core.counting import counted
-from stepscope.core.errors import DataError, UsageError
+from stepscope.core.errors import DataError, UsageError, from_os_error
 from stepscope.reference_workloads.presets import Preset
 
 _NUM_POOLED = 32  # synthetic images in memory: drawing each anew would make the loader the limit
@@ -56,16 +57,7 @@ class JpegImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self._num_images = num_images
         self._seed = seed
         self._first = first
-        labels = sorted(path.name for path in folder.iterdir() if path.is_dir())
-        self._files = [(path, number) for number, label in enumerate(labels) for path in _jpegs(folder / label)]
-        if not self._files:
-            raise DataError(
-                "no JPEG files in folders named by their class", where=str(folder), what_next="name another folder"
-            )
-        if len(labels) > preset.vocab_size:
-            raise UsageError(
-                f"{counted(len(labels), 'class')}, but the model tells {preset.vocab_size} apart", where=str(folder)
-            )
+        self._files = labelled_files(preset, folder)
 
     def __len__(self) -> int:
         return self._num_images
@@ -85,7 +77,9 @@ class JpegImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
             with pillow.open(path) as file:
                 image = file.convert("RGB")
         except (OSError, SyntaxError) as error:
-            raise DataError(f"is no image that can be decoded ({error})", where=str(path)) from error
+            raise DataError(
+                f"is no image that can be decoded ({error})", where=str(path), what_next="replace or remove it"
+            ) from error
         side = min(image.size) * (_LEAST_SHARE + (1 - _LEAST_SHARE) * share)
         left, top = left * (image.width - side), top * (image.height - side)
         image = image.resize((self._size, self._size), pillow.Resampling.BILINEAR, (left, top, left + side, top + side))
@@ -105,6 +99,48 @@ def image_dataset(
     return JpegImages(preset, Path(data_dir), num_images=num_images, seed=seed, first=first)
 
 
+def labelled_files(preset: Preset, folder: Path) -> list[tuple[Path, int]]:
+    """The folder's JPEG files, each with the number of its class.
+
+    Raises:
+        DataError: there are none, or they cannot be listed.
+        UsageError: there are more classes than the model has.
+    """
+    try:
+        labels = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        files = [(path, number) for number, label in enumerate(labels) for path in _jpegs(folder / label)]
+    except OSError as error:
+        raise from_os_error(error, "cannot be read", where=str(error.filename or folder)) from error
+    if not files:
+        raise DataError(
+            "no JPEG files in folders named by their class", where=str(folder), what_next="name another folder"
+        )
+    if len(labels) > preset.vocab_size:
+        raise UsageError(
+            f"{counted(len(labels), 'class')}, but the model tells {preset.vocab_size} apart",
+            where=str(folder),
+            what_next="name another folder, or choose a larger preset",
+        )
+    return files
+
+
+def check_images(preset: Preset, folder: Path) -> None:
+    """Find out before any rank starts whether the folder can be learned from, or filled where it is empty.
+
+    It is the ranks that fill it: drawing starts threads of torch, and a process that has some is not to be forked.
+
+    Raises:
+        DataError: it cannot be written, read, or holds no JPEG files.
+        UsageError: Pillow is missing, or there are more classes than the model has.
+    """
+    _import_pillow()
+    with _writing(folder):
+        if _is_empty(folder):
+            with _beside(folder):
+                return
+    labelled_files(preset, folder)
+
+
 def write_images(preset: Preset, folder: Path, *, seed: int) -> None:
     """Fill a folder that is empty or not there with seeded JPEG files; leave one that holds something as it is.
 
@@ -113,18 +149,35 @@ def write_images(preset: Preset, folder: Path, *, seed: int) -> None:
     Raises:
         DataError: it cannot be written.
     """
-    try:
-        if folder.exists() and any(folder.iterdir()):
+    with _writing(folder):
+        if not _is_empty(folder):
             return
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as made:
-            whole = Path(made) / "images"
+        with _beside(folder) as made:
+            whole = made / "images"
             _write_classes(preset, whole, seed)
             try:
                 whole.replace(folder)
             except OSError:
                 if not any(folder.iterdir()):  # else another process was faster
                     raise
+
+
+def _is_empty(folder: Path) -> bool:
+    """Or not there."""
+    return not folder.exists() or not any(folder.iterdir())
+
+
+@contextmanager
+def _beside(folder: Path) -> Iterator[Path]:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as made:
+        yield Path(made)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise DataError(
             f"cannot be written ({error.strerror or error})", where=str(folder), what_next="choose another --data-dir"

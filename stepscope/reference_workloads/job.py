@@ -65,6 +65,7 @@ class TrainingOutcome:
         gradient_norms: of each step's gradients over all ranks before clipping; empty where nobody needs them.
         num_skipped_steps: steps not taken because float16 gradients overflowed.
         loss_scale: at the end; 1 unless float16.
+        measured_as: name of the run directory that the measurements went to; None when nothing was measured.
     """
 
     losses: list[float]
@@ -74,3 +75,4 @@ class TrainingOutcome:
     gradient_norms: list[float] = field(default_factory=list)
     num_skipped_steps: int = 0
     loss_scale: float = 1.0
+    measured_as: str | None = None

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryFile
 
 from stepscope.core.errors import DataError, UsageError
-from stepscope.core.run_layout import CHECKPOINT_FOLDER, RUN_FILE
+from stepscope.core.run_layout import CHECKPOINT_FOLDER, RUN_FILE, STEPS_FOLDER
 from stepscope.reference_workloads.host_room import refuse_on_processors
-from stepscope.reference_workloads.injections.applied import control_of, injected, write_injections
+from stepscope.reference_workloads.injections.applied import control_of, injected
 from stepscope.reference_workloads.injections.injection import Injection
 from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.placement import device_type_of, is_launched_rank
@@ -22,6 +22,7 @@ from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset, find_preset
 from stepscope.reference_workloads.processes import run_ranks
 from stepscope.reference_workloads.recipe import Recipe
+from stepscope.reference_workloads.run_folder import share_folder, taken_folder
 from stepscope.training import Schedule
 from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, State
 from stepscope.training.run.identity import identify
@@ -120,7 +121,7 @@ def run_workload(
 
     Args:
         seed: decides weights and data; 0 to 2**32 - 1.
-        run: folder inside `out`; by default made of the preset, the plan and the time.
+        run: folder inside `out`; by default made of preset, plan and time, and a number where that is taken.
         simulate_compute_ms: each block sleeps so long forwards and twice that backwards (CPU only).
         schedule: which steps to capture; by default profile()'s.
         recipe: how steps are made; by default plainly.
@@ -131,7 +132,7 @@ def run_workload(
 
     Raises:
         UsageError: the plan, preset, device, environment and options do not fit together, or are too much for this
-            machine.
+            machine; or another run has the run directory.
         DataError: the run directory cannot be written, or training ended and profiling left nothing in it.
         RankFailedError: a rank died.
     """
@@ -162,7 +163,7 @@ def run_workload(
     job.plan.check_preset(job.preset)
     job.recipe.check(job.plan, job.preset, is_simulated=job.simulate_ms > 0)
     refuse_on_processors(job, is_asked_for=device == "cpu", is_rank=is_rank)
-    return _train(job, on_progress or _say_nothing, is_rank=is_rank)
+    return _train(job, on_progress or _say_nothing, is_rank=is_rank, may_be_numbered=run is None)
 
 
 def _check_numbers(num_steps: int, simulate_compute_ms: float, seed: int) -> None:
@@ -186,50 +187,49 @@ def _run_name(run: str | None, plan: ParallelPlan, preset: Preset, *, is_rank: b
     return run
 
 
-def _prepare(run_directory: Path, *, is_rank: bool) -> None:
-    """Make the run directory, so that one that cannot be written is known before training.
-
-    Raises:
-        UsageError: it holds a run already, or the checkpoints of one.
-        DataError: it cannot be made or written.
-    """
-    try:
-        if not is_rank and any((run_directory / name).exists() for name in (RUN_FILE, CHECKPOINT_FOLDER)):
-            raise UsageError("the run directory is in use", where=str(run_directory), what_next="choose another name")
-        run_directory.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=run_directory) as file:
-            file.write(b"1")
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise DataError(
-            f"cannot be written ({why})", where=str(run_directory), what_next="choose another --out"
-        ) from error
-
-
-def _train(job: TrainingJob, tell: Callable[[Progress], None], *, is_rank: bool) -> WorkloadResult:
-    run_directory = Path(job.out) / job.run
+def _train(
+    job: TrainingJob, tell: Callable[[Progress], None], *, is_rank: bool, may_be_numbered: bool
+) -> WorkloadResult:
     if job.recipe.resume_from is not None:
         from stepscope.reference_workloads.resuming import check_checkpoint
 
         check_checkpoint(Path(job.recipe.resume_from), job.preset)
-    if job.profiled or job.recipe.checkpoint_every is not None:
-        _prepare(run_directory, is_rank=is_rank)
-    if job.profiled and (not is_rank or int(os.environ["RANK"]) == 0):
-        write_injections(run_directory, job.injections)
-    if is_rank:
-        from stepscope.reference_workloads.train import train_rank
+    if job.recipe.data_dir is not None:
+        from stepscope.reference_workloads.images import check_images
 
-        outcomes = train_rank(job, tell)
+        check_images(job.preset, Path(job.recipe.data_dir))
+    with _folder(job, is_rank=is_rank, may_be_numbered=may_be_numbered) as run_directory:
+        job = replace(job, run=run_directory.name)
+        if is_rank:
+            from stepscope.reference_workloads.train import train_rank
+
+            outcomes = train_rank(job, tell)
+        else:
+            outcomes = run_ranks(job, tell)
+    measured_as = outcomes[0].measured_as
+    if job.profiled and (not is_rank or int(os.environ["RANK"]) == 0):
+        _check_profiled(run_directory, measured_as)
+    return WorkloadResult(run_directory.with_name(measured_as or job.run), job, tuple(outcomes))
+
+
+@contextmanager
+def _folder(job: TrainingJob, *, is_rank: bool, may_be_numbered: bool) -> Iterator[Path]:
+    """The run directory, where one is written."""
+    wanted = Path(job.out) / job.run
+    if not job.profiled and job.recipe.checkpoint_every is None:
+        yield wanted
+    elif is_rank:
+        share_folder(wanted)
+        yield wanted
     else:
-        outcomes = run_ranks(job, tell)
-    if job.profiled and (not is_rank or int(os.environ["RANK"]) == 0):
-        _check_profiled(run_directory)
-    return WorkloadResult(run_directory, job, tuple(outcomes))
+        first_folder = STEPS_FOLDER if job.profiled else CHECKPOINT_FOLDER
+        with taken_folder(wanted, first_folder, may_be_numbered=may_be_numbered) as run_directory:
+            yield run_directory
 
 
-def _check_profiled(run_directory: Path) -> None:
-    """Raises DataError when training ended well, but profiling gave up or was off."""
-    if not (run_directory / RUN_FILE).is_file():
+def _check_profiled(run_directory: Path, measured_as: str | None) -> None:
+    """Raises DataError when training ended well, but profiling gave up, or was off."""
+    if measured_as is None or not (run_directory.with_name(measured_as) / RUN_FILE).is_file():
         raise DataError(
             f"training ended, but profiling left no {RUN_FILE}",
             where=str(run_directory),

@@ -6,7 +6,6 @@ longer than the training. CUDA does not survive a fork, so there they are spawne
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -17,15 +16,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection, get_context
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
 from stepscope.core.counting import form
-from stepscope.core.errors import UnreachableError
+from stepscope.core.errors import StepscopeError, UnreachableError
 from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
+from stepscope.reference_workloads.orphans import die_with
 
 _GRACE_SECONDS = 3.0  # a terminated rank has this long before it is killed
-_PR_SET_PDEATHSIG = 1
 
 
 class RankFailedError(UnreachableError):
@@ -41,6 +41,8 @@ class _Rank:
     messages: connection.Connection
     outcomes: list[TrainingOutcome] | None = None
     error: str | None = None
+    refusal: StepscopeError | None = None
+    """the error, where it is one that stepscope raised on purpose"""
     trace: str = ""
     ended_at: float | None = None
     """by the monotonic clock"""
@@ -56,6 +58,7 @@ def run_ranks(job: TrainingJob, on_progress: Callable[[Progress], None]) -> list
 
     Raises:
         RankFailedError: a rank died or raised; all have ended.
+        StepscopeError: a rank raised this one, of whichever kind.
     """
     with _rendezvous_file() as file:
         ranks: list[_Rank] = []
@@ -93,6 +96,10 @@ def _start(ranks: list[_Rank], job: TrainingJob, init_method: str) -> None:
     if job.device_type == "cpu":
         # Imported here, once, so that the forked ranks share it.
         import stepscope.reference_workloads.train  # noqa: F401
+    if job.recipe.num_loader_workers(job.preset):
+        # The folder of sockets through which batches come. Ranks take over their parent's, which removes it in the
+        # end; one of a rank that is ended would stay.
+        get_temp_dir()
     sys.stdout.flush()
     sys.stderr.flush()
     context: Any = get_context("fork" if job.device_type == "cpu" else "spawn")
@@ -137,6 +144,9 @@ def _hear(rank: _Rank, on_progress: Callable[[Progress], None]) -> None:
         on_progress(content)
     elif kind == "outcomes":
         rank.outcomes = content
+    elif kind == "refusal":
+        rank.refusal, rank.trace = content
+        rank.error = str(rank.refusal)
     else:
         rank.error, rank.trace = content
 
@@ -148,7 +158,8 @@ def _raise_for(failed: list[_Rank], num_ranks: int) -> None:
 
     def is_victim(rank: _Rank) -> tuple[bool, bool, float]:
         text = rank.error or ""
-        return bool(rank.error), "onnection" in text or "peer" in text, rank.ended_at or 0.0
+        lost_peer = rank.refusal is None and ("onnection" in text or "peer" in text)
+        return bool(rank.error), lost_peer, rank.ended_at or 0.0
 
     culprit = min(failed, key=is_victim)
     code = culprit.process.exitcode
@@ -158,7 +169,10 @@ def _raise_for(failed: list[_Rank], num_ranks: int) -> None:
         what = f"rank {culprit.number} was killed by {signal.Signals(-code).name}"
     else:
         what = f"rank {culprit.number} ended with exit code {code} before the training was over"
-    error = RankFailedError(f"{what}; {form(num_ranks, 'the job was', f'all {num_ranks} ranks were')} ended")
+    error: StepscopeError = RankFailedError(
+        f"{what}; {form(num_ranks, 'the job was', f'all {num_ranks} ranks were')} ended"
+    )
+    error = culprit.refusal or error  # what stepscope refuses is the user's to mend, whichever process found it
     if culprit.trace:
         error.add_note(culprit.trace)
     raise error
@@ -184,7 +198,7 @@ def _be_rank(job: TrainingJob, number: int, init_method: str, messages: Any, par
     """The life of a rank's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole group; the parent ends its ranks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _die_with(parent)
+    die_with(parent)
     os.environ.update(
         RANK=str(number),
         LOCAL_RANK=str(number),
@@ -198,17 +212,12 @@ def _be_rank(job: TrainingJob, number: int, init_method: str, messages: Any, par
 
         outcomes = train_rank(job, lambda progress: messages.send(("progress", progress)), init_method=init_method)
         messages.send(("outcomes", outcomes))
+    except StepscopeError as error:
+        messages.send(("refusal", (error, traceback.format_exc())))
+        sys.exit(1)
     except BaseException as error:  # whatever ends a rank is the parent's to report
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         messages.send(("error", (text, traceback.format_exc())))
         sys.exit(1)
     finally:
         messages.close()
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel end this process when its parent is gone, so that a killed parent leaves no orphans."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

@@ -63,7 +63,7 @@ class Recipe:
             ("checkpoint_mode", CHECKPOINT_MODES),
         ):
             if getattr(self, name) not in choices:
-                raise UsageError(f"{name} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
+                raise UsageError(f"{_option(name)} is one of {', '.join(choices)}, not {getattr(self, name)!r}")
         for name, least in (
             ("max_gradient_norm", 0.0),
             ("bucket_mb", 0.0),
@@ -74,9 +74,13 @@ class Recipe:
         ):
             value = getattr(self, name)
             if value is not None and not least < value < float("inf"):
-                raise UsageError(f"{name} must be above {least}, not {value}")
+                raise UsageError(f"{_option(name)} must be above {least:g}, not {value:g}")
         if self.loader_workers is not None and self.loader_workers < 0:
-            raise UsageError(f"loader_workers must be at least 0, not {self.loader_workers}")
+            raise UsageError(f"{_option('loader_workers')} must be at least 0, not {self.loader_workers}")
+
+    def num_loader_workers(self, preset: Preset) -> int:
+        """Of each rank."""
+        return preset.num_loader_workers if self.loader_workers is None else self.loader_workers
 
     def check(self, plan: ParallelPlan, preset: Preset, *, is_simulated: bool) -> None:
         """Raises UsageError when an option means nothing, or cannot be, with this layout, model or simulation."""
@@ -86,21 +90,20 @@ class Recipe:
         if not self.prefetches and plan.zero not in {2, 3}:
             raise UsageError(
                 f"zero {plan.zero} keeps all parameters on each rank, so none are gathered ahead",
-                where="prefetches",
+                where="--no-prefetch",
                 what_next="use --zero 2 or 3 with --dp 2 or more",
             )
         if self.activation_checkpointing == "selective" and plan.schedule in SPLIT_BACKWARD_SCHEDULES:
             raise UsageError(
                 f"the {plan.schedule} schedule goes backwards through a layer twice, for activations and for weights,"
                 " and torch allows that once where activations are kept selectively",
-                where="activation_checkpointing",
+                where="--activation-checkpointing",
                 what_next="use full, or another schedule",
             )
-        workers = preset.num_loader_workers if self.loader_workers is None else self.loader_workers
-        if self.loader_prefetch is not None and not workers:
+        if self.loader_prefetch is not None and not self.num_loader_workers(preset):
             raise UsageError(
                 "the loader has no workers that could make batches ahead",
-                where="loader_prefetch",
+                where="--loader-prefetch",
                 what_next="use --loader-workers 1 or more",
             )
         if self.compiles and is_simulated:
@@ -113,44 +116,44 @@ class Recipe:
         """Options that were given and would do nothing."""
         if self.checkpoint_mode == "async" and self.checkpoint_every is None:
             raise UsageError(
-                "no checkpoint is written", where="checkpoint_mode", what_next="add --checkpoint-every STEPS"
+                "no checkpoint is written", where="--checkpoint-mode", what_next="add --checkpoint-every STEPS"
             )
         defaults = Recipe()
         for name in ("initial_loss_scale", "loss_scale_growth_interval"):
             if preset.dtype != "float16" and getattr(self, name) != getattr(defaults, name):
                 raise UsageError(
                     f"gradients in {preset.dtype} do not underflow, so losses are not scaled",
-                    where=name,
+                    where=_option(name),
                     what_next="use --dtype float16",
                 )
 
     def _check_images(self, preset: Preset) -> None:
         if preset.image is None and self.data_dir is not None:
-            raise UsageError("only resnet50 learns images from a folder", where="data_dir")
+            raise UsageError("only resnet50 learns images from a folder", where="--data-dir")
         if preset.image is None:
             return
         if self.activation_checkpointing != "none":
             raise UsageError(
                 "a bottleneck computed again would count its batch twice in the running statistics of its norms",
-                where="activation_checkpointing",
+                where="--activation-checkpointing",
                 what_next="use none with resnet50",
             )
         if self.compiles:
-            raise UsageError("only a transformer's blocks are compiled", where="compiles", what_next="drop --compile")
+            raise UsageError("only a transformer's blocks are compiled", where="--compile", what_next="drop --compile")
 
     def _check_reduction(self, plan: ParallelPlan) -> None:
         if self.bucket_mb is not None and (plan.dp == 1 or plan.zero not in {0, 1} or plan.replicate):
             raise UsageError(
                 "only DistributedDataParallel collects gradients in buckets; fully_shard and replicate reduce block by"
                 " block",
-                where="bucket_mb",
+                where="--bucket-mb",
                 what_next="use --zero 0 or 1 with --dp 2 or more",
             )
         if not self.overlaps_reduction and plan.zero == 1 and plan.tp > 1:
             raise UsageError(
                 "without DDP tensor-parallel parameters stay DTensors, and ZeroRedundancyOptimizer cannot send those to"
                 " its peers (torch knows no c10d.broadcast_ of them)",
-                where="overlaps_reduction",
+                where="--no-overlap",
                 what_next="use --zero 0, 2 or 3",
             )
         if not self.overlaps_reduction and (plan.dp == 1 or plan.replicate):
@@ -158,6 +161,11 @@ class Recipe:
                 "torch's `replicate` cannot be told when to reduce"
                 if plan.replicate
                 else "dp is 1: nothing is reduced",
-                where="overlaps_reduction",
+                where="--no-overlap",
                 what_next="use --dp 2 or more without --replicate",
             )
+
+
+def _option(name: str) -> str:
+    """What the command line calls a field; the growth interval is for callers from Python alone."""
+    return name if name == "loss_scale_growth_interval" else f"--{name.replace('_', '-')}"

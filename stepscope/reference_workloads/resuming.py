@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import pickle
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from stepscope.core.errors import DataError
 from stepscope.core.run_layout import CHECKPOINT_INDEX
 from stepscope.reference_workloads.checkpoint import MODEL_PREFIX, model_tensors
+from stepscope.reference_workloads.checkpoint_index import WHAT_NEXT, read_index
 from stepscope.reference_workloads.model_resnet import ResNet
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.stage import Stage
 
 _Shapes = dict[str, tuple[int, ...]]
-_BROKEN = (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError, LookupError, TypeError, ValueError)
-"""What unpickling raises for bytes that are no index."""
 
 
 def check_checkpoint(folder: Path, preset: Preset) -> None:
-    """Compare the names and shapes in a checkpoint's index with the model's.
+    """Compare a checkpoint's index with the model and with the files that are there.
 
     Raises:
         DataError: there is no whole checkpoint, or it is of another model.
@@ -33,29 +31,37 @@ def check_checkpoint(folder: Path, preset: Preset) -> None:
             where=str(folder),
             what_next="give one of a run's checkpoints/step{n} folders",
         )
-    why = _difference(_saved_shapes(folder), _model_shapes(preset))
+    index = read_index(folder)
+    saved = {
+        name.removeprefix(MODEL_PREFIX): shape for name, shape in index.shapes.items() if name.startswith(MODEL_PREFIX)
+    }
+    why = _difference(saved, _model_shapes(preset))
     if why is not None:
         raise DataError(
             f"is a checkpoint of another model: {why}",
             where=str(folder),
             what_next="give the workload, preset and layers that wrote it",
         )
+    _check_files(folder, index.least_bytes)
 
 
-def _saved_shapes(folder: Path) -> _Shapes:
-    try:
-        saved = FileSystemReader(folder).read_metadata().state_dict_metadata
-        return {
-            name.removeprefix(MODEL_PREFIX): tuple(getattr(tensor, "size", ()))
-            for name, tensor in saved.items()
-            if name.startswith(MODEL_PREFIX)
-        }
-    except _BROKEN as error:
-        raise DataError(
-            f"has a damaged {CHECKPOINT_INDEX} ({type(error).__name__})",
-            where=str(folder),
-            what_next="give another one of the run's checkpoints/step{n} folders",
-        ) from error
+def _check_files(folder: Path, least_bytes: Mapping[str, int]) -> None:
+    """Raises DataError when a file that the index names is not there, or ends too early."""
+    for name, least in sorted(least_bytes.items()):
+        try:
+            size = (folder / name).stat().st_size
+        except OSError as error:
+            raise DataError(
+                f"is no whole checkpoint: {name} cannot be read ({error.strerror or error})",
+                where=str(folder),
+                what_next=WHAT_NEXT,
+            ) from error
+        if size < least:
+            raise DataError(
+                f"is no whole checkpoint: {name} has {size:,} bytes of {least:,}",
+                where=str(folder),
+                what_next=WHAT_NEXT,
+            )
 
 
 def _model_shapes(preset: Preset) -> _Shapes:

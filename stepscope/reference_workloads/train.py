@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from stepscope.core.run_layout import CHECKPOINT_FOLDER
 from stepscope.reference_workloads.checkpoint import Checkpointer
-from stepscope.reference_workloads.data import make_loader
+from stepscope.reference_workloads.data import batches, make_loader
 from stepscope.reference_workloads.flight import dump_flight, set_patience
+from stepscope.reference_workloads.injections.applied import write_injections
 from stepscope.reference_workloads.injections.injection import Site
 from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.loss_scale import LossScale
@@ -141,9 +142,12 @@ def _train(
     losses: list[torch.Tensor | None] = []
     truth = TruthLog(site.optimizer)
     with _profile(job, mesh) as prof:
+        run_directory = prof.run_directory  # the profiler's own choice; it forgets it at its end
+        if run_directory is not None and dist.get_rank() == 0:
+            write_injections(run_directory, job.injections)
         clock = StepClock(device)
         started = time.monotonic()
-        for step, (inputs, targets) in enumerate(prof.data(parts.loader)):
+        for step, (inputs, targets) in enumerate(prof.data(batches(parts.loader))):
             for injection in job.injections:
                 injection.before_step(site, step)
             site.optimizer.zero_grad()
@@ -169,9 +173,10 @@ def _train(
             started = time.monotonic()
         if parts.checkpointer is not None:
             parts.checkpointer.wait()
-    if job.simulate_ms and job.profiled:
-        truth.write(Path(job.out) / job.run, dist.get_rank())
-    return _outcome(job, parts, losses, clock, ending)
+    if job.simulate_ms and run_directory is not None:
+        truth.write(run_directory, dist.get_rank())
+    measured_as = None if run_directory is None else run_directory.name
+    return replace(_outcome(job, parts, losses, clock, ending), measured_as=measured_as)
 
 
 def _reduce(job: TrainingJob, site: Site) -> None:

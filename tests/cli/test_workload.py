@@ -56,6 +56,22 @@ def test_json_document_and_nothing_else_on_stdout(tmp_path: Path, capfd: pytest.
     assert [line.split()[1] for line in progress.splitlines() if line.startswith("step")] == ["0", "1", "2"]
 
 
+def test_a_run_whose_steps_all_overflow_is_json_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    options = ("--dtype", "float16", "--initial-loss-scale", "1e30", "--steps", "2", "--device", "cpu", "--no-profile")
+    assert _exit_code("run", "gpt", *options, "--json") == 0
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    document = json.loads(capfd.readouterr().out, parse_constant=refuse)
+    assert document["gradient_norms"] == [None, None]
+    assert document["skipped_steps"] == 2
+    (warning,) = (warning for warning in document["warnings"] if warning["code"] == "all_steps_skipped")
+    assert "overflowed in all 2 steps" in warning["message"]
+    assert "is still 2.5e+29;" in warning["message"]
+
+
 def test_plain_output_is_the_directory_and_the_losses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     assert _exit_code("run", "gpt", "--steps", "2", "--device", "cpu", "--out", str(tmp_path), "--run-name", "r") == 0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import resource
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +84,64 @@ def test_a_damaged_index_is_refused(written: Path, tmp_path: Path) -> None:
         (tmp_path / ".metadata").write_bytes(damaged)
         with pytest.raises(DataError, match=r"has a damaged \.metadata"):
             run_workload(ParallelPlan(), recipe=Recipe(resume_from=str(tmp_path)), profiled=False, device="cpu")
+
+
+def test_what_an_index_says_is_not_run(written: Path, tmp_path: Path) -> None:
+    """Neither as it is read, nor later, when torch reads an entry that is no tensor with a plain unpickler."""
+    import torch
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+    index = pickle.loads((written / ".metadata").read_bytes())
+    index.state_dict_metadata["model.norm.weight"] = BytesStorageMetadata()
+    marker = tmp_path / "was run"
+    for name, content in {
+        "posix.system": pickle.dumps(_Runs(f"touch '{marker}'")),
+        "BytesStorageMetadata": pickle.dumps(index),
+        "torch.serialization.load": pickle.dumps(torch.load),
+    }.items():
+        (tmp_path / ".metadata").write_bytes(content)
+        with pytest.raises(DataError, match=rf"asks for \S*{name}, which no tensor needs; nothing of it was run"):
+            run_workload(ParallelPlan(), recipe=Recipe(resume_from=str(tmp_path)), profiled=False, device="cpu")
+    assert not marker.exists()
+
+
+class _Runs:
+    def __init__(self, command: str) -> None:
+        self._command = command
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (self._command,)
+
+
+def test_a_file_that_is_missing_or_cut_short_is_named_before_any_rank_starts(written: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "step1"
+    shutil.copytree(written, copy)
+    (file,) = copy.glob("*.distcp")
+    os.truncate(file, 100)
+    for reason in (r"has 100 bytes of [\d,]+; give another", r"cannot be read \(No such file or directory\)"):
+        with pytest.raises(DataError, match=rf"step1: is no whole checkpoint: {file.name} {reason}"):
+            run_workload(ParallelPlan(), recipe=Recipe(resume_from=str(copy)), profiled=False, device="cpu")
+        file.unlink(missing_ok=True)
+
+
+def test_a_file_that_only_a_rank_finds_damaged_has_a_reason(written: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "step1"
+    shutil.copytree(written, copy)
+    (file,) = copy.glob("*.distcp")
+    file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(DataError, match=r"step1: cannot be taken over: \w+(: .+)?; give one of its step folders"):
+        run_workload(ParallelPlan(), recipe=Recipe(resume_from=str(copy)), profiled=False, device="cpu")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_checkpoint_that_cannot_be_written_says_why(tmp_path: Path, mode: str) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # as a full disk, but that it says it otherwise
+    try:
+        with pytest.raises(DataError, match=r"checkpoints: a checkpoint cannot be written: File too large; free some"):
+            _trained(ParallelPlan(dp=2), Recipe(checkpoint_every=1, checkpoint_mode=mode), tmp_path, num_steps=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_checkpoints_of_another_run_are_not_written_over(written: Path) -> None:

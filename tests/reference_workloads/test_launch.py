@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import pytest
 
 from stepscope.core.errors import DataError, UsageError
 from stepscope.reference_workloads import ParallelPlan, WorkloadResult, run_workload
+from stepscope.reference_workloads.injections.data import SlowLoader
+from stepscope.reference_workloads.injections.host import CheckpointStall
 from stepscope.reference_workloads.presets import find_preset
 from stepscope.training import once
 from stepscope.workflow.analyze import analyze
@@ -174,3 +178,37 @@ def test_profiling_that_left_nothing_is_an_error_after_training(
     monkeypatch.setenv("STEPSCOPE_DISABLE", "1")
     with pytest.raises(DataError, match=r"left no run\.json"):
         run_workload(ParallelPlan(), out=tmp_path, num_steps=1, device="cpu")
+
+
+def test_runs_that_begin_in_one_second_keep_their_truth_beside_their_traces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.strftime", lambda *_: "20260101-000000")
+    faults = (SlowLoader(milliseconds_per_item=1.0), CheckpointStall(every_steps=1))
+    results = [
+        run_workload(ParallelPlan(), out=tmp_path, injections=[fault], num_steps=1, device="cpu") for fault in faults
+    ]
+    name = "gpt-tiny-tp1-pp1-dp1-20260101-000000"
+    assert [result.run_dir for result in results] == [tmp_path / name, tmp_path / f"{name}-2"]
+    for fault, result in zip(faults, results, strict=True):
+        assert json.loads((result.run_dir / "truth" / "injected.json").read_text())[0]["name"] == fault.name
+        assert json.loads((result.run_dir / "run.json").read_text())["run"] == result.run_dir.name
+        assert (result.run_dir / "checkpoints").is_dir() == (fault.name == "checkpoint_stall")
+
+
+def test_the_directory_that_the_profiler_chose_is_what_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launched job of one rank, while another one writes the run of that name."""
+    for variable, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(variable, value)
+    (tmp_path / "r" / "steps").mkdir(parents=True)
+    lock = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    command = [sys.executable, "-c", lock, str(tmp_path / "r" / "steps" / "rank0.jsonl")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        fault = SlowLoader(milliseconds_per_item=1.0)
+        result = run_workload(ParallelPlan(), out=tmp_path, run="r", injections=[fault], num_steps=1, device="cpu")
+        other.kill()
+    assert result.run_dir == tmp_path / "r-2"
+    assert (tmp_path / "r-2" / "truth" / "injected.json").is_file()
+    assert not (tmp_path / "r" / "truth").exists()

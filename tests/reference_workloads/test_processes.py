@@ -13,6 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError
+from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.presets import find_preset
+from stepscope.reference_workloads.processes import run_ranks
 from tests.interrupts import default_interrupt
 
 pytest.importorskip("torch")
@@ -23,8 +28,13 @@ _COMMAND = [sys.executable, "-m", "stepscope", "workload", "run", "gpt", "--pp",
 
 
 @contextmanager
-def _running(*options: str, temporary: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A workload in a process group of its own that has finished its first step, and its ranks' process ids."""
+def _running(
+    *options: str, temporary: Path | None = None, is_waited_for: bool = True
+) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A workload in a process group of its own, and its ranks' process ids.
+
+    By default it has finished its first step; else it may have no rank yet.
+    """
     process = subprocess.Popen(
         [*_COMMAND, "--no-profile", "--device", "cpu", *options],
         stdout=subprocess.PIPE,
@@ -36,13 +46,17 @@ def _running(*options: str, temporary: Path | None = None) -> Iterator[tuple[sub
     )
     try:
         assert process.stderr is not None
-        assert process.stderr.readline().startswith("step   0")
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        yield process, [int(child) for child in children]
+        if is_waited_for:
+            assert process.stderr.readline().startswith("step   0")
+        yield process, _children(process.pid)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def _children(process_id: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split()]
 
 
 def _alive(process_id: int) -> bool:
@@ -79,6 +93,30 @@ def test_a_killed_parent_leaves_no_orphans_and_no_files(tmp_path: Path, how: sig
     assert list(tmp_path.glob("stepscope-*")) == []
 
 
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_loader_workers_in_a_long_item_do_not_outlive_the_run(tmp_path: Path, how: signal.Signals) -> None:
+    slow = "slow_loader:milliseconds_per_item=60000,num_workers=2"
+    with _running("--pp", "1", "--inject", slow, temporary=tmp_path, is_waited_for=False) as (process, _):
+        workers: list[int] = []
+        deadline = time.monotonic() + 20
+        while len(workers) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+            workers = [worker for rank in _children(process.pid) for worker in _children(rank)]
+        assert len(workers) == 2
+        os.killpg(process.pid, how) if how == signal.SIGINT else process.send_signal(how)
+        process.wait(timeout=20)
+        assert _all_end(workers)
+
+
+def test_what_loader_workers_hand_batches_over_through_is_gone_after_an_interrupt(tmp_path: Path) -> None:
+    with _running("--loader-workers", "1", temporary=tmp_path) as (process, ranks):
+        assert len(list(tmp_path.glob("pymp-*"))) == 1, "the ranks share one folder"
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=20)
+        assert _all_end(ranks)
+    assert list(tmp_path.glob("pymp-*")) == []
+
+
 def test_a_killed_rank_ends_the_others_with_one_line_that_names_it() -> None:
     with _running() as (process, ranks):
         os.kill(ranks[1], signal.SIGKILL)
@@ -87,3 +125,23 @@ def test_a_killed_rank_ends_the_others_with_one_line_that_names_it() -> None:
         assert errors.strip().splitlines()[-1] == "stepscope: rank 1 was killed by SIGKILL; all 2 ranks were ended"
         assert "Traceback" not in errors
         assert _all_end(ranks)
+
+
+@pytest.mark.parametrize("kind", [UsageError, DataError, UnreachableError])
+def test_what_a_rank_refuses_is_raised_here_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, kind: type[StepscopeError]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        if os.environ["RANK"] == "0":
+            raise RuntimeError("Connection closed by peer")
+        raise kind("has no peer", where="the file", what_next="give another")
+
+    monkeypatch.setattr("stepscope.reference_workloads.train.train_rank", refuse)
+    job = TrainingJob(ParallelPlan(pp=2), find_preset("tiny"), out="runs", run="r", num_steps=1)
+    with pytest.raises(kind) as raised:
+        run_ranks(job, lambda _: None)
+    error = raised.value
+    assert type(error) is kind
+    assert (error.what, error.where, error.what_next) == ("has no peer", "the file", "give another")
+    assert str(error) == "the file: has no peer; give another"
+    assert "in refuse" in error.__notes__[0], "the rank's own traceback, for --debug"

@@ -114,13 +114,17 @@ def test_selective_recomputation_repeats_norms_but_no_matrix_product() -> None:
     ("plan", "recipe", "reason"),
     [
         (ParallelPlan(dp=2), Recipe(bucket_mb=1), "only DistributedDataParallel collects gradients in buckets"),
-        (ParallelPlan(), Recipe(overlaps_reduction=False), "nothing is reduced"),
+        (ParallelPlan(), Recipe(overlaps_reduction=False), "^--no-overlap: dp is 1: nothing is reduced"),
         (ParallelPlan(dp=2, zero=0, replicate=True), Recipe(overlaps_reduction=False), "cannot be told when to reduce"),
         (ParallelPlan(dp=2, tp=2, zero=1), Recipe(overlaps_reduction=False), "parameters stay DTensors"),
-        (ParallelPlan(dp=2, zero=0), Recipe(prefetches=False), "none are gathered ahead"),
+        (ParallelPlan(dp=2, zero=0), Recipe(prefetches=False), "^--no-prefetch: .* none are gathered ahead"),
         (ParallelPlan(), Recipe(loader_prefetch=2), "no workers"),
         (ParallelPlan(), Recipe(checkpoint_mode="async"), "no checkpoint is written"),
-        (ParallelPlan(), Recipe(initial_loss_scale=1024.0), "gradients in float32 do not underflow"),
+        (
+            ParallelPlan(),
+            Recipe(initial_loss_scale=1024.0),
+            "^--initial-loss-scale: gradients in float32 do not underflow",
+        ),
         (
             ParallelPlan(pp=2, schedule="zero-bubble"),
             Recipe(activation_checkpointing="selective"),
@@ -146,8 +150,8 @@ def test_compiled_blocks_and_sleeping_layers_exclude_each_other() -> None:
         ({"activation_checkpointing": "some"}, "none, selective, full"),
         ({"checkpoint_mode": "later"}, "sync, async"),
         ({"max_gradient_norm": 0.0}, "above 0"),
-        ({"initial_loss_scale": float("inf")}, "initial_loss_scale"),
-        ({"loader_prefetch": 0}, "loader_prefetch must be above 0"),
+        ({"initial_loss_scale": float("inf")}, "^--initial-loss-scale must be above 0, not inf"),
+        ({"loader_prefetch": 0}, "^--loader-prefetch must be above 0"),
         ({"loader_workers": -1}, "at least 0"),
     ],
 )

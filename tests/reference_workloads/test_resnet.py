@@ -115,6 +115,39 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
         JpegImages(_TINY, tmp_path, num_images=1, seed=0)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_that_is_no_image_is_named_by_the_run_too(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "broken.jpg").write_bytes(b"\xff\xd8 cut short")
+    recipe = Recipe(data_dir=str(tmp_path), loader_workers=workers)
+    with pytest.raises(DataError) as refused:
+        run_workload(ParallelPlan(), preset=_TINY, recipe=recipe, device="cpu", profiled=False, num_steps=1)
+    assert str(refused.value).startswith(f"{tmp_path}/a/broken.jpg: is no image that can be decoded (cannot identify")
+    assert str(refused.value).endswith("; replace or remove it")
+
+
+def test_a_folder_that_cannot_be_learned_from_is_refused_before_any_rank_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.reference_workloads.launch.run_ranks", lambda *_: pytest.fail("ranks have started"))
+    flat, many, file = tmp_path / "flat", tmp_path / "many", tmp_path / "file"
+    flat.mkdir()
+    (flat / "a.jpg").write_bytes(b"")
+    for label in range(12):
+        (many / f"class{label}").mkdir(parents=True)
+        (many / f"class{label}" / "a.jpg").write_bytes(b"")
+    file.write_text("no folder")
+    for folder, kind, reason in (
+        (flat, DataError, "flat: no JPEG files in folders named by their class"),
+        (many, UsageError, "many: 12 classes, but the model tells 8 apart"),
+        (file, DataError, r"file: cannot be written \(Not a directory\)"),
+        (file / "below", DataError, r"below: cannot be written \(File exists\)"),
+    ):
+        with pytest.raises(kind, match=reason):
+            run_workload(ParallelPlan(), preset=_TINY, recipe=Recipe(data_dir=str(folder)), device="cpu", out=tmp_path)
+    assert list(tmp_path.glob("resnet50-*")) == []
+
+
 def test_a_resumed_run_goes_on_with_the_next_image() -> None:
     whole = image_dataset(_TINY, None, num_images=70, seed=3)
     rest = image_dataset(_TINY, None, num_images=70, seed=3, first=8)

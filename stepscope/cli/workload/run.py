@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -78,7 +79,7 @@ def command(name: str, as_json: bool, **options: Any) -> None:
         document = _document(name, layout, result, profiled=not options["no_profile"])
         document["injections"] = [] if options["as_control"] else list(options["injections"])
         document["against_plan"] = rows
-        click.echo(json.dumps(document, indent=1))
+        click.echo(json.dumps(_without_non_finite(document), indent=1, allow_nan=False))
     else:
         where = "not profiled" if options["no_profile"] else str(result.run_dir)
         click.echo(
@@ -109,7 +110,17 @@ def _show_progress(progress: Progress) -> None:
 def _document(name: str, layout: Layout, result: WorkloadResult, *, profiled: bool) -> dict[str, Any]:
     plan = layout.plan
     warnings = []
-    if result.last_loss >= result.first_loss:
+    num_steps, num_skipped = len(result.losses), result.outcomes[0].num_skipped_steps
+    if num_skipped == num_steps:
+        skipped = "its one step" if num_steps == 1 else f"all {num_steps} steps"
+        warnings.append(
+            {
+                "code": "all_steps_skipped",
+                "message": f"gradients overflowed in {skipped}, so nothing was learned: the loss scale is still"
+                f" {result.outcomes[0].loss_scale:g}; begin lower with --initial-loss-scale, or take more --steps",
+            }
+        )
+    if not result.last_loss < result.first_loss:  # a loss that is no number does not fall either
         warnings.append({"code": "loss_not_falling", "message": "the last step's loss is not below the first one's"})
     return {
         "schema": SCHEMA,
@@ -151,3 +162,12 @@ def _document(name: str, layout: Layout, result: WorkloadResult, *, profiled: bo
         ],
         "warnings": warnings,
     }
+
+
+def _without_non_finite(value: Any) -> Any:
+    """The same with None for numbers that JSON does not know: a norm of gradients that overflowed."""
+    if isinstance(value, dict):
+        return {key: _without_non_finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_non_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -41,6 +41,9 @@ _KINDS: tuple[type[Injection], ...] = (
 )
 INJECTIONS: dict[str, type[Injection]] = {kind.name: kind for kind in _KINDS}
 
+_CALLED = {int: "a whole number", float: "a number"}
+"""Kind of a severity -> what it is to a reader."""
+
 
 def parse_injection(text: str) -> Injection:
     """The fault that NAME or NAME:field=value,... means, e.g. `slow_loader:milliseconds_per_item=5`.
@@ -60,8 +63,10 @@ def parse_injection(text: str) -> Injection:
         if key not in known:
             what_next = f"it has {', '.join(known)}" if known else "it has none"
             raise UsageError(f"injection {name} has no setting {key!r}", what_next=what_next)
+        if key in values:
+            raise UsageError(f"injection {name} has {key} twice", what_next="give it once")
         try:
             values[key] = known[key](value)
         except ValueError as error:
-            raise UsageError(f"{key} of injection {name} is a {known[key].__name__}, not {value!r}") from error
+            raise UsageError(f"{key} of injection {name} is {_CALLED[known[key]]}, not {value!r}") from error
     return kind(**values)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepscope.core.causes import Cause, Reason
+from stepscope.core.counting import counted
 from stepscope.reference_workloads.injections.injection import Injection, Need, Site, severity
 from stepscope.reference_workloads.injections.layers import layers_of
 from stepscope.reference_workloads.injections.needs import GPUS, NO_COMPILER, SHARDED_MODEL, TRANSFORMER
@@ -80,6 +81,12 @@ class CheckpointStall(Injection):
     fix: ClassVar[Cause | None] = Cause.CHECKPOINT
 
     every_steps: int = severity(3, least=1)
+
+    def refusal(self, job: TrainingJob) -> str | None:
+        # A run that goes on from a checkpoint counts from there, and may come to the next one sooner.
+        if job.recipe.resume_from is None and self.every_steps > job.num_steps:
+            return f"of {counted(job.num_steps, 'step')} none is followed by a checkpoint every {self.every_steps}"
+        return Injection.refusal(self, job)
 
     def control(self, job: TrainingJob) -> TrainingJob:
         """A GPU's model is cut to a quarter: it is checkpoints that are to be seen, not how long disks can take."""

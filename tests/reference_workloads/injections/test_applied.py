@@ -108,7 +108,7 @@ def test_what_a_fault_needs_is_asked_of_the_job_not_of_its_control(job_of: Jobs)
         (
             "no_overlap",
             {"tp": 2, "dp": 2, "zero": 1},
-            "overlaps_reduction: cannot inject no_overlap: without DDP tensor-parallel",
+            "--no-overlap: cannot inject no_overlap: without DDP tensor-parallel",
         ),
         ("uneven_data", {"dp": 1}, "cannot inject uneven_data: it needs dp > 1"),
     ],

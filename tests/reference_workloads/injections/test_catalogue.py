@@ -24,7 +24,9 @@ def test_fields_set_the_severity() -> None:
     [
         ("gremlin", "no injection 'gremlin'"),
         ("slow_loader:speed=1", "no setting 'speed'; it has milliseconds_per_item"),
-        ("slow_loader:milliseconds_per_item=fast", "is a float, not 'fast'"),
+        ("slow_loader:milliseconds_per_item=fast", "is a number, not 'fast'"),
+        ("slow_loader:num_workers=1.5", "num_workers of injection slow_loader is a whole number, not '1.5'"),
+        ("slow_loader:num_workers=1,num_workers=2", "slow_loader has num_workers twice; give it once"),
         ("slow_loader:milliseconds_per_item=-5", "of injection slow_loader is above 0, not -5"),
         ("slow_loader:milliseconds_per_item=nan", "is above 0, not nan"),
         ("slow_loader:num_workers=-1", "is at least 0, not -1"),
