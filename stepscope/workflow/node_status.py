@@ -51,8 +51,9 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
                 answer.agent, node.host, gpu, uuid, event.code, event.severity, event.message, event.action_line
             )
     yield from _sources_down(answer.agent, node)
-    for device in node.devices:
-        if device.is_up is False and device.key not in told:
+    of_driver = {source.reason for source in node.sources if source.name == "nvml" and not source.is_up}
+    for device in node.devices:  # where the driver answers for none of them, that is said above, once
+        if device.is_up is False and device.key not in told and device.reason not in of_driver:
             yield _of(answer.agent, node, device, "gpu_down", f"it does not answer ({device.reason})")
     for finding in node.findings:
         if finding.code in _TOLD:

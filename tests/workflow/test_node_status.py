@@ -56,6 +56,12 @@ def test_sources_that_fail_and_gpus_that_hang() -> None:
     ]
 
 
+def test_a_driver_that_hangs_is_not_told_again_for_each_gpu() -> None:
+    silent, lost = device(0, is_up=False, reason="timed_out"), device(1, is_up=False, reason="gone")
+    told = node(silent, lost, sources=(source("nvml", "timed_out"),))
+    assert _codes(NodeAnswer(_URL, told)) == [("", "source_down", "critical"), ("1", "gpu_down", "critical")]
+
+
 def test_who_does_not_answer() -> None:
     never, before = NodeAnswer(_URL, None, "refused"), NodeAnswer("http://n2:9455", node(device(0)), "timed out", 1.0)
     report = status_of([before, never])

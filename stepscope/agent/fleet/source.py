@@ -24,6 +24,9 @@ _WINDOW_SECONDS = 60.0
 _EVERY_SECONDS = 10.0
 """From one class to the next; samples are taken at each call."""
 _SHORTEST_SECONDS = 10.0
+_SILENT_SECONDS = 15.0
+"""Without a new sample there is no class. GPUs wait for one that hangs for up to 10 s; a page that comes every 30 s is
+waited for as long again."""
 _GONE_SECONDS = 60.0
 _LONGER_SECONDS = (300.0, 240.0, 180.0, 120.0)
 _SURE_OF_A_HANG = 0.6
@@ -81,10 +84,9 @@ class FleetSource:
         classes: dict[Labels, FleetClass] = {}
         missing = []
         for labels, history in self._gpus.items():
-            told = self._class_of(labels, history)
-            if told is None:
-                detail = f"it takes {_SHORTEST_SECONDS:.0f} s of samples"
-                missing.append(Missing(GPU + "class", labels, MissingReason.NOT_YET, detail))
+            told = self._class_of(labels, history, now_ns)
+            if isinstance(told, Missing):
+                missing.append(told)
             else:
                 classes[labels] = told
         self._say(classes)
@@ -94,10 +96,16 @@ class FleetSource:
         findings = tuple(Finding("hang", told.summary, labels, now_ns) for labels, told in _hanging(classes))
         self._collection = Collection(tuple(readings), tuple(missing), findings)
 
-    def _class_of(self, labels: Labels, history: GpuHistory) -> FleetClass | None:
+    def _class_of(self, labels: Labels, history: GpuHistory, now_ns: int) -> FleetClass | Missing:
         samples = history.last(_WINDOW_SECONDS)
-        if not samples or samples[-1].time_ns - samples[0].time_ns < 0.9 * _SHORTEST_SECONDS * 1e9:
-            return None
+        seconds = (samples[-1].time_ns - samples[0].time_ns) / 1e9 if samples else 0.0
+        if seconds < 0.9 * _SHORTEST_SECONDS:
+            detail = f"it takes {_SHORTEST_SECONDS:.0f} s of samples"
+            return Missing(GPU + "class", labels, MissingReason.NOT_YET, detail)
+        silent = (now_ns - samples[-1].time_ns) / 1e9
+        if silent > max(_SILENT_SECONDS, 2.0 * seconds / (len(samples) - 1)):
+            detail = f"its newest sample is {silent:.0f} s old"
+            return Missing(GPU + "class", labels, MissingReason.TIMED_OUT, detail)
         host = self._host.use_of(dict(labels).get("uuid", ""), _WINDOW_SECONDS)
         told = classify(samples, history.facts, host)
         if told.cause is Cause.HANG:  # the longer it hangs, the surer it is

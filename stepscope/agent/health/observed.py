@@ -96,6 +96,12 @@ class Observed:
         missing = self.driver.collection.missing if self.driver else ()
         return next((one for one in missing if not one.metric and not one.labels), None)
 
+    def is_drivers_hang(self, gpu: ObservedGpu) -> bool:
+        """Whether a GPU does not answer because the driver answers for none."""
+        why = self.why_no_driver()
+        is_asked = self.driver is not None and gpu.source == self.driver.name
+        return is_asked and why is not None and why.reason is MissingReason.TIMED_OUT
+
 
 class _Whose(NamedTuple):
     """A GPU's key and labels, and the values of a reading's others."""

@@ -39,8 +39,8 @@ class _Gpu:
     slowdowns: SlowdownChecks
     observed: ObservedGpu | None = None
 
-    def signs(self, gpu: ObservedGpu, *, is_contained: bool) -> Iterator[Sign]:
-        yield from self.answers.signs(gpu)
+    def signs(self, gpu: ObservedGpu, *, is_contained: bool, is_drivers: bool) -> Iterator[Sign]:
+        yield from self.answers.signs(gpu, is_drivers=is_drivers)
         yield from self.memory.signs(gpu, is_contained=is_contained)
         yield from self.pcie.signs(gpu)
         yield from self.nvlink.signs(gpu)
@@ -121,7 +121,8 @@ class HealthWatch:
         for key, sign in self._xids.signs(observed.gpus, now_ns):
             yield key, self._gpus[key].labels, sign
         for key, seen in observed.gpus.items():
-            for sign in self._gpus[key].signs(seen, is_contained=self._xids.is_contained(key)):
+            contained, drivers = self._xids.is_contained(key), observed.is_drivers_hang(seen)
+            for sign in self._gpus[key].signs(seen, is_contained=contained, is_drivers=drivers):
                 yield key, seen.labels, sign
         for sign in self._driver.signs(observed):
             yield _MACHINE, (), sign

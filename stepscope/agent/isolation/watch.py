@@ -18,6 +18,7 @@ from stepscope.core.readings_wire import WireError, labels_from
 
 _UP = GPU + "up"
 _SILENT = "its driver does not answer"
+_ALL_SILENT = "the driver does not answer"
 _CRASHED = "reading it ended the process"
 _STUCK = "its driver does not answer, and the process that asked cannot be killed"
 
@@ -73,7 +74,7 @@ class Watch:
                 self._check_deadline(lane, now)
         for lane in self._lanes():
             self._ask(lane, now)
-        return min(self._next(lane) for lane in self._lanes())
+        return min(self._next(lane, now) for lane in self._lanes())
 
     def close(self, now: float) -> bool:
         """Let all processes end; whether they have.
@@ -90,10 +91,13 @@ class Watch:
     def _lanes(self) -> list[Lane]:
         return [self._shared, *self._apart.values()]
 
-    def _next(self, lane: Lane) -> float:
+    def _next(self, lane: Lane, now: float) -> float:
         if lane.probe is None:
             return lane.retry_at
-        return lane.progress_at + self._patience(lane) if lane.is_waiting else lane.due
+        if not lane.is_waiting:
+            return lane.due
+        silent_at, ends_at = lane.progress_at + self._timing.deadline, lane.progress_at + self._patience(lane)
+        return silent_at if now < silent_at < ends_at else ends_at
 
     def _patience(self, lane: Lane) -> float:
         return self._timing.start_deadline if lane.is_fresh else self._timing.deadline
@@ -126,7 +130,7 @@ class Watch:
             return False
         lane.retry_at = now + self._timing.interval
         if lane.is_shared:
-            self.refusal = (MissingReason.TIMED_OUT, _STUCK)
+            self._is_silent(lane, _STUCK)
         else:
             self.targets[lane.keys[0]].fails(MissingReason.TIMED_OUT, _STUCK)
         return True
@@ -254,10 +258,17 @@ class Watch:
     # failures
 
     def _check_deadline(self, lane: Lane, now: float) -> None:
-        if now < lane.progress_at + self._patience(lane):
-            return
-        self.counts.timed_out += 1
-        self._lose(lane, MissingReason.TIMED_OUT, _SILENT, now)
+        if now >= lane.progress_at + self._patience(lane):
+            self.counts.timed_out += 1
+            self._lose(lane, MissingReason.TIMED_OUT, _SILENT, now)
+        elif lane.is_shared and self.targets and now >= lane.progress_at + self._timing.deadline:
+            self._is_silent(lane, _ALL_SILENT)  # a new process has longer, but what was told before is no more so
+
+    def _is_silent(self, lane: Lane, detail: str) -> None:
+        """The driver answers for no GPU of those that are read together, and none of them is to be blamed."""
+        self.refusal = (MissingReason.TIMED_OUT, detail)
+        for key in lane.keys:
+            self.targets[key].fails(MissingReason.TIMED_OUT, detail)
 
     def _crashes(self, lane: Lane, now: float) -> None:
         self.counts.crashed += 1
@@ -277,8 +288,10 @@ class Watch:
             self._set_apart(suspect, now)
             lane.retry_at = now  # the others wait no longer
         else:
-            if was_waiting:
-                self.refusal = (reason, detail.replace("its driver", "the driver"))
+            if was_waiting and reason is MissingReason.TIMED_OUT:
+                self._is_silent(lane, _ALL_SILENT)
+            elif was_waiting:
+                self.refusal = (reason, detail)
             self._fails(lane, now)
 
     def _cannot_start(self, lane: Lane, error: OSError, now: float) -> None:

@@ -14,7 +14,7 @@ from stepscope.collectors.nvml.binding import (
     reason_of,
     reason_of_code,
 )
-from stepscope.collectors.nvml.gathering import Gathering
+from stepscope.collectors.nvml.gathering import Gathering, is_sentinel
 from stepscope.core.readings import MissingReason
 
 ALL_LINKS = 2**32 - 1
@@ -155,5 +155,7 @@ def _tell(field: Field, way: int, value: Any, into: Gathering) -> None:
     number = getattr(member(value, "value"), _MEMBERS[kind])
     if field.tell is None:
         into.add(field.name, number, field.ids[way][1])
+    elif is_sentinel(number):
+        into.refuse(field.name, number)
     else:
         field.tell(into, number)

@@ -8,14 +8,24 @@ from stepscope.core.gpu_metrics import BY_NAME, GPU
 from stepscope.core.metrics import Unit
 from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading
 
-_SENTINELS = frozenset({2**32 - 1, 2**64 - 1})
-"""NVML_VALUE_NOT_AVAILABLE as 32 and 64 bits."""
+_SENTINELS = frozenset({2**32 - 1, -(2**31), -(2**63)})
+"""NVML_VALUE_NOT_AVAILABLE of 32 bits, and the least that a signed number can be."""
+_LEAST_SENTINEL = 2**63 - 32
+"""That of 64 bits, and what comes out of a computation with it: nothing counts so far."""
+_LOWEST_PERFORMANCE = 15
+"""Of the states; NVML_PSTATE_UNKNOWN is 32."""
+_PERFORMANCE = GPU + "performance_state"
 _HIGHEST_CLAMPED = 2.0
 """Ratios over 1 happen: counters of a MIG instance are scaled by the whole GPU's (1.294 in NVIDIA/DCGM#152). What is
 far over is no measurement."""
 _FULL_NAMES = {name.removeprefix(GPU): name for name in BY_NAME}
 _RATIOS = frozenset(name for name, metric in BY_NAME.items() if metric.unit is Unit.RATIO)
 _TEMPERATURES = frozenset(name for name, metric in BY_NAME.items() if metric.unit is Unit.CELSIUS)
+
+
+def is_sentinel(raw: float) -> bool:
+    """Whether NVML says with it that it has no value."""
+    return raw in _SENTINELS or raw >= _LEAST_SENTINEL
 
 
 class Gathering:
@@ -40,9 +50,13 @@ class Gathering:
         metric = _FULL_NAMES.get(name) or GPU + name
         labels = self._with(further)
         value = raw * scale if scale >= 1.0 else raw / round(1.0 / scale)  # 71.722, not 71.72200000000001
-        checked = value if 0.0 <= value <= 1.0 and raw not in _SENTINELS else self._checked(metric, raw, value, labels)
+        checked = value if 0.0 <= value <= 1.0 and not is_sentinel(raw) else self._checked(metric, raw, value, labels)
         if checked is not None:
             self.readings.append(Reading(metric, checked, labels, self.time_ns))
+
+    def refuse(self, name: str, raw: float) -> None:
+        """One metric has a sentinel for a value."""
+        self.miss(name, MissingReason.UNREADABLE, _no_value(raw))
 
     def miss(self, name: str, reason: MissingReason, detail: str = "", further: Labels = ()) -> None:
         """One metric has no value; a name of "" is all of them."""
@@ -58,9 +72,9 @@ class Gathering:
 
     def _checked(self, metric: str, raw: float, value: float, labels: Labels) -> float | None:
         """The value, or what it is taken for; None where it is none, which is said."""
-        if raw in _SENTINELS or not math.isfinite(value):
-            detail = f"NVML answers {raw}: it has no value"
-        elif value < 0.0 and metric not in _TEMPERATURES:
+        if is_sentinel(raw) or not math.isfinite(value):
+            detail = _no_value(raw)
+        elif (value < 0.0 and metric not in _TEMPERATURES) or (metric == _PERFORMANCE and value > _LOWEST_PERFORMANCE):
             detail = f"NVML answers {raw:g}, which cannot be"
         elif value <= 1.0 or metric not in _RATIOS:
             return value
@@ -75,3 +89,7 @@ class Gathering:
 
     def _with(self, further: Labels) -> Labels:
         return tuple(sorted((*self.labels, *further))) if further else self.labels
+
+
+def _no_value(raw: float) -> str:
+    return f"NVML answers {raw}: it has no value"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.collectors.nvml.binding import Handle, Nvml
-from stepscope.collectors.nvml.gathering import Gathering
+from stepscope.collectors.nvml.gathering import Gathering, is_sentinel
 from stepscope.collectors.nvml.queries import Query, single
 from stepscope.core.gpu_metrics import THROTTLE_REASONS
 from stepscope.core.readings import MissingReason
@@ -45,6 +45,9 @@ def _memory_v1(nvml: Nvml, handle: Handle, into: Gathering) -> None:
 def _throttling(function: str) -> Query:
     def ask(nvml: Nvml, handle: Handle, into: Gathering) -> None:
         bits = getattr(nvml, function)(handle)
+        if is_sentinel(bits):
+            into.refuse("throttle_reason", bits)
+            return
         for bit, reason in THROTTLE_REASONS:
             into.add("throttle_reason", 1 if bits & bit else 0, further=(("reason", reason),))
 

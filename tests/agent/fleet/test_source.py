@@ -29,12 +29,18 @@ class _Machine:
     def __init__(self) -> None:
         self.second = 0
         self.gpus: dict[Labels, dict[str, float]] = {GPU0: COMPUTING, GPU1: COMPUTING}
+        self.hung: dict[Labels, int] = {}  # since when
+        self.every = 1
         self.others: list[SourceState] = []
         self.source = FleetSource(self.states, wall_clock_ns=lambda: self.second * SECOND)
 
     def states(self) -> list[SourceState]:
-        time_ns = self.second * SECOND
-        readings = [one for labels, values in self.gpus.items() for one in of_gpu(labels, values, time_ns)]
+        time_ns = self.second // self.every * self.every * SECOND
+        readings = [
+            one
+            for labels, values in self.gpus.items()
+            for one in of_gpu(labels, values, min(time_ns, self.hung.get(labels, self.second) * SECOND))
+        ]
         return [state("nvml", readings, time_ns), *self.others]
 
     def run(self, seconds: int) -> Collection:
@@ -129,6 +135,29 @@ def test_a_gpu_that_is_gone_has_no_class() -> None:
     collection = machine.run(75)
     assert _cause(collection, GPU0) == ["compute_bound"]
     assert _cause(collection, GPU1) == []
+
+
+def test_a_gpu_that_hangs_has_no_class_of_the_time_before() -> None:
+    machine = _Machine()
+    machine.run(60)
+    machine.hung[GPU1] = 60
+    collection = machine.run(26)  # 15 s, and up to 10 s to the next class
+    assert _cause(collection, GPU0) == ["compute_bound"]
+    assert _cause(collection, GPU1) == []
+    (missing,) = [one for one in collection.missing if one.metric == GPU + "class"]
+    assert (missing.labels, missing.reason) == (GPU1, MissingReason.TIMED_OUT)
+    assert missing.detail.startswith("its newest sample is ")
+    assert machine.source.report().devices.keys() == {GPU0}
+    machine.hung.clear()
+    assert _cause(machine.run(12), GPU1) == ["compute_bound"]
+
+
+def test_a_page_that_comes_every_30_seconds_keeps_its_class() -> None:
+    machine = _Machine()
+    machine.every = 30
+    machine.run(95)
+    for _ in range(90):
+        assert _cause(machine.run(1), GPU0) == ["compute_bound"]
 
 
 def test_a_job_has_the_cause_of_the_gpu_that_is_waited_for() -> None:

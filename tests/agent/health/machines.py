@@ -36,6 +36,7 @@ class Machine:
         gpus: values of each GPU by its metric without prefix; `name{label=value,...}` has further labels.
         readings: others, as metric, value and labels.
         missing, findings: of the GPUs' source.
+        driver_missing: of the driver's own source, where that is another and there.
         changes: events that began or ended, in order.
     """
 
@@ -46,6 +47,7 @@ class Machine:
         self.readings: dict[tuple[str, Labels], float] = {}
         self.missing: list[Missing] = []
         self.findings: list[Finding] = []
+        self.driver_missing: list[Missing] = []
         self.changes: list[HealthEvent] = []
         self._source = source
         self._observer = Observer(DRIVER, thresholds.stale_seconds)
@@ -113,7 +115,9 @@ class Machine:
         ]
         others = [Reading(name, value, labels, self.now_ns) for (name, labels), value in self.readings.items()]
         collection = Collection(tuple(of_gpus), tuple(self.missing), tuple(self.findings))
+        driver = SourceState(DRIVER, Collection((), tuple(self.driver_missing)), self.now_ns)
         return (
+            *((driver,) if self.driver_missing else ()),
             SourceState(self._source, collection, self.now_ns),
             SourceState("others", Collection(tuple(others)), self.now_ns),
         )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stepscope.core.gpu_metrics import THROTTLE_REASONS
 from stepscope.core.health import Action, HealthState, Severity
 from stepscope.core.readings import Finding, Missing, MissingReason, labels_of
-from tests.agent.health.machines import LABELS, SECOND, Machine, codes_of
+from tests.agent.health.machines import LABELS, SECOND, Machine, codes_of, labels_of_gpu
 
 
 def _hang(machine: Machine, gpu: int = 0) -> None:
@@ -37,6 +37,36 @@ def test_nvsentinel_1576_a_driver_that_hangs_for_ever_is_one_event() -> None:
     machine.looks(5000)
     assert codes_of(machine.changes) == ["gpu_hung"]
     assert "a call of its driver does not return" in machine.open()[0].message
+
+
+def test_nvsentinel_1576_a_driver_that_hangs_is_one_event_and_none_of_its_gpus() -> None:
+    """The GPU that was read when it began to hang is silent a little longer than the driver."""
+    machine = Machine(8)
+    machine.look()
+    _hang(machine)
+    machine.look()
+    for gpu in range(8):
+        _hang(machine, gpu)
+    machine.missing.append(Missing("", (), MissingReason.TIMED_OUT, "the driver does not answer"))
+    machine.looks(30)
+    assert machine.codes() == ["driver_hung"]
+    assert {machine.health(gpu).state for gpu in range(8)} == {HealthState.UNKNOWN}
+    machine.missing.clear()
+    machine.gpus |= {gpu: {"up": 1.0} for gpu in range(1, 8)}
+    machine.looks(8)
+    assert machine.codes() == ["gpu_hung"]  # that one hangs of its own
+    assert machine.open()[0].labels == labels_of_gpu(0)
+
+
+def test_a_gpu_that_hangs_stays_an_event_when_the_driver_hangs_too() -> None:
+    machine = Machine(2)
+    machine.look()
+    _hang(machine)
+    machine.looks(5)
+    machine.missing.append(Missing("", (), MissingReason.TIMED_OUT, "the driver does not answer"))
+    _hang(machine, 1)
+    machine.looks(8)
+    assert sorted(machine.codes()) == ["driver_hung", "gpu_hung"]
 
 
 def test_nvsentinel_1748_corrected_errors_at_a_high_rate_are_said_also_when_reading_stalls() -> None:

@@ -314,6 +314,49 @@ def test_the_number_of_gpus(expected: int, is_bad: bool) -> None:
         assert machine.machine().state is HealthState.FAILED
 
 
+def test_the_driver_of_expected_gpus_that_does_not_load_is_missed_after_a_minute() -> None:
+    machine = Machine(0, thresholds=Thresholds(expected_gpus=8))
+    machine.missing.append(Missing("", (), MissingReason.NOT_YET, "the driver has not answered yet"))
+    machine.looks(3)
+    machine.missing[:] = [Missing("", (), MissingReason.NOT_INSTALLED, "no driver")]
+    machine.looks(3)
+    assert machine.codes() == []  # it may still start
+    machine.looks(1)
+    (event,) = machine.open()
+    assert (event.code, event.severity, event.action) == ("gpu_count", Severity.CRITICAL, Action.RELOAD_DRIVER)
+    assert event.message == "0 of 8 GPUs are known, and no driver can be asked: no driver"
+    assert machine.machine().state is HealthState.FAILED
+    machine.missing.clear()
+    machine.gpus = {index: {"up": 1.0} for index in range(8)}
+    machine.looks(8)
+    assert machine.codes() == []
+    assert machine.machine().state is HealthState.HEALTHY
+
+
+def test_a_driver_that_is_slow_to_start_is_no_missing_gpu() -> None:
+    machine = Machine(0, thresholds=Thresholds(expected_gpus=2))
+    machine.missing.append(Missing("", (), MissingReason.NOT_YET, "the driver has not answered yet"))
+    machine.looks(5)
+    machine.missing.clear()
+    machine.gpus = {index: {"up": 1.0} for index in range(2)}
+    assert not machine.looks(20)
+
+
+def test_a_driver_that_hangs_from_the_start_is_one_event_whatever_is_expected() -> None:
+    machine = Machine(0, thresholds=Thresholds(expected_gpus=8))
+    machine.missing.append(Missing("", (), MissingReason.TIMED_OUT, "the driver does not answer"))
+    machine.looks(20)
+    assert machine.codes() == ["driver_hung"]
+
+
+@pytest.mark.parametrize(("expected", "codes"), [(0, []), (2, []), (3, ["gpu_count"])])
+def test_gpus_of_another_source_are_no_driver_that_is_gone(expected: int, codes: list[str]) -> None:
+    machine = Machine(2, source="dcgm-exporter", thresholds=Thresholds(expected_gpus=expected))
+    machine.driver_missing.append(Missing("", (), MissingReason.NOT_INSTALLED, "no driver"))
+    machine.looks(20)
+    assert machine.codes() == codes
+
+
 _PORT = labels_of(device="mlx5_0", port=1)
 _UP, _ERRORS = (HOST + "infiniband_up", _PORT), HOST + "infiniband_errors_total"
 _DOWNED = (_ERRORS, labels_of(device="mlx5_0", port=1, kind="link_downed"))

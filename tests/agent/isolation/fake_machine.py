@@ -34,6 +34,7 @@ class Machine:
         self.seconds_an_answer = 0.0
         self.refusal: tuple[str, str] | None = None
         self.driver_hangs = False
+        self.driver_loads = False  # new processes are answered when it has
         self.cannot_start = False
         self.started: list[FakeProbe] = []
         self.swept: list[tuple[float, int, int]] = []  # when, by which process, which GPU
@@ -74,6 +75,7 @@ class FakeProbe:
         self.number = number
         self.answers: list[dict[str, Any]] = []
         self.stuck_on: int | None = None
+        self.held_up: dict[str, Any] | None = None
         self.has_ended = self.is_killed = self.is_finished = self.is_reaped = False
         self.keys: list[str] = []
         self.answered_at = machine.now
@@ -84,6 +86,9 @@ class FakeProbe:
     def send(self, request: dict[str, Any]) -> bool:
         assert self.stuck_on is None, "two requests at once"
         machine = self.machine
+        if machine.driver_loads and not self.keys:
+            self.held_up = request
+            return True
         if machine.driver_hangs:
             self.stuck_on = -1
             return True
@@ -138,6 +143,9 @@ class FakeProbe:
         }
 
     def receive(self) -> tuple[list[dict[str, Any]], bool]:
+        if self.held_up is not None and not self.machine.driver_loads:
+            request, self.held_up = self.held_up, None
+            self.send(request)
         if not self.machine.seconds_an_answer:
             answers, self.answers = self.answers, []
         elif self.answers and self.machine.now >= self.answered_at + self.machine.seconds_an_answer:

@@ -224,6 +224,22 @@ def test_bug_nvsentinel_1576_a_driver_that_never_answers_is_said_while_the_agent
         until(probes, all_well(2))
 
 
+def test_a_driver_that_stops_answering_takes_all_gpus_down_and_brings_them_back(machine: FakeNvml) -> None:
+    with_gpus(machine, 8)
+    with GpuProbes(QUICK, environment=machine.environment()) as probes:
+        until(probes, all_well(8))
+        machine.values["hang"] = "any"
+        machine.write()
+        begin = time.monotonic()
+        hanging = until(probes, lambda s: reasons(s) == [MissingReason.TIMED_OUT] * 8)
+        assert time.monotonic() - begin < QUICK.start_deadline / 2  # a new process may take so long
+        assert [value(hanging, "up", gpu) for gpu in range(8)] == [0.0] * 8
+        assert any(not one.labels and one.reason is MissingReason.TIMED_OUT for one in hanging.collection.missing)
+        del machine.values["hang"]
+        machine.write()
+        until(probes, all_well(8))
+
+
 def test_reading_goes_on_after_processes_and_descriptors_ran_out(
     machine: FakeNvml, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

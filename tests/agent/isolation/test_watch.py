@@ -129,6 +129,54 @@ def test_a_driver_that_hangs_for_all_is_asked_by_one_process_at_a_time() -> None
     assert machine.reasons() == {0: None, 1: None}
 
 
+def test_a_driver_that_stops_answering_leaves_no_gpu_up_for_longer_than_two_deadlines() -> None:
+    machine = Machine(8)
+    machine.run(10)
+    machine.driver_hangs = True
+    machine.run(2 * TIMING.deadline + 1.5)
+    assert set(machine.reasons().values()) == {MissingReason.TIMED_OUT}
+    assert machine.refused() is MissingReason.TIMED_OUT
+    machine.run(120)
+    assert set(machine.reasons().values()) == {MissingReason.TIMED_OUT}
+    machine.driver_hangs = False
+    machine.run(100)
+    assert machine.refused() is None
+    assert machine.reasons() == dict.fromkeys(range(8))
+
+
+def test_no_gpu_is_blamed_where_the_driver_does_not_even_count_them() -> None:
+    machine = Machine(4)
+    machine.run(59.5)
+    machine.driver_hangs = True  # at the look
+    machine.run(10)
+    assert set(machine.reasons().values()) == {MissingReason.TIMED_OUT}
+    assert not any(known.state.is_apart for known in machine.watch.known())
+
+
+def test_a_driver_that_takes_long_to_load_is_waited_for_and_said_to_be_silent_meanwhile() -> None:
+    machine = Machine(3)
+    machine.run(5)
+    machine.hanging, machine.driver_loads = {1}, True
+    machine.run(TIMING.deadline + 4)
+    assert machine.reasons() == {0: None, 1: MissingReason.TIMED_OUT, 2: None}
+    machine.run(15)  # less than a new process may take
+    assert set(machine.reasons().values()) == {MissingReason.TIMED_OUT}
+    assert machine.refused() is MissingReason.TIMED_OUT
+    machine.driver_loads = False
+    machine.run(2)
+    assert machine.reasons() == {0: None, 1: MissingReason.TIMED_OUT, 2: None}
+    assert machine.refused() is None
+    assert machine.watch.counts.timed_out == 1
+
+
+def test_it_sleeps_while_a_new_process_is_waited_for() -> None:
+    machine = Machine(2)
+    machine.run(5)
+    machine.driver_hangs = True
+    machine.run(20)
+    assert machine.watch.step(machine.now, machine.time_ns) > machine.now + 1
+
+
 def test_bug_nvidia_gpu_exporter_65_no_driver_at_the_start_is_no_end() -> None:
     machine = Machine(2)
     machine.refusal = ("not_installed", "no driver")

@@ -122,6 +122,38 @@ def test_gpu_monitoring_tools_152_a_sentinel_is_no_value(nvml: FakeNvml, key: st
     assert all(reading.value < 2**62 for reading in collection.readings)
 
 
+@pytest.mark.parametrize(
+    ("key", "raw", "name"),
+    [
+        ("ecc__0__0", 2**63 - 14, "ecc_corrected_errors_total"),
+        ("energy_mj", 2**64 - 16, "energy_joules_total"),
+        ("margin", -(2**31), "temperature_margin_celsius"),
+        ("pstate", 32, "performance_state"),  # NVML_PSTATE_UNKNOWN
+        ("field__230", f"u {2**32 - 1}", "recovery_action"),
+        (f"field__222__{2**32 - 1}", f"c {2**64 - 1}", "nvlink_symbol_error_ratio"),
+        ("throttle_mask", 2**64 - 1, "throttle_reason"),
+    ],
+)
+def test_what_stands_for_no_value_is_refused_also_near_its_end(
+    nvml: FakeNvml, key: str, raw: int | str, name: str
+) -> None:
+    nvml.add({**profiles.b200(0), key: raw})
+    nvml.write()
+    collection = NvmlCollector().collect()
+    assert value_of(collection, name) is None
+    missing = missing_of(collection, name)
+    assert missing is not None
+    assert missing[0] is MissingReason.UNREADABLE
+
+
+def test_the_lowest_performance_state_and_a_heat_beyond_its_limit_are_values(nvml: FakeNvml) -> None:
+    nvml.add({**profiles.h100(0), "pstate": 15, "margin": -5})
+    nvml.write()
+    collection = NvmlCollector().collect()
+    assert value_of(collection, "performance_state") == 15
+    assert value_of(collection, "temperature_margin_celsius") == -5
+
+
 def test_dcgm_exporter_216_under_mig_utilisation_is_not_available_and_the_instances_tell(nvml: FakeNvml) -> None:
     nvml.add({**profiles.h100(0), "mig_mode": 1, "utilization": None, **profiles.mig_instance(0, 0, gpu_instance=7)})
     nvml.set(0, utilization=None)

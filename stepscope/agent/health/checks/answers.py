@@ -44,10 +44,16 @@ class AnswerChecks:
         self._stalls = Minutes(_STALL_MINUTES)
         self._is_silent = False
 
-    def signs(self, gpu: ObservedGpu) -> Iterator[Sign]:
-        """What the newest samples say."""
+    def signs(self, gpu: ObservedGpu, *, is_drivers: bool = False) -> Iterator[Sign]:
+        """What the newest samples say.
+
+        Args:
+            gpu: how it is seen now.
+            is_drivers: the driver hangs as a whole: that is one event of the machine's, and no GPU's.
+        """
         if gpu.up is not None:
-            yield from _answers(gpu, gpu.up.time_ns)
+            if not is_drivers or gpu.reason != MissingReason.TIMED_OUT:
+                yield from _answers(gpu, gpu.up.time_ns)
             if gpu.up.value:
                 yield self._stalling(gpu.up.time_ns, is_back=self._is_silent)
             self._is_silent = gpu.reason == MissingReason.TIMED_OUT

@@ -9,9 +9,10 @@ from stepscope.agent.health.counters import Sample
 from stepscope.agent.health.observed import Observed
 from stepscope.agent.health.signs import Evidence, Sign, bad, good
 from stepscope.core.counting import counted
+from stepscope.core.gpu_metrics import GPU
 from stepscope.core.health import Action, Severity
 from stepscope.core.host_metrics import HOST
-from stepscope.core.readings import Labels, MissingReason, Reading
+from stepscope.core.readings import Labels, Missing, MissingReason, Reading
 
 _DRIVER = {
     MissingReason.VERSION_MISMATCH: ("driver_mismatch", Action.RELOAD_DRIVER),
@@ -19,8 +20,9 @@ _DRIVER = {
     MissingReason.FAILED: ("driver_failed", Action.RELOAD_DRIVER),
     MissingReason.NOT_INSTALLED: ("driver_gone", Action.RELOAD_DRIVER),
 }
-"""Why no GPU can be asked. A machine without a driver has none to lose: `driver_gone` needs GPUs that were there."""
+"""Why no GPU can be asked. A machine without a driver has none to lose: `driver_gone` needs GPUs that it showed."""
 _COUNT = "gpu_count"
+_UP = GPU + "up"
 
 
 class DriverChecks:
@@ -32,10 +34,10 @@ class DriverChecks:
 
     def signs(self, observed: Observed) -> Iterator[Sign]:
         """What the newest look says."""
-        self._had_gpus |= any(gpu.up is not None and gpu.up.value for gpu in observed.gpus.values())
         driver = observed.driver
         if driver is None or driver.collected_ns is None:
             return
+        self._had_gpus = self._had_gpus or any(one.metric == _UP and one.value for one in driver.collection.readings)
         why, time_ns = observed.why_no_driver(), driver.collected_ns
         if why is None:
             yield from (good(code, time_ns) for code, _ in _DRIVER.values())
@@ -45,20 +47,27 @@ class DriverChecks:
         if code and (code != "driver_gone" or self._had_gpus):
             said = f"no GPU can be asked: {why.detail}" if why.detail else "no GPU can be asked"
             yield bad(code, time_ns, Evidence(Severity.CRITICAL, action, said))
+        else:  # a driver that never was there may have failed to load
+            yield from self._count(observed, time_ns, why)
 
-    def _count(self, observed: Observed, time_ns: int) -> Iterator[Sign]:
+    def _count(self, observed: Observed, time_ns: int, why_no_driver: Missing | None = None) -> Iterator[Sign]:
         message = observed.findings.get(_COUNT, "")
         if self._expected:
             there = sum(1 for gpu in observed.gpus.values() if "pci_bus_id" not in dict(gpu.labels))
             if there < self._expected:
-                said = f"the driver knows {there} of {counted(self._expected, 'GPU')}"
-                evidence = Evidence(Severity.CRITICAL, Action.REBOOT, said, float(there), float(self._expected), "GPUs")
-                yield bad(_COUNT, time_ns, evidence)
+                yield bad(_COUNT, time_ns, self._too_few(there, why_no_driver))
                 return
         if message:
             yield bad(_COUNT, time_ns, Evidence(Severity.CRITICAL, Action.REBOOT, message))
         else:
             yield good(_COUNT, time_ns)
+
+    def _too_few(self, there: int, why_no_driver: Missing | None) -> Evidence:
+        action, said = Action.REBOOT, f"the driver knows {there} of {counted(self._expected, 'GPU')}"
+        if why_no_driver is not None:
+            action, detail = Action.RELOAD_DRIVER, why_no_driver.detail or why_no_driver.reason.value
+            said = f"{there} of {counted(self._expected, 'GPU')} are known, and no driver can be asked: {detail}"
+        return Evidence(Severity.CRITICAL, action, said, float(there), float(self._expected), "GPUs")
 
 
 class PortChecks:
