@@ -55,7 +55,7 @@ def training_cost(
     gpu_hours = num_gpus * num_tokens / tokens_per_second / _SECONDS_PER_HOUR
     money = None if price_per_gpu_hour is None else gpu_hours * price_per_gpu_hour
     if not all(map(math.isfinite, (flops, gpu_hours, money or 0.0))):
-        raise UsageError(f"nobody can pay for {num_tokens:g} tokens", where="--tokens")
+        raise UsageError("so many tokens cost more than any number says", where="--tokens")
     return TrainingCost(num_tokens, flops, gpu_hours, gpu_hours / num_gpus / 24, money)
 
 
