@@ -52,7 +52,7 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
             )
     yield from _sources_down(answer.agent, node)
     for device in node.devices:
-        if device.is_up is False and device.key not in told:
+        if device.is_up is False and device.key not in told and "gpu_instance" not in device.labels:
             yield _of(answer.agent, node, device, "gpu_down", f"it does not answer ({device.reason})")
     for finding in node.findings:
         if finding.code in _TOLD:
