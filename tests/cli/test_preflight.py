@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Xml
@@ -95,6 +96,16 @@ def test_a_driver_that_does_not_answer_ends_with_4(
 ) -> None:
     assert run(monkeypatch, UnreachableError("the driver hangs", what_next="reboot")) == 4
     assert capsys.readouterr().err == "stepscope: the driver hangs; reboot\n"
+
+
+def test_a_gpu_that_told_no_name_leaves_no_gap(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = document(Outcome.FAIL)
+    run(monkeypatch, replace(told, gpus=[told.gpus[0], replace(told.gpus[1], name="")]))
+    assert capsys.readouterr().out.startswith("n1: 2 x NVIDIA H100 80GB HBM3 (torch")
+    run(monkeypatch, replace(told, gpus=[replace(told.gpus[1], name="")]))
+    assert capsys.readouterr().out.startswith("n1: 1 x GPU of unknown name (torch")
 
 
 @pytest.mark.parametrize("arguments", [["--checks", "memory,speed"], ["--timeout", "0"], ["--device", "tpu"]])
