@@ -65,7 +65,7 @@ class GpuSource:
         refusal = next((one.reason for one in snapshot.collection.missing if not one.metric and not one.labels), None)
         waits_for = self._first_round.waits_for(snapshot.targets, refusal)
         missing = (Missing("", (), MissingReason.NOT_YET, waits_for),) if waits_for else ()
-        beside = self._silent.observe(snapshot)
+        beside = self._silent.observe(snapshot, now_ns)
         return Collection.joined((snapshot.collection, beside, Collection(readings, missing, tuple(findings))))
 
 

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from stepscope.agent.isolation import Snapshot, TargetState
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.jobs import device_of
-from stepscope.core.readings import Collection, Labels, Missing, Reading
+from stepscope.core.readings import Collection, Labels, Missing, MissingReason, Reading
 
 _INFO = GPU + "info"
 _ALWAYS_TOLD = (GPU + "xid_", GPU + "up")
+_SILENT_NS = 15 * 10**9
+"""Since the last answer: sooner than the first values are too old, also where the whole driver hangs and nobody says so
+of its GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +37,21 @@ class SilentGpus:
         self._before: tuple[Reading, ...] = ()
         self._told: dict[Labels, _Told] = {}
 
-    def observe(self, snapshot: Snapshot) -> Collection:
+    def observe(self, snapshot: Snapshot, now_ns: int) -> Collection:
         """What is to be told beside a snapshot: facts with the time of the last answer, and values that are too old."""
         readings = snapshot.collection.readings
-        silent = [one for one in snapshot.targets if one.reason is not None and one.answered_ns is not None]
+        silent = [one for one in snapshot.targets if _is_silent(one, now_ns)]
         self._told = {
             one.labels: self._told.get(one.labels) or _told_of(one, (*self._before, *readings)) for one in silent
         }
         self._before = readings
         return Collection.joined(_beside(one, self._told[one.labels], readings) for one in silent)
+
+
+def _is_silent(target: TargetState, now_ns: int) -> bool:
+    if target.answered_ns is None:
+        return False
+    return target.reason is not None or now_ns - target.answered_ns > _SILENT_NS
 
 
 def _told_of(target: TargetState, readings: Iterable[Reading]) -> _Told:
@@ -56,12 +65,11 @@ def _told_of(target: TargetState, readings: Iterable[Reading]) -> _Told:
 
 
 def _beside(target: TargetState, told: _Told, readings: Iterable[Reading]) -> Collection:
-    assert target.reason is not None
     assert target.answered_ns is not None
     now = _told_of(target, readings)
     facts = () if told.facts is None or now.facts else (Reading(_INFO, 1.0, told.facts, target.answered_ns),)
-    lost = sorted(told.values - now.values)
-    return Collection(facts, tuple(Missing(metric, labels, target.reason) for metric, labels in lost))
+    lost, reason = sorted(told.values - now.values), target.reason or MissingReason.TIMED_OUT
+    return Collection(facts, tuple(Missing(metric, labels, reason) for metric, labels in lost))
 
 
 def _of(target: TargetState, readings: Iterable[Reading]) -> Iterator[Reading]:

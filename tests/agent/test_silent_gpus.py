@@ -10,6 +10,7 @@ from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import Collection, Missing, MissingReason, Reading, labels_of, with_labels
 
 _SECOND = 10**9
+_NOW = 101 * _SECOND
 _GPU, _OTHER = labels_of(gpu=1, uuid="GPU-1"), labels_of(gpu=0, uuid="GPU-0")
 _INSTANCE = labels_of(gpu=1, uuid="MIG-1", gpu_instance=7)
 _FACTS = Reading(GPU + "info", 1.0, with_labels(_GPU, serial="1654922007"), 95 * _SECOND)
@@ -32,31 +33,43 @@ def snapshot(*readings: Reading, reason: MissingReason | None) -> Snapshot:
 
 def test_facts_stay_with_the_time_of_the_last_answer_and_old_values_are_missing() -> None:
     gpus, hangs = SilentGpus(), MissingReason.TIMED_OUT
-    assert gpus.observe(snapshot(_FACTS, *_VALUES, reason=None)) == Collection()
-    assert gpus.observe(snapshot(_FACTS, *_VALUES, reason=hangs)) == Collection(), "they are told for a minute"
+    assert gpus.observe(snapshot(_FACTS, *_VALUES, reason=None), _NOW) == Collection()
+    assert gpus.observe(snapshot(_FACTS, *_VALUES, reason=hangs), _NOW) == Collection(), "they are told for a minute"
     for _ in range(2):
-        told = gpus.observe(snapshot(reason=hangs))
+        told = gpus.observe(snapshot(reason=hangs), _NOW)
         assert told.readings == (Reading(GPU + "info", 1.0, _FACTS.labels, 100 * _SECOND),)
         assert told.missing == (
             Missing(GPU + "memory_used_bytes", _INSTANCE, hangs),
             Missing(GPU + "power_watts", _GPU, hangs),
             Missing(GPU + "throttle_reason", _GPU, hangs),
         )
-    assert gpus.observe(snapshot(_FACTS, *_VALUES, reason=None)) == Collection()
+    assert gpus.observe(snapshot(_FACTS, *_VALUES, reason=None), _NOW) == Collection()
 
 
 def test_of_a_gpu_that_is_gone_at_once_is_known_what_it_told_before() -> None:
     gpus = SilentGpus()
-    gpus.observe(snapshot(_FACTS, *_VALUES, reason=None))
-    told = gpus.observe(snapshot(reason=MissingReason.GONE))
+    gpus.observe(snapshot(_FACTS, *_VALUES, reason=None), _NOW)
+    told = gpus.observe(snapshot(reason=MissingReason.GONE), _NOW)
     assert [dict(reading.labels)["serial"] for reading in told.readings] == ["1654922007"]
     assert {one.reason for one in told.missing} == {MissingReason.GONE}
 
 
+def test_where_the_whole_driver_hangs_nobody_says_so_of_its_gpus() -> None:
+    gpus = SilentGpus()
+    gpus.observe(snapshot(_FACTS, *_VALUES, reason=None), _NOW)
+    gpus.observe(snapshot(_FACTS, *_VALUES, reason=None), _NOW + 15 * _SECOND)
+    gpus.observe(snapshot(*_VALUES, reason=None), _NOW + 55 * _SECOND)  # what is read seldom is dropped first
+    told = gpus.observe(snapshot(reason=None), _NOW + 60 * _SECOND)
+    assert [dict(reading.labels)["serial"] for reading in told.readings] == ["1654922007"]
+    assert {(one.labels, one.reason) for one in told.missing} == {
+        (labels, MissingReason.TIMED_OUT) for labels in (_GPU, _INSTANCE)
+    }
+
+
 def test_the_page_tells_the_age_of_a_gpu_for_as_long_as_it_hangs() -> None:
     gpus = SilentGpus()
-    gpus.observe(snapshot(_FACTS, *_VALUES, reason=None))
-    told = gpus.observe(snapshot(reason=MissingReason.TIMED_OUT))
+    gpus.observe(snapshot(_FACTS, *_VALUES, reason=None), _NOW)
+    told = gpus.observe(snapshot(reason=MissingReason.TIMED_OUT), _NOW)
     beside = Reading(GPU + "use_state", 1.0, with_labels(_GPU, state="unknown"), 400 * _SECOND)
     states = (
         SourceState("nvml", told, 400 * _SECOND, 0.1),
