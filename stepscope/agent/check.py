@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from stepscope.agent.service import wait_for_all
-from stepscope.agent.sources import Sources
+from stepscope.agent.service import silent_gpus, wait_for_all
+from stepscope.agent.sources import GPUS, Sources
 from stepscope.collectors.capabilities import Capabilities, capabilities_of
 from stepscope.core.analysis import Notice
 from stepscope.core.readings import Collection, MissingReason
@@ -44,7 +44,7 @@ class AgentCheck:
     """All sources, and what is had of each GPU; the capabilities without labels are the machine's.
 
     Attributes:
-        warnings: sources that have not answered before the check was over.
+        warnings: sources and GPUs that have not answered before the check was over.
         schema: of the document.
     """
 
@@ -66,16 +66,19 @@ def check_machine(sources: Sources, *, samples_seconds: float = _SAMPLES_SECONDS
         wait_for_all(sources, never, seconds=_ANSWER_SECONDS)
         never.wait(samples_seconds)
         states = sources.states()
+    silent = silent_gpus(states)
     reports = tuple(
         SourceReport(
             state.name,
             state.reason,
-            state.detail,
+            state.detail or (f"without {', '.join(silent)}" if state.name == GPUS and silent else ""),
             len(state.collection.readings),
             state.seconds,
             tuple(finding.message for finding in state.collection.findings),
         )
         for state in states
     )
-    late = tuple(Notice("source_late", f"{one.name}: {one.detail}") for one in reports if one.reason in _LATE)
-    return AgentCheck(reports, tuple(capabilities_of(Collection.joined(state.collection for state in states))), late)
+    late = [Notice("source_late", f"{one.name}: {one.detail}") for one in reports if one.reason in _LATE]
+    late += [Notice("gpu_silent", line) for line in silent]
+    capabilities = capabilities_of(Collection.joined(state.collection for state in states))
+    return AgentCheck(reports, tuple(capabilities), tuple(late))

@@ -6,24 +6,41 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from stepscope.agent.first_round import FirstRound
 from stepscope.agent.isolation import GpuProbes
+from stepscope.agent.silent_gpus import SilentGpus
 from stepscope.collectors.contradictions import Contradictions
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.core.agent_metrics import AGENT
 from stepscope.core.fabric_metrics import SWITCH
-from stepscope.core.readings import Collection, Finding, Labels, Reading, with_labels
+from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, with_labels
 
 _log = logging.getLogger(__name__)
 
 _MOST_SAID = 20
 """Lines of one look."""
+_QUIET_SECONDS = 8.0
 
 
 class GpuSource:
     """The GPUs' newest values. Waits for no driver: `probes` reads them in processes of their own."""
 
-    def __init__(self, probes: GpuProbes, *, wall_clock_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        probes: GpuProbes,
+        *,
+        quiet_seconds: float = _QUIET_SECONDS,
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """
+        Args:
+            probes: read the GPUs.
+            quiet_seconds: see `FirstRound`.
+            wall_clock_ns: now, ns since the epoch.
+        """
         self._probes = probes
+        self._first_round = FirstRound(quiet_seconds)
+        self._silent = SilentGpus()
         self._wall_clock_ns = wall_clock_ns
         self._contradictions = Contradictions()
 
@@ -45,7 +62,11 @@ class GpuSource:
             "xids_untold_total": counts.findings_dropped,
         }
         readings = tuple(Reading(AGENT + name, float(count), (), now_ns) for name, count in about.items())
-        return Collection.joined((snapshot.collection, Collection(readings, (), tuple(findings))))
+        refusal = next((one.reason for one in snapshot.collection.missing if not one.metric and not one.labels), None)
+        waits_for = self._first_round.waits_for(snapshot.targets, refusal)
+        missing = (Missing("", (), MissingReason.NOT_YET, waits_for),) if waits_for else ()
+        beside = self._silent.observe(snapshot, now_ns)
+        return Collection.joined((snapshot.collection, beside, Collection(readings, missing, tuple(findings))))
 
 
 class KernelLogSource:

@@ -69,7 +69,10 @@ def _rounds(sources: Sources) -> int:
 
 
 def wait_for_all(sources: Sources, stop: threading.Event, *, seconds: float | None = None) -> bool:
-    """Wait until each source has answered or was given up; False when it is time to stop before, or takes longer."""
+    """Wait until each source has answered or was given up; False when it is time to stop before, or takes longer.
+
+    The GPUs' source has once each GPU has, see `FirstRound`.
+    """
     end = None if seconds is None else time.monotonic() + seconds
     while any(state.reason is MissingReason.NOT_YET for state in sources.states()):
         if stop.wait(_LOOK_SECONDS) or (end is not None and time.monotonic() > end):
@@ -77,15 +80,27 @@ def wait_for_all(sources: Sources, stop: threading.Event, *, seconds: float | No
     return True
 
 
+def silent_gpus(states: Sequence[SourceState]) -> list[str]:
+    """A line on each GPU that does not answer its driver."""
+    return [
+        f"GPU {dict(absent.labels)['gpu']} ({absent.reason}: {absent.detail})"
+        for state in states
+        if state.name == GPUS
+        for absent in state.collection.missing
+        if not absent.metric and absent.labels
+    ]
+
+
 def what_is_read(states: Sequence[SourceState]) -> str:
-    """One line: how many GPUs, and which sources give nothing, why."""
+    """One line: how many GPUs, and which sources and GPUs give nothing, why."""
     gpus = {
         dict(reading.labels).get("uuid", "")
         for state in states
         for reading in state.collection.readings
-        if reading.metric == GPU + "info"
+        if reading.metric == GPU + "up" and reading.value
     }
     down = [f"{state.name} ({state.reason}: {state.detail})" for state in states if state.reason]
+    down += silent_gpus(states)
     up = [state.name for state in states if not state.reason and state.name != GPUS]
     read = " and ".join(filter(None, [counted(len(gpus), "GPU"), ", ".join(up)]))
     return f"reads {read}" + (f"; missing: {', '.join(down)}" if down else "")

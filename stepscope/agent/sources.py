@@ -24,6 +24,8 @@ from stepscope.core.jobs import assignments_of
 
 GPUS = "nvml"
 """The source of the GPUs' own driver."""
+_NEW_PROCESS_SECONDS = 3.0
+"""What it takes after a GPU hung until a new process finds the others."""
 _HOST_SECONDS = 5.0
 _DCGM_SECONDS = 10.0
 _HEALTH_SECONDS = 5.0
@@ -64,7 +66,8 @@ class Sources:
         timing = timing or Timing()
         self._probes = GpuProbes(timing, environment=environment)
         self._kernel_log = KernelLog()
-        self._gpus = ScheduledSource(GPUS, GpuSource(self._probes), interval=timing.interval)
+        gpus = GpuSource(self._probes, quiet_seconds=timing.deadline + _NEW_PROCESS_SECONDS)
+        self._gpus = ScheduledSource(GPUS, gpus, interval=timing.interval)
         kernel_log = KernelLogSource(self._kernel_log, self._probes)
         host_interval = max(timing.interval, _HOST_SECONDS)
         self._sources = [

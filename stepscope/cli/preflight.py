@@ -59,7 +59,7 @@ def command(
     from stepscope.core.preflight import CheckGroup
     from stepscope.store.files import check_writable, write_whole
     from stepscope.workflow.junit import checks_as_junit
-    from stepscope.workflow.preflight.request import PreflightRequest, gpus_of, groups_of
+    from stepscope.workflow.preflight.request import PreflightRequest, driver_seconds_of, gpus_of, groups_of
     from stepscope.workflow.preflight.run import run_preflight
 
     if junit is not None and not junit.absolute().parent.is_dir():
@@ -72,6 +72,7 @@ def command(
         groups=frozenset(CheckGroup) if checks is None else groups_of(checks),
         gpus=None if gpus is None else gpus_of(gpus),
         seconds=timeout,
+        driver_seconds=driver_seconds_of(timeout),
     )
     with _progress() as on_progress:
         preflight = run_preflight(request, on_progress=on_progress)

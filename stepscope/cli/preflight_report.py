@@ -32,7 +32,7 @@ def report_lines(preflight: Preflight) -> list[Line]:
 
 
 def _head(preflight: Preflight) -> str:
-    names = sorted({gpu.name for gpu in preflight.gpus})
+    names = sorted({gpu.name for gpu in preflight.gpus if gpu.name}) or ["GPU of unknown name"]
     what = f"{len(preflight.gpus)} x {' and '.join(names)}" if preflight.gpus else "no GPU"
     versions = ", ".join(f"{name} {version}" for name, version in preflight.versions.items())
     return f"{preflight.host}: {what}" + (f" ({versions})" if versions else "")

@@ -152,7 +152,7 @@ class NodeDevice:
     Attributes:
         labels: which: gpu, uuid; of MIG instances gpu_instance, compute_instance, mig_profile as well.
         info: what it is: name, driver, pci_bus_id.
-        is_up: it answers; None where no source says so.
+        is_up: it answers, a MIG instance as its GPU does; None where no source says so.
         reason: why it does not, a `MissingReason`; empty while it does.
         age_seconds: of its newest value; None without one.
         values: metrics without further labels, in base units.

@@ -53,7 +53,8 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
     yield from _sources_down(answer.agent, node)
     of_driver = {source.reason for source in node.sources if source.name == "nvml" and not source.is_up}
     for device in node.devices:  # where the driver answers for none of them, that is said above, once
-        if device.is_up is False and device.key not in told and device.reason not in of_driver:
+        is_told = device.key in told or device.reason in of_driver or "gpu_instance" in device.labels
+        if device.is_up is False and not is_told:
             yield _of(answer.agent, node, device, "gpu_down", f"it does not answer ({device.reason})")
     for finding in node.findings:
         if finding.code in _TOLD:

@@ -15,7 +15,7 @@ from stepscope.agent.check import check_machine
 from stepscope.agent.exporter import MetricsPage
 from stepscope.agent.gpu_sources import GpuSource, KernelLogSource
 from stepscope.agent.isolation import GpuProbes, Snapshot, TargetState, Timing
-from stepscope.agent.service import what_is_read
+from stepscope.agent.service import wait_for_all, what_is_read
 from stepscope.agent.source_state import SourceState
 from stepscope.agent.sources import Sources
 from stepscope.collectors.kernel_log import KernelLog
@@ -150,6 +150,27 @@ def test_old_values_repeated_contradict_nothing() -> None:
     assert [finding.code for finding in collection.findings] == ["busy_without_process"]
     silent[0] = MissingReason.TIMED_OUT  # the same old values again and again prove nothing
     assert not source.collect().findings
+
+
+@pytest.mark.parametrize("hanging", [0, 2])
+def test_a_gpu_that_hangs_from_the_start_hides_no_other_and_is_named(machine: FakeNvml, hanging: int) -> None:
+    for index in range(4):
+        machine.add(profiles.h100(index))
+    machine.set(hanging, hang="any")
+    machine.write()
+    sources = Sources(_QUICK, environment=machine.environment())
+    with sources:
+        assert wait_for_all(sources, threading.Event(), seconds=40)
+        line = what_is_read(sources.states())
+    assert line.startswith("reads 3 GPUs and ")
+    assert f", GPU {hanging} (timed_out: its driver does not answer)" in line
+    found = check_machine(Sources(_QUICK, environment=machine.environment()), samples_seconds=0.5)
+    of_gpus = {dict(one.labels)["gpu"]: one for one in found.capabilities if one.labels}
+    others = {str(index) for index in range(4)} - {str(hanging)}
+    assert all(GPU + "power_watts" in of_gpus[gpu].collected for gpu in others)
+    assert [gap.reason for gap in of_gpus[str(hanging)].gaps] == [MissingReason.TIMED_OUT]
+    assert [notice.code for notice in found.warnings] == ["gpu_silent"]
+    assert found.sources[0].detail == f"without GPU {hanging} (timed_out: its driver does not answer)"
 
 
 def test_the_check_tells_of_each_gpu_what_is_had_and_what_not(machine: FakeNvml) -> None:

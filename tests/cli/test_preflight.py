@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Xml
@@ -13,6 +14,7 @@ from stepscope.cli import main
 from stepscope.core.analysis import Notice
 from stepscope.core.errors import UnreachableError
 from stepscope.core.preflight import CheckResult, Outcome, Preflight, PreflightGpu
+from stepscope.workflow.preflight.request import PreflightRequest
 
 
 def document(outcome: Outcome) -> Preflight:
@@ -95,6 +97,30 @@ def test_a_driver_that_does_not_answer_ends_with_4(
 ) -> None:
     assert run(monkeypatch, UnreachableError("the driver hangs", what_next="reboot")) == 4
     assert capsys.readouterr().err == "stepscope: the driver hangs; reboot\n"
+
+
+def test_a_gpu_that_told_no_name_leaves_no_gap(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = document(Outcome.FAIL)
+    run(monkeypatch, replace(told, gpus=[told.gpus[0], replace(told.gpus[1], name="")]))
+    assert capsys.readouterr().out.startswith("n1: 2 x NVIDIA H100 80GB HBM3 (torch")
+    run(monkeypatch, replace(told, gpus=[replace(told.gpus[1], name="")]))
+    assert capsys.readouterr().out.startswith("n1: 1 x GPU of unknown name (torch")
+
+
+def test_the_driver_too_is_waited_for_no_longer_than_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[PreflightRequest] = []
+
+    def run_preflight(request: PreflightRequest, **_: Any) -> Preflight:
+        asked.append(request)
+        return document(Outcome.PASS)
+
+    monkeypatch.setattr("stepscope.workflow.preflight.run.run_preflight", run_preflight)
+    for timeout in ("5", "60"):
+        with pytest.raises(SystemExit):
+            main(["preflight", "--timeout", timeout])
+    assert [(request.seconds, request.driver_seconds) for request in asked] == [(5.0, 5.0), (60.0, 15.0)]
 
 
 @pytest.mark.parametrize("arguments", [["--checks", "memory,speed"], ["--timeout", "0"], ["--device", "tpu"]])

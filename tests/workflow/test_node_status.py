@@ -36,6 +36,12 @@ def test_a_gpu_that_does_not_answer_is_told_once() -> None:
     assert _codes(NodeAnswer(_URL, told)) == [("1", "row_remap_failed", "critical")]
 
 
+def test_the_instances_of_a_gpu_that_does_not_answer_are_no_further_findings() -> None:
+    labels = {"gpu": "1", "uuid": "MIG-1", "gpu_instance": "7"}
+    silent = [device(1, is_up=False, reason="timed_out"), device(1, labels=labels, is_up=False, reason="timed_out")]
+    assert _codes(NodeAnswer(_URL, node(*silent))) == [("1", "gpu_down", "critical")]
+
+
 def test_a_gpu_that_has_hung_since_before_it_told_its_uuid() -> None:
     silent = [device(index, labels={"gpu": str(index)}, is_up=False, reason="timed_out") for index in (1, 2)]
     told = node(device(0), *silent, events=(event(gpu="1"), event()))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from stepscope import __version__
 from stepscope.agent.api.fleet import job_classes_of, spent_of
-from stepscope.agent.exporter.page import NOT_SAMPLED, STALE_SECONDS
+from stepscope.agent.exporter.page import SAMPLED, STALE_SECONDS
 from stepscope.agent.source_state import SourceState
 from stepscope.core.fleet_class import FleetReport
 from stepscope.core.gpu_metrics import GPU
@@ -55,6 +55,7 @@ def node_of(
     fresh = [one for one in states if one.collected_ns is not None and now_ns - one.collected_ns < STALE_SECONDS * 1e9]
     for state in fresh:
         _gather(devices, state.collection)
+    _answer_as_their_gpu(devices)
     for one in health.gpus if health else ():
         whose = dict(one.labels)
         if (device := devices.get((whose.get("uuid") or whose.get("gpu", ""), ""))) is not None:
@@ -111,7 +112,7 @@ class _Device:
             self.values.setdefault(metric.removeprefix(GPU), reading.value)
         elif len(further) == 1:
             self.by_label.setdefault(metric.removeprefix(GPU), {}).setdefault(further[0][1], reading.value)
-        if not metric.startswith(NOT_SAMPLED):
+        if metric in SAMPLED:
             self.newest_ns = max(self.newest_ns, reading.time_ns)
 
     def lacks(self, missing: Missing) -> None:
@@ -158,6 +159,14 @@ def _gather(devices: dict[Place, _Device], collection: Collection) -> None:
         if (of := device(missing.labels)) is not None:
             of.lacks(missing)
     _add_jobs(devices, assignments_of(collection))
+
+
+def _answer_as_their_gpu(devices: Mapping[Place, _Device]) -> None:
+    """The driver is asked of instances through their GPU."""
+    for (gpu, instance), device in devices.items():
+        whole = devices.get((gpu, ""))
+        if instance and device.up is None and whole is not None:
+            device.up = whole.up
 
 
 def _add_jobs(devices: Mapping[Place, _Device], assignments: Sequence[Assignment]) -> None:

@@ -20,14 +20,14 @@ from stepscope.agent.exporter.doubles import without_doubles
 from stepscope.agent.exporter.families import Families, LabelTexts, Series, text_of
 from stepscope.agent.source_state import SourceState
 from stepscope.core.agent_metrics import AGENT
-from stepscope.core.gpu_metrics import GPU
+from stepscope.core.gpu_metrics import GPU, GPU_METRICS
 from stepscope.core.readings import Collection, Labels, Reading, labels_of
 
 STALE_SECONDS = 60.0
 """Age of a collection from which its values are told no more."""
 _OF_THE_AGENT = "agent"
-NOT_SAMPLED = (GPU + "xid_", GPU + "up", GPU + "health")
-"""They are there, with a new time, when the GPU says nothing."""
+SAMPLED = frozenset(one.name for one in GPU_METRICS if not one.name.startswith((GPU + "xid_", GPU + "up")))
+"""What is read of a GPU. All others (of jobs, health, class) are there, with a new time, when it says nothing."""
 
 
 class MetricsPage(Collector):
@@ -145,8 +145,7 @@ def _newest(readings: Sequence[Reading]) -> dict[tuple[str, str], int]:
     """When each GPU or MIG instance was read last."""
     newest: dict[Labels, int] = {}
     for reading in readings:
-        is_newer = reading.time_ns > newest.get(reading.labels, 0)
-        if is_newer and reading.metric.startswith(GPU) and not reading.metric.startswith(NOT_SAMPLED):
+        if reading.metric in SAMPLED and reading.time_ns > newest.get(reading.labels, 0):
             newest[reading.labels] = reading.time_ns
     by_gpu: dict[tuple[str, str], int] = {}
     for labels, time_ns in newest.items():

@@ -112,7 +112,7 @@ def _document(name: str, layout: Layout, result: WorkloadResult, *, profiled: bo
     warnings = []
     num_steps, num_skipped = len(result.losses), result.outcomes[0].num_skipped_steps
     if num_skipped == num_steps:
-        skipped = "its one step" if num_steps == 1 else f"all {num_steps} steps"
+        skipped = "its one step" if num_steps == 1 else f"all {counted(num_steps, 'step')}"
         warnings.append(
             {
                 "code": "all_steps_skipped",

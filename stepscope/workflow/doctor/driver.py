@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stepscope.core.counting import counted, form
 from stepscope.core.doctor import DoctorLine, DoctorState
@@ -12,8 +12,10 @@ from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import MissingReason
 from stepscope.workflow.doctor.machine import Machine
 from stepscope.workflow.preflight.driver import DriverLook, DriverWatch, look
+from stepscope.workflow.preflight.judging import why_failed
 from stepscope.workflow.preflight.request import Programs
 from stepscope.workflow.preflight.state_judging import GpuState
+from stepscope.workflow.preflight.workers import Failure
 
 _NVIDIA, _DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
 _SECONDS = 15.0
@@ -28,12 +30,14 @@ class DriverFacts:
     Attributes:
         look: which GPUs.
         version, cuda: of the driver; empty where it did not tell.
+        silent: why GPUs that were found tell nothing more, by index.
         gpm: why its profiling counters have no value, by index; None where they have one.
     """
 
     look: DriverLook
     version: str = ""
     cuda: str = ""
+    silent: Mapping[int, str] = field(default_factory=dict)
     gpm: Mapping[int, tuple[MissingReason, str] | None] | None = None
 
 
@@ -50,32 +54,32 @@ def ask_driver(programs: Programs, seconds: float = _SECONDS) -> DriverFacts:
     with DriverWatch({gpu.index: gpu.key for gpu in found.gpus}, programs, seconds) as watch:
         watch.begin()
         states = watch.end(None)
-        facts = watch.facts(found.gpus[0].index)
+        facts = next(filter(None, (watch.facts(gpu.index) for gpu in found.gpus)), {})
+    silent = {index: why_failed(state) for index, state in states.items() if isinstance(state, Failure)}
     gpm = {index: _why_no_gpm(state) for index, state in states.items() if isinstance(state, GpuState)}
-    return DriverFacts(found, facts.get("driver", ""), facts.get("cuda", ""), gpm)
+    return DriverFacts(found, facts.get("driver", ""), facts.get("cuda", ""), silent, gpm)
 
 
 def look_at_driver(machine: Machine, facts: DriverFacts) -> Iterator[DoctorLine]:
     """The driver, its GPUs, and the files by which they are opened."""
-    on_bus, told = count_on_bus(machine), len(facts.look.gpus)
+    on_bus, told = count_on_bus(machine), len(facts.look.gpus) - len(facts.silent)
     if facts.look.why_not:
         state = _FAIL if on_bus or facts.look.hangs else _WARN
         seen = f"; {on_bus} of NVIDIA's GPUs {form(on_bus, 'is', 'are')} on the PCI bus" if on_bus else ""
         advice = "" if on_bus or facts.look.hangs else "without a GPU stepscope analyses traces and serves host metrics"
         yield DoctorLine("driver", state, facts.look.why_not + seen, advice)
         return
-    yield DoctorLine(
-        "driver",
-        _OK,
-        f"{facts.version}, up to CUDA {facts.cuda}; {counted(told, 'GPU answers', 'GPUs answer')}",
-    )
-    for index, why in facts.look.lost:
+    down = sorted([*facts.look.lost, *facts.silent.items()])
+    version = f"{facts.version}, up to CUDA {facts.cuda}; " if facts.version else ""
+    answer = f"{version}{counted(told, 'GPU answers', 'GPUs answer')}"
+    yield DoctorLine("driver", _FAIL if down and not told else _OK, answer)
+    for index, why in down:
         yield DoctorLine(f"GPU {index}", _FAIL, why)
-    num_known = told + len(facts.look.lost)
+    num_known = told + len(down)
     if on_bus > num_known:
         found = f"{on_bus} are on the PCI bus, the driver tells of {num_known}"
         yield DoctorLine("GPUs", _WARN, found, "hidden by a container or cgroup, or fallen off: see dmesg for XIDs")
-    yield from _look_at_device_files(machine, told)
+    yield from _look_at_device_files(machine, len(facts.look.gpus))
     yield from _look_at_gpm(facts)
 
 

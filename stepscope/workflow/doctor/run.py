@@ -41,7 +41,7 @@ def examine(
 def _lines(machine: Machine, programs: Programs, address: str, agent_socket: str) -> Iterator[DoctorLine]:
     torch, driver = find_torch(), ask_driver(programs)
     yield from look_at_python()
-    num_gpus = max(len(driver.look.gpus), count_on_bus(machine))
+    num_gpus = max(len(driver.look.gpus) + len(driver.look.lost), count_on_bus(machine))
     yield judge_torch(torch, driver_cuda=driver.cuda, num_gpus=num_gpus)
     yield from look_at_pynvml()
     yield from look_at_driver(machine, driver)

@@ -9,6 +9,7 @@ from typing import Any
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import Collection, Finding
 from stepscope.core.readings_wire import labels_from, read_alone
+from stepscope.workflow.preflight.judging import why_failed
 from stepscope.workflow.preflight.request import Programs
 from stepscope.workflow.preflight.state_judging import GpuState, value_of
 from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Worker, ask, ask_all, close_all
@@ -47,23 +48,37 @@ class DriverLook:
 
 
 def look(programs: Programs, seconds: float) -> DriverLook:
-    """Which GPUs there are.
+    """Which GPUs there are. Each is asked in a process of its own, all at once: one that hangs hides no other.
 
     Args:
-        programs: which process asks.
-        seconds: after which the driver counts as hanging.
+        programs: which processes ask.
+        seconds: after which the driver, or a GPU, counts as hanging.
     """
     with Worker(programs.state, programs.environment) as worker:
-        reply = ask(worker, {"do": "look"}, seconds)
+        reply = ask(worker, {"do": "count"}, seconds)
     if isinstance(reply, Failure):
         text = reply.detail.removeprefix("DriverUnusableError: ")
         return DriverLook(why_not=text, hangs=reply.kind is FailureKind.HUNG)
     assert isinstance(reply, dict)
-    gpus = []
-    for told in reply["gpus"]:
-        labels = dict(labels_from(told["labels"]))
-        gpus.append(DriverGpu(told["key"], int(labels["gpu"]), labels["uuid"]))
-    return DriverLook(tuple(gpus), tuple((int(index), detail or reason) for index, reason, detail in reply["lost"]))
+    workers = [Worker(programs.state, programs.environment) for _ in range(reply["count"])]
+    try:
+        replies = ask_all({worker: {"do": "look", "index": index} for index, worker in enumerate(workers)}, seconds)
+    finally:
+        close_all(workers)
+    found = [_found(index, replies[worker]) for index, worker in enumerate(workers)]
+    gpus = tuple(one for one in found if isinstance(one, DriverGpu))
+    return DriverLook(gpus, tuple(one for one in found if not isinstance(one, DriverGpu)))
+
+
+def _found(index: int, reply: Reply) -> DriverGpu | tuple[int, str]:
+    """A GPU, or its index and why it does not answer."""
+    if isinstance(reply, Failure):
+        return index, why_failed(reply)
+    assert isinstance(reply, dict)
+    if "lost" in reply:
+        reason, detail = reply["lost"]
+        return index, detail or reason
+    return DriverGpu(reply["key"], index, dict(labels_from(reply["labels"]))["uuid"])
 
 
 class DriverWatch:

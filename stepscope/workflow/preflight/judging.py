@@ -71,7 +71,12 @@ def judge_failure(check: str, gpus: tuple[int, ...], reply: Failure | Unsupporte
     """What could not be measured: skipped where it cannot be, failed where it should have been."""
     if isinstance(reply, Unsupported):
         return CheckResult(check, gpus, Outcome.SKIPPED, reply.detail)
-    return CheckResult(check, gpus, Outcome.FAIL, f"{reply.detail}; {_NEXT[reply.kind]}")
+    return CheckResult(check, gpus, Outcome.FAIL, why_failed(reply))
+
+
+def why_failed(failure: Failure) -> str:
+    """How it failed, and what to do."""
+    return f"{failure.detail}; {_NEXT[failure.kind]}"
 
 
 def judge_products(check: str, gpus: tuple[int, ...], reply: Reply) -> CheckResult:

@@ -12,6 +12,14 @@ from stepscope.core.preflight import CHECKS, CheckGroup
 
 _MOST_GPUS = 1024
 """In one node: no range is longer."""
+_DRIVER_SECONDS = (5.0, 15.0)
+"""At least and at most. A driver without persistence mode takes up to 3 s to wake a GPU."""
+
+
+def driver_seconds_of(seconds: float) -> float:
+    """What NVML may take to tell all of a GPU, where one check may take so long; some tens of ms are usual."""
+    least, most = _DRIVER_SECONDS
+    return min(most, max(least, seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +33,7 @@ class PreflightRequest:
         gpus: indices or beginnings of UUIDs; None for all.
         seconds: that one check may take on one GPU before it counts as hung.
         start_seconds: that a process may take to import torch and open its GPU.
-        driver_seconds: that NVML may take to tell all of a GPU; some tens of ms are usual.
+        driver_seconds: that NVML may take to tell all of a GPU, see `driver_seconds_of`.
     """
 
     device_type: str = "cuda"
@@ -34,7 +42,7 @@ class PreflightRequest:
     gpus: tuple[str, ...] | None = None
     seconds: float = 60.0
     start_seconds: float = 180.0
-    driver_seconds: float = 15.0
+    driver_seconds: float = _DRIVER_SECONDS[1]
 
     @property
     def runs(self) -> bool:

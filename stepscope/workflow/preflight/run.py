@@ -95,10 +95,12 @@ def _discover(request: PreflightRequest, programs: Programs, driver: DriverLook)
 def _judge_states(
     gpus: Sequence[MeasuredGpu], states: Mapping[int, GpuState | Failure], driver: DriverLook, *, is_loaded: bool
 ) -> list[CheckResult]:
-    results = []
+    results, lost = [], dict(driver.lost)
     for gpu in gpus:
         state = states.get(gpu.index)
-        if state is None:
+        if state is None and not gpu.pci_bus_id and gpu.index in lost:
+            results.append(CheckResult("driver", (gpu.index,), Outcome.FAIL, lost[gpu.index]))
+        elif state is None:
             why = driver.why_not or "NVML does not know this device: it is a part of a GPU, or none of NVIDIA's"
             outcome = Outcome.FAIL if driver.hangs else Outcome.SKIPPED
             results.append(CheckResult("driver", (gpu.index,), outcome, why))

@@ -1,6 +1,7 @@
 """What does a process do that asks the driver about GPUs? It answers as `child` does.
 
-{"do": "look"}                 {"gpus": [{"key": ..., "labels": [...]}], "lost": [[index, reason, detail]]}
+{"do": "count"}                {"count": 8}: GPUs that the driver knows
+{"do": "look", "index": 3}     {"key": ..., "labels": [...]}: which GPU that is; or {"lost": [reason, detail]}
 {"do": "read", "key": ...}     {"collection": ..., "ends": {...}}: all of one GPU, and where its NVLinks end
 {"do": "watch", "key": ...}    {}; from then on it reads what changes under load
 {"do": "told"}                 {"samples": [...]}: what it read since
@@ -15,7 +16,7 @@ import threading
 from stepscope.collectors.nvml import GpuTarget, NvmlCollector
 from stepscope.collectors.nvml.binding import GpuUnusableError
 from stepscope.core.gpu_metrics import GPU
-from stepscope.core.readings import Collection, Missing
+from stepscope.core.readings import Collection
 from stepscope.core.readings_wire import written_alone
 from stepscope.workflow.preflight.child import Answer, Request, serve
 
@@ -51,8 +52,10 @@ class StateServer:
             DriverUnusableError: no GPU can be asked.
         """
         do = request["do"]
+        if do == "count":
+            return {"count": self._collector.count()}
         if do == "look":
-            return self._look()
+            return self._look(request["index"])
         if do == "read":
             return {"collection": written_alone(self._read(request["key"])), "ends": self._ends(request["key"])}
         if do == "watch":
@@ -65,11 +68,11 @@ class StateServer:
             self._watcher.join()
         return {"samples": [written_alone(sample) for sample in self._samples]}
 
-    def _look(self) -> Answer:
-        found = [self._collector.target(index) for index in range(self._collector.count())]
-        gpus = [{"key": one.key, "labels": one.labels} for one in found if isinstance(one, GpuTarget)]
-        lost = [one for one in found if isinstance(one, Missing)]
-        return {"gpus": gpus, "lost": [[int(dict(one.labels)["gpu"]), one.reason, one.detail] for one in lost]}
+    def _look(self, index: int) -> Answer:
+        found = self._collector.target(index)
+        if isinstance(found, GpuTarget):
+            return {"key": found.key, "labels": found.labels}
+        return {"lost": [found.reason, found.detail]}
 
     def _read(self, key: str) -> Collection:
         return Collection.joined(self._collector.sweep(key).values())

@@ -108,6 +108,28 @@ def test_an_instance_is_one_device_whichever_source_names_it_how() -> None:
     assert [one.key for one in (gpu, seventh, eighth)] == ["GPU-1", "MIG-1", "GPU-1/8"]
 
 
+def test_a_gpu_that_hangs_is_as_old_as_its_drivers_last_word_and_its_instances_hang_with_it() -> None:
+    nvml = _state(
+        _reading("power_watts", 71.7, age=40.6),
+        _reading("memory_used_bytes", 5.0, _INSTANCE, age=40.6),
+        _reading("up", 0.0, age=0.0, reason="timed_out"),
+        missing=(Missing(GPU + "pcie_replays_total", _GPU, MissingReason.TIMED_OUT),),
+    )
+    beside = [
+        _reading("job_info", 1.0, age=0.0, job_kind="slurm", job_id="42", share="exclusive", source="process"),
+        _reading("use_state", 1.0, age=0.0, state="unknown"),
+        _reading("class", 1.0, age=0.0, cause="idle"),
+        _reading("class_confidence_ratio", 1.0, age=0.0),
+        _reading("time_ratio", 1.0, age=0.0, spent="empty"),
+        _reading("health", 1.0, age=0.0, state="failed"),
+        _reading("xid_errors_total", 1.0, age=0.0, xid="79"),
+    ]
+    gpu, instance = node_of((nvml, _state(*beside, name="jobs")), _NOW, host="n1").devices
+    assert gpu.age_seconds == 40.6
+    assert gpu.missing == {"pcie_replays_total": "timed_out"}
+    assert (instance.is_up, instance.reason, instance.age_seconds) == (False, "timed_out", 40.6)
+
+
 def test_jobs_are_with_their_device() -> None:
     job = Job(JobKind.SLURM, "42", name="llama", user="alice", team="nlp")
     key = job_labels(job)

@@ -61,6 +61,29 @@ def test_a_driver_that_cannot_be_asked(error: str, words: str, nvml: FakeNvml, t
     assert found.endswith("; 2 of NVIDIA's GPUs are on the PCI bus")
 
 
+def test_a_gpu_that_hangs_hides_no_other(nvml: FakeNvml, tmp_path: Path) -> None:
+    files = {"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidia-uvm": ""}
+    nvml.set(1, hang="any")
+    nvml.write()
+    facts = ask_driver(Programs(environment=nvml.environment()), seconds=4.0)
+    found = by_topic(list(look_at_driver(machine(tmp_path, files), facts)))
+    assert found["driver"] == ("ok", "580.159.03, up to CUDA 13.0; 1 GPU answers")
+    assert found["GPU 1"][0] == "fail"
+    assert found["GPU 1"][1].startswith("no answer within 4 s; the GPU or its driver hangs: drain the node")
+    assert found["profiling counters"] == ("ok", "tensor, SM and memory activity through GPM")
+
+
+def test_gpus_that_hang_once_they_are_read_do_not_answer(nvml: FakeNvml, tmp_path: Path) -> None:
+    nvml.values["hang"] = "nvmlDeviceGetTemperature"
+    nvml.write()
+    facts = ask_driver(Programs(environment=nvml.environment()), seconds=4.0)
+    found = by_topic(list(look_at_driver(machine(tmp_path, gpus_on_bus(2)), facts)))
+    assert found["driver"] == ("fail", "0 GPUs answer")
+    assert found["GPU 0"][1].startswith("no answer within 4 s; ")
+    assert found["GPU 1"][0] == "fail"
+    assert "GPUs" not in found
+
+
 def test_a_driver_that_hangs(nvml: FakeNvml, tmp_path: Path) -> None:
     nvml.values["hang"] = "any"
     nvml.write()

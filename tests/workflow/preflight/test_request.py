@@ -6,13 +6,17 @@ import pytest
 
 from stepscope.core.errors import UsageError
 from stepscope.core.preflight import CheckGroup
-from stepscope.workflow.preflight.request import PreflightRequest, gpus_of, groups_of
+from stepscope.workflow.preflight.request import PreflightRequest, driver_seconds_of, gpus_of, groups_of
 
 
 def test_gpus_by_index_range_and_uuid() -> None:
     assert gpus_of("0,2-4, 3,GPU-1b2c3d4e-0000,MIG-17") == ("0", "2", "3", "4", "GPU-1b2c3d4e-0000", "MIG-17")
     assert gpus_of("0-99999999") == ("0-99999999",)
     assert gpus_of(" ,") == ()
+
+
+def test_the_driver_is_waited_for_no_longer_than_a_check_may_take_but_for_one_that_wakes_its_gpu() -> None:
+    assert [driver_seconds_of(seconds) for seconds in (1.0, 5.0, 8.0, 60.0)] == [5.0, 5.0, 8.0, 15.0]
 
 
 def test_groups_by_their_name_or_one_of_their_checks() -> None:

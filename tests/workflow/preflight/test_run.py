@@ -141,6 +141,19 @@ def test_a_driver_that_hangs_on_one_gpu_fails_that_one(run_node: RunNode, machin
     assert [gpu.outcome for gpu in preflight.gpus] == [Outcome.PASS, Outcome.PASS, Outcome.FAIL, Outcome.PASS]
 
 
+def test_a_gpu_that_never_answers_hides_no_other(run_node: RunNode, machine: FakeNvml) -> None:
+    machine.set(2, hang="any")
+    machine.write()
+    preflight = run_node(groups=frozenset({CheckGroup.STATE}), driver_seconds=4.0)
+    assert [gpu.index for gpu in preflight.gpus] == [0, 1, 3]
+    assert {gpu.outcome for gpu in preflight.gpus} == {Outcome.PASS}
+    assert found(preflight, "driver", 2).outcome is Outcome.FAIL
+    assert found(preflight, "driver", 2).detail.startswith("no answer within 4 s; the GPU or its driver hangs")
+    loaded = run_node(groups=frozenset({CheckGroup.STATE, CheckGroup.MEMORY}), driver_seconds=4.0)
+    assert found(loaded, "driver", 2).detail == found(preflight, "driver", 2).detail  # CUDA sees it
+    assert found(loaded, "memory_bandwidth", 3).outcome is Outcome.PASS
+
+
 def test_the_driver_alone_is_asked_without_torch_and_idle_links_are_no_fault(
     run_node: RunNode, machine: FakeNvml
 ) -> None:
