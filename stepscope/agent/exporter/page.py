@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import socket
 import threading
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from stepscope import __version__
 from stepscope.agent.exporter.dcgm_names import DcgmNames, dcgm_series
 from stepscope.agent.exporter.doubles import without_doubles
 from stepscope.agent.exporter.families import Families, LabelTexts, Series, text_of
+from stepscope.agent.node_name import node_name
 from stepscope.agent.source_state import SourceState
 from stepscope.core.agent_metrics import AGENT
 from stepscope.core.gpu_metrics import GPU
@@ -52,7 +52,7 @@ class MetricsPage(Collector):
         """
         self._states = states
         self._dcgm_names = dcgm_names
-        self._hostname = hostname or socket.gethostname()
+        self._hostname = node_name(hostname or "")
         self._stale_ns = int(stale_seconds * 1e9)
         self._wall_clock_ns = wall_clock_ns
         self._texts = LabelTexts()
