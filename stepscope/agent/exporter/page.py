@@ -14,6 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from stepscope import __version__
+from stepscope.agent.exporter.compression import accepts_gzip
 from stepscope.agent.exporter.dcgm_names import DcgmNames, dcgm_series
 from stepscope.agent.exporter.doubles import without_doubles
 from stepscope.agent.exporter.families import Families, LabelTexts, Series, text_of
@@ -87,7 +88,7 @@ class MetricsPage(Collector):
                 text = text_of(self.series(), self._texts, is_openmetrics=is_openmetrics)
                 body = text.encode() + encoder(self._process)
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
-        if any(part.strip().partition(";")[0] == "gzip" for part in accept_encoding.split(",")):
+        if accepts_gzip(accept_encoding):
             body = gzip.compress(body, compresslevel=1)
             headers["Content-Encoding"] = "gzip"
         return body, headers
