@@ -11,16 +11,29 @@ job=${SLURM_JOB_ID:-unknown}
 
 [[ -n ${SLURM_JOB_GPUS:-} ]] || exit 0
 command -v "$stepscope" >/dev/null || exit 0
-mkdir -p "$logs"
-report=$logs/epilog-$job.txt
+# in memory while it is made: neither a full disk nor a folder that cannot be had is a GPU's fault
+report=$(mktemp -p /dev/shm stepscope.XXXXXX 2>/dev/null) || report=$(mktemp 2>/dev/null) || report=/dev/null
+trap '[[ $report == /dev/null ]] || rm -f "$report"' EXIT
 
 timeout --kill-after=10 60 "$stepscope" preflight --checks state --gpus "$SLURM_JOB_GPUS" >"$report" 2>&1
 code=$?
+kept=$logs/epilog-$job.txt
+{ mkdir -p "$logs" && cp "$report" "$kept"; } 2>/dev/null || kept="no report: $logs cannot be written"
+
+reason=
 case $code in
-  1 | 4) reason=$(grep -m 1 -E '^(FAIL|stepscope:)' "$report" | cut -c 1-200) ;;
+  0) exit 0 ;;
+  1) reason=$(grep -m 1 '^FAIL ' "$report" | cut -c 1-200) ;; # any program that breaks ends with 1
+  4)
+    reason=$(grep -m 1 -E '^(FAIL |stepscope:)' "$report" | cut -c 1-200)
+    reason=${reason:-the driver does not answer}
+    ;;
   124 | 137) reason="the driver hangs" ;;
-  *) exit 0 ;;
 esac
+if [[ -z $reason ]]; then # wrong use, a broken installation: not the node's fault
+  logger -t stepscope "GPUs after job $job could not be asked (exit code $code), see $kept"
+  exit 0
+fi
 logger -t stepscope "after job $job: $reason"
 scontrol update NodeName="${SLURMD_NODENAME:-$(hostname -s)}" State=DRAIN Reason="stepscope after job: $reason"
 exit 0 # the node is drained already, with the reason

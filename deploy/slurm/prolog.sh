@@ -13,22 +13,30 @@ job=${SLURM_JOB_ID:-unknown}
 
 [[ -n ${SLURM_JOB_GPUS:-} ]] || exit 0 # a job without GPUs
 command -v "$stepscope" >/dev/null || exit 0
-mkdir -p "$logs"
-report=$logs/preflight-$job.txt
+# in memory while it is made: neither a full disk nor a folder that cannot be had is a GPU's fault
+report=$(mktemp -p /dev/shm stepscope.XXXXXX 2>/dev/null) || report=$(mktemp 2>/dev/null) || report=/dev/null
+trap '[[ $report == /dev/null ]] || rm -f "$report"' EXIT
 
 # GPUs may be named by index, or by UUID from Slurm 25.11 on; both are understood
 timeout --kill-after=10 "$limit" "$stepscope" preflight --quick --gpus "$SLURM_JOB_GPUS" >"$report" 2>&1
 code=$?
+kept=$logs/preflight-$job.txt
+{ mkdir -p "$logs" && cp "$report" "$kept"; } 2>/dev/null || kept="no report: $logs cannot be written"
 
+reason=
 case $code in
   0) exit 0 ;;
-  1 | 4) reason=$(grep -m 1 -E '^(FAIL|stepscope:)' "$report" | cut -c 1-200) ;;
-  124 | 137) reason="no answer within $limit s" ;;
-  *) # wrong use, no torch: not the node's fault
-    logger -t stepscope "preflight of job $job could not be made (exit code $code), see $report"
-    exit 0
+  1) reason=$(grep -m 1 '^FAIL ' "$report" | cut -c 1-200) ;; # any program that breaks ends with 1
+  4)
+    reason=$(grep -m 1 -E '^(FAIL |stepscope:)' "$report" | cut -c 1-200)
+    reason=${reason:-the driver does not answer}
     ;;
+  124 | 137) reason="no answer within $limit s" ;;
 esac
+if [[ -z $reason ]]; then # wrong use, no torch, a broken installation: not the node's fault
+  logger -t stepscope "preflight of job $job could not be made (exit code $code), see $kept"
+  exit 0
+fi
 logger -t stepscope "preflight of job $job: $reason"
 scontrol update NodeName="${SLURMD_NODENAME:-$(hostname -s)}" State=DRAIN Reason="stepscope preflight: $reason"
 exit 1

@@ -14,6 +14,7 @@ from stepscope.agent.exporter import DcgmNames
 from stepscope.agent.hangs import ras_address
 from stepscope.agent.isolation import Timing
 from stepscope.agent.kineto_link import KinetoBackend
+from stepscope.agent.node_name import node_name
 from stepscope.agent.sources import Sources
 from stepscope.agent.state_directory import state_directory
 from stepscope.agent.training_link import ProfileBackend, TrainingServer
@@ -34,6 +35,7 @@ class Parts:
         training: who hears training processes; None: nobody.
         kineto: who answers processes started with KINETO_USE_DAEMON=1; None: nobody.
         captures: who takes orders for captures.
+        host: how this machine is called.
     """
 
     address: Address
@@ -43,6 +45,7 @@ class Parts:
     training: TrainingServer | None
     kineto: KinetoBackend | None
     captures: CaptureService
+    host: str
 
 
 def assembled(configuration: Configuration) -> Parts:
@@ -62,7 +65,9 @@ def assembled(configuration: Configuration) -> Parts:
     kineto = _kineto(configuration)
     sources = sources_of(configuration, training, kineto)
     captures = _captures(configuration, training, kineto, sources)
-    return Parts(address, guard, sources, DcgmNames(names) if names else None, training, kineto, captures)
+    dcgm_names = DcgmNames(names) if names else None
+    host = node_name(configuration.settings.jobs.node)
+    return Parts(address, guard, sources, dcgm_names, training, kineto, captures, host)
 
 
 def sources_of(

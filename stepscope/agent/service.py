@@ -34,11 +34,11 @@ def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) ->
         UsageError: the address, the socket or the token file cannot be had.
     """
     sources, captures, systemd = parts.sources, parts.captures, Systemd()
-    page = MetricsPage(sources.states, dcgm_names=parts.dcgm_names)
+    page = MetricsPage(sources.states, dcgm_names=parts.dcgm_names, hostname=parts.host)
     with parts.training or nullcontext(), parts.kineto or nullcontext(), captures:
         access = Access(captures.token, parts.guard)
         scheme = "https" if parts.guard.context() else "http"
-        api = api_routes(lambda host: _node(parts, host), scheme=scheme)
+        api = api_routes(lambda host: _node(parts, host), scheme=scheme, host=parts.host)
         routes = (*page_routes(page, sources.states), *api, *captures.routes)
         server = AgentServer(parts.address, routes, access, parts.guard)
         with sources, server:

@@ -13,6 +13,7 @@ from stepscope.agent.health import HealthSource
 from stepscope.agent.isolation import GpuProbes, Timing
 from stepscope.agent.jobs import JobSettings, job_sources
 from stepscope.agent.kineto_link import KinetoBackend, KinetoSource
+from stepscope.agent.numbering import Renumbered
 from stepscope.agent.schedule import ScheduledSource
 from stepscope.agent.source_state import SourceState
 from stepscope.agent.training_link import TrainingServer, TrainingSource
@@ -76,11 +77,14 @@ class Sources:
             ScheduledSource("host", HostCollector(gpu_users=self._gpu_users), interval=host_interval),
             ScheduledSource("infiniband", InfinibandCollector(), interval=host_interval),
         ]
-        of_gpus = [self._gpus]
+        of_gpus: list[ScheduledSource | Renumbered] = [self._gpus]
+        self._renumbered: dict[ScheduledSource, Renumbered] = {}
         if dcgm_exporter is not None:
             exporter = DcgmExporterCollector(dcgm_exporter)
-            of_gpus.append(ScheduledSource("dcgm_exporter", exporter, interval=_DCGM_SECONDS))
-            self._sources.append(of_gpus[-1])
+            page = ScheduledSource("dcgm_exporter", exporter, interval=_DCGM_SECONDS)
+            self._sources.append(page)
+            self._renumbered[page] = Renumbered(page.state, self._gpus.state)
+            of_gpus.append(self._renumbered[page])
         if training is not None:
             self._sources.append(ScheduledSource("training", TrainingSource(training), interval=timing.interval))
             self._sources.append(ScheduledSource("hangs", HangSource(training.ranks), interval=_HANG_SECONDS))
@@ -117,7 +121,7 @@ class Sources:
 
     def _read_states(self) -> tuple[SourceState, ...]:
         """Those of the sources that read, for those that are derived from them."""
-        return tuple(source.state() for source in self._sources)
+        return tuple(self._renumbered.get(source, source).state() for source in self._sources)
 
     def pids_of_job(self, name: str) -> frozenset[int]:
         """Processes that hold a GPU for a job that is called so."""

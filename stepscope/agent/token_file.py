@@ -6,6 +6,8 @@ import logging
 import os
 import secrets
 import stat
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from stepscope.core.errors import UsageError, from_os_error
@@ -41,9 +43,14 @@ def token_in(file: Path, *, is_made: bool = False) -> str:
 
 
 def _make(file: Path) -> None:
-    try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
+    """Whole or not at all: a token cut short by a full disk would be nobody's for ever."""
+    if file.exists():
         return
-    with open(descriptor, "w") as opened:
-        opened.write(secrets.token_urlsafe(32) + "\n")
+    descriptor, beside = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # its user alone can read it
+    try:
+        with open(descriptor, "w") as opened:
+            opened.write(secrets.token_urlsafe(32) + "\n")
+        with suppress(FileExistsError):  # another agent was first
+            os.link(beside, file)
+    finally:
+        os.unlink(beside)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +22,8 @@ from stepscope.core.counting import counted
 if TYPE_CHECKING:
     from stepscope.agent.check import AgentCheck
     from stepscope.collectors.capabilities import Capabilities
+
+_log = logging.getLogger(__name__)
 
 _MOST_NAMES = 6
 
@@ -44,8 +48,12 @@ def run(configuration: Configuration) -> None:
 
     parts = assembled(configuration)
     logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
-    with _set_by_sigterm() as stop:
-        serve(parts, stop=stop, say=lambda line: click.echo(f"stepscope agent: {line}", err=True))
+    _log.setLevel(logging.INFO)
+    try:
+        with _set_by_sigterm() as stop:
+            serve(parts, stop=stop, say=_log.info)  # a log that cannot be written ends nothing
+    finally:
+        _leave_log()
 
 
 @command.command("check")
@@ -63,13 +71,25 @@ def check(configuration: Configuration, as_json: bool) -> None:
 
 @contextmanager
 def _set_by_sigterm() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets; afterwards the signal does what it did before."""
+    """An event that SIGTERM sets, while SIGHUP is answered with a line; afterwards they do what they did before."""
     stop = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    line = "goes on after SIGHUP; the web config is read whenever it changes, all else when the agent starts"
+    handlers = {signal.SIGTERM: lambda *_: stop.set(), signal.SIGHUP: lambda *_: _log.info(line)}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave_log() -> None:
+    """What the log did not take is dropped; else Python, which tries again at its end, ends with another code."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stderr.fileno())
 
 
 def _lines(found: AgentCheck) -> list[str]:

@@ -37,6 +37,8 @@ _SPREAD_SECONDS = 3.0
 """Within which all agents have heard of a capture, and their processes too."""
 _AGREED_SECONDS = 4.0
 """How far ahead a step is that all ranks are told, once they did not agree."""
+_UNKNOWN_SECONDS = 20.0
+"""Within which a process that has just been started is known: it imports torch, and libkineto asks every 5 s."""
 _MOST_AT_ONCE = 32
 
 Tell = Callable[[str], None]
@@ -88,7 +90,8 @@ def capture_job(
     wait: bool = True,
     tell: Tell = lambda _: None,
 ) -> CapturedJob:
-    """Have it captured, and wait until it is; whoever interrupts the wait cancels the capture.
+    """Have it captured, and wait until it is; whoever interrupts the wait cancels the capture. A job that has just been
+    started is waited for, too.
 
     Args:
         agents: of the job's nodes, each once.
@@ -102,11 +105,11 @@ def capture_job(
         DataError: an agent refuses, or no rank is there.
     """
     order = replace(order, id=f"c-{secrets.token_hex(6)}")
-    if len(agents) > 1 and order.start_step is None and order.start_unix_ns is None:
-        order = replace(order, start_unix_ns=time.time_ns() + int(_SPREAD_SECONDS * 1e9))
+    is_spread = len(agents) > 1 and order.start_step is None and order.start_unix_ns is None
     with _Agents(agents) as all_agents:
         try:
-            job = _ordered(all_agents, order)
+            job = _ordered_once_known(all_agents, order, tell, is_spread=is_spread)
+            order = job.order
             tell(f"capture {order.id}: asked {_ranks_in_words(job)}")
             if wait:
                 job = _awaited(all_agents, job, tell)
@@ -155,6 +158,31 @@ class _Agents:
         self.ask(self.by_url, "DELETE", f"{CAPTURES_PATH}/{order.id}")
 
 
+class _NobodyError(DataError):
+    """No agent knows a process that is meant."""
+
+
+def _ordered_once_known(agents: _Agents, order: CaptureOrder, tell: Tell, *, is_spread: bool) -> CapturedJob:
+    """Order it; again and again for some time where nobody knows the job, or as long as the process it is named by."""
+    end = time.monotonic() + _UNKNOWN_SECONDS
+    process = f"/proc/{order.job}" if order.job and order.job.isdecimal() else ""
+    was_there = bool(process) and os.path.exists(process)
+    is_told = False
+    while True:
+        if is_spread:
+            order = replace(order, start_unix_ns=time.time_ns() + int(_SPREAD_SECONDS * 1e9))
+        try:
+            return _ordered(agents, order)
+        except _NobodyError:
+            has_ended = was_there and not os.path.exists(process)
+            if order.job is None or has_ended or time.monotonic() > end:
+                raise
+        if not is_told:
+            tell(f"no process of job {order.job} is known yet; waits for one, {_UNKNOWN_SECONDS:.0f} s at most")
+            is_told = True
+        time.sleep(_LOOK_SECONDS)
+
+
 def _ordered(agents: _Agents, order: CaptureOrder) -> CapturedJob:
     job = CapturedJob(order, {})
     failures: list[StepscopeError] = []
@@ -163,7 +191,7 @@ def _ordered(agents: _Agents, order: CaptureOrder) -> CapturedJob:
         if isinstance(reply, UnreachableError):
             failures.append(reply)
         elif reply.status == HTTPStatus.NOT_FOUND and reply.document:
-            nowhere.append(DataError(reply.error, where=url))
+            nowhere.append(_NobodyError(reply.error, where=url))
         elif reply.error:
             failures.append(_refusal(url, reply))
         else:

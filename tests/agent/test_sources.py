@@ -7,17 +7,20 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
 from stepscope.agent.check import check_machine
-from stepscope.agent.exporter import MetricsPage
+from stepscope.agent.exporter import DcgmNames, MetricsPage
 from stepscope.agent.gpu_sources import GpuSource, KernelLogSource
 from stepscope.agent.isolation import GpuProbes, Snapshot, TargetState, Timing
 from stepscope.agent.service import wait_for_all, what_is_read
 from stepscope.agent.source_state import SourceState
 from stepscope.agent.sources import Sources
+from stepscope.agent.web import Address, AgentServer, Route, text_reply
+from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import Collection, MissingReason, Reading, labels_of
@@ -185,3 +188,27 @@ def test_the_check_tells_of_each_gpu_what_is_had_and_what_not(machine: FakeNvml)
     assert GPU + "power_watts" in of_gpu.collected
     assert GPU + "tensor_active_ratio" in of_gpu.collected
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("stepscope-")]
+
+
+def test_a_page_that_numbers_gpus_in_its_own_way_is_seen_with_the_drivers_numbers(machine: FakeNvml) -> None:
+    uuids = []
+    for index in range(2):
+        machine.add(profiles.h100(index))
+        uuids.append(f"GPU-{index:08x}-0000-4000-8000-000000000000")
+    machine.write()
+    page = "".join(
+        f'DCGM_FI_DEV_FAN_SPEED{{gpu="{1 - index}",UUID="{uuid}",modelName="NVIDIA H100"}} {70 + index}\n'
+        for index, uuid in enumerate(uuids)
+    )
+    route = Route("GET", "/metrics", lambda _: text_reply(HTTPStatus.OK, page.rstrip("\n")))
+    with AgentServer(Address("127.0.0.1", 0), [route]) as exporter:
+        endpoint = endpoint_of(f"{exporter.url}/metrics")
+        with Sources(_QUICK, environment=machine.environment(), dcgm_exporter=endpoint) as sources:
+            of_page = "dcgm_exporter"
+            states = _until(sources, lambda now: not now[of_page].reason and _value(now["nvml"], "up", 1) == 1)
+            assert [_value(states[of_page], "fan_speed_ratio", gpu) for gpu in range(2)] == [0.7, 0.71]
+            text = MetricsPage(sources.states, dcgm_names=DcgmNames.OLD).encoded()[0].decode()
+    for index, uuid in enumerate(uuids):
+        of_gpu = [line for line in text.splitlines() if f'"{uuid}"' in line]
+        assert {line.partition('gpu="')[2][:1] for line in of_gpu} == {str(index)}
+        assert any(line.startswith("DCGM_FI_DEV_FAN_SPEED{") and line.endswith(f" {70.0 + index}") for line in of_gpu)

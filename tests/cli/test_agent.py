@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -46,10 +50,44 @@ def test_it_runs_without_any_gpu_until_it_is_told_to_end(
                 page = answer.read().decode()
             assert 'stepscope_agent_collector_up{collector="nvml",reason="not_installed"} 0.0' in page
             assert "\nstepscope_host_cpus " in page
+            process.send_signal(signal.SIGHUP)
+            assert process.stderr.readline().startswith("stepscope agent: goes on after SIGHUP; ")
             process.send_signal(number)
             rest = process.stderr.read()
             assert process.wait(timeout=20) == code
             assert rest == ""
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("log", ["a full disk", "a pipe without a reader"])
+def test_a_log_that_cannot_be_written_ends_nothing(log: str, without_driver: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()  # where captures would be kept: a warning, too
+    without_driver["STEPSCOPE_AGENT__STATE__DIRECTORY"] = str(tmp_path / "file" / "state")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    command = [sys.executable, "-m", "stepscope", "agent", "run", "--listen", f"127.0.0.1:{port}", "--socket", ""]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with (
+        os.fdopen(writer, "wb") as pipe,
+        open("/dev/full", "wb") as full,
+        subprocess.Popen(command, stderr=full if log == "a full disk" else pipe, env=without_driver) as process,
+    ):
+        try:
+            end = time.monotonic() + 30
+            while True:
+                with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=20):
+                    break
+                assert process.poll() is None
+                assert time.monotonic() < end
+                time.sleep(0.1)
+            process.send_signal(signal.SIGHUP)
+            time.sleep(0.3)
+            assert process.poll() is None
+            process.terminate()
+            assert process.wait(timeout=20) == 0
         finally:
             process.kill()
 

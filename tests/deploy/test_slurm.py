@@ -13,7 +13,14 @@ _SCRIPTS = Path(__file__).resolve().parents[2] / "deploy" / "slurm"
 
 
 def run(
-    script: str, folder: Path, code: int, *, said: str = "", gpus: str = "0,1", seconds: str = "20"
+    script: str,
+    folder: Path,
+    code: int,
+    *,
+    said: str = "",
+    gpus: str = "0,1",
+    seconds: str = "20",
+    logs: str = "",
 ) -> tuple[int, str]:
     """Its exit code, and what it asked of others."""
     calls = folder / "calls"
@@ -30,7 +37,7 @@ def run(
         "PATH": f"{folder}:{os.environ['PATH']}",
         "SLURM_JOB_ID": "17",
         "SLURMD_NODENAME": "n1",
-        "STEPSCOPE_PREFLIGHT_LOGS": str(folder / "logs"),
+        "STEPSCOPE_PREFLIGHT_LOGS": logs or str(folder / "logs"),
         "STEPSCOPE_PREFLIGHT_SECONDS": seconds,
         **({"SLURM_JOB_GPUS": gpus} if gpus else {}),
     }
@@ -60,6 +67,40 @@ def test_a_preflight_that_hangs_drains_the_node(tmp_path: Path) -> None:
     code, calls = run("prolog.sh", tmp_path, 124, seconds="1")
     assert code == 1
     assert "no answer within 1 s" in calls
+
+
+@pytest.mark.parametrize(("script", "ends"), [("prolog.sh", 1), ("epilog.sh", 0)])
+def test_the_report_is_kept_and_where_it_cannot_be_the_reason_is_told_all_the_same(
+    script: str, ends: int, tmp_path: Path
+) -> None:
+    run(script, tmp_path, 1, said="FAIL  gpu 3  ecc: 2 errors")
+    (kept,) = (tmp_path / "logs").iterdir()
+    assert kept.read_text() == "FAIL  gpu 3  ecc: 2 errors\n"
+    full = tmp_path / "full"
+    full.mkdir()
+    for name in ("preflight-17.txt", "epilog-17.txt"):
+        (full / name).symlink_to("/dev/full")
+    for logs in ("/proc/nope", str(full)):
+        code, calls = run(script, tmp_path, 1, said="FAIL  gpu 3  ecc: 2 errors", logs=logs)
+        assert code == ends
+        assert calls.splitlines()[-1].endswith("FAIL  gpu 3  ecc: 2 errors")
+
+
+@pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh"])
+@pytest.mark.parametrize("said", ["", "Traceback (most recent call last):", "stepscope: torch is broken"])
+def test_a_command_that_is_broken_drains_nothing(script: str, said: str, tmp_path: Path) -> None:
+    for logs in ("", "/proc/nope"):
+        code, calls = run(script, tmp_path, 1, said=said, logs=logs)
+        assert code == 0
+        assert "scontrol" not in calls
+        assert "exit code 1" in calls
+
+
+@pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh"])
+def test_a_driver_that_does_not_answer_has_a_reason_in_any_case(script: str, tmp_path: Path) -> None:
+    assert "Reason=stepscope " in run(script, tmp_path, 4)[1]
+    assert run(script, tmp_path, 4)[1].endswith(": the driver does not answer\n")
+    assert run(script, tmp_path, 4, said="stepscope: nvml: no answer")[1].endswith(": stepscope: nvml: no answer\n")
 
 
 @pytest.mark.parametrize("code", [2, 3])

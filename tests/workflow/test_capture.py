@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -74,6 +75,42 @@ def test_all_nodes_are_asked_the_same_at_once(nodes: list[_Node], agents: list[A
     assert asked[0] == asked[1]
     assert asked[0].start_unix_ns is not None  # time for all to hear of it
     assert lines[0].endswith(": asked 2 ranks on 2 nodes")
+
+
+def test_a_job_that_has_just_been_started_is_waited_for(nodes: list[_Node], agents: list[AgentClient]) -> None:
+    known = [(node, node.backend.known.copy()) for node in nodes]
+    for rank, (node, _) in enumerate(known):
+        node.will_say(_done(rank))
+        node.backend.known.clear()
+    lines: list[str] = []
+
+    def come_late() -> None:
+        for node, targets in known:
+            node.backend.known.extend(replace(one, job="77") for one in targets)
+
+    timer = threading.Timer(0.5, come_late)
+    timer.start()
+    begin_ns = time.time_ns()
+    captured = capture_job(agents, replace(_ORDER, run=None, job="77"), tell=lines.append)
+    timer.join()
+    assert captured.state is CaptureState.DONE
+    assert lines[0] == "no process of job 77 is known yet; waits for one, 20 s at most"
+    assert "yet" not in lines[1]
+    asked = nodes[0].backend.asked[0][0]
+    assert asked.start_unix_ns is not None
+    assert asked.start_unix_ns > begin_ns + 3.4e9  # counted from when somebody was there
+
+
+def test_a_job_that_nobody_knows_is_said_in_time(agents: list[AgentClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = replace(_ORDER, run=None, job="78")
+    monkeypatch.setattr(capture_module, "_UNKNOWN_SECONDS", 0.2)
+    with pytest.raises(DataError, match="no process of job 78 is known here"):
+        capture_job(agents, unknown)
+    monkeypatch.setattr(capture_module, "_UNKNOWN_SECONDS", 60.0)
+    with subprocess.Popen(["sleep", "0.5"]) as process:
+        threading.Thread(target=process.wait).start()  # else it stays in /proc until it is asked for its end
+        with pytest.raises(DataError, match="is known here"):  # the process it is named by has ended
+            capture_job(agents, replace(unknown, job=str(process.pid)))
 
 
 def test_a_node_that_is_not_named_or_not_of_the_job_is_said(nodes: list[_Node], agents: list[AgentClient]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable
 from dataclasses import asdict
 from http import HTTPStatus
 
 from stepscope import __version__
+from stepscope.agent.node_name import node_name
 from stepscope.agent.web import Reply, Request, Route, json_reply
 from stepscope.core.node import NODE_PATH, Node
 
@@ -16,14 +16,15 @@ _HOST = re.compile(r"[A-Za-z0-9._:\[\]%-]{1,255}")
 DISCOVERY_PATH = "/sd"
 
 
-def api_routes(node: Callable[[str], Node], *, scheme: str) -> tuple[Route, ...]:
+def api_routes(node: Callable[[str], Node], *, scheme: str, host: str = "") -> tuple[Route, ...]:
     """Their routes.
 
     Args:
-        node: this machine now, by its host name; must wait for nothing.
+        node: this machine now, by its name; must wait for nothing.
         scheme: http or https, as the agent is asked.
+        host: this machine's name as a setting has it.
     """
-    host = socket.gethostname()
+    host = node_name(host)
 
     def all_of_it(_: Request) -> Reply:
         return json_reply(HTTPStatus.OK, asdict(node(host)))

@@ -51,3 +51,10 @@ class Thresholds:
     xid_leave_seconds: float = key(600.0, "The same for XIDs that need no reset.", least=0.0)
     port_leave_seconds: float = key(600.0, "How long an InfiniBand port must be up again.", least=0.0)
     stale_seconds: float = key(60.0, "Age from which a value proves nothing.", least=1.0)
+
+
+WARNS_BEFORE = {
+    "health.corrected_errors_per_second": "health.corrected_errors_critical_per_second",
+    "health.nvlink_crc_per_second": "health.nvlink_crc_critical_per_second",
+}
+"""Of each warning's key the one of the critical rate, which must not be less: what is critical is not passed over."""

@@ -24,7 +24,7 @@ class Jobs:
     project_names: tuple[str, ...] = key(PROJECT_NAMES, "Labels and variables that name a project.")
     hpc_job_folder: str = key("", "Folder of the files that job prologs write for dcgm-exporter.", metavar="FOLDER")
     kubelet_socket: str = key(KUBELET_SOCKET, "Socket of the kubelet's pod-resources API.")
-    node: str = key("", "This node's name in Kubernetes; empty: NODE_NAME, or the host's name.")
+    node: str = key("", "This machine's name, in Kubernetes the node's; empty: NODE_NAME, or the host's name.")
 
     def settings(self) -> JobSettings:
         """For those who look."""

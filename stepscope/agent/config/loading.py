@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from stepscope.agent.config.health import WARNS_BEFORE
 from stepscope.agent.config.keys import sections_of
 from stepscope.agent.config.settings import KEYS, Settings
 from stepscope.agent.config.values import from_text, typed
@@ -75,7 +76,13 @@ def load(
         if value is not None:
             flag = KEYS[path].flag
             values[path], origins[path] = typed(KEYS[path], value, where=flag), (Origin.FLAG, flag)
-    return Configuration(_settings(values), origins)
+    found = Configuration(_settings(values), origins)
+    for warning, critical in WARNS_BEFORE.items():
+        if values[warning] > values[critical]:
+            told = critical if origins[warning][0] is Origin.DEFAULT else warning
+            line = f"{warning} is {values[warning]:g}, more than {critical}, {values[critical]:g}"
+            raise UsageError(line, where=found.asked_by(told))
+    return found
 
 
 def _of_file(file: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How is a configuration shown to a person or a program? Without passwords."""
+"""How is a configuration shown to a person or a program? Without passwords and tokens."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from stepscope.agent.config.settings import KEYS
 
 SCHEMA = "stepscope.agent-config/1"
 _PASSWORD = re.compile(r"((?:^|//)[^/@\s:]*:)(?!//)[^\s]*@")
+_QUERY = re.compile(r"(?<=\?)[^\s]+")
+"""Of a URL: a token may be in it."""
 _HIDDEN = "***"
 
 
@@ -65,7 +67,7 @@ def shown(key: Key, value: Any) -> Any:
     if key.is_secret and value:
         return _HIDDEN
     if isinstance(value, str):
-        return _PASSWORD.sub(rf"\1{_HIDDEN}@", value)
+        return _QUERY.sub(_HIDDEN, _PASSWORD.sub(rf"\1{_HIDDEN}@", value))
     return list(value) if isinstance(value, tuple) else value
 
 

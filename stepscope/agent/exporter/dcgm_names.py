@@ -33,11 +33,7 @@ def dcgm_series(readings: Iterable[Reading], names: DcgmNames, *, hostname: str)
         hostname: label `Hostname`.
     """
     readings = tuple(readings)
-    infos: dict[str, dict[str, str]] = {}
-    for reading in readings:
-        info = dict(reading.labels) if reading.metric == GPU + "info" else {}
-        if "gpu" in info:
-            infos.setdefault(info["gpu"], info)
+    infos = _Infos(dict(reading.labels) for reading in readings if reading.metric == GPU + "info")
     by_name: dict[str, Series] = {}
     translated: dict[Labels, Labels] = {}
     for reading in readings:
@@ -60,9 +56,29 @@ def dcgm_series(readings: Iterable[Reading], names: DcgmNames, *, hostname: str)
     return [by_name[name] for name in sorted(by_name)]
 
 
-def _labels(ours: dict[str, str], infos: dict[str, dict[str, str]], hostname: str) -> Labels:
-    index = ours.get("gpu", "")
-    info = infos.get(index, {})
+class _Infos:
+    """What is told of each GPU by the first source that knows it: others may number GPUs in their own way."""
+
+    def __init__(self, told: Iterable[dict[str, str]]) -> None:
+        self._by_uuid: dict[str, dict[str, str]] = {}
+        self._by_index: dict[str, dict[str, str]] = {}
+        for info in told:
+            if "gpu" in info:
+                self._by_uuid.setdefault(info.get("uuid", ""), info)
+                self._by_index.setdefault(info["gpu"], info)
+
+    def of(self, labels: dict[str, str]) -> dict[str, str]:
+        """Of the whole GPU; empty where nobody tells. NVML, the first source, names an instance by its own UUID."""
+        uuid = labels.get("uuid", "")
+        is_of_instance = "gpu_instance" in labels and not uuid.startswith("GPU-")
+        if uuid and not is_of_instance:
+            return self._by_uuid.get(uuid, {})
+        return self._by_index.get(labels.get("gpu", ""), {})
+
+
+def _labels(ours: dict[str, str], infos: _Infos, hostname: str) -> Labels:
+    info = infos.of(ours)
+    index = info.get("gpu", ours.get("gpu", ""))
     told = {
         "gpu": index,
         "UUID": info.get("uuid", ours.get("uuid", "")),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import socket
 import threading
 import time
 from collections import Counter
@@ -15,9 +14,11 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from stepscope import __version__
+from stepscope.agent.exporter.compression import accepts_gzip
 from stepscope.agent.exporter.dcgm_names import DcgmNames, dcgm_series
 from stepscope.agent.exporter.doubles import without_doubles
 from stepscope.agent.exporter.families import Families, LabelTexts, Series, text_of
+from stepscope.agent.node_name import node_name
 from stepscope.agent.source_state import SourceState
 from stepscope.core.agent_metrics import AGENT
 from stepscope.core.gpu_metrics import GPU, GPU_METRICS
@@ -52,7 +53,7 @@ class MetricsPage(Collector):
         """
         self._states = states
         self._dcgm_names = dcgm_names
-        self._hostname = hostname or socket.gethostname()
+        self._hostname = node_name(hostname or "")
         self._stale_ns = int(stale_seconds * 1e9)
         self._wall_clock_ns = wall_clock_ns
         self._texts = LabelTexts()
@@ -87,7 +88,7 @@ class MetricsPage(Collector):
                 text = text_of(self.series(), self._texts, is_openmetrics=is_openmetrics)
                 body = text.encode() + encoder(self._process)
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
-        if any(part.strip().partition(";")[0] == "gzip" for part in accept_encoding.split(",")):
+        if accepts_gzip(accept_encoding):
             body = gzip.compress(body, compresslevel=1)
             headers["Content-Encoding"] = "gzip"
         return body, headers

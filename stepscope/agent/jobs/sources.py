@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from stepscope.agent.jobs.collector import JobCollector
+from stepscope.agent.node_name import node_name
 from stepscope.agent.schedule import ScheduledSource
 from stepscope.agent.source_state import SourceState
 from stepscope.collectors.jobs.kubernetes.api_server import ApiServer
@@ -49,7 +49,7 @@ def job_sources(
         found.append(ScheduledSource("kubelet", kubelet, interval=_OTHERS_SECONDS))
     server = ApiServer.of_pod(environment)
     if server is not None:
-        node = settings.node or environment.get("NODE_NAME", "") or socket.gethostname()
+        node = node_name(settings.node, environment)
         pods = PodDirectory(server, node, settings.naming)
         found.append(ScheduledSource("kubernetes_api", pods, interval=_OTHERS_SECONDS))
     names = SlurmNamesCollector()

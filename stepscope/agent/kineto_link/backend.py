@@ -20,6 +20,10 @@ NO_STEP_NUMBERS = "libkineto does not tell at which step a process is: leave the
 NO_OVERHEAD = "libkineto does not stop at an overhead: leave it out, or ask for fewer steps"
 
 
+_KNOWN_POLLS = 3
+"""Some 10 s after the first: who is not there by then does not come."""
+
+
 class KinetoBackend:
     """Captures by libkineto's own daemon protocol. A context manager: answers processes while it is open.
 
@@ -64,10 +68,14 @@ class KinetoBackend:
         return self._desk.server
 
     def targets(self) -> Sequence[CaptureTarget]:
-        """The processes that ask, but launchers."""
+        """The processes that ask, but launchers; ranks that have just begun to, once all of their node do."""
         targets = self._desk.targets()
         num_of_run = Counter(target.run for target in targets)
-        return [_shown(target, is_alone=num_of_run[target.run] == 1) for target in targets]
+        return [
+            _shown(target, is_alone=num_of_run[target.run] == 1)
+            for target in targets
+            if target.process.num_polls >= _KNOWN_POLLS or num_of_run[target.run] >= (target.place.local_size or 0)
+        ]
 
     def pids_of_job(self, name: str) -> frozenset[int]:
         """Processes of a job that is called by the id of a process: its own, its launcher's or its shell's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -12,6 +13,8 @@ from stepscope.core.errors import UsageError
 
 DEFAULT_MODE = 0o666
 """Training runs under any user, and connecting takes the right to write."""
+_LONGEST = 107
+"""Bytes of sockaddr_un's path, less the zero at its end."""
 _QUEUE = 128
 
 
@@ -57,6 +60,8 @@ class SocketFile:
         return self._bound("\0" + self.path[1:])
 
     def _in_folder(self) -> socket.socket:
+        if len(os.fsencode(self.path)) > _LONGEST:  # before anything is made there
+            raise OSError(errno.ENAMETOOLONG, f"too long for a socket, which has at most {_LONGEST} bytes", self.path)
         folder = os.path.dirname(self.path)
         if folder and not os.path.isdir(folder):
             os.mkdir(folder)

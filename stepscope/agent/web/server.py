@@ -122,6 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         """Answer, also when an answer fails."""
+        self.server.has_asked(self.request)
         path = self.path.partition("?")[0]
         try:
             reply = self._reply(path)

@@ -42,9 +42,9 @@ class Endpoint:
     ca_file: str = ""
 
     def __str__(self) -> str:
-        """The URL without the password."""
+        """The URL without the password, and without its query, which may hold a token."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.is_https else 'http'}://{host}:{self.port}{self.path}"
+        return f"{'https' if self.is_https else 'http'}://{host}:{self.port}{self.path.partition('?')[0]}"
 
 
 def endpoint_of(text: str, *, ca_file: str = "") -> Endpoint:

@@ -13,6 +13,17 @@ from pathlib import Path
 
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLD_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_LAUNCHERS = frozenset({b"torchrun", b"accelerate", b"deepspeed"})
+_LAUNCHER_MODULES = frozenset(
+    {
+        b"torch.distributed.run",
+        b"torch.distributed.launch",
+        b"accelerate.commands.launch",
+        b"deepspeed.launcher.launch",
+    }
+)
+"""They import PyTorch and train nothing themselves, also before they have started those that do."""
 _HELPERS = (b"/torch/_inductor/compile_worker/",)
 """In the command lines of processes that PyTorch starts beside a trainer, and that import it as well."""
 _MOST_BYTES = 1 << 20
@@ -33,6 +44,7 @@ class JobPlace:
     run_id: str | None = None
     trace_folder: str | None = None
     world_size: int | None = None
+    local_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +68,9 @@ def job_place(pid: int, proc: Path = Path("/proc")) -> JobPlace:
 
 
 def is_helper(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Whether PyTorch has started it beside a trainer; False where that cannot be read."""
+    """Whether PyTorch has started it beside a trainer, or it is a launcher; False where that cannot be read."""
     command = _content(proc / str(pid) / "cmdline")
-    return any(part in command for part in _HELPERS)
+    return any(part in command for part in _HELPERS) or _is_launcher(command.split(b"\0"))
 
 
 def process_times(pid: int, proc: Path = Path("/proc")) -> ProcessTimes | None:
@@ -85,7 +97,18 @@ def place_in(environment: Mapping[str, str]) -> JobPlace:
         run_id=None if run_id in ("", "none") else run_id,
         trace_folder=environment.get("KINETO_ONDEMAND_TRACE_DIR") or None,
         world_size=_first(environment, _WORLD_SIZES),
+        local_size=_first(environment, _LOCAL_SIZES),
     )
+
+
+def _is_launcher(arguments: Sequence[bytes]) -> bool:
+    """`python -u /usr/bin/torchrun ...`, `python -m torch.distributed.run ...`."""
+    for place, argument in enumerate(arguments):
+        if argument == b"-m":
+            return arguments[place + 1 : place + 2] != [] and arguments[place + 1] in _LAUNCHER_MODULES
+        if place and not argument.startswith(b"-"):
+            return argument.rpartition(b"/")[2] in _LAUNCHERS
+    return False
 
 
 def _first(environment: Mapping[str, str], names: Sequence[str]) -> int | None:

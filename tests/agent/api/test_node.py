@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
+import pytest
 
 from stepscope.agent.api import api_routes, node_of
 from stepscope.agent.schedule import ScheduledSource
@@ -240,3 +241,13 @@ def test_prometheus_is_told_the_name_by_which_it_asked() -> None:
         assert found["targets"] == ["node7:9455"]
         assert found["labels"]["__scheme__"] == "https"
         assert json.loads(_get(server, "/sd", Host="a b")[2]) == []
+
+
+def test_the_machine_has_its_nodes_name_and_not_its_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_NAME", "node7")
+    for told, name in (("", "node7"), ("n8", "n8")):
+        routes = api_routes(lambda host: node_of((), 1, host=host), scheme="http", host=told)
+        with AgentServer(Address("127.0.0.1", 0), routes) as server:
+            assert json.loads(_get(server, "/api/v1/node")[2])["host"] == name
+            (found,) = json.loads(_get(server, "/sd", Host="x:9455")[2])
+            assert found["labels"]["__meta_stepscope_host"] == name

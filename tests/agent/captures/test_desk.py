@@ -9,9 +9,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
+from stepscope.agent import token_file
 from stepscope.agent.captures import CaptureLimits, CapturePlaces, CaptureService
 from stepscope.agent.captures.choosing import RefusedError
 from stepscope.agent.captures.desk import CaptureDesk
@@ -149,6 +151,22 @@ def test_the_token_is_made_once_and_for_its_user_alone(tmp_path: Path, caplog: p
             token_in(file)
     with pytest.raises(UsageError, match=r"cannot be read \(No such file"):
         token_in(tmp_path / "nowhere")
+
+
+def test_a_full_disk_leaves_no_token_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+
+    def full(descriptor: int, mode: str) -> IO[Any]:
+        os.close(descriptor)
+        return Path("/dev/full").open(mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(token_file, "open", full, raising=False)
+        with pytest.raises(UsageError, match="No space left"):
+            token_in(file, is_made=True)
+    assert list(tmp_path.iterdir()) == []
+    assert len(token_in(file, is_made=True)) >= 32
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_without_a_place_for_the_token_nobody_may_ask_and_the_agent_runs(

@@ -18,6 +18,7 @@ from stepscope.agent.config.loading import variable_of
 from stepscope.agent.config.settings import KEYS
 from stepscope.agent.config.showing import as_document, as_toml, reference, shown
 from stepscope.agent.config.values import from_text, typed
+from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
 from stepscope.core.errors import UsageError
 
 
@@ -120,6 +121,18 @@ def test_a_key_that_asks_for_what_cannot_be_is_named(tmp_path: Path) -> None:
         assert str(raised.value).startswith(f"{file}: {start}")
 
 
+def test_a_warning_that_would_come_after_the_critical_rate_is_one_line(tmp_path: Path) -> None:
+    file = _file(tmp_path, "[health]\ncorrected_errors_per_second = 5000")
+    with pytest.raises(UsageError) as raised:
+        load(file)
+    what = "health.corrected_errors_per_second is 5000, more than health.corrected_errors_critical_per_second, 1000"
+    assert str(raised.value) == f"{file}: health.corrected_errors_per_second: {what}"
+    name = "STEPSCOPE_AGENT__HEALTH__NVLINK_CRC_CRITICAL_PER_SECOND"
+    with pytest.raises(UsageError, match=f"^{name}: health.nvlink_crc_per_second is 1, more than"):
+        load(environment={name: "0.5"})
+    load(file, environment={"STEPSCOPE_AGENT__HEALTH__CORRECTED_ERRORS_CRITICAL_PER_SECOND": "5000"})
+
+
 def test_lists_in_file_and_environment() -> None:
     key = _key()
     assert typed(key, ["a", "b"], where="") == ("a", "b")
@@ -134,6 +147,9 @@ def test_passwords_are_not_shown() -> None:
     for text in (as_toml(configuration, with_origin=True), json.dumps(as_document(configuration))):
         assert "cret" not in text
         assert "https://me:***@node:1/metrics" in text
+    assert shown(_key(str), "node:1/metrics?a=b&token=secret") == "node:1/metrics?***"
+    assert shown(_key(str), "http://me:secret@node/?token=secret") == "http://me:***@node/?***"
+    assert "secret" not in str(endpoint_of("http://node/metrics?token=secret"))
     assert shown(_key(str), "me:secret@node:1") == "me:***@node:1"
     assert shown(_key(is_secret=True), ("a",)) == "***"
     with pytest.raises(UsageError) as raised:
@@ -141,7 +157,10 @@ def test_passwords_are_not_shown() -> None:
     assert str(raised.value) == "x: must be a list of texts, not that"
 
 
-@given(listen=st.text(st.characters(codec="utf-8")).filter(lambda text: "@" not in text), interval=st.floats(0.1, 15))
+@given(
+    listen=st.text(st.characters(codec="utf-8")).filter(lambda text: not {"@", "?"} & {*text}),
+    interval=st.floats(0.1, 15),
+)
 def test_what_is_shown_is_a_file_that_says_the_same(listen: str, interval: float) -> None:
     configuration = load(flags={"web.listen": listen, "gpus.interval": interval, "web.insecure": True})
     document = tomllib.loads(as_toml(configuration, with_origin=True))

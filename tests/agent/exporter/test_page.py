@@ -199,6 +199,23 @@ def test_the_format_is_what_the_scraper_asks_for() -> None:
     assert b"stepscope__gpu__energy" in page.encoded(accept="text/plain; version=1.0.0; escaping=dots")[0]
 
 
+def test_under_dcgms_names_a_value_is_that_uuids_whichever_source_numbers_gpus_how() -> None:
+    def told(*of: tuple[str, str, float]) -> SourceState:
+        ups = (_reading("up", 1.0, labels_of(gpu=gpu, uuid=uuid)) for gpu, uuid, _ in of)
+        infos = (_reading("info", 1.0, labels_of(gpu=gpu, uuid=uuid, minor_number=gpu)) for gpu, uuid, _ in of)
+        fans = (_reading("fan_speed_ratio", fan, labels_of(gpu=gpu, uuid=uuid)) for gpu, uuid, fan in of if fan)
+        return _state(*ups, *infos, *fans)
+
+    nvml = told(("0", "GPU-0", 0.0), ("1", "GPU-1", 0.0))
+    swapped = told(("0", "GPU-1", 0.71), ("1", "GPU-0", 0.3), ("2", "GPU-2", 0.2))
+    text = _page(nvml, swapped, dcgm_names=DcgmNames.OLD).encoded()[0].decode()
+    fans = {line.partition(" ")[0]: line.split()[1] for line in text.splitlines() if line.startswith("DCGM_FI_DEV_FAN")}
+    assert fans == {
+        f'DCGM_FI_DEV_FAN_SPEED{{Hostname="node7",UUID="GPU-{gpu}",device="nvidia{gpu}",gpu="{gpu}"}}': value
+        for gpu, value in enumerate(("30.0", "71.0", "20.0"))
+    }
+
+
 @pytest.mark.parametrize("names", list(DcgmNames))
 def test_under_dcgms_names_a_client_of_dcgm_exporter_reads_the_same(names: DcgmNames) -> None:
     mig = labels_of(gpu=1, uuid="MIG-1", gpu_instance=7, compute_instance=0, mig_profile="1g.10gb")

@@ -12,7 +12,8 @@ import pytest
 
 from stepscope.agent.captures import TargetAnswer
 from stepscope.agent.kineto_link import KinetoBackend, KinetoSource
-from stepscope.collectors.kineto_daemon import desk
+from stepscope.collectors.kineto_daemon import desk, targets
+from stepscope.collectors.kineto_daemon.proc import JobPlace
 from stepscope.core.agent_messages import Alignment, AnswerState, CaptureRequest
 from stepscope.core.errors import UsageError
 from stepscope.core.readings import MissingReason
@@ -99,6 +100,26 @@ def test_a_process_id_means_the_processes_below_it(backend: KinetoBackend, place
         wait_for(lambda: len(backend.targets()) == 3)
         assert backend.pids_of_job(str(os.getppid())) == frozenset()  # it is the number of a Slurm job as well
     of_slurm.close()
+
+
+def test_ranks_that_begin_to_ask_are_there_together(
+    backend: KinetoBackend, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_two = JobPlace(rank=0, world_size=4, local_size=2)
+    monkeypatch.setattr(targets, "job_place", lambda *_: of_two)
+    ranks = [Libkineto(backend.server.address, place.parent, job_id=77) for _ in range(2)]
+    late = Libkineto(backend.server.address, place.parent, job_id=78)
+    for client in (late, ranks[0]):
+        client.ask()
+    wait_for(lambda: len(backend._desk.targets()) == 2)
+    assert backend.targets() == []  # each is the first of two
+    ranks[1].ask()
+    wait_for(lambda: [target.run for target in backend.targets()] == ["slurm-77"] * 2)
+    for _ in range(2):
+        late.ask()
+    wait_for(lambda: len(backend.targets()) == 3)  # the other of its job has not come in time
+    for client in (*ranks, late):
+        client.close()
 
 
 def test_the_page_counts_processes_and_says_who_cannot_be_answered(backend: KinetoBackend, place: Path) -> None:

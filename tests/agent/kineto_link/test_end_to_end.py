@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli import main
+from stepscope.workflow import capture as capture_module
 
 pytest.importorskip("torch")
 
@@ -60,6 +60,7 @@ def ranks(folder: Path, sockets: Path) -> Iterator[list[subprocess.Popen[bytes]]
         "OMP_NUM_THREADS": "1",
         "SLURM_JOB_ID": "4711",
         "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
     }
     command = [sys.executable, "-c", JOB, str(folder / "store")]
     processes: list[subprocess.Popen[bytes]] = []
@@ -89,23 +90,21 @@ def run(*arguments: str) -> int:
 
 
 def test_two_plain_ranks_are_captured_at_the_same_steps_on_the_first_command(
-    tmp_path: Path, place: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with agent(tmp_path, place.parent) as url:
         capture = ["capture", "--agent", url, "--token-file", str(tmp_path / "state/token"), "--job", "4711"]
+        monkeypatch.setattr(capture_module, "_UNKNOWN_SECONDS", 0.0)
         assert run(*capture, "--steps", "3") == 3
         assert "KINETO_USE_DAEMON=1" in capsys.readouterr().err  # what would make a job known
+        monkeypatch.setattr(capture_module, "_UNKNOWN_SECONDS", 60.0)  # torch may take long to import here
         with ranks(tmp_path, place.parent) as processes:
-
-            def are_known() -> bool:
-                with urllib.request.urlopen(url + "/metrics") as page:
-                    return "stepscope_agent_kineto_processes 2" in page.read().decode()
-
-            wait_until(are_known)
+            assert run(*capture, "--steps", "3") == 0
+            told = capsys.readouterr()
+            assert "no process of job 4711 is known yet" in told.err
+            lines = told.out.splitlines()
             assert run(*capture, "--steps", "3", "--start-step", "5") == 3
             assert "libkineto does not tell at which step" in capsys.readouterr().err
-            assert run(*capture, "--steps", "3") == 0
-            lines = capsys.readouterr().out.splitlines()
             assert [process.poll() for process in processes] == [None, None]
     traces = tmp_path / "state/captures/slurm-4711/traces/step0"
     assert [line.split("  ")[:3] for line in lines[:2]] == [[f"rank {rank}", "done", "3 steps"] for rank in range(2)]

@@ -74,4 +74,8 @@ def test_a_folder_that_cannot_be_had_is_an_os_error(place: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         SocketFile(str(place.parent / "no" / "where" / "agent.sock")).__enter__()
     with pytest.raises(OSError, match="too long"):
-        SocketFile(str(place.parent / ("x" * 120))).__enter__()
+        SocketFile(str(place.parent / "new" / ("x" * 120))).__enter__()
+    assert list(place.parent.iterdir()) == []
+    longest = f"{place.parent}/".ljust(107, "x")
+    with SocketFile(longest):
+        assert Path(longest).is_socket()

@@ -136,7 +136,7 @@ def test_a_page_that_fails_is_one_line_and_costs_no_other(agent: _Agent, caplog:
 
 
 def test_idle_clients_block_nobody_and_are_cut(agent: _Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "CONNECTION_SECONDS", 1.0)
+    monkeypatch.setattr(connections, "_ASKING_SECONDS", 1.0)
     idle = [socket.create_connection(("127.0.0.1", agent.port), timeout=20) for _ in range(20)]
     try:
         assert agent.get("/healthz")[0] == 200
@@ -146,23 +146,71 @@ def test_idle_clients_block_nobody_and_are_cut(agent: _Agent, monkeypatch: pytes
             connection.close()
 
 
-def test_too_many_at_once_are_told_so(agent: _Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nobody_can_be_cut_they_are_told_so(agent: _Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_MOST_CONNECTIONS", 0)
     with socket.create_connection(("127.0.0.1", agent.port), timeout=20) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.0 503 ")
 
 
-def test_one_client_leaves_room_for_others(agent: _Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_MOST_OF_ONE_CLIENT", 3)
-    held = [socket.create_connection(("127.0.0.1", agent.port), timeout=20) for _ in range(5)]
+@pytest.mark.parametrize("begin", [b"", b"GET /metrics HTTP/1.1\r\nX-Drip: "])
+def test_who_asks_takes_the_place_of_who_says_nothing(agent: _Agent, begin: bytes) -> None:
+    held = [socket.create_connection(("127.0.0.1", agent.port), timeout=20) for _ in range(50)]
     try:
-        assert held[4].recv(100).startswith(b"HTTP/1.0 503 ")
-        with socket.create_connection(("127.0.0.1", agent.port), timeout=20, source_address=("127.0.0.2", 0)) as other:
-            other.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
-            assert other.recv(100).startswith(b"HTTP/1.0 200 ")
+        for one in held:
+            try:
+                one.sendall(begin)
+            except OSError:
+                continue  # cut already
+        assert agent.get("/healthz")[0] == 200
+        assert held[0].recv(1) == b""  # the oldest went
+        for _ in range(200):  # opened for ever anew
+            held.append(socket.create_connection(("127.0.0.1", agent.port), timeout=20))
+            held.pop(0).close()
+            if len(held) % 20 == 0:
+                assert agent.get("/metrics")[0] == 200
+        assert [agent.get("/healthz")[0] for _ in range(20)] == [200] * 20
     finally:
         for connection in held:
             connection.close()
+
+
+def test_who_says_nothing_for_long_is_cut(agent: _Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_ASKING_SECONDS", 0.2)
+    with socket.create_connection(("127.0.0.1", agent.port), timeout=8) as silent:
+        silent.sendall(b"GET /healthz HTTP/1.1\r\n")
+        assert silent.recv(1) == b""
+
+
+def test_one_client_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_MOST_OF_ONE_CLIENT", 3)
+    go_on = threading.Event()
+
+    def slow(_: Request) -> Reply:
+        go_on.wait(20)
+        return text_reply(HTTPStatus.OK, "at last")
+
+    routes = [Route("GET", "/slow", slow), Route("GET", "/fast", lambda _: text_reply(HTTPStatus.OK, "now"))]
+    with AgentServer(Address("127.0.0.1", 0), routes) as server:
+        place = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        held = [socket.create_connection(place, timeout=20) for _ in range(3)]
+        try:
+            for connection in held:
+                connection.sendall(b"GET /slow HTTP/1.0\r\n\r\n")
+            end = time.monotonic() + 20
+            while sum(one.has_asked for one in server._server._connections.values()) < 3:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            with socket.create_connection(place, timeout=20) as fourth:
+                assert fourth.recv(100).startswith(b"HTTP/1.0 503 ")
+            with socket.create_connection(place, timeout=20, source_address=("127.0.0.2", 0)) as other:
+                other.sendall(b"GET /fast HTTP/1.0\r\n\r\n")
+                assert other.recv(100).startswith(b"HTTP/1.0 200 ")
+            go_on.set()
+            assert [one.recv(100)[:13] for one in held] == [b"HTTP/1.0 200 "] * 3
+        finally:
+            go_on.set()
+            for connection in held:
+                connection.close()
 
 
 def test_an_address_that_is_taken_is_one_line(agent: _Agent) -> None:

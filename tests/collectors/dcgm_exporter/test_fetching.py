@@ -87,7 +87,7 @@ def failure(answer: Answer, *, timeout: float = 5.0, largest: int = 1 << 20) -> 
         ("[fd00::7]:9400", "http://[fd00::7]:9400/metrics"),
         ("http://node7", "http://node7:9400/metrics"),
         ("http://node7:9400/", "http://node7:9400/metrics"),
-        ("https://node7/gpu/metrics?x=1", "https://node7:443/gpu/metrics?x=1"),
+        ("https://node7/gpu/metrics?token=1", "https://node7:443/gpu/metrics"),
         ("http://me:secret@node7", "http://node7:9400/metrics"),
     ],
 )

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from stepscope.collectors.kineto_daemon.keeping import next_capture, run_name
-from stepscope.collectors.kineto_daemon.proc import JobPlace, parse_environ, place_in
+from stepscope.collectors.kineto_daemon.proc import JobPlace, is_helper, parse_environ, place_in
 from stepscope.collectors.kineto_daemon.registry import KinetoProcess, Peer
 from stepscope.collectors.kineto_daemon.targets import Target, Targets, key_of, ranks_to_keep
 
@@ -95,8 +95,22 @@ def test_a_place_is_read_from_an_environment() -> None:
     content = b"WORLD_SIZE=8\0RANK=3\0SLURM_PROCID=5\0TORCHELASTIC_RUN_ID=abc\0bad\0X=\xff\0"
     content += b"KINETO_ONDEMAND_TRACE_DIR=/scratch\0"
     assert place_in(parse_environ(content)) == JobPlace(3, "abc", "/scratch", 8)
+    assert place_in({"LOCAL_WORLD_SIZE": "4"}).local_size == 4
     assert place_in({"SLURM_PROCID": "5", "TORCHELASTIC_RUN_ID": "none"}) == JobPlace(5)
     assert place_in({"RANK": "-1", "SLURM_PROCID": "x"}) == JobPlace()
+
+
+def test_a_launcher_is_known_by_its_command_before_it_has_started_anybody(tmp_path: Path) -> None:
+    def is_one(*arguments: str) -> bool:
+        (tmp_path / "7").mkdir(exist_ok=True)
+        (tmp_path / "7" / "cmdline").write_bytes("".join(f"{one}\0" for one in arguments).encode())
+        return is_helper(7, tmp_path)
+
+    assert is_one("/usr/bin/python3", "/usr/bin/torchrun", "--nproc-per-node", "2", "train.py")
+    assert is_one("python", "-u", "/opt/venv/bin/accelerate", "launch", "train.py")
+    assert is_one("python", "-u", "-m", "torch.distributed.run", "train.py")
+    for command in (["python", "train.py", "-m", "torchrun"], ["python", "-m", "train"], ["python", "-m"], [""]):
+        assert not is_one(*command)
 
 
 def test_a_run_is_called_by_who_counts_jobs_best(tmp_path: Path) -> None:

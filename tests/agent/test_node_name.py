@@ -1,0 +1,19 @@
+"""Is the machine called as its operator says, before its cluster, before its host name?"""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from stepscope.agent.exporter import MetricsPage
+from stepscope.agent.node_name import node_name
+
+
+def test_a_setting_before_the_cluster_before_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert node_name("a", {"NODE_NAME": "b"}) == "a"
+    assert node_name("", {"NODE_NAME": "b"}) == "b"
+    assert node_name("", {"NODE_NAME": ""}) == node_name(environment={}) == socket.gethostname()
+    monkeypatch.setenv("NODE_NAME", "node7")
+    assert node_name() == "node7"
+    assert MetricsPage(tuple)._hostname == "node7"
