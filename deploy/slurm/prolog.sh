@@ -14,7 +14,12 @@ job=${SLURM_JOB_ID:-unknown}
 [[ -n ${SLURM_JOB_GPUS:-} ]] || exit 0 # a job without GPUs
 command -v "$stepscope" >/dev/null || exit 0
 # in memory while it is made: neither a full disk nor a folder that cannot be had is a GPU's fault
-report=$(mktemp -p /dev/shm stepscope.XXXXXX 2>/dev/null) || report=$(mktemp 2>/dev/null) || report=/dev/null
+report=/dev/null
+for folder in /dev/shm /run /tmp "$logs"; do
+  file=$(mktemp -p "$folder" stepscope.XXXXXX 2>/dev/null) || continue
+  if printf '%65536s' '' 2>/dev/null >"$file"; then report=$file && break; fi # it has room for a report
+  rm -f "$file"
+done
 trap '[[ $report == /dev/null ]] || rm -f "$report"' EXIT
 
 # GPUs may be named by index, or by UUID from Slurm 25.11 on; both are understood

@@ -143,6 +143,7 @@ def _captures(
         ),
         limits=CaptureLimits(told.max_steps, told.max_bytes, told.max_per_hour),
         pids_of_job=pids_of_job,
+        host=node_name(settings.jobs.node),
     )
     if training is not None:
         training.wake = service.desk.wake

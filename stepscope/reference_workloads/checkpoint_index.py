@@ -1,7 +1,8 @@
 """What does a checkpoint's index list, read such that nothing in it can run?
 
 torch reads the index with a plain unpickler, which obeys whatever a file says, and takes entries that are no tensors
-through another one. So it is read here before, by one that finds nothing but what torch writes for tensors.
+through another one. So it is read here before, by one that finds nothing but what torch writes for tensors. A file that
+changes afterwards is not checked again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,17 @@ _FOUND = {
 }
 """Module and name of all that an index of tensors asks for, besides torch's element types."""
 
-_BROKEN = (EOFError, pickle.UnpicklingError, AttributeError, ImportError, LookupError, TypeError, ValueError)
+_BROKEN = (
+    EOFError,
+    pickle.UnpicklingError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)
 """What unpickling raises for bytes that are no index."""
 
 WHAT_NEXT = "give another one of the run's checkpoints/step{n} folders"

@@ -50,9 +50,10 @@ def _check_files(folder: Path, least_bytes: Mapping[str, int]) -> None:
     for name, least in sorted(least_bytes.items()):
         try:
             size = (folder / name).stat().st_size
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
             raise DataError(
-                f"is no whole checkpoint: {name} cannot be read ({error.strerror or error})",
+                f"is no whole checkpoint: {name} cannot be read ({why})",
                 where=str(folder),
                 what_next=WHAT_NEXT,
             ) from error

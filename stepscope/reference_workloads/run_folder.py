@@ -25,16 +25,18 @@ def taken_folder(wanted: Path, first_folder: str, *, may_be_numbered: bool) -> I
         may_be_numbered: where it is taken, the first free one of <name>-2, <name>-3, ... will do.
 
     Raises:
-        UsageError: another run has it.
+        UsageError: it holds something: another run has it.
         DataError: it cannot be made or written.
     """
+    was_there = wanted.exists()
     run_directory = _take(wanted, first_folder, may_be_numbered=may_be_numbered)
     try:
         yield run_directory
     except BaseException:
         with suppress(OSError):  # it holds something
             (run_directory / first_folder).rmdir()
-            run_directory.rmdir()
+            if run_directory != wanted or not was_there:
+                run_directory.rmdir()
         raise
 
 
@@ -58,17 +60,18 @@ def _take(wanted: Path, first_folder: str, *, may_be_numbered: bool) -> Path:
             if _appears(run_directory, first_folder):
                 return run_directory
             if not may_be_numbered:
-                raise UsageError("the run directory is in use", where=str(wanted), what_next="choose another name")
+                raise UsageError("the run directory is not empty", where=str(wanted), what_next="choose another name")
     raise AssertionError("count has no end")
 
 
 def _appears(run_directory: Path, first_folder: str) -> bool:
     """Whether it is ours now: a folder that holds something is moved over an empty one at once, and over no other."""
-    with tempfile.TemporaryDirectory(prefix=f".{run_directory.name[:100]}-", dir=run_directory.parent) as made:
+    beside = run_directory.resolve().parent
+    with tempfile.TemporaryDirectory(prefix=f".{run_directory.name[:100]}-", dir=beside) as made:
         whole = Path(made) / "run"
         (whole / first_folder).mkdir(parents=True)
         try:
-            whole.rename(run_directory)
+            whole.rename(run_directory.resolve())  # a link may lead to it
         except OSError as error:
             if error.errno not in _HOLDS_SOMETHING:
                 raise

@@ -80,7 +80,8 @@ def test_a_checkpoint_of_another_model_is_refused_before_any_rank_starts(
 
 def test_a_damaged_index_is_refused(written: Path, tmp_path: Path) -> None:
     index = (written / ".metadata").read_bytes()
-    for damaged in (b"", b"nonsense", index[: len(index) // 2]):
+    huge = b"\x80\x05\x8e" + b"\xff" * 8  # a frame of more bytes than there are numbers
+    for damaged in (b"", b"nonsense", index[: len(index) // 2], huge):
         (tmp_path / ".metadata").write_bytes(damaged)
         with pytest.raises(DataError, match=r"has a damaged \.metadata"):
             run_workload(ParallelPlan(), recipe=Recipe(resume_from=str(tmp_path)), profiled=False, device="cpu")

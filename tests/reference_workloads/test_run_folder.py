@@ -31,7 +31,7 @@ def test_of_runs_with_one_given_name_only_one_begins(tmp_path: Path) -> None:
         names = list(pool.map(lambda _: _take(tmp_path / "r", may_be_numbered=False), range(8)))
     assert sorted(filter(None, names)) == ["r"]
     with (
-        pytest.raises(UsageError, match="in use; choose another name"),
+        pytest.raises(UsageError, match="not empty; choose another name"),
         taken_folder(tmp_path / "r", "steps", may_be_numbered=False),
     ):
         pass
@@ -44,6 +44,21 @@ def test_an_empty_folder_may_be_taken_and_one_that_is_no_folder_may_not(tmp_path
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(DataError, match="cannot be written"):
         _take(tmp_path / "file", may_be_numbered=True)
+
+
+def test_a_link_may_lead_to_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "r").symlink_to(tmp_path / "scratch")
+    assert _take(tmp_path / "r", may_be_numbered=False) == "r"
+    assert [path.name for path in (tmp_path / "scratch").iterdir()] == ["steps"]
+    assert _take(tmp_path / "r", may_be_numbered=True) == "r-2"
+
+
+def test_a_folder_that_was_there_before_a_failure_stays(tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    with pytest.raises(ValueError, match="training"):
+        _fail(tmp_path / "r", "")
+    assert list((tmp_path / "r").iterdir()) == []
 
 
 def test_a_failure_that_left_nothing_leaves_the_name_free(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ class CaptureDesk:
         backends: of a process that two of them can capture, the first does.
         pids_of_job: processes (in the agent's namespace) of the jobs that are called so.
         directory: where captures are kept for an agent that is started again; None: nowhere.
+        host: how this machine is called; empty: its host name.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class CaptureDesk:
         limits: CaptureLimits | None = None,
         pids_of_job: Callable[[str], Collection[int]] = lambda _: (),
         directory: Path | None = None,
+        host: str = "",
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        self._host = host or socket.gethostname()
         self._backends = tuple(backends)
         self._limits = limits or CaptureLimits()
         self._pids_of_job = pids_of_job
@@ -163,7 +166,7 @@ class CaptureDesk:
             f"capture {order.id} asked by {by}: {counted(order.steps, 'step')} of "
             f"{what}, {form(len(targets), 'rank')} {ranks}"
         )
-        capture = Capture.new(order, targets, host=socket.gethostname(), now_ns=now_ns, now=time.monotonic())
+        capture = Capture.new(order, targets, host=self._host, now_ns=now_ns, now=time.monotonic())
         self._captures[order.id] = capture
         self._ask(capture, {target.key for target in targets})
         self._publish()

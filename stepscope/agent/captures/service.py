@@ -49,10 +49,11 @@ class CaptureService:
         *,
         limits: CaptureLimits | None = None,
         pids_of_job: Callable[[str], Collection[int]] = lambda _: (),
+        host: str = "",
     ) -> None:
         self._places = places
         self.token: str | None = None
-        self.desk = CaptureDesk(backends, limits=limits, pids_of_job=pids_of_job, directory=places.state)
+        self.desk = CaptureDesk(backends, limits=limits, pids_of_job=pids_of_job, directory=places.state, host=host)
         self.routes: tuple[Route, ...] = capture_routes(self.desk)
         self._open = ExitStack()
 

@@ -47,7 +47,7 @@ class MetricsPage(Collector):
         Args:
             states: the sources now; of what two of them tell, the first counts.
             dcgm_names: show GPUs under DCGM's names as well.
-            hostname: for those; this machine's unless told.
+            hostname: for those; as the machine is called unless told.
             stale_seconds: age of a collection from which its values are left out.
             wall_clock_ns: now, ns since the epoch.
         """

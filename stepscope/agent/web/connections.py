@@ -18,8 +18,8 @@ _MOST_OF_ONE_CLIENT = 32
 """So that one that holds all it can get leaves room for others."""
 CONNECTION_SECONDS = 10.0
 """From its begin to its end, as Prometheus' own scrapes."""
-_ASKING_SECONDS = 2.0
-"""Until it has said what it asks for."""
+_ASKING_SECONDS = 5.0
+"""Until it has said what it asks for. Where places are wanted, who has not must go before."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _PAUSE_SECONDS = 0.2
 _BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"

@@ -98,8 +98,8 @@ def _judge_states(
     results, lost = [], dict(driver.lost)
     for gpu in gpus:
         state = states.get(gpu.index)
-        if state is None and not gpu.pci_bus_id and gpu.index in lost:
-            results.append(CheckResult("driver", (gpu.index,), Outcome.FAIL, lost[gpu.index]))
+        if state is None and (number := _number_of_unknown(gpu)) in lost:
+            results.append(CheckResult("driver", (gpu.index,), Outcome.FAIL, lost[number]))
         elif state is None:
             why = driver.why_not or "NVML does not know this device: it is a part of a GPU, or none of NVIDIA's"
             outcome = Outcome.FAIL if driver.hangs else Outcome.SKIPPED
@@ -109,6 +109,12 @@ def _judge_states(
         else:
             results += judge_state(gpu.index, state, is_board=is_board(gpu.model, gpu.name), is_loaded=is_loaded)
     return results
+
+
+def _number_of_unknown(gpu: MeasuredGpu) -> int:
+    """NVML's number of a device that it could not tell of, as CUDA or CUDA_VISIBLE_DEVICES has it; -1: it has none."""
+    is_whole = not gpu.pci_bus_id and "MIG" not in gpu.name
+    return int(gpu.visible) if is_whole and gpu.visible.isdecimal() else -1
 
 
 def _logged(log: KernelLog | None) -> dict[str, tuple[Finding, ...]] | None:

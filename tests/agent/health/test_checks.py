@@ -317,9 +317,9 @@ def test_the_number_of_gpus(expected: int, is_bad: bool) -> None:
 def test_the_driver_of_expected_gpus_that_does_not_load_is_missed_after_a_minute() -> None:
     machine = Machine(0, thresholds=Thresholds(expected_gpus=8))
     machine.missing.append(Missing("", (), MissingReason.NOT_YET, "the driver has not answered yet"))
-    machine.looks(3)
+    machine.looks(20)
     machine.missing[:] = [Missing("", (), MissingReason.NOT_INSTALLED, "no driver")]
-    machine.looks(3)
+    machine.looks(6)
     assert machine.codes() == []  # it may still start
     machine.looks(1)
     (event,) = machine.open()

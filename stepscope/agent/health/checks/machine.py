@@ -39,6 +39,8 @@ class DriverChecks:
             return
         self._had_gpus = self._had_gpus or any(one.metric == _UP and one.value for one in driver.collection.readings)
         why, time_ns = observed.why_no_driver(), driver.collected_ns
+        if why is not None and why.reason is MissingReason.NOT_YET:
+            return
         if why is None:
             yield from (good(code, time_ns) for code, _ in _DRIVER.values())
             yield from self._count(observed, time_ns)
