@@ -50,7 +50,13 @@ def _make(file: Path) -> None:
     try:
         with open(descriptor, "w") as opened:
             opened.write(secrets.token_urlsafe(32) + "\n")
-        with suppress(FileExistsError):  # another agent was first
+        try:
             os.link(beside, file)
+        except FileExistsError:
+            pass  # another agent was first
+        except OSError:  # a file system without links
+            if not file.exists():
+                os.replace(beside, file)
     finally:
-        os.unlink(beside)
+        with suppress(FileNotFoundError):
+            os.unlink(beside)

@@ -45,3 +45,24 @@ def test_nothing_is_made_anew_without_need() -> None:
     assert Renumbered(lambda: other, lambda: SourceState("nvml")).state().collection is other.collection
     renumbered = Renumbered(lambda: other, lambda: _NVML)
     assert renumbered.state().collection is renumbered.state().collection
+
+
+def test_numbers_stay_while_the_first_source_is_silent_and_no_two_gpus_have_one() -> None:
+    page = _told(("up", labels_of(gpu=0, uuid="GPU-b")), ("up", labels_of(gpu=1, uuid="GPU-c")))
+    first = [_NVML]
+    renumbered = Renumbered(lambda: page, lambda: first[0])
+    told = [labels_of(gpu=1, uuid="GPU-b"), labels_of(gpu=2, uuid="GPU-c")]
+    assert [reading.labels for reading in renumbered.state().collection.readings] == told
+    first[0] = SourceState("nvml")
+    assert [reading.labels for reading in renumbered.state().collection.readings] == told
+
+
+def test_nothing_is_told_under_a_number_that_may_be_anothers() -> None:
+    page = _told(("up", labels_of(gpu=0, uuid="GPU-b")))
+    first = [SourceState("nvml", reason=MissingReason.NOT_YET)]
+    renumbered = Renumbered(lambda: page, lambda: first[0])
+    seen = renumbered.state()
+    assert (seen.reason, seen.collection.readings) == (MissingReason.NOT_YET, ())
+    assert seen.detail == "nvml has not answered yet"
+    first[0] = SourceState("nvml", reason=MissingReason.NOT_INSTALLED)
+    assert renumbered.state().collection is page.collection

@@ -14,6 +14,8 @@ from pathlib import Path
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _WORLD_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_WITH_VALUE = frozenset({b"-W", b"-X"})
+"""Options of Python that take the next word."""
 _LAUNCHERS = frozenset({b"torchrun", b"accelerate", b"deepspeed"})
 _LAUNCHER_MODULES = frozenset(
     {
@@ -103,10 +105,13 @@ def place_in(environment: Mapping[str, str]) -> JobPlace:
 
 def _is_launcher(arguments: Sequence[bytes]) -> bool:
     """`python -u /usr/bin/torchrun ...`, `python -m torch.distributed.run ...`."""
-    for place, argument in enumerate(arguments):
+    rest = iter(arguments[1:])
+    for argument in rest:
         if argument == b"-m":
-            return arguments[place + 1 : place + 2] != [] and arguments[place + 1] in _LAUNCHER_MODULES
-        if place and not argument.startswith(b"-"):
+            return next(rest, b"") in _LAUNCHER_MODULES
+        if argument in _WITH_VALUE:
+            next(rest, b"")
+        elif not argument.startswith(b"-"):
             return argument.rpartition(b"/")[2] in _LAUNCHERS
     return False
 

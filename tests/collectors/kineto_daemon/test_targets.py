@@ -109,6 +109,7 @@ def test_a_launcher_is_known_by_its_command_before_it_has_started_anybody(tmp_pa
     assert is_one("/usr/bin/python3", "/usr/bin/torchrun", "--nproc-per-node", "2", "train.py")
     assert is_one("python", "-u", "/opt/venv/bin/accelerate", "launch", "train.py")
     assert is_one("python", "-u", "-m", "torch.distributed.run", "train.py")
+    assert is_one("python", "-W", "ignore", "-X", "importtime", "/usr/bin/torchrun", "train.py")
     for command in (["python", "train.py", "-m", "torchrun"], ["python", "-m", "train"], ["python", "-m"], [""]):
         assert not is_one(*command)
 
