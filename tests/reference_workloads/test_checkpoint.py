@@ -146,7 +146,7 @@ def test_a_checkpoint_that_cannot_be_written_says_why(tmp_path: Path, mode: str)
 
 
 def test_checkpoints_of_another_run_are_not_written_over(written: Path) -> None:
-    with pytest.raises(UsageError, match="in use"):
+    with pytest.raises(UsageError, match="not empty"):
         _trained(ParallelPlan(), Recipe(checkpoint_every=1), written.parents[2], num_steps=1)
 
 

@@ -113,7 +113,7 @@ def test_an_interleaved_pipeline_is_measured_as_its_processes_clocks_say(tmp_pat
 
 
 def test_a_run_directory_in_use_is_refused(run_2x2x2: WorkloadResult) -> None:
-    with pytest.raises(UsageError, match="in use"):
+    with pytest.raises(UsageError, match="not empty"):
         run_workload(ParallelPlan(), out=run_2x2x2.run_dir.parent, run=run_2x2x2.run_dir.name, device="cpu")
 
 

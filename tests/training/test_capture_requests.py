@@ -40,8 +40,10 @@ def test_two_ranks_trace_the_very_same_steps_however_they_are_asked(tmp_path: Pa
         assert steps_in(soon[0].path) == steps_in(soon[1].path)
         assert len(steps_in(soon[0].path)) == 3
         for rank, answer in enumerate(soon):
-            assert agent.states("soon", rank) == ["accepted", "started", "done"]
-            accepted = next(answer for answer in agent.of(Answer, rank) if answer.id == "soon")
+            # accepted once more where its first step was not fixed at once
+            assert list(dict.fromkeys(agent.states("soon", rank))) == ["accepted", "started", "done"]
+            told = [answer for answer in agent.of(Answer, rank) if answer.id == "soon"]
+            accepted = [answer for answer in told if answer.state is AnswerState.ACCEPTED][-1]
             assert accepted.aligned_by is Alignment.STORE
             assert answer.path is not None
             assert answer.bytes == Path(answer.path).stat().st_size
