@@ -120,7 +120,7 @@ def _run(clock: MadeUpTime, hours: int, num_gpus: int, folder: Path) -> Iterator
         return gpu_users_of(states["nvml"].collection if "nvml" in states else Collection())
 
     sources: list[tuple[str, Collector, float]] = [
-        ("nvml", OfMadeUpTime(GpuSource(probes)), 1.0),
+        ("nvml", OfMadeUpTime(GpuSource(probes, quiet_seconds=8.0)), 1.0),
         ("host", HostCollector(gpu_users=users), 5.0),  # type: ignore[arg-type]
         ("infiniband", InfinibandCollector(), 5.0),
         ("jobs", JobCollector(nvml), 5.0),

@@ -64,9 +64,9 @@ def assembled(configuration: Configuration) -> Parts:
     training = _training(configuration)
     kineto = _kineto(configuration)
     sources = sources_of(configuration, training, kineto)
-    captures = _captures(configuration, training, kineto, sources)
-    dcgm_names = DcgmNames(names) if names else None
     host = node_name(configuration.settings.jobs.node)
+    captures = _captures(configuration, training, kineto, sources, host)
+    dcgm_names = DcgmNames(names) if names else None
     return Parts(address, guard, sources, dcgm_names, training, kineto, captures, host)
 
 
@@ -125,7 +125,11 @@ def _kineto(configuration: Configuration) -> KinetoBackend | None:
 
 
 def _captures(
-    configuration: Configuration, training: TrainingServer | None, kineto: KinetoBackend | None, sources: Sources
+    configuration: Configuration,
+    training: TrainingServer | None,
+    kineto: KinetoBackend | None,
+    sources: Sources,
+    host: str,
 ) -> CaptureService:
     settings = configuration.settings
     told = settings.captures
@@ -143,7 +147,7 @@ def _captures(
         ),
         limits=CaptureLimits(told.max_steps, told.max_bytes, told.max_per_hour),
         pids_of_job=pids_of_job,
-        host=node_name(settings.jobs.node),
+        host=host,
     )
     if training is not None:
         training.wake = service.desk.wake

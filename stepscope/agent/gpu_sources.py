@@ -19,7 +19,6 @@ _log = logging.getLogger(__name__)
 
 _MOST_SAID = 20
 """Lines of one look."""
-_QUIET_SECONDS = 8.0
 
 
 class GpuSource:
@@ -29,7 +28,7 @@ class GpuSource:
         self,
         probes: GpuProbes,
         *,
-        quiet_seconds: float = _QUIET_SECONDS,
+        quiet_seconds: float,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """

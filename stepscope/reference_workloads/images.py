@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from stepscope.core.counting import counted
 from stepscope.core.errors import DataError, UsageError, from_os_error
 from stepscope.reference_workloads.presets import Preset
+from stepscope.reference_workloads.writing import writing
 
 _NUM_POOLED = 32  # synthetic images in memory: drawing each anew would make the loader the limit
 _MAX_CLASSES = 16  # that are made: the head may have more
@@ -134,7 +135,7 @@ def check_images(preset: Preset, folder: Path) -> None:
         UsageError: Pillow is missing, or there are more classes than the model has.
     """
     _import_pillow()
-    with _writing(folder):
+    with writing(folder, "--data-dir"):
         if _is_empty(folder):
             with _beside(folder):
                 return
@@ -149,7 +150,7 @@ def write_images(preset: Preset, folder: Path, *, seed: int) -> None:
     Raises:
         DataError: it cannot be written.
     """
-    with _writing(folder):
+    with writing(folder, "--data-dir"):
         if not _is_empty(folder):
             return
         with _beside(folder) as made:
@@ -172,16 +173,6 @@ def _beside(folder: Path) -> Iterator[Path]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as made:
         yield Path(made)
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"cannot be written ({error.strerror or error})", where=str(folder), what_next="choose another --data-dir"
-        ) from error
 
 
 def _write_classes(preset: Preset, folder: Path, seed: int) -> None:

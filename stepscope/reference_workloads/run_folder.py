@@ -10,7 +10,8 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from stepscope.core.errors import DataError, UsageError
+from stepscope.core.errors import UsageError
+from stepscope.reference_workloads.writing import writing
 
 _HOLDS_SOMETHING = {errno.ENOTEMPTY, errno.EEXIST}
 
@@ -46,14 +47,14 @@ def share_folder(run_directory: Path) -> None:
     Raises:
         DataError: it cannot be made or written.
     """
-    with _writing(run_directory):
+    with writing(run_directory, "--out"):
         run_directory.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=run_directory) as file:
             file.write(b"1")
 
 
 def _take(wanted: Path, first_folder: str, *, may_be_numbered: bool) -> Path:
-    with _writing(wanted):
+    with writing(wanted, "--out"):
         wanted.parent.mkdir(parents=True, exist_ok=True)
         for number in count(1):
             run_directory = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
@@ -77,14 +78,3 @@ def _appears(run_directory: Path, first_folder: str) -> bool:
                 raise
             return False
         return True
-
-
-@contextmanager
-def _writing(run_directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise DataError(
-            f"cannot be written ({why})", where=str(run_directory), what_next="choose another --out"
-        ) from error

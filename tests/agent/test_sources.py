@@ -94,7 +94,7 @@ def test_xids_are_logged_once_and_counted(machine: FakeNvml, tmp_path: Path, cap
         KernelLog(log_file) as kernel_log,
         GpuProbes(_QUICK, environment=machine.environment()) as probes,
     ):
-        gpus, log = GpuSource(probes), KernelLogSource(kernel_log, probes)
+        gpus, log = GpuSource(probes, quiet_seconds=8.0), KernelLogSource(kernel_log, probes)
         bus_id = _bus_id(probes)
         address = bus_id.partition(".")[0][4:].lower()
         with log_file.open("a") as stream:
@@ -147,7 +147,7 @@ def test_old_values_repeated_contradict_nothing() -> None:
             gpu = TargetState(labels, silent[0], "", 1, 0.1, is_apart=False)
             return replace(super().snapshot(), collection=told, targets=(gpu,))
 
-    source = GpuSource(Probes())
+    source = GpuSource(Probes(), quiet_seconds=8.0)
     for _ in range(15):
         collection = source.collect()
     assert [finding.code for finding in collection.findings] == ["busy_without_process"]

@@ -18,10 +18,8 @@ from stepscope.core.readings import Missing, MissingReason
 
 NO_STEP_NUMBERS = "libkineto does not tell at which step a process is: leave the first step out"
 NO_OVERHEAD = "libkineto does not stop at an overhead: leave it out, or ask for fewer steps"
-
-
 _KNOWN_POLLS = 3
-"""Some 10 s after the first: who is not there by then does not come."""
+"""Two intervals of 5 s after the first: who is not there by then does not come."""
 
 
 class KinetoBackend:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def _run(cases: list[Any], out: Path, options: dict[str, Any], *, as_json: bool)
         write_report,
     )
     from stepscope.reference_workloads.suite.results import SuiteFolder
-    from stepscope.reference_workloads.suite.run import SuiteOptions, SuiteRuns, run_suite
+    from stepscope.reference_workloads.suite.run import SuiteOptions, SuiteRuns, known_results, run_suite
     from stepscope.reference_workloads.suite.score import score
 
     folder = SuiteFolder(out)
@@ -82,7 +81,9 @@ def _run(cases: list[Any], out: Path, options: dict[str, Any], *, as_json: bool)
     with run_progress("suite") as (tell, draw):
         runs: SuiteRuns = run_suite(cases, folder, suite_options, tell, draw)
     asked = {case.name for case in cases}
-    results = _with_others(asked, runs.by_name, folder, options)
+    every = find_cases(options["preset"], device=options["device"])
+    # also what the folder knows of the other cases, so that a call for a few loses none of the rest
+    results = {**known_results([case for case in every if case.name not in asked], folder), **runs.by_name}
     scores = [
         score(
             case,
@@ -90,7 +91,7 @@ def _run(cases: list[Any], out: Path, options: dict[str, Any], *, as_json: bool)
             results.get(case.control.name),
             refusal=runs.refused.get(case.name),
         )
-        for case in find_cases(options["preset"], device=options["device"])
+        for case in every
         if case.name in asked or case.run.name in results
     ]
     devices = [result.device for result in results.values() if result.device is not None]
@@ -109,15 +110,6 @@ def _run(cases: list[Any], out: Path, options: dict[str, Any], *, as_json: bool)
         if why is not None:
             click.echo(f"stepscope: --require-accuracy: {why}; see {out / TEXT_FILE}", err=True)
             raise SystemExit(1)
-
-
-def _with_others(asked: set[str], results: Mapping[str, Any], folder: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Also what the folder knows of the preset's other cases, so that a call for a few loses none of the rest."""
-    from stepscope.reference_workloads.suite.cases import find_cases
-    from stepscope.reference_workloads.suite.run import known_results
-
-    every = find_cases(options["preset"], device=options["device"])
-    return {**known_results([case for case in every if case.name not in asked], folder), **results}
 
 
 def _missed(rows: list[Any], needed: float, *, is_complete: bool) -> str | None:

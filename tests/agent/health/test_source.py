@@ -164,7 +164,7 @@ def test_xids_that_the_kernel_log_alone_has_are_events(report: str, tmp_path: Pa
     now_ns = [START]
     with KernelLog(log_file) as kernel_log:
         probes = GpuProbes()
-        gpus, log = GpuSource(probes), KernelLogSource(kernel_log, probes)
+        gpus, log = GpuSource(probes, quiet_seconds=8.0), KernelLogSource(kernel_log, probes)
 
         def states() -> tuple[SourceState, ...]:
             return (SourceState(GPUS, gpus.collect(), now_ns[0]), SourceState("kernel_log", log.collect(), now_ns[0]))
