@@ -24,8 +24,8 @@ from stepscope.core.causes import Cause
 _FACTS = GpuFacts("NVIDIA H100 80GB HBM3", 700.0, 1.98e9, 85.5e9, None, True)
 _REST_SECONDS = 8
 """Seconds before and after a labelled window in which the GPU has come to rest, or nearly."""
-RESTING = ("start", "none")
-"""Runs that are none: before a run's first kernels, and between runs."""
+RESTING = ("start", "none", "at_rest", "held")
+"""Runs that are none: before a run's first kernels, between runs, and what `fleet_class_states` records."""
 _MIB = 1048576.0
 _HELD_BYTES = 0.56e9
 """The driver keeps 0.50 GB of a GPU without a process."""

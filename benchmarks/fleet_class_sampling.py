@@ -1,6 +1,8 @@
 """How often is the fleet class right on GPUs that train with known faults? Records minutes of them, with labels.
 
     python -m benchmarks.fleet_class_sampling OUT [--preset two-gpu] [--cases 'ddp-*,pp-healthy'] [--windows 2]
+    python -m benchmarks.fleet_class_sampling OUT --preset one-gpu [--model resnet50]
+    python -m benchmarks.fleet_class_sampling OUT --cases '*-healthy' --on-one-gpu
     python -m benchmarks.fleet_class_accuracy OUT/windows.jsonl
 
 Needs GPUs. The agent's own sources read them once a second while cases of the labelled suite train. Between windows of
@@ -8,6 +10,9 @@ Needs GPUs. The agent's own sources read them once a second while cases of the l
 before and after it (`window_labels`). A short run tells how long a case's steps are, or `--step-ms ddp-healthy=195`.
 Runs that a fault ends have no label and are left out. Traces are analysed while the next case trains, and windows kept
 as soon as they are known, so that a session that ends early has what it had.
+
+`--on-one-gpu` puts all ranks on one GPU, where they talk as over TCP. Its label is that of all of them together: it is
+for cases in which all do the same at the same time.
 """
 
 from __future__ import annotations
@@ -18,14 +23,16 @@ import multiprocessing
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.labelled_windows import Labelled, write_windows
+from benchmarks.ranks_on_one_gpu import run_on_one_gpu
 from benchmarks.window_labels import Captured, label_between, mean_step, pace_within, undisturbed
 from stepscope.agent.fleet.history import GpuHistory
 from stepscope.agent.fleet.host_use import HostHistory
@@ -37,7 +44,8 @@ from stepscope.core.counting import counted
 from stepscope.core.errors import StepscopeError, UsageError
 from stepscope.core.readings import Labels
 from stepscope.core.run_layout import TRACES_FOLDER, trace_path
-from stepscope.reference_workloads.launch import run_workload
+from stepscope.reference_workloads.launch import WorkloadResult, run_workload
+from stepscope.reference_workloads.presets import find_preset
 from stepscope.reference_workloads.suite.cases import Case, find_cases
 from stepscope.store.step_lines import read_run_steps
 from stepscope.training import Schedule
@@ -124,10 +132,18 @@ class Recorder:
             self._cuts.append(Cut(int(told["gpu"]), begin_ns, samples[-1].time_ns, samples, history.facts, host))
 
 
-def record_case(case: Case, out: Path, num_windows: int, window: float, step_seconds: float | None) -> Path:
+def record_case(
+    case: Case,
+    out: Path,
+    num_windows: int,
+    window: float,
+    step_seconds: float | None,
+    train: Callable[..., WorkloadResult] = run_workload,
+) -> Path:
     """Train one case for a while; its run directory.
 
     Args:
+        train: starts the ranks.
         num_windows: of this many seconds, with a capture before and after each.
         step_seconds: how long a step takes; where it is not known, a shorter run tells.
 
@@ -135,20 +151,22 @@ def record_case(case: Case, out: Path, num_windows: int, window: float, step_sec
         StepscopeError: it cannot be trained.
     """
     if step_seconds is None:
-        step_seconds = max(1e-3, _train(case, out, f"{case.name}-probe", _PROBE_STEPS, None))
+        step_seconds = max(1e-3, _train(case, out, f"{case.name}-probe", _PROBE_STEPS, None, train))
     once = case.run.job.schedule or Schedule()
     between = math.ceil((window + _MARGIN_SECONDS) * _SLOWER / step_seconds) + _BESIDE
     # the last step of a capture is not whole: one more
     schedule = replace(once, active=once.active + 1, period=once.active + 1 + between, repeat=num_windows + 1)
     last = schedule.first + num_windows * (schedule.active + between) + schedule.active
-    _train(case, out, case.name, last + 1, schedule)
+    _train(case, out, case.name, last + 1, schedule, train)
     return out / case.name
 
 
-def _train(case: Case, out: Path, name: str, num_steps: int, schedule: Schedule | None) -> float:
+def _train(
+    case: Case, out: Path, name: str, num_steps: int, schedule: Schedule | None, train: Callable[..., WorkloadResult]
+) -> float:
     """Seconds of a step."""
     job = case.run.job
-    result = run_workload(
+    result = train(
         job.plan,
         out=out,
         run=name,
@@ -184,15 +202,21 @@ def captures_of(run: Path) -> tuple[Captures, list[str]]:
     return captures, troubles
 
 
-def windows_of(run: Path, cuts: Sequence[Cut], captures: Captures) -> list[Labelled]:
-    """The windows between captures, labelled: of rank r those of GPU r that do not overlap."""
+def windows_of(run: Path, cuts: Sequence[Cut], captures: Captures, *, on_one_gpu: bool = False) -> list[Labelled]:
+    """The windows between captures, labelled: of rank r those of GPU r that do not overlap.
+
+    Args:
+        on_one_gpu: all ranks have GPU 0, whose windows count once.
+    """
     windows = []
-    for rank in read_run_steps(run)[0]:
+    ranks = read_run_steps(run)[0]
+    for rank in ranks[:1] if on_one_gpu else ranks:
+        there = [each.rank for each in ranks] if on_one_gpu else [rank.rank]
         for first, steps, next_first in undisturbed(rank.steps):
             folders = [trace_path(at, rank.rank).parent.name for at in (first, next_first)]
-            beside = [captures[name][rank.rank] for name in folders if rank.rank in captures.get(name, {})]
+            beside = [captures[name][at] for name in folders for at in there if at in captures.get(name, {})]
             free_ns = steps[0].start_ns
-            for cut in cuts if len(beside) == len(folders) else ():
+            for cut in cuts if len(beside) == len(folders) * len(there) else ():
                 if cut.gpu != rank.rank or cut.begin_ns < free_ns or cut.end_ns > steps[-1].end_ns:
                     continue
                 step_ms = pace_within(steps, cut.begin_ns, cut.end_ns)
@@ -203,6 +227,14 @@ def windows_of(run: Path, cuts: Sequence[Cut], captures: Captures) -> list[Label
                 length = (cut.end_ns - cut.begin_ns) / 1e9
                 windows.append(Labelled(run.name, cut.gpu, right, cut.samples, length, cut.facts, cut.host, spent))
     return windows
+
+
+def _varied(case: Case, model: str, *, on_one_gpu: bool) -> Case:
+    """Of this model, by a name that says what is not the suite's."""
+    job, name = case.run.job, f"{case.name}-tcp" if on_one_gpu else case.name
+    if model != job.preset.architecture:
+        job, name = replace(job, preset=find_preset(job.preset.name, model)), f"{model}-{name}"
+    return replace(case, name=name, run=replace(case.run, job=job))
 
 
 def _step_seconds(text: str) -> dict[str, float]:
@@ -218,6 +250,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--preset", default="two-gpu")
     parser.add_argument("--cases", default="", help="names or patterns, with commas between; all when left out")
+    parser.add_argument("--model", default="gpt", help="gpt or resnet50; cases that need a transformer are left out")
+    parser.add_argument("--on-one-gpu", action="store_true", help="all ranks, as on machines of their own")
     parser.add_argument("--windows", type=int, default=2, help="of each case")
     parser.add_argument("--step-ms", type=_step_seconds, default={}, metavar="NAME=MS,...", help="of cases")
     parser.add_argument("--window", type=float, default=30.0, help="seconds")
@@ -228,27 +262,25 @@ def main() -> None:
 
     def keep(run: Path, analysed: Future[tuple[Captures, list[str]]]) -> None:
         captures, troubles = analysed.result()
-        windows = windows_of(run, recorder.cuts(), captures)
+        windows = windows_of(run, recorder.cuts(), captures, on_one_gpu=options.on_one_gpu)
         kept.extend(windows)
         write_windows(options.out / WINDOWS_FILE, kept)
         print(*troubles, f"{run.name}: {counted(len(windows), 'window')}", sep="\n", flush=True)
 
+    train = run_on_one_gpu if options.on_one_gpu else run_workload
     spawned = multiprocessing.get_context("spawn")
-    pending: list[tuple[Path, Future[tuple[Captures, list[str]]]]] = []
     with Recorder(options.interval, options.window) as recorder, ProcessPoolExecutor(_ANALYSING, spawned) as pool:
         for case in find_cases(options.preset, only=[name for name in options.cases.split(",") if name]):
             if case.injection is not None and case.injection.ends_run:
                 continue
+            case = _varied(case, options.model, on_one_gpu=options.on_one_gpu)
+            length = options.step_ms.get(case.name)
             try:
-                run = record_case(case, options.out, options.windows, options.window, options.step_ms.get(case.name))
+                run = record_case(case, options.out, options.windows, options.window, length, train)
             except StepscopeError as error:
                 print(f"{case.name}: {error}", file=sys.stderr)
                 continue
-            pending.append((run, pool.submit(captures_of, run)))
-            while pending and pending[0][1].done():
-                keep(*pending.pop(0))
-        for one in pending:
-            keep(*one)
+            pool.submit(captures_of, run).add_done_callback(partial(keep, run))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ from __future__ import annotations
 from stepscope.analyzer.fleet.limits import Limits
 from stepscope.analyzer.fleet.samples import Sample
 from stepscope.analyzer.fleet.shares import spins
-from stepscope.analyzer.fleet.window import Window
+from stepscope.analyzer.fleet.window import Window, share_of
 from stepscope.core.analysis import Evidence
 
 _ALWAYS = 0.99
+_MOSTLY_COUNTED = 0.9
+"""Share of samples with profiling counters that makes a window counted: the first of an agent has none."""
 _LONG = 5
 """Times the least, after which there is no doubt."""
 
@@ -21,9 +23,9 @@ def hang_evidence(window: Window, limits: Limits) -> tuple[float, list[Evidence]
     """
     if window.seconds < limits.hang_seconds or window.is_held is False:
         return None
-    counted = all(_is_counted(sample) for sample in window.samples)
-    if not all(spins(sample, limits) if counted else _may_spin(sample, limits) for sample in window.samples):
+    if not all(spins(one, limits) if _is_counted(one) else _may_spin(one, limits) for one in window.samples):
         return None
+    counted = share_of(window.samples, _is_counted) >= _MOSTLY_COUNTED
     powers = [sample.power_watts for sample in window.samples if sample.power_watts is not None]
     limit = window.facts.power_limit_watts
     if not limit or not powers or window.power is None or window.power >= limits.high_power:

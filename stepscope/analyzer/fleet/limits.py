@@ -41,11 +41,12 @@ class Limits:
     memory_dram: float = 0.5
     """Memory activity while computing from which memory may be the limit; recorded: 0.42 (not), 0.77 (is)."""
     tensor_roof: float = 0.75
-    """Tensor activity of the largest products; recorded 0.67 beside other work."""
+    """Tensor activity of the largest products; recorded beside other work: 0.67 on H100s, 0.76 on H200s."""
     dram_roof: float = 0.85
     """Memory activity of a copy; data sheets promise 1, measured peaks are 0.8 to 0.9."""
-    memory_busy: float = 0.75
-    """nvidia-smi's memory figure over its utilisation; recorded: 0.42 to 0.54 (computing), 0.95 (memory-bound)."""
+    memory_busy: float = 0.65
+    """nvidia-smi's memory figure over its utilisation; recorded: 0.34 to 0.54 (computing), 0.95 and, on an H200, 0.73
+    (memory-bound)."""
     small_kernels: float = 0.4
     """SM over engine activity below which kernels do not fill the GPU; recorded: 0.04 to 0.15 (launch-bound)."""
     copy_bytes: float = 200e6
