@@ -17,6 +17,7 @@ from stepscope.reference_workloads.presets import find_preset
         ("batch_size", 0, "batch size must be at least 1, not 0"),
         ("batch_size", -8, "batch size must be at least 1, not -8"),
         ("num_layers", 0, "num layers must be at least 1"),
+        ("num_layers", 99_999_999, "a model has at most 10,000 layers here, not 99,999,999"),
         ("sequence_length", 0, "sequence length must be at least 1"),
         ("num_heads", 3, "hidden size of 64 cannot be divided over 3 heads"),
         ("learning_rate", 0.0, "learning rate is above 0"),
