@@ -1,7 +1,6 @@
 """How often is the fleet class right on GPUs that train with known faults? Records minutes of them, with labels.
 
     python -m benchmarks.fleet_class_sampling OUT [--preset two-gpu] [--cases 'ddp-*,pp-healthy'] [--windows 2]
-    python -m benchmarks.fleet_class_sampling OUT --preset one-gpu [--model resnet50]
     python -m benchmarks.fleet_class_sampling OUT --cases '*-healthy' --on-one-gpu
     python -m benchmarks.fleet_class_accuracy OUT/windows.jsonl
 
@@ -11,8 +10,8 @@ before and after it (`window_labels`). A short run tells how long a case's steps
 Runs that a fault ends have no label and are left out. Traces are analysed while the next case trains, and windows kept
 as soon as they are known, so that a session that ends early has what it had.
 
-`--on-one-gpu` puts all ranks on one GPU, where they talk as over TCP. Its label is that of all of them together: it is
-for cases in which all do the same at the same time.
+`--on-one-gpu` puts all ranks on one GPU, where they talk as over TCP. Its label is that of all of them together, so
+that it takes healthy cases alone in which all do the same at the same time.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -45,7 +44,6 @@ from stepscope.core.errors import StepscopeError, UsageError
 from stepscope.core.readings import Labels
 from stepscope.core.run_layout import TRACES_FOLDER, trace_path
 from stepscope.reference_workloads.launch import WorkloadResult, run_workload
-from stepscope.reference_workloads.presets import find_preset
 from stepscope.reference_workloads.suite.cases import Case, find_cases
 from stepscope.store.step_lines import read_run_steps
 from stepscope.training import Schedule
@@ -229,12 +227,13 @@ def windows_of(run: Path, cuts: Sequence[Cut], captures: Captures, *, on_one_gpu
     return windows
 
 
-def _varied(case: Case, model: str, *, on_one_gpu: bool) -> Case:
-    """Of this model, by a name that says what is not the suite's."""
-    job, name = case.run.job, f"{case.name}-tcp" if on_one_gpu else case.name
-    if model != job.preset.architecture:
-        job, name = replace(job, preset=find_preset(job.preset.name, model)), f"{model}-{name}"
-    return replace(case, name=name, run=replace(case.run, job=job))
+def chosen(preset: str, names: Sequence[str], *, on_one_gpu: bool) -> list[Case]:
+    """Cases that have labels."""
+    cases = find_cases(preset, only=names)
+    if not on_one_gpu:
+        return [case for case in cases if case.injection is None or not case.injection.ends_run]
+    alike = [case for case in cases if case.injection is None and case.run.job.plan.pp == 1]
+    return [replace(case, name=f"{case.name}-tcp") for case in alike]
 
 
 def _step_seconds(text: str) -> dict[str, float]:
@@ -250,7 +249,6 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--preset", default="two-gpu")
     parser.add_argument("--cases", default="", help="names or patterns, with commas between; all when left out")
-    parser.add_argument("--model", default="gpt", help="gpt or resnet50; cases that need a transformer are left out")
     parser.add_argument("--on-one-gpu", action="store_true", help="all ranks, as on machines of their own")
     parser.add_argument("--windows", type=int, default=2, help="of each case")
     parser.add_argument("--step-ms", type=_step_seconds, default={}, metavar="NAME=MS,...", help="of cases")
@@ -258,29 +256,37 @@ def main() -> None:
     parser.add_argument("--interval", type=float, default=1.0, help="of the samples, seconds")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    kept: list[Labelled] = []
-
-    def keep(run: Path, analysed: Future[tuple[Captures, list[str]]]) -> None:
-        captures, troubles = analysed.result()
-        windows = windows_of(run, recorder.cuts(), captures, on_one_gpu=options.on_one_gpu)
-        kept.extend(windows)
-        write_windows(options.out / WINDOWS_FILE, kept)
-        print(*troubles, f"{run.name}: {counted(len(windows), 'window')}", sep="\n", flush=True)
-
     train = run_on_one_gpu if options.on_one_gpu else run_workload
+    cases = chosen(options.preset, list(filter(None, options.cases.split(","))), on_one_gpu=options.on_one_gpu)
+    if unknown := options.step_ms.keys() - {case.name for case in cases}:
+        parser.error(f"--step-ms: there is no case {sorted(unknown)[0]}; choose of {', '.join(c.name for c in cases)}")
+    kept: list[Labelled] = []
+    pending: dict[Path, Future[tuple[Captures, list[str]]]] = {}
+
+    def keep(runs: Sequence[Path]) -> None:
+        for run in runs:
+            captures, troubles = pending.pop(run).result()
+            windows = windows_of(run, recorder.cuts(), captures, on_one_gpu=options.on_one_gpu)
+            kept.extend(windows)
+            write_windows(options.out / WINDOWS_FILE, kept)
+            print(*troubles, f"{run.name}: {counted(len(windows), 'window')}", sep="\n", flush=True)
+
     spawned = multiprocessing.get_context("spawn")
-    with Recorder(options.interval, options.window) as recorder, ProcessPoolExecutor(_ANALYSING, spawned) as pool:
-        for case in find_cases(options.preset, only=[name for name in options.cases.split(",") if name]):
-            if case.injection is not None and case.injection.ends_run:
-                continue
-            case = _varied(case, options.model, on_one_gpu=options.on_one_gpu)
-            length = options.step_ms.get(case.name)
-            try:
-                run = record_case(case, options.out, options.windows, options.window, length, train)
-            except StepscopeError as error:
-                print(f"{case.name}: {error}", file=sys.stderr)
-                continue
-            pool.submit(captures_of, run).add_done_callback(partial(keep, run))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    pool = ProcessPoolExecutor(_ANALYSING, spawned, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+    with Recorder(options.interval, options.window) as recorder, pool:
+        try:
+            for case in cases:
+                length = options.step_ms.get(case.name)
+                try:
+                    run = record_case(case, options.out, options.windows, options.window, length, train)
+                except StepscopeError as error:
+                    print(f"{case.name}: {error}", file=sys.stderr)
+                    continue
+                keep([earlier for earlier, analysed in pending.items() if analysed.done()])
+                pending[run] = pool.submit(captures_of, run)
+        finally:
+            keep(list(pending))
 
 
 if __name__ == "__main__":

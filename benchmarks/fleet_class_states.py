@@ -3,20 +3,23 @@
     python -m benchmarks.fleet_class_states OUT
     python -m benchmarks.fleet_class_accuracy OUT/windows.jsonl
 
-Needs one GPU. What is right is known by what was started: nobody; a process with memory on the GPU that sleeps; two
-ranks of NCCL, of which one never comes to the all-reduce, both on the first GPU and talking as over TCP.
+Needs a GPU, of which it takes the first. What is right is known by what was started: nobody; a process with memory on
+the GPU that sleeps; two ranks of NCCL, of which one never comes to the all-reduce, both on that GPU and talking as over
+TCP. A window begins once each process has said that it is so far.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.context import SpawnProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import torch
@@ -31,77 +34,109 @@ from stepscope.core.causes import Cause
 
 _WINDOW_SECONDS = 56.0
 """A little less than the agent's minute, and as much as a hang takes to be told."""
-_START_SECONDS = 20.0
-"""Until all processes have the GPU, and its power has settled."""
+_START_SECONDS = 90.0
+"""Until all processes are so far, at most."""
+_SETTLE_SECONDS = 5.0
+"""After that: power is an average of a second."""
+_LATE_SECONDS = 30.0
+"""A window comes so long after its own length, at most."""
 _HELD_BYTES = 8 << 30
 _ALL_REDUCES = 5
+_NUM_RANKS = 2
 
 
-def _nobody() -> list[SpawnProcess]:
-    return []
+Work = Callable[[Event, int], None]
+"""What a process of a state does, given a port for its job; it sets the event once the state has come, and stays."""
 
 
-def _holder() -> list[SpawnProcess]:
-    return [get_context("spawn").Process(target=_hold)]
-
-
-def _hung_job() -> list[SpawnProcess]:
-    port = free_port()
-    return [get_context("spawn").Process(target=_hang, args=(rank, port)) for rank in range(2)]
-
-
-STATES: dict[str, tuple[Callable[[], list[SpawnProcess]], Cause]] = {
-    "at_rest": (_nobody, Cause.IDLE),
-    "held": (_holder, Cause.IDLE),
-    "hung": (_hung_job, Cause.HANG),
-}
-"""By name: what runs, and what that is."""
-
-
-def _hold() -> None:
+def _hold(ready: Event, _: int) -> None:
     memory = torch.zeros(_HELD_BYTES, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
+    ready.set()
     time.sleep(FOR_EVER)
     del memory
 
 
-def _hang(rank: int, port: int) -> None:
-    pose_as_machine(rank, 2, port)
+def _wait_for_peer(ready: Event, port: int) -> None:
+    gradients = _reduced(0, port)
+    dist.all_reduce(gradients)
+    ready.set()
+    torch.cuda.synchronize()
+
+
+def _never_come(ready: Event, port: int) -> None:
+    _reduced(1, port)
+    ready.set()
+    time.sleep(FOR_EVER)
+
+
+def _reduced(rank: int, port: int) -> torch.Tensor:
+    """Some all-reduces that both ranks did."""
+    pose_as_machine(rank, _NUM_RANKS, port)
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", timeout=timedelta(seconds=FOR_EVER))
     gradients = torch.ones(64 << 20, device="cuda")
     for _ in range(_ALL_REDUCES):
         dist.all_reduce(gradients)
     torch.cuda.synchronize()
-    if rank == 0:
-        dist.all_reduce(gradients)
-        torch.cuda.synchronize()
-    time.sleep(FOR_EVER)
+    return gradients
+
+
+STATES: dict[str, tuple[Sequence[Work], Cause]] = {
+    "at_rest": ((), Cause.IDLE),
+    "held": ((_hold,), Cause.IDLE),
+    "hung": ((_wait_for_peer, _never_come), Cause.HANG),
+}
+"""By name: the processes, and what that is."""
 
 
 @contextmanager
-def _running(processes: list[SpawnProcess]) -> Iterator[None]:
-    for process in processes:
-        process.start()
+def running(works: Sequence[Work]) -> Iterator[list[SpawnProcess]]:
+    """Processes that do this, all of them so far.
+
+    Raises:
+        RuntimeError: one has ended, or is not so far in time.
+    """
+    context, port = get_context("spawn"), free_port()
+    ready = [context.Event() for _ in works]
+    processes = [
+        context.Process(target=work, args=(event, port), daemon=True) for work, event in zip(works, ready, strict=True)
+    ]
     try:
-        yield
-        if any(process.exitcode is not None for process in processes):
-            raise RuntimeError("a process ended early")
+        for process in processes:
+            process.start()
+        until = time.monotonic() + _START_SECONDS
+        while not all(event.wait(0.2) for event in ready):
+            check_alive(processes)
+            if time.monotonic() > until:
+                raise RuntimeError("the processes did not start in time")
+        yield processes
     finally:
         for process in processes:
-            process.kill()
-            process.join()
+            if process.pid is not None:
+                process.kill()
+                process.join()
+
+
+def check_alive(processes: Sequence[SpawnProcess]) -> None:
+    """Raises RuntimeError when one has ended."""
+    if any(process.exitcode is not None for process in processes):
+        raise RuntimeError("a process ended early; its own output says why")
 
 
 def _record(name: str, seconds: float) -> Labelled:
-    """The last window of this state."""
-    start, cause = STATES[name]
-    with _running(start()):
-        time.sleep(_START_SECONDS if cause is Cause.HANG else _START_SECONDS / 4)
+    """The first window of this state."""
+    works, cause = STATES[name]
+    with running(works) as processes:
+        time.sleep(_SETTLE_SECONDS)
         with Recorder(1.0, seconds) as recorder:
+            until = time.monotonic() + seconds + _LATE_SECONDS
             while not (cuts := [cut for cut in recorder.cuts() if cut.gpu == 0]):
+                check_alive(processes)
+                if time.monotonic() > until:
+                    raise RuntimeError("the agent's sources tell nothing of GPU 0; see `stepscope agent check`")
                 time.sleep(0.5)
-    cut = cuts[-1]
+    cut = cuts[0]
     length = (cut.end_ns - cut.begin_ns) / 1e9
     return Labelled(name, cut.gpu, frozenset({cause}), cut.samples, length, cut.facts, cut.host)
 
@@ -112,6 +147,9 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--window", type=float, default=_WINDOW_SECONDS, help="seconds")
     options = parser.parse_args()
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        parser.error("unset CUDA_VISIBLE_DEVICES: the first GPU of the driver is taken")
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as NVML's
     if not torch.cuda.is_available():
         print("this needs a GPU that CUDA can use", file=sys.stderr)
         sys.exit(2)

@@ -202,9 +202,14 @@ def _ordered(agents: _Agents, order: CaptureOrder) -> CapturedJob:
 
 
 def _awaited(agents: _Agents, job: CapturedJob, tell: Tell) -> CapturedJob:
-    """Look again and again, until it has ended, or has no common first step and is to be ordered anew."""
+    """Look again and again, until it has ended, or has no common first step and is to be ordered anew.
+
+    Agents that know nobody of it are asked for a while whether they do now: where ranks are missing, theirs may have been
+    started a little later than the others.
+    """
     order = job.order
     heard_at = dict.fromkeys(job.reports, time.monotonic())
+    late_until = time.monotonic() + _UNKNOWN_SECONDS
     told = ""
     while not job.state.is_final and not _is_torn(job):
         time.sleep(_LOOK_SECONDS)
@@ -212,6 +217,9 @@ def _awaited(agents: _Agents, job: CapturedJob, tell: Tell) -> CapturedJob:
         replies = agents.ask(waiting, "GET", f"{CAPTURES_PATH}/{order.id}")
         forgotten = [url for url, reply in replies.items() if _is_not_found(reply)]
         replies |= agents.ask(forgotten, "POST", CAPTURES_PATH, order)  # an agent that was started anew; ranks know
+        if job.missing_ranks and time.monotonic() < late_until:
+            late = agents.ask(agents.by_url.keys() - job.reports.keys(), "POST", CAPTURES_PATH, order)
+            replies |= {url: reply for url, reply in late.items() if not _is_refused(reply)}
         for url, reply in replies.items():
             if isinstance(reply, UnreachableError) or _is_not_found(reply):
                 if time.monotonic() - heard_at[url] > _AWAY_SECONDS:
@@ -232,6 +240,10 @@ def _awaited(agents: _Agents, job: CapturedJob, tell: Tell) -> CapturedJob:
 
 def _is_not_found(reply: AgentReply | UnreachableError) -> bool:
     return not isinstance(reply, UnreachableError) and reply.status == HTTPStatus.NOT_FOUND
+
+
+def _is_refused(reply: AgentReply | UnreachableError) -> bool:
+    return isinstance(reply, UnreachableError) or bool(reply.error)
 
 
 def _refusal(url: str, reply: AgentReply) -> StepscopeError:

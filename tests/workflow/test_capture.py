@@ -101,6 +101,27 @@ def test_a_job_that_has_just_been_started_is_waited_for(nodes: list[_Node], agen
     assert asked.start_unix_ns > begin_ns + 3.4e9  # counted from when somebody was there
 
 
+def test_a_node_whose_rank_comes_a_little_later_takes_part(nodes: list[_Node], agents: list[AgentClient]) -> None:
+    late = nodes[1].backend.known.copy()
+    nodes[1].backend.known.clear()
+    nodes[0].will_say(Answer("", AnswerState.ACCEPTED, start_step=8))
+    nodes[1].will_say(_done(1))
+    lines: list[str] = []
+
+    def tell(line: str) -> None:
+        lines.append(line)
+        if line.endswith("asked 1 rank on 1 node"):
+            nodes[1].backend.known.extend(late)
+        if "1 done" in line:
+            nodes[0].backend.answer("k0", _done(0), nodes[0].backend.asked[0][0].id)
+
+    captured = capture_job(agents, _ORDER, tell=tell)
+    assert captured.state is CaptureState.DONE
+    assert [one.rank for one in captured.ranks] == [0, 1]
+    assert captured.warnings == ()
+    assert nodes[0].backend.asked[0][0] == nodes[1].backend.asked[0][0]
+
+
 def test_a_job_that_nobody_knows_is_said_in_time(agents: list[AgentClient], monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = replace(_ORDER, run=None, job="78")
     monkeypatch.setattr(capture_module, "_UNKNOWN_SECONDS", 0.2)

@@ -41,7 +41,7 @@ class Limits:
     memory_dram: float = 0.5
     """Memory activity while computing from which memory may be the limit; recorded: 0.42 (not), 0.77 (is)."""
     tensor_roof: float = 0.75
-    """Tensor activity of the largest products; recorded beside other work: 0.67 on H100s, 0.76 on H200s."""
+    """Tensor activity of training that large products bound; recorded 0.67 on H100s, 0.76 on H200s (alone: 0.94)."""
     dram_roof: float = 0.85
     """Memory activity of a copy; data sheets promise 1, measured peaks are 0.8 to 0.9."""
     memory_busy: float = 0.65
@@ -64,6 +64,9 @@ class Limits:
     """Spinning this long without a byte is seldom a wait for a slow peer; NCCL's own watchdog waits 600 s."""
     hang_spread: float = 0.05
     """Power that varies by less of its limit is flat."""
+    hang_bytes: float = 60e6
+    """Bytes/s over PCIe in each direction, or over the network's ports, of a GPU that does not hang: NCCL's proxy of a
+    hung all-reduce polls at 27 MB/s (recorded, H200, TCP), a slow network of 1 Gbit/s moves 100."""
     spin_activity: float = 0.005
     """Tensor and memory activity of a kernel that only polls: recorded 0.000 to 0.001."""
 

@@ -12,7 +12,8 @@ from stepscope.analyzer.fleet.samples import Sample
 from stepscope.analyzer.fleet.window import Window, share_of
 from stepscope.core.fleet_class import Counters, TimeShares
 
-_FULL = 0.9
+FULL = 0.9
+"""Engine activity of a sample in which kernels ran all the time."""
 _MOSTLY_EMPTY = 0.5
 _SPINS = 0.1
 """Share of samples that only polled, from which a GPU communicates, whatever its links say."""
@@ -61,7 +62,12 @@ def spins(sample: Sample, limits: Limits) -> bool:
     """Whether a sample saw nothing but kernels that poll. Unknown counters are no sign of it."""
     if sample.engine is None or sample.tensor is None or sample.dram is None:
         return False
-    return sample.engine >= _FULL and sample.tensor <= limits.spin_activity and sample.dram <= limits.spin_activity
+    return sample.engine >= FULL and sample.tensor <= limits.spin_activity and sample.dram <= limits.spin_activity
+
+
+def is_counted(sample: Sample) -> bool:
+    """Whether profiling counters say what ran."""
+    return sample.engine is not None and sample.tensor is not None and sample.dram is not None
 
 
 def communicates(window: Window, limits: Limits) -> bool | None:

@@ -111,9 +111,20 @@ def test_a_hang_is_seen_also_where_some_counters_are_missing() -> None:
     assert _minute(replace(SPINNING, power_watts=None)).cause is not Cause.HANG
 
 
+@pytest.mark.parametrize(("uncounted", "confidence"), [(0, 0.49), (6, 0.49), (7, 0.33), (60, 0.33)])
+def test_a_hang_is_as_sure_as_most_of_its_samples(uncounted: int, confidence: float) -> None:
+    samples = [replace(SPINNING, **PROFILING)] * uncounted + [SPINNING] * (60 - uncounted)
+    told = _minute(*samples)
+    assert told.cause is Cause.HANG
+    assert told.confidence == pytest.approx(confidence, abs=0.005)
+
+
 @pytest.mark.parametrize(
     "other",
     [
+        replace(SPINNING, **PROFILING | {"utilization": 0.5}),  # pauses, where counters have a gap
+        replace(SPINNING, **PROFILING | {"memory_busy": 0.1}),
+        replace(SPINNING, pcie_transmit=400e6, pcie_receive=400e6),  # bytes to peers beyond PCIe
         replace(SPINNING, power_watts=330.0),  # power
         replace(SPINNING, tensor=0.1),  # arithmetic
         replace(SPINNING, link_bytes=40e9),  # bytes

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stepscope.analyzer.fleet import HostUse, Sample, classify
 from stepscope.core.causes import Cause
 from stepscope.core.fleet_class import FLEET_CAUSES
-from tests.analyzer.fleet.samples import H100, series
+from tests.analyzer.fleet.samples import H100, SPINNING, series
 
 _ratio = st.floats(0, 1)
 _bytes = st.floats(0, 100e9)
@@ -78,6 +78,12 @@ def test_more_tensor_activity_and_power_never_make_a_gpu_idle(sample: Sample, te
         or before.cause in (Cause.IDLE, Cause.CHECKPOINT, Cause.COPY)
         or _stuck(before, after)
     )
+
+
+@given(_samples, st.booleans())
+def test_one_sample_of_work_among_those_that_poll_is_no_hang(sample: Sample, computes: bool) -> None:
+    working = replace(sample, tensor=0.01) if computes else replace(sample, dram=0.01)
+    assert classify(series(*[SPINNING] * 59, working), H100).cause is not Cause.HANG
 
 
 def _stuck(before: Any, after: Any) -> bool:

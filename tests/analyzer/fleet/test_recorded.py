@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.fleet_class_recordings import MODES
 from benchmarks.labelled_windows import as_minute, projected, read_windows, right_of, write_windows
-from stepscope.analyzer.fleet import classify
+from stepscope.analyzer.fleet import HostUse, classify
+from stepscope.analyzer.fleet.limits import LIMITS
+from stepscope.analyzer.fleet.shares import spins
 from stepscope.core.causes import Cause
 from stepscope.core.fleet_class import Counters
+from tests.analyzer.fleet.samples import series
 
 _WINDOWS = read_windows(Path(__file__).with_name("h100x2.jsonl"))
 _HALF_MINUTES = [
@@ -110,6 +114,25 @@ def test_the_hang_of_a_real_collective_is_told_by_counters_whose_first_sample_is
     told = classify(hung.samples, hung.facts, hung.host)
     assert told.cause is Cause.HANG
     assert told.confidence == pytest.approx(0.9 * (0.4 + 0.6 * hung.seconds / 250), abs=0.01)
+
+
+@pytest.mark.parametrize("seconds", [60, 240])
+def test_an_all_reduce_that_takes_minutes_over_a_slow_network_is_no_hang(seconds: int) -> None:
+    """Samples between the computing of a healthy job: kernels that poll at 128 W while GB/s come and go over PCIe."""
+    spinning = [
+        sample
+        for window in _HALF_MINUTES
+        if window.run == "ddp-healthy-tcp"
+        for sample in window.samples
+        if spins(sample, LIMITS) and (sample.power_watts or 0) < 140
+    ]
+    assert len(spinning) > 20
+    drawn_out = series(*spinning, count=seconds)
+    facts = _HALF_MINUTES[-1].facts
+    assert classify(drawn_out, facts).cause is Cause.COMMUNICATION
+    silent = [replace(sample, pcie_transmit=None, pcie_receive=None) for sample in drawn_out]
+    assert classify(silent, facts).cause is Cause.HANG
+    assert classify(silent, facts, HostUse(network_bytes=4e9)).cause is Cause.COMMUNICATION
 
 
 @pytest.mark.parametrize(
