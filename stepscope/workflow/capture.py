@@ -204,8 +204,8 @@ def _ordered(agents: _Agents, order: CaptureOrder) -> CapturedJob:
 def _awaited(agents: _Agents, job: CapturedJob, tell: Tell) -> CapturedJob:
     """Look again and again, until it has ended, or has no common first step and is to be ordered anew.
 
-    Agents that know nobody of it are asked for a while whether they do now: where ranks are missing, theirs may have been
-    started a little later than the others.
+    Where ranks are missing, agents that know nobody of it are asked for a while whether they do now: theirs may have
+    been started a little later than the others.
     """
     order = job.order
     heard_at = dict.fromkeys(job.reports, time.monotonic())

@@ -19,7 +19,7 @@ def hang_evidence(window: Window, limits: Limits) -> tuple[float, list[Evidence]
     """Confidence and evidence; None where it does not hang or nobody can tell.
 
     A collective whose peers never come keeps its kernel on the GPU. All that is known must agree: kernels all the time,
-    power low and flat, no bytes over links, network or both ways over PCIe, no tensor or memory activity where these are
+    power low and flat, no bytes over links, network or both ways over PCIe, no tensor or memory activity where that is
     counted.
     """
     if window.seconds < limits.hang_seconds or window.is_held is False:
