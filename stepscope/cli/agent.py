@@ -8,24 +8,16 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import click
 
 from stepscope.agent.config import Configuration
 from stepscope.cli.agent_config import config, configured
-from stepscope.core.counting import counted
-
-if TYPE_CHECKING:
-    from stepscope.agent.check import AgentCheck
-    from stepscope.collectors.capabilities import Capabilities
 
 _log = logging.getLogger(__name__)
-
-_MOST_NAMES = 6
 
 
 @click.group("agent")
@@ -63,10 +55,11 @@ def check(configuration: Configuration, as_json: bool) -> None:
     """Say what can be collected here, what not, and why; takes some seconds."""
     from stepscope.agent.assembly import sources_of
     from stepscope.agent.check import check_machine
+    from stepscope.cli.check_report import check_lines
 
     logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
     found = check_machine(sources_of(configuration))
-    click.echo(json.dumps(asdict(found), indent=1) if as_json else "\n".join(_lines(found)))
+    click.echo(json.dumps(asdict(found), indent=1) if as_json else "\n".join(check_lines(found)))
 
 
 @contextmanager
@@ -90,34 +83,3 @@ def _leave_log() -> None:
             sys.stderr.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stderr.fileno())
-
-
-def _lines(found: AgentCheck) -> list[str]:
-    rows = [("source", "state", "values", "")]
-    rows += [(one.name, one.reason or "up", str(one.num_readings), one.detail) for one in found.sources]
-    lines = _table(rows)
-    lines += [f"finding: {line}" for source in found.sources for line in source.findings]
-    for one in found.capabilities:
-        lines += ["", *_of_one(one)]
-    return lines
-
-
-def _of_one(one: Capabilities) -> list[str]:
-    told = dict(one.labels)
-    name = f"GPU {told.get('gpu', '')} {told.get('uuid', '')} {told.get('mig_profile', '')}" if told else "this machine"
-    rows = [("  missing", "metrics", "why")]
-    rows += [(f"  {gap.reason}", _names(gap.metrics), gap.detail) for gap in one.gaps]
-    return [f"{' '.join(name.split())}: {counted(len(one.collected), 'metric')}", *(_table(rows) if one.gaps else ())]
-
-
-def _names(metrics: tuple[str, ...]) -> str:
-    if not metrics:
-        return "all"
-    short = [metric.removeprefix("stepscope_") for metric in metrics]
-    further = len(short) - _MOST_NAMES
-    return ", ".join(short[:_MOST_NAMES]) + (f" and {further} more" if further > 0 else "")
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

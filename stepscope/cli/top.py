@@ -13,6 +13,7 @@ import click
 from stepscope.cli.agents import asks_agents
 
 if TYPE_CHECKING:
+    from stepscope.core.analysis import Notice
     from stepscope.workflow.agent_client import AgentClient
     from stepscope.workflow.nodes import NodeAnswer, NodeWatch
 
@@ -34,7 +35,7 @@ def command(clients: list[AgentClient], once: bool, interval: float, job: str, s
 
     What is not known is a dash; an agent that does not answer has a line with the reason, and what it said last is dim.
     """
-    from stepscope.workflow.node_choice import chosen
+    from stepscope.workflow.node_choice import chosen, unknown_job
     from stepscope.workflow.nodes import NodeWatch, answers_of, check_answers
 
     if not once and not as_json:
@@ -42,24 +43,26 @@ def command(clients: list[AgentClient], once: bool, interval: float, job: str, s
             _live(watch, interval, lambda: chosen(watch.answers(), job=job, sick=sick))
         return
     answers = answers_of(clients)
-    _print(chosen(answers, job=job, sick=sick), as_json=as_json)
+    _print(chosen(answers, job=job, sick=sick), unknown_job(answers, job), as_json=as_json)
     check_answers(answers)
 
 
-def _print(answers: Sequence[NodeAnswer], *, as_json: bool) -> None:
+def _print(answers: Sequence[NodeAnswer], notices: Sequence[Notice], *, as_json: bool) -> None:
     if as_json:
         from stepscope.workflow.nodes import silent_agents
 
         nodes = [
             {"agent": one.agent, "error": one.error, "node": asdict(one.node) if one.node else None} for one in answers
         ]
-        warnings = [asdict(warning) for warning in silent_agents(answers)]
+        warnings = [asdict(warning) for warning in (*silent_agents(answers), *notices)]
         click.echo(json.dumps({"schema": _SCHEMA, "nodes": nodes, "warnings": warnings}))
     else:
         from stepscope.cli.node_table import node_table
         from stepscope.cli.terminal import report_console
 
         report_console().print(node_table(answers, time.monotonic()))
+        for notice in notices:
+            click.echo(f"stepscope: {notice.message}", err=True)
 
 
 def _live(watch: NodeWatch, interval: float, answers: Callable[[], Sequence[NodeAnswer]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from stepscope.core.analysis import Notice
 from stepscope.core.health import HealthState
 from stepscope.core.jobs import Job, JobKind
 from stepscope.core.node import NodeDevice, NodeJob
@@ -32,6 +33,15 @@ def chosen(answers: Iterable[NodeAnswer], *, job: str = "", sick: bool = False) 
         if wanted or (sick and answer.error and not job):
             found.append(replace(answer, node=replace(answer.node, devices=wanted) if answer.node else None))
     return tuple(found)
+
+
+def unknown_job(answers: Iterable[NodeAnswer], job: str) -> tuple[Notice, ...]:
+    """A warning where a job is asked for that no device has, on none of the machines that answer."""
+    if not job or any(answer.node for answer in chosen(answers, job=job)):
+        return ()
+    return (
+        Notice("job_unknown", f"no GPU of a job called {job!r} is known to these agents; --job takes a name or id"),
+    )
 
 
 def _has(device: NodeDevice, text: str) -> bool:

@@ -10,6 +10,7 @@ from stepscope.core.node_status import StatusFinding, StatusNode, StatusReport
 from stepscope.core.readings import MissingReason
 from stepscope.workflow.nodes import NodeAnswer, silent_agents
 
+_GPUS = "nvml"
 _NORMAL = frozenset({MissingReason.NOT_INSTALLED.value, MissingReason.NOT_SUPPORTED.value, MissingReason.NOT_YET.value})
 """A machine without GPUs or InfiniBand has nothing wrong with it."""
 _COUNTED = (Severity.CRITICAL.value, Severity.WARNING.value)
@@ -64,9 +65,11 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
 
 def _sources_down(agent: str, node: Node) -> Iterator[StatusFinding]:
     for source in node.sources:
-        if not source.is_up and source.reason not in _NORMAL:
+        # an agent that may not read the kernel log is no fault, one that may not read GPUs is
+        is_kept_out = source.reason == MissingReason.NO_PERMISSION and source.name != _GPUS
+        if not (source.is_up or source.reason in _NORMAL or is_kept_out):
             message = f"{source.name} gives nothing ({source.reason}: {source.detail})"
-            severity = "critical" if source.name == "nvml" else "warning"
+            severity = "critical" if source.name == _GPUS else "warning"
             yield StatusFinding(agent, node.host, "", "", "source_down", severity, message)
 
 

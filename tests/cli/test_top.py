@@ -85,6 +85,10 @@ def test_some_of_them(capsys: pytest.CaptureFixture[str]) -> None:
             assert code == 0
             assert [one["labels"]["gpu"] for one in nodes[0]["devices"]] == gpus if gpus else nodes == []
             assert (None in nodes) is (option == "--sick")
+        code, out, err = _run(capsys, "top", "--once", "--agent", url, "--job", "other")
+        assert (code, out.split("\n")[0]) == (0, "0 machines, 0 GPUs")
+        assert err == "stepscope: no GPU of a job called 'other' is known to these agents; --job takes a name or id\n"
+        assert _run(capsys, "top", "--once", "--agent", url, "--job", "llama")[2] == ""
 
 
 def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:

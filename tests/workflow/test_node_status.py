@@ -14,7 +14,8 @@ def _codes(answer: NodeAnswer) -> list[tuple[str, str, str]]:
 
 
 def test_nothing_is_wrong() -> None:
-    fine = node(device(0), device(1), sources=(source("infiniband", "not_installed"), source("jobs", "not_yet")))
+    quiet = {"infiniband": "not_installed", "jobs": "not_yet", "kernel_log": "no_permission"}
+    fine = node(device(0), device(1), sources=tuple(source(name, reason) for name, reason in quiet.items()))
     report = status_of([NodeAnswer(_URL, fine)])
     assert report.findings == ()
     (told,) = report.nodes
@@ -60,6 +61,11 @@ def test_sources_that_fail_and_gpus_that_hang() -> None:
         ("", "source_down", "warning"),
         ("0", "hang", "warning"),
     ]
+
+
+def test_gpus_that_may_not_be_read_are_told() -> None:
+    told = node(sources=(source("nvml", "no_permission"),))
+    assert _codes(NodeAnswer(_URL, told)) == [("", "source_down", "critical")]
 
 
 def test_a_driver_that_hangs_is_not_told_again_for_each_gpu() -> None:
