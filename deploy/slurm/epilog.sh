@@ -20,7 +20,7 @@ for folder in /dev/shm /run /tmp "$logs"; do
 done
 trap '[[ $report == /dev/null ]] || rm -f "$report"' EXIT
 
-timeout --kill-after=10 60 "$stepscope" preflight --checks state --gpus "$SLURM_JOB_GPUS" >"$report" 2>&1
+timeout --kill-after=10 60 "$stepscope" preflight --checks state --slurm-gpus "$SLURM_JOB_GPUS" >"$report" 2>&1
 code=$?
 kept=$logs/epilog-$job.txt
 { mkdir -p "$logs" && cp "$report" "$kept"; } 2>/dev/null || kept="no report: $logs cannot be written"

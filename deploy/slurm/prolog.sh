@@ -22,8 +22,9 @@ for folder in /dev/shm /run /tmp "$logs"; do
 done
 trap '[[ $report == /dev/null ]] || rm -f "$report"' EXIT
 
-# GPUs may be named by index, or by UUID from Slurm 25.11 on; both are understood
-timeout --kill-after=10 "$limit" "$stepscope" preflight --quick --gpus "$SLURM_JOB_GPUS" >"$report" 2>&1
+# numbers are minor numbers, on machines with MIG they count instances; UUIDs from Slurm 25.11 on. What names no GPU
+# here ends with 2, and the job starts.
+timeout --kill-after=10 "$limit" "$stepscope" preflight --quick --slurm-gpus "$SLURM_JOB_GPUS" >"$report" 2>&1
 code=$?
 kept=$logs/preflight-$job.txt
 { mkdir -p "$logs" && cp "$report" "$kept"; } 2>/dev/null || kept="no report: $logs cannot be written"

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 @click.command("preflight")
 @click.option("--quick", is_flag=True, help="Shorter runs: a rough answer in about 20 s.")
 @click.option("--checks", metavar="A,B", help="Only these: state, memory, matmul, results, host, peers, all_reduce.")
-@click.option("--gpus", metavar="0,2-3", help="Only these: indices as nvidia-smi shows them, or UUIDs.")
+@click.option("--gpus", metavar="0,2-3", help="Only these: indices as nvidia-smi shows them, or UUIDs, also of MIG.")
+@click.option("--slurm-gpus", metavar="NAMES", help="Only these, as Slurm names them: $SLURM_JOB_GPUS of a prolog.")
 @click.option(
     "--timeout",
     type=click.FloatRange(1.0, 3600.0),
@@ -44,6 +45,7 @@ def command(
     quick: bool,
     checks: str | None,
     gpus: str | None,
+    slurm_gpus: str | None,
     timeout: float,
     as_json: bool,
     junit: Path | None,
@@ -55,6 +57,7 @@ def command(
     with 1 when a GPU failed, with 3 when there is none to measure, with 4 when the driver does not answer.
     """
     from stepscope.cli.preflight_report import report_lines
+    from stepscope.collectors.jobs.designations import names_of
     from stepscope.core.errors import DataError, UsageError
     from stepscope.core.preflight import CheckGroup
     from stepscope.store.files import check_writable, write_whole
@@ -62,6 +65,9 @@ def command(
     from stepscope.workflow.preflight.request import PreflightRequest, driver_seconds_of, gpus_of, groups_of
     from stepscope.workflow.preflight.run import run_preflight
 
+    if slurm_gpus is not None and (gpus is not None or device != "cuda"):
+        other = "--gpus" if gpus is not None else f"--device {device}"
+        raise UsageError(f"it does not go with {other}", where="--slurm-gpus", what_next="leave one of them out")
     if junit is not None and not junit.absolute().parent.is_dir():
         raise UsageError("there is no such folder", where=str(junit.parent), what_next="make it, or name another file")
     if junit is not None:
@@ -71,6 +77,7 @@ def command(
         quick=quick,
         groups=frozenset(CheckGroup) if checks is None else groups_of(checks),
         gpus=None if gpus is None else gpus_of(gpus),
+        slurm_gpus=None if slurm_gpus is None else tuple(dict.fromkeys(names_of(slurm_gpus))),
         seconds=timeout,
         driver_seconds=driver_seconds_of(timeout),
     )

@@ -76,7 +76,8 @@ def _number(value: float, unit: str) -> str:
 
 def _sentence(check: CheckResult) -> str:
     measured = f" {_number(check.value, check.unit)} {_SCALES[check.unit][1]}," if check.value and check.unit else ""
-    return f"{check.outcome.value.upper()}  {who_of(check)}  {check.check}:{measured} {check.detail}"
+    who = f"{who_of(check)}  " if check.gpus else ""
+    return f"{check.outcome.value.upper()}  {who}{check.check}:{measured} {check.detail}"
 
 
 def _worst_first(check: CheckResult) -> bool:
@@ -90,20 +91,28 @@ def _skipped(checks: Sequence[CheckResult]) -> list[str]:
         if check.outcome is Outcome.SKIPPED:
             reasons.setdefault(check.detail, []).append(check)
     return [
-        f"skipped  gpu {_gpus(skipped)}  {listed(dict.fromkeys(one.check for one in skipped), _MOST_NAMES)}: {why}"
+        "  ".join(filter(None, ("skipped", _gpus(skipped), listed(dict.fromkeys(map(_name, skipped)), _MOST_NAMES))))
+        + f": {why}"
         for why, skipped in reasons.items()
     ]
 
 
+def _name(check: CheckResult) -> str:
+    return check.check
+
+
 def _gpus(checks: Sequence[CheckResult]) -> str:
-    return number_runs(sorted({index for check in checks for index in check.gpus}), dash="-")
+    """ "gpu 0-1, 3"; empty where they are of no GPU that has an index."""
+    indices = sorted({index for check in checks for index in check.gpus})
+    return f"gpu {number_runs(indices, dash='-')}" if indices else ""
 
 
 def _answer(preflight: Preflight) -> str:
     total, seconds = len(preflight.gpus), f"{preflight.seconds:.0f} s"
     if preflight.outcome is Outcome.FAIL:
         failed = [check for check in preflight.checks if check.outcome is Outcome.FAIL]
-        return f"preflight failed: gpu {_gpus(failed)} ({seconds})"
+        absent = "" if all(check.gpus for check in failed) else "a GPU that is not here"
+        return f"preflight failed: {' and '.join(filter(None, (_gpus(failed), absent)))} ({seconds})"
     if preflight.outcome is Outcome.WARN:
         warned = [gpu.index for gpu in preflight.gpus if gpu.outcome is Outcome.WARN]
         return f"preflight passed with warnings: gpu {number_runs(warned, dash='-')} ({seconds})"

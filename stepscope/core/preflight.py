@@ -67,7 +67,7 @@ class CheckResult:
 
     Attributes:
         check: a name of `CHECKS`.
-        gpus: which; a pair is source and target.
+        gpus: which; a pair is source and target; none where a name was asked for that no GPU here has.
         outcome: what became of it.
         detail: one line for people: what is wrong and what next, or why it was skipped.
         value: measured; the median of many runs where it is a rate.

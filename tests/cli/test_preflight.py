@@ -123,7 +123,47 @@ def test_the_driver_too_is_waited_for_no_longer_than_is_asked(monkeypatch: pytes
     assert [(request.seconds, request.driver_seconds) for request in asked] == [(5.0, 5.0), (60.0, 15.0)]
 
 
-@pytest.mark.parametrize("arguments", [["--checks", "memory,speed"], ["--timeout", "0"], ["--device", "tpu"]])
+def test_gpus_may_be_named_as_slurm_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[PreflightRequest] = []
+
+    def run_preflight(request: PreflightRequest, **_: Any) -> Preflight:
+        asked.append(request)
+        return document(Outcome.PASS)
+
+    monkeypatch.setattr("stepscope.workflow.preflight.run.run_preflight", run_preflight)
+    for names in ("7,0-2,0", "MIG-17", "NoDevFiles"):
+        with pytest.raises(SystemExit):
+            main(["preflight", "--slurm-gpus", names])
+    assert [request.slurm_gpus for request in asked] == [("7", "0", "1", "2"), ("MIG-17",), ()]
+    assert {request.gpus for request in asked} == {None}
+
+
+def test_a_gpu_that_is_not_here_leaves_no_gap(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent = CheckResult("driver", (), Outcome.FAIL, "there is no GPU GPU-17 here")
+    alone = CheckResult("all_reduce", (), Outcome.SKIPPED, "it takes two GPUs that work")
+    told = document(Outcome.FAIL)
+    run(monkeypatch, replace(told, checks=[absent, *told.checks]))
+    said = capsys.readouterr().out
+    assert "\nFAIL  driver: there is no GPU GPU-17 here\n" in said
+    assert said.endswith("\npreflight failed: gpu 1 and a GPU that is not here (12 s)\n")
+    run(monkeypatch, replace(told, checks=[absent, alone]))
+    said = capsys.readouterr().out
+    assert "\nskipped  all_reduce: it takes two GPUs that work\n" in said
+    assert said.endswith("\npreflight failed: a GPU that is not here (12 s)\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--checks", "memory,speed"],
+        ["--timeout", "0"],
+        ["--device", "tpu"],
+        ["--gpus", "0", "--slurm-gpus", "0"],
+        ["--slurm-gpus", "0", "--device", "cpu"],
+    ],
+)
 def test_wrong_use_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["preflight", *arguments])

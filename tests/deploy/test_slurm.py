@@ -50,7 +50,7 @@ def test_a_job_without_gpus_and_a_node_that_is_well_are_left_alone(script: str, 
     assert run(script, tmp_path, 1, gpus="") == (0, "")
     code, calls = run(script, tmp_path, 0)
     assert code == 0
-    assert "--gpus 0,1" in calls
+    assert "--slurm-gpus 0,1" in calls
     assert "scontrol" not in calls
 
 

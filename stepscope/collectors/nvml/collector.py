@@ -19,6 +19,7 @@ from stepscope.collectors.nvml.binding import (
 from stepscope.collectors.nvml.gathering import Gathering
 from stepscope.collectors.nvml.gpu import Gpu, Part, unusable
 from stepscope.collectors.nvml.identity import identify
+from stepscope.collectors.nvml.mig import compute_instances
 from stepscope.core.readings import Collection, Labels, Missing, labels_of
 
 SELDOM_SECONDS = 10.0
@@ -36,6 +37,21 @@ class GpuTarget:
 
     key: str
     labels: Labels
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNames:
+    """What others call a GPU and its parts.
+
+    Attributes:
+        minor: number of its file in /dev; empty where the driver does not tell.
+        is_split: whether MIG is on, though it may have no instance.
+        instances: UUID of each MIG device, and the id of the GPU instance that it is in.
+    """
+
+    minor: str
+    is_split: bool
+    instances: tuple[tuple[str, str], ...]
 
 
 class NvmlCollector:
@@ -85,6 +101,23 @@ class NvmlCollector:
             return Missing("", labels_of(gpu=index), error.reason, error.detail)
         self._labels[identity.pci_bus_id] = identity.labels
         return GpuTarget(identity.pci_bus_id, identity.labels)
+
+    def names(self, key: str) -> GpuNames:
+        """What others call a GPU, beside its index and UUID.
+
+        Args:
+            key: of its target.
+
+        Raises:
+            DriverUnusableError, GpuUnusableError: it does not answer.
+        """
+        nvml = self._session()
+        handle = self._ask(nvml.nvmlDeviceGetHandleByPciBusId, key.encode())
+        facts = dict(identify(nvml, handle, self._ask(nvml.nvmlDeviceGetIndex, handle)).facts)
+        is_split, instances = compute_instances(nvml, handle)
+        return GpuNames(
+            facts.get("minor_number", ""), is_split, tuple((one.uuid, str(one.gpu_instance)) for one in instances)
+        )
 
     def sweep(self, key: str) -> dict[Part, Collection]:
         """Read what is due of one GPU.

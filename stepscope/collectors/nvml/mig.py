@@ -19,7 +19,16 @@ from stepscope.core.readings import Collection, labels_of
 
 
 @dataclass(frozen=True, slots=True)
-class _ComputeInstance:
+class ComputeInstance:
+    """What CUDA calls a MIG device.
+
+    Attributes:
+        handle: NVML's.
+        uuid: "MIG-...".
+        gpu_instance, compute_instance: NVML's ids.
+        profile: "1g.10gb".
+    """
+
     handle: Any
     uuid: str
     gpu_instance: int
@@ -30,7 +39,7 @@ class _ComputeInstance:
 class _GpuInstance:
     """One GPU instance."""
 
-    def __init__(self, nvml: Nvml, parent: Handle, identity: GpuIdentity, members: list[_ComputeInstance]) -> None:
+    def __init__(self, nvml: Nvml, parent: Handle, identity: GpuIdentity, members: list[ComputeInstance]) -> None:
         first = members[0]
         self.key = tuple(members)
         self.handle = first.handle
@@ -68,8 +77,9 @@ class MigInstances:
         Raises:
             DriverUnusableError, GpuUnusableError: there is no use in asking for more.
         """
-        groups: dict[int, list[_ComputeInstance]] = {}
-        for member in self._members():
+        groups: dict[int, list[ComputeInstance]] = {}
+        self.is_on, found = compute_instances(self._nvml, self._handle, was_on=self.is_on)
+        for member in found:
             groups.setdefault(member.gpu_instance, []).append(member)
         known = {_identity_of(instance.key): instance for instance in self._instances}
         self._instances = []
@@ -78,33 +88,6 @@ class MigInstances:
             self._instances.append(instance or _GpuInstance(self._nvml, self._handle, self._identity, members))
         for gone in known.values():
             gone.gpm.close()
-
-    def _members(self) -> list[_ComputeInstance]:
-        members = []
-        nvml = self._nvml
-        try:
-            current, _ = nvml.nvmlDeviceGetMigMode(self._handle)
-            self.is_on = bool(current)
-            most = nvml.nvmlDeviceGetMaxMigDeviceCount(self._handle) if current else 0
-        except Exception as error:
-            reason_of(nvml, error)
-            return []
-        for index in range(most):
-            try:
-                handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(self._handle, index)
-                name = text(nvml.nvmlDeviceGetName(handle))
-                members.append(
-                    _ComputeInstance(
-                        handle,
-                        text(nvml.nvmlDeviceGetUUID(handle)),
-                        nvml.nvmlDeviceGetGpuInstanceId(handle),
-                        nvml.nvmlDeviceGetComputeInstanceId(handle),
-                        name.partition("MIG ")[2],
-                    )
-                )
-            except Exception as error:
-                reason_of(nvml, error)  # there are gaps between the instances
-        return members
 
     def read(self, time_ns: int) -> Collection:
         """Read all instances.
@@ -121,5 +104,42 @@ class MigInstances:
         return Collection.joined(parts)
 
 
-def _identity_of(members: tuple[_ComputeInstance, ...]) -> tuple[str, ...]:
+def compute_instances(nvml: Nvml, parent: Handle, *, was_on: bool = False) -> tuple[bool, list[ComputeInstance]]:
+    """Whether a GPU is split, though it may have no instance, and its instances.
+
+    Args:
+        nvml: the library.
+        parent: the GPU.
+        was_on: whether it was split before, which counts where it does not tell.
+
+    Raises:
+        DriverUnusableError, GpuUnusableError: there is no use in asking for more.
+    """
+    is_on, members = was_on, []
+    try:
+        current, _ = nvml.nvmlDeviceGetMigMode(parent)
+        is_on = bool(current)
+        most = nvml.nvmlDeviceGetMaxMigDeviceCount(parent) if current else 0
+    except Exception as error:
+        reason_of(nvml, error)
+        return is_on, []
+    for index in range(most):
+        try:
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, index)
+            name = text(nvml.nvmlDeviceGetName(handle))
+            members.append(
+                ComputeInstance(
+                    handle,
+                    text(nvml.nvmlDeviceGetUUID(handle)),
+                    nvml.nvmlDeviceGetGpuInstanceId(handle),
+                    nvml.nvmlDeviceGetComputeInstanceId(handle),
+                    name.partition("MIG ")[2],
+                )
+            )
+        except Exception as error:
+            reason_of(nvml, error)  # there are gaps between the instances
+    return is_on, members
+
+
+def _identity_of(members: tuple[ComputeInstance, ...]) -> tuple[str, ...]:
     return tuple(member.uuid for member in members)

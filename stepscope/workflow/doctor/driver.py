@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from stepscope.collectors.host.pci_gpus import count_on_bus
 from stepscope.core.counting import counted, form
 from stepscope.core.doctor import DoctorLine, DoctorState
 from stepscope.core.gpu_metrics import GPU
@@ -17,7 +18,6 @@ from stepscope.workflow.preflight.request import Programs
 from stepscope.workflow.preflight.state_judging import GpuState
 from stepscope.workflow.preflight.workers import Failure
 
-_NVIDIA, _DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
 _SECONDS = 15.0
 _GPM = GPU + "sm_active_ratio"
 _OK, _WARN, _FAIL = DoctorState.OK, DoctorState.WARN, DoctorState.FAIL
@@ -62,7 +62,7 @@ def ask_driver(programs: Programs, seconds: float = _SECONDS) -> DriverFacts:
 
 def look_at_driver(machine: Machine, facts: DriverFacts) -> Iterator[DoctorLine]:
     """The driver, its GPUs, and the files by which they are opened."""
-    on_bus, told = count_on_bus(machine), len(facts.look.gpus) - len(facts.silent)
+    on_bus, told = count_on_bus(machine.files), len(facts.look.gpus) - len(facts.silent)
     if facts.look.why_not:
         state = _FAIL if on_bus or facts.look.hangs else _WARN
         seen = f"; {on_bus} of NVIDIA's GPUs {form(on_bus, 'is', 'are')} on the PCI bus" if on_bus else ""
@@ -81,16 +81,6 @@ def look_at_driver(machine: Machine, facts: DriverFacts) -> Iterator[DoctorLine]
         yield DoctorLine("GPUs", _WARN, found, "hidden by a container or cgroup, or fallen off: see dmesg for XIDs")
     yield from _look_at_device_files(machine, len(facts.look.gpus))
     yield from _look_at_gpm(facts)
-
-
-def count_on_bus(machine: Machine) -> int:
-    """NVIDIA's GPUs on the PCI bus, whatever the driver says."""
-    folder = "sys/bus/pci/devices"
-    return sum(
-        (machine.text(f"{folder}/{name}/vendor") or "").strip() == _NVIDIA
-        and (machine.text(f"{folder}/{name}/class") or "").startswith(_DISPLAY_CLASSES)
-        for name in machine.names(folder)
-    )
 
 
 def _look_at_device_files(machine: Machine, num_gpus: int) -> Iterator[DoctorLine]:

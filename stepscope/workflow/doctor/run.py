@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 
+from stepscope.collectors.host.pci_gpus import count_on_bus
 from stepscope.core.doctor import DOCTOR_SCHEMA, Doctor, DoctorLine
 from stepscope.workflow.doctor.agent import look_at_agent
 from stepscope.workflow.doctor.clock import judge_clock, read_clock
 from stepscope.workflow.doctor.communication import look_at_communication, look_at_kineto
 from stepscope.workflow.doctor.container import look_at_container
-from stepscope.workflow.doctor.driver import ask_driver, count_on_bus, look_at_driver
+from stepscope.workflow.doctor.driver import ask_driver, look_at_driver
 from stepscope.workflow.doctor.limits import look_at_limits
 from stepscope.workflow.doctor.machine import Machine
 from stepscope.workflow.doctor.rights import look_at_rights
@@ -41,7 +42,7 @@ def examine(
 def _lines(machine: Machine, programs: Programs, address: str, agent_socket: str) -> Iterator[DoctorLine]:
     torch, driver = find_torch(), ask_driver(programs)
     yield from look_at_python()
-    num_gpus = max(len(driver.look.gpus) + len(driver.look.lost), count_on_bus(machine))
+    num_gpus = max(len(driver.look.gpus) + len(driver.look.lost), count_on_bus(machine.files))
     yield judge_torch(torch, driver_cuda=driver.cuda, num_gpus=num_gpus)
     yield from look_at_pynvml()
     yield from look_at_driver(machine, driver)

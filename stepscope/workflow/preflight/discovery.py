@@ -9,7 +9,7 @@ from typing import Any
 from stepscope.core.analysis import Notice
 from stepscope.core.errors import DataError, UnreachableError, UsageError
 from stepscope.core.preflight import CheckResult, Outcome
-from stepscope.workflow.preflight.driver import DriverGpu, DriverLook
+from stepscope.workflow.preflight.driver import DriverGpu, DriverLook, check_answers
 from stepscope.workflow.preflight.gpus import MeasuredGpu
 from stepscope.workflow.preflight.request import PreflightRequest, Programs
 from stepscope.workflow.preflight.workers import Failure, Reply, Worker, ask
@@ -61,10 +61,7 @@ def discover_by_driver(request: PreflightRequest, driver: DriverLook) -> Discove
         DataError: NVML cannot be asked, or knows no GPU.
         UnreachableError: the driver hangs.
     """
-    if driver.hangs:
-        raise UnreachableError(f"the driver hangs: {driver.why_not}", what_next="drain the node and reboot it")
-    if not driver.gpus and not driver.lost:
-        raise DataError(driver.why_not or "NVML knows no GPU here", what_next=_DOCTOR)
+    check_answers(driver)
     return _chosen([_by_driver(one) for one in driver.gpus], driver.lost, request)
 
 
@@ -86,6 +83,8 @@ def discover(request: PreflightRequest, programs: Programs, driver: DriverLook) 
     if devices:
         gpus = [_gpu(one, visible, driver) for one in devices]
         unseen = [] if visible is not None else _unseen(driver, gpus)
+        if request.gpus and any(one.is_split for one in driver.gpus):
+            gpus = _whole(gpus, driver, visible)
     else:
         _check_hope(reply, versions)
         why = reply.detail if isinstance(reply, Failure) else "torch sees no GPU"
@@ -127,6 +126,13 @@ def _check_hope(reply: Reply, versions: dict[str, str]) -> None:
         raise DataError(what, what_next="install one with CUDA, or try --device cpu")
 
 
+def _whole(gpus: Sequence[MeasuredGpu], driver: DriverLook, visible: list[str] | None) -> list[MeasuredGpu]:
+    """Whole GPUs. Where one is split CUDA shows an instance alone, which may hide the others: those are tried alone."""
+    seen = [gpu for gpu in gpus if gpu.pci_bus_id]
+    hidden = [one for one in driver.gpus if not one.is_split and one.key not in {gpu.pci_bus_id for gpu in seen}]
+    return [*seen, *(_by_driver(one) for one in hidden if visible is None or _is_among(one, visible))]
+
+
 def _unseen(driver: DriverLook, gpus: Sequence[MeasuredGpu]) -> list[tuple[int, str]]:
     if any(not gpu.uuid or "MIG" in gpu.name for gpu in gpus):
         return []  # they cannot be told apart, or are parts of GPUs
@@ -134,7 +140,7 @@ def _unseen(driver: DriverLook, gpus: Sequence[MeasuredGpu]) -> list[tuple[int, 
     return [
         (one.index, "the driver knows it and CUDA does not see it: look for XIDs, reset it")
         for one in driver.gpus
-        if one.uuid.removeprefix("GPU-") not in seen
+        if one.uuid.removeprefix("GPU-") not in seen and not one.is_split
     ]
 
 

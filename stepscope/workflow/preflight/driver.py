@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stepscope.core.errors import DataError, UnreachableError
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import Collection, Finding
 from stepscope.core.readings_wire import labels_from, read_alone
@@ -23,11 +24,17 @@ class DriverGpu:
         key: its address on PCI, by which it is asked for.
         index: NVML's.
         uuid: its own.
+        minor: number of its file in /dev; empty where not known.
+        is_split: whether MIG is on.
+        instances: UUID of each MIG device, and the id of the GPU instance that it is in.
     """
 
     key: str
     index: int
     uuid: str
+    minor: str = ""
+    is_split: bool = False
+    instances: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,19 @@ class DriverLook:
     lost: tuple[tuple[int, str], ...] = ()
     why_not: str = ""
     hangs: bool = False
+
+
+def check_answers(driver: DriverLook) -> None:
+    """Whether any GPU is known.
+
+    Raises:
+        DataError: NVML cannot be asked, or knows no GPU.
+        UnreachableError: the driver hangs.
+    """
+    if driver.hangs:
+        raise UnreachableError(f"the driver hangs: {driver.why_not}", what_next="drain the node and reboot it")
+    if not driver.gpus and not driver.lost:
+        raise DataError(driver.why_not or "NVML knows no GPU here", what_next="run: stepscope doctor")
 
 
 def look(programs: Programs, seconds: float) -> DriverLook:
@@ -78,7 +98,10 @@ def _found(index: int, reply: Reply) -> DriverGpu | tuple[int, str]:
     if "lost" in reply:
         reason, detail = reply["lost"]
         return index, detail or reason
-    return DriverGpu(reply["key"], index, dict(labels_from(reply["labels"]))["uuid"])
+    names = reply["names"]
+    instances = tuple((uuid, gpu_instance) for uuid, gpu_instance in names["instances"])
+    uuid = dict(labels_from(reply["labels"]))["uuid"]
+    return DriverGpu(reply["key"], index, uuid, names["minor"], names["is_split"], instances)
 
 
 class DriverWatch:

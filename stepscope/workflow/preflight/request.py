@@ -30,7 +30,8 @@ class PreflightRequest:
         device_type: "cuda", or "cpu" to try the code without GPUs.
         quick: the short form.
         groups: of checks.
-        gpus: indices or beginnings of UUIDs; None for all.
+        gpus: indices, beginnings of UUIDs, or UUIDs of MIG instances; None for all.
+        slurm_gpus: names that Slurm gives, minor numbers or UUIDs, in place of `gpus`; None where it is not Slurm.
         seconds: that one check may take on one GPU before it counts as hung.
         start_seconds: that a process may take to import torch and open its GPU.
         driver_seconds: that NVML may take to tell all of a GPU, see `driver_seconds_of`.
@@ -40,6 +41,7 @@ class PreflightRequest:
     quick: bool = False
     groups: frozenset[CheckGroup] = frozenset(CheckGroup)
     gpus: tuple[str, ...] | None = None
+    slurm_gpus: tuple[str, ...] | None = None
     seconds: float = 60.0
     start_seconds: float = 180.0
     driver_seconds: float = _DRIVER_SECONDS[1]

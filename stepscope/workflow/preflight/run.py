@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+from stepscope.collectors.host.files import Files
+from stepscope.collectors.host.pci_gpus import count_on_bus
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.core.preflight import (
     CHECKS,
@@ -27,12 +29,17 @@ from stepscope.workflow.preflight.gpus import MeasuredGpu
 from stepscope.workflow.preflight.judging import judge_failure, with_neighbours
 from stepscope.workflow.preflight.phases import Progress, measure
 from stepscope.workflow.preflight.request import PreflightRequest, Programs
+from stepscope.workflow.preflight.selection import select, without_visible
 from stepscope.workflow.preflight.state_judging import GpuState, judge_state
 from stepscope.workflow.preflight.workers import Failure
 
 
 def run_preflight(
-    request: PreflightRequest, *, programs: Programs | None = None, on_progress: Progress = lambda _: None
+    request: PreflightRequest,
+    *,
+    programs: Programs | None = None,
+    on_progress: Progress = lambda _: None,
+    files: Files | None = None,
 ) -> Preflight:
     """Check the GPUs of this node; takes some seconds to minutes.
 
@@ -40,9 +47,10 @@ def run_preflight(
         request: what to check.
         programs: processes that measure; ours where none are given.
         on_progress: is told what is measured now.
+        files: of the machine, by which its PCI bus is looked at; this one's where none are given.
 
     Raises:
-        UsageError: torch is not installed.
+        UsageError: torch is not installed, or Slurm's names are no GPU here.
         DataError: nothing can be measured: no torch that can, no GPU.
         UnreachableError: the driver does not answer at all.
     """
@@ -51,6 +59,9 @@ def run_preflight(
     on_progress("looking for GPUs")
     is_cuda = request.device_type == "cuda"
     driver = look(programs, request.driver_seconds) if is_cuda else DriverLook(why_not="the CPU is no GPU")
+    selection = select(request, driver, programs, count_on_bus(files or Files()))
+    request = selection.request
+    programs = programs if request.slurm_gpus is None else without_visible(programs)
     found = _discover(request, programs, driver)
     states: dict[int, GpuState | Failure] = {}
     with ExitStack() as stack:
@@ -68,7 +79,7 @@ def run_preflight(
             on_progress("asking the driver")
             states = watch.end(_logged(log))
             results += _judge_states(gpus, states, driver, is_loaded=request.runs)
-    results = with_neighbours([*found.results, *results], {gpu.index: gpu.name for gpu in gpus})
+    results = with_neighbours([*selection.results, *found.results, *results], {gpu.index: gpu.name for gpu in gpus})
     order = list(CHECKS)
     results.sort(key=lambda result: (order.index(result.check), result.gpus))
     return Preflight(
@@ -82,7 +93,7 @@ def run_preflight(
         outcome=worst(result.outcome for result in results),
         gpus=[_document_gpu(gpu, results, states.get(gpu.index)) for gpu in gpus],
         checks=results,
-        warnings=list(found.warnings),
+        warnings=[*selection.warnings, *found.warnings],
     )
 
 

@@ -1,7 +1,8 @@
 """What does a process do that asks the driver about GPUs? It answers as `child` does.
 
 {"do": "count"}                {"count": 8}: GPUs that the driver knows
-{"do": "look", "index": 3}     {"key": ..., "labels": [...]}: which GPU that is; or {"lost": [reason, detail]}
+{"do": "look", "index": 3}     {"key": ..., "labels": [...], "names": {...}}: which GPU that is, see `GpuNames`;
+                               or {"lost": [reason, detail]}
 {"do": "read", "key": ...}     {"collection": ..., "ends": {...}}: all of one GPU, and where its NVLinks end
 {"do": "watch", "key": ...}    {}; from then on it reads what changes under load
 {"do": "told"}                 {"samples": [...]}: what it read since
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from dataclasses import asdict
 
 from stepscope.collectors.nvml import GpuTarget, NvmlCollector
 from stepscope.collectors.nvml.binding import GpuUnusableError
@@ -70,9 +72,13 @@ class StateServer:
 
     def _look(self, index: int) -> Answer:
         found = self._collector.target(index)
-        if isinstance(found, GpuTarget):
-            return {"key": found.key, "labels": found.labels}
-        return {"lost": [found.reason, found.detail]}
+        if not isinstance(found, GpuTarget):
+            return {"lost": [found.reason, found.detail]}
+        try:
+            names = self._collector.names(found.key)
+        except GpuUnusableError as error:
+            return {"lost": [error.reason, error.detail]}
+        return {"key": found.key, "labels": found.labels, "names": asdict(names)}
 
     def _read(self, key: str) -> Collection:
         return Collection.joined(self._collector.sweep(key).values())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.collectors.nvml import NvmlCollector
+from stepscope.collectors.nvml.collector import GpuNames
 from stepscope.collectors.nvml.gpu import Part
 from stepscope.core.readings import MissingReason
 from tests.collectors.fake_nvml import profiles
@@ -116,6 +117,21 @@ def test_a_driver_library_that_is_broken_is_not_called_absent(tmp_path: Path) ->
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "the driver's library cannot be loaded: " in run.stdout
     assert "FAILED" in run.stdout
+
+
+def test_names_that_others_have_for_a_gpu_and_its_instances(nvml: FakeNvml) -> None:
+    nvml.add({**profiles.h100(0), "mig_mode": 1})
+    nvml.set(0, **profiles.mig_instance(0, 0, gpu_instance=7), **profiles.mig_instance(0, 2, gpu_instance=9))
+    nvml.add({**profiles.h100(1), "mig_mode": 1})  # split, without an instance
+    nvml.add({**profiles.h100(2), "minor": None})
+    nvml.write()
+    collector = NvmlCollector()
+    instances = ((f"MIG-0000{slot:04x}-0000-4000-8000-000000000000", gi) for slot, gi in ((0, "7"), (2, "9")))
+    assert [collector.names(key_of(collector, index)) for index in range(3)] == [
+        GpuNames("7", True, tuple(instances)),
+        GpuNames("6", True, ()),
+        GpuNames("", False, ()),
+    ]
 
 
 def test_mig_instances_are_told_beside_the_whole_gpu(nvml: FakeNvml) -> None:

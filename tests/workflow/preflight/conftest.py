@@ -46,6 +46,7 @@ def run_node(machine: FakeNvml, tmp_path: Path) -> RunNode:
         *,
         groups: frozenset[CheckGroup] = frozenset(CheckGroup),
         gpus: tuple[str, ...] | None = None,
+        slurm_gpus: tuple[str, ...] | None = None,
         seconds: float = 20.0,
         driver_seconds: float = 20.0,
         **environment: str,
@@ -56,7 +57,13 @@ def run_node(machine: FakeNvml, tmp_path: Path) -> RunNode:
         own |= {"FAKE_GPUS": str(file), "FAKE_GPU_COUNT": "4", "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
         programs = Programs(device=(sys.executable, str(_CHILD)), environment={**own, **environment})
         request = PreflightRequest(
-            quick=True, groups=groups, gpus=gpus, seconds=seconds, start_seconds=30.0, driver_seconds=driver_seconds
+            quick=True,
+            groups=groups,
+            gpus=gpus,
+            slurm_gpus=slurm_gpus,
+            seconds=seconds,
+            start_seconds=30.0,
+            driver_seconds=driver_seconds,
         )
         return run_preflight(request, programs=programs)
 

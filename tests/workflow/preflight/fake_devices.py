@@ -2,7 +2,7 @@
 
 FAKE_GPUS is a file: {"GPU-...": {"slow": {"copy": 0.5}, "hang": "multiply", "die": "upload", "error": "copy",
 "gone": true, "differing": 2, "wrong": 3, "wrong_bytes": 4, "wrong_upload": 8}}. What takes time only says so:
-nothing waits.
+nothing waits. FAKE_SHOWN: UUIDs that CUDA shows where nobody says what it may; all where it is not set.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ def uuid_of(index: int) -> str:
     return f"GPU-{index:08x}-0000-4000-8000-000000000000"
 
 
+def _name_of(uuid: str) -> str:
+    return f"{NAME} MIG 1g.10gb" if uuid.startswith("MIG-") else NAME
+
+
 class FakeDevice:
     """See `device.Device`."""
 
@@ -53,7 +57,7 @@ class FakeDevice:
         if any(self._of(place).get("gone") for place in range(len(self._visible))):
             return versions, []  # one GPU off the bus can hide all others from CUDA
         return versions, [
-            DeviceFacts(place, NAME, name.removeprefix("GPU-"), 132, 80 * 1024**3)
+            DeviceFacts(place, _name_of(name), name.removeprefix("GPU-"), 132, 80 * 1024**3)
             for place, name in enumerate(self._visible)
         ]
 
@@ -110,6 +114,7 @@ class FakeDevice:
 def main() -> int:
     names = [uuid_of(index) for index in range(int(os.environ["FAKE_GPU_COUNT"]))]
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
+    told = os.environ.get("FAKE_SHOWN") if told is None else told
     chosen = names if told is None else [one for one in told.split(",") if one]
     visible = [names[int(one)] if one.isdecimal() else one for one in chosen]
     device = FakeDevice(json.loads(Path(os.environ["FAKE_GPUS"]).read_text()), visible)

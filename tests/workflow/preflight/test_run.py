@@ -7,6 +7,7 @@ import pytest
 from stepscope.core.errors import DataError, UnreachableError
 from stepscope.core.preflight import CHECKS, CheckGroup, CheckResult, Outcome, Preflight
 from tests.collectors.fake_nvml.library import FakeNvml
+from tests.collectors.fake_nvml.profiles import mig_instance
 from tests.workflow.preflight.conftest import RunNode
 from tests.workflow.preflight.fake_devices import uuid_of
 
@@ -184,6 +185,39 @@ def test_only_some_gpus(run_node: RunNode) -> None:
     assert [gpu.index for gpu in absent.gpus] == [0]
     assert found(absent, "driver", 9).outcome is Outcome.FAIL
     assert found(absent, "driver").detail.startswith("there is no GPU GPU-ffffffff here")
+
+
+def test_slurms_numbers_are_minor_numbers_and_what_slurm_lets_cuda_see_are_not_cudas(run_node: RunNode) -> None:
+    """SLURM_JOB_GPUS and CUDA_VISIBLE_DEVICES as a prolog has them; a GPU's minor number is 7 - index."""
+    preflight = run_node(groups=frozenset({CheckGroup.MEMORY}), slurm_gpus=("7", "5"), CUDA_VISIBLE_DEVICES="7,5")
+    assert [gpu.index for gpu in preflight.gpus] == [0, 2]
+    assert preflight.outcome is Outcome.PASS
+
+
+def test_a_whole_gpu_that_cuda_hides_behind_an_instance_is_measured(run_node: RunNode, machine: FakeNvml) -> None:
+    machine.set(1, mig_mode=1, **mig_instance(1, 0, gpu_instance=7))
+    machine.write()
+    instance = "MIG-00010000-0000-4000-8000-000000000000"
+    memory = frozenset({CheckGroup.MEMORY})
+    for gpus in (("2",), (uuid_of(2),)):
+        preflight = run_node(groups=memory, gpus=gpus, FAKE_SHOWN=instance)
+        assert found(preflight, "memory_bandwidth", 2).outcome is Outcome.PASS
+        assert [gpu.index for gpu in preflight.gpus] == [2]
+        assert preflight.outcome is Outcome.PASS
+
+
+def test_nothing_is_run_on_a_gpu_that_is_split(run_node: RunNode, machine: FakeNvml) -> None:
+    machine.set(1, mig_mode=1, ecc__1__0=1, **mig_instance(1, 0, gpu_instance=7))
+    machine.write()
+    instance = "MIG-00010000-0000-4000-8000-000000000000"
+    for names in ({"gpus": (instance,)}, {"gpus": ("1",)}, {"slurm_gpus": (instance,)}):
+        preflight = run_node(**names)
+        assert {check.check for check in preflight.checks} <= {c for c, g in CHECKS.items() if g is CheckGroup.STATE}
+        assert found(preflight, "ecc", 1).outcome is Outcome.FAIL
+        assert [notice.code for notice in preflight.warnings] == ["split_gpu"]
+    everywhere = run_node(slurm_gpus=("0",))
+    assert [gpu.outcome for gpu in everywhere.gpus] == [Outcome.PASS, Outcome.FAIL, Outcome.PASS, Outcome.PASS]
+    assert [notice.code for notice in everywhere.warnings] == ["slurm_counts_mig"]
 
 
 def test_nothing_to_measure(run_node: RunNode, machine: FakeNvml) -> None:

@@ -1,0 +1,100 @@
+"""Which GPUs are meant by the names that people and Slurm give?"""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.core.errors import DataError, UnreachableError, UsageError
+from stepscope.core.preflight import CheckGroup, Outcome
+from stepscope.workflow.preflight.driver import DriverGpu, DriverLook
+from stepscope.workflow.preflight.request import PreflightRequest, Programs
+from stepscope.workflow.preflight.selection import Selection, select, without_visible
+from tests.workflow.preflight.fake_devices import uuid_of
+
+_WHOLE = DriverLook(tuple(DriverGpu(f"0{i}", i, uuid_of(i), str(3 - i)) for i in range(4)))
+_SPLIT = DriverLook(
+    tuple(
+        DriverGpu(f"0{i}", i, uuid_of(i), str(i), True, tuple((f"MIG-{i}{slot}", str(7 + slot)) for slot in range(7)))
+        for i in range(2)
+    )
+)
+
+
+def by_slurm(names: str, driver: DriverLook = _WHOLE, *, visible: str = "", num_on_bus: int = 0) -> Selection:
+    request = PreflightRequest(slurm_gpus=tuple(filter(None, names.split(","))))
+    return select(request, driver, Programs(environment={"CUDA_VISIBLE_DEVICES": visible}), num_on_bus)
+
+
+def by_name(*names: str, driver: DriverLook = _WHOLE) -> Selection:
+    return select(PreflightRequest(gpus=names), driver, Programs(environment={}), 0)
+
+
+def test_slurms_numbers_are_minor_numbers() -> None:
+    assert by_slurm("3,0").request.gpus == ("0", "3")
+    assert by_slurm(f"3,{uuid_of(0)},{uuid_of(2)[:12]}").request.gpus == ("0", "2")
+    assert by_slurm("3").request.runs
+    assert by_slurm("3").warnings == ()
+
+
+def test_numbers_on_a_machine_with_mig_mean_no_gpu_and_all_are_asked() -> None:
+    mixed = DriverLook((_WHOLE.gpus[0], _SPLIT.gpus[1]))
+    for selection in (by_slurm("9", _SPLIT), by_slurm("0,MIG-10", _SPLIT), by_slurm("3", mixed)):
+        assert selection.request.gpus is None
+        assert not selection.request.runs
+        (notice,) = selection.warnings
+        assert "tells no GPU on a machine with MIG" in notice.message
+
+
+def test_an_instance_means_its_gpu_on_which_nothing_is_run() -> None:
+    old = f"MIG-{uuid_of(1)}/8/0"
+    for selection in (by_slurm("MIG-10,MIG-16", _SPLIT), by_slurm(old, _SPLIT), by_name("MIG-13", driver=_SPLIT)):
+        assert selection.request.gpus == ("1",)
+        assert not selection.request.runs
+        (notice,) = selection.warnings
+        assert notice.message.startswith("GPU 1 is split into MIG instances")
+
+
+def test_uuids_that_slurm_lets_cuda_see_tell_more_than_numbers() -> None:
+    assert by_slurm("9", _SPLIT, visible="MIG-12").request.gpus == ("1",)
+    assert by_slurm("9,10", _SPLIT, visible="MIG-12,3").request.gpus is None
+    assert by_slurm("3", visible="2").request.gpus == ("0",)
+    assert without_visible(Programs(environment={"CUDA_VISIBLE_DEVICES": "2", "A": "b"})).environment == {"A": "b"}
+
+
+def test_a_name_that_no_gpu_has_is_wrong_use_and_hides_no_other() -> None:
+    for names, driver in (("99", _WHOLE), ("MIG-99", _SPLIT), (uuid_of(7), _WHOLE)):
+        with pytest.raises(UsageError, match=r"^--slurm-gpus: Slurm's .* is no GPU here; "):
+            by_slurm(names, driver, num_on_bus=len(driver.gpus))
+    with pytest.raises(UsageError, match="names no GPU"):
+        by_slurm("")
+    selection = by_slurm("3,98,99")
+    assert selection.request.gpus == ("0",)
+    assert [notice.message for notice in selection.warnings] == [
+        "Slurm's 98, 99 are no GPUs here: the others are checked"
+    ]
+
+
+def test_a_name_that_no_gpu_has_is_the_one_that_is_lost_where_one_is() -> None:
+    lost = DriverLook(_WHOLE.gpus[:3], ((3, "it fell off the bus"),))
+    assert by_slurm("3,0", lost).request.gpus == ("0", "3")
+    assert by_slurm("3", lost).request.gpus == ("0",)
+    for names, gpus in (("3,9", ("0",)), ("9", None)):
+        selection = by_slurm(names, num_on_bus=5)
+        assert selection.request.gpus == gpus
+        (gone,) = selection.results
+        assert gone.outcome is Outcome.FAIL
+        assert gone.detail.startswith("Slurm's 9 is no GPU here: 5 GPUs are on the PCI bus, the driver tells of 4")
+
+
+def test_slurms_names_take_a_driver_that_answers() -> None:
+    with pytest.raises(UnreachableError, match="the driver hangs"):
+        by_slurm("0", DriverLook(why_not="no answer", hangs=True))
+    with pytest.raises(DataError, match="no library"):
+        by_slurm("0", DriverLook(why_not="no library"))
+
+
+def test_other_names_stay_as_they_are() -> None:
+    assert by_name("0", "9", uuid_of(2), "GPU-ffffffff").request.gpus == ("0", "9", "2", "GPU-ffffffff")
+    assert by_name("0", driver=DriverLook(why_not="none of NVIDIA's")).request.gpus == ("0",)
+    asked = PreflightRequest(groups=frozenset({CheckGroup.MEMORY}))
+    assert select(asked, _SPLIT, Programs(environment={}), 0) == Selection(asked)
