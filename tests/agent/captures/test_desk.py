@@ -23,6 +23,7 @@ from stepscope.agent.web import Access, Address, AgentServer
 from stepscope.core.agent_messages import Answer, AnswerState
 from stepscope.core.captures import CaptureOrder, CaptureState
 from stepscope.core.errors import UsageError
+from stepscope.core.readings import Missing, MissingReason
 from tests.agent.captures.fake_backend import FakeBackend, target
 
 _ACCEPTED = Answer("", AnswerState.ACCEPTED, start_step=8)
@@ -34,6 +35,18 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_a_refusal_tells_why_a_way_to_capture_is_closed() -> None:
+    closed = FakeBackend([], why_closed=Missing("", (), MissingReason.TAKEN, "the socket: another daemon is there"))
+    with CaptureDesk([FakeBackend([]), closed]) as desk:
+        with pytest.raises(
+            RefusedError, match=r"nobody is: .*KINETO_USE_DAEMON=1 \(the socket: another daemon is there\)$"
+        ):
+            desk.order(CaptureOrder("c", 3, job="9"), by="10.0.0.1")
+        closed.known = [target(0)]
+        with pytest.raises(RefusedError, match=r"connected are: r \(the socket: another daemon is there\)$"):
+            desk.order(CaptureOrder("c", 3, job="9"), by="10.0.0.1")
 
 
 def test_an_order_comes_about_and_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
