@@ -66,7 +66,8 @@ class CaptureService:
         try:
             self._places.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            _log.warning("nothing outlives this agent: %s: %s", self._places.state, error.strerror)
+            why = "is no folder" if isinstance(error, FileExistsError) else error.strerror
+            _log.warning("nothing outlives this agent: %s: %s", self._places.state, why)
         named = self._places.token_file
         try:
             self.token = token_in(named or self._places.state / TOKEN_FILE, is_made=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -175,7 +177,9 @@ def test_a_full_disk_leaves_no_token_that_is_none(tmp_path: Path, monkeypatch: p
 
     with monkeypatch.context() as patch:
         patch.setattr(token_file, "open", full, raising=False)
-        with pytest.raises(UsageError, match="No space left"):
+        with pytest.raises(
+            UsageError, match=r"token: the token cannot be made \(No space left on device\); free some space"
+        ):
             token_in(file, is_made=True)
     assert list(tmp_path.iterdir()) == []
     assert len(token_in(file, is_made=True)) >= 32
@@ -191,3 +195,21 @@ def test_without_a_place_for_the_token_nobody_may_ask_and_the_agent_runs(
     assert "nobody can ask for captures" in caplog.text
     with pytest.raises(UsageError), CaptureService([], CapturePlaces(tmp_path, tmp_path / "file")):
         pass
+    caplog.clear()
+    with CaptureService([], CapturePlaces(tmp_path / "file")):
+        pass
+    assert f"nothing outlives this agent: {tmp_path}/file: is no folder" in caplog.text
+    assert f"{tmp_path}/file/token: the token cannot be made (Not a directory)" in caplog.text
+
+
+def test_a_token_that_is_there_is_read_also_where_nothing_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    token = token_in(tmp_path / "token", is_made=True)
+    monkeypatch.setattr(tempfile, "mkstemp", read_only)
+    assert token_in(tmp_path / "token", is_made=True) == token
+    with pytest.raises(UsageError, match=r"the token cannot be made \(Read-only file system\)"):
+        token_in(tmp_path / "another", is_made=True)
