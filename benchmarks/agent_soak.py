@@ -138,7 +138,9 @@ def _run(clock: MadeUpTime, hours: int, num_gpus: int, folder: Path) -> Iterator
                 due[name] = clock.seconds + interval
                 collection = collector.collect()
                 number = states[name].num_collections + 1 if name in states else 1
-                states[name] = SourceState(name, collection, time.time_ns(), 0.001, num_collections=number)
+                states[name] = SourceState(
+                    name, collection, time.time_ns(), 0.001, num_collections=number, age_seconds=0.0
+                )
         if clock.seconds >= scrape_due:
             scrape_due += 15.0
             page.encoded(accept_encoding="gzip")

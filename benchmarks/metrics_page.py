@@ -50,7 +50,7 @@ def main() -> None:
     gpus = _gpu_readings(options.gpus)
     host = HostCollector(gpu_users=lambda: gpu_users_of(gpus)).collect()
     sources = [
-        SourceState(name, collection, time.time_ns(), 0.1, None, "", 1, 0)
+        SourceState(name, collection, time.time_ns(), 0.1, None, "", 1, 0, 0.5)
         for name, collection in (("nvml", gpus), ("host", host))
     ]
     print(f"{options.gpus} GPUs: {len(gpus.readings)} readings, host {len(host.readings)}; {os.cpu_count()} cores")

@@ -44,6 +44,7 @@ class ScheduledSource:
         self._deadline = deadline
         self._wall_clock_ns = wall_clock_ns
         self._state = SourceState(name, reason=MissingReason.NOT_YET, detail="it has not answered yet")
+        self._collected_at: float | None = None
         self._began: float | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"stepscope-{name}", daemon=True)
@@ -67,8 +68,10 @@ class ScheduledSource:
 
     def state(self) -> SourceState:
         """How it is; waits for nothing."""
-        began, state = self._began, self._state
-        waited = 0.0 if began is None else time.monotonic() - began
+        began, state, collected_at, now = self._began, self._state, self._collected_at, time.monotonic()
+        if collected_at is not None:
+            state = replace(state, age_seconds=now - collected_at)
+        waited = 0.0 if began is None else now - began
         if waited <= self._deadline:
             return state
         detail = f"it does not answer for {waited:.0f} s"
@@ -78,6 +81,8 @@ class ScheduledSource:
         while not self._ended.is_set():
             begin = self._began = time.monotonic()
             state = self._collected(begin)
+            if state.num_collections != self._state.num_collections:
+                self._collected_at = time.monotonic()
             self._state, self._began = state, None
             self._ended.wait(max(0.0, begin + self._interval - time.monotonic()))
 

@@ -27,9 +27,12 @@ def token_in(file: Path, *, is_made: bool = False) -> str:
     Raises:
         UsageError: it cannot be read or made, or is none.
     """
-    try:
-        if is_made:
+    if is_made:
+        try:
             _make(file)
+        except OSError as error:
+            raise from_os_error(error, "the token cannot be made", where=str(file), kind=UsageError) from None
+    try:
         with file.open("rb") as opened:
             mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
             text = opened.read(_MOST + 2).decode("ascii", errors="replace").strip()

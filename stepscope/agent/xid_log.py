@@ -7,8 +7,9 @@ both told is not counted twice. A gauge of the last one, as DCGM has it, sticks 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from stepscope.core.gpu_metrics import GPU
@@ -16,6 +17,8 @@ from stepscope.core.readings import Finding, Labels, Reading, with_labels
 
 _MOST_WAITING = 4096
 _GPU_LABELS = ("gpu", "uuid", "pci_bus_id")
+_SET_BACK_NS = 10**9
+"""What lies so far in the future came before the clock was set back: it is not the last for ever."""
 
 
 @dataclass(slots=True)
@@ -37,7 +40,12 @@ class XidLog:
         num_dropped: those that nobody took before there were too many; they are counted all the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, wall_clock_ns: Callable[[], int] = time.time_ns) -> None:
+        """
+        Args:
+            wall_clock_ns: now, ns since the epoch.
+        """
+        self._wall_clock_ns = wall_clock_ns
         self.num_dropped = 0
         self._lock = threading.Lock()
         self._waiting: deque[Finding] = deque()
@@ -64,8 +72,10 @@ class XidLog:
         kind.told[source] += 1
         if kind.count == before:
             return  # another source told it already
-        kind.last_ns = max(kind.last_ns, finding.time_ns)
-        self._last[gpu] = max(self._last.get(gpu, (0, "")), (finding.time_ns, xid))
+        until_ns = self._wall_clock_ns() + _SET_BACK_NS
+        kind.last_ns = max(finding.time_ns, kind.last_ns if kind.last_ns <= until_ns else 0)
+        last = self._last.get(gpu, (0, ""))
+        self._last[gpu] = max((finding.time_ns, xid), last if last[0] <= until_ns else (0, ""))
         self._waiting.append(finding)
         if len(self._waiting) > _MOST_WAITING:
             self._waiting.popleft()

@@ -131,7 +131,7 @@ class KernelLog:
     def _xid(self, bus_id: str, number: int, words: str, time_ns: int) -> Iterator[Finding]:
         if number == _OFF_THE_BUS_XID:
             last_ns, self._lost_ns[bus_id] = self._lost_ns.get(bus_id), time_ns
-            if last_ns is not None and time_ns - last_ns < _SAME_LOSS_NS:
+            if last_ns is not None and abs(time_ns - last_ns) < _SAME_LOSS_NS:  # clocks are set back
                 return
         pid = _PID.search(words)
         labels = labels_of(pci_bus_id=bus_id, xid=number, **({"pid": pid[1]} if pid else {}))

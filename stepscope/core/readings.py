@@ -36,6 +36,7 @@ class MissingReason(StrEnum):
 
     NOT_SUPPORTED = "not_supported"  # this device, driver or library has no such thing
     NO_PERMISSION = "no_permission"  # it is there, for somebody else
+    TAKEN = "taken"  # another process has what only one can have: an address
     NOT_INSTALLED = "not_installed"  # no library, no driver, no kernel module
     VERSION_MISMATCH = "version_mismatch"  # library and driver do not fit: reboot, or reload the module
     GONE = "gone"  # it was there: a GPU off its bus, a process that ended

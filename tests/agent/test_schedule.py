@@ -60,6 +60,27 @@ def test_it_collects_again_and_again(collector: _Collector) -> None:
     assert collector.num_calls == after
 
 
+def test_the_age_of_what_it_said_is_no_matter_of_the_clock(collector: _Collector) -> None:
+    source = ScheduledSource("host", collector, interval=30, wall_clock_ns=lambda: 10**9)
+    assert source.state().age_seconds is None
+    with source:
+        _until(lambda: source.state().num_collections == 1)
+        first = source.state().age_seconds
+        time.sleep(0.05)
+        second = source.state().age_seconds
+    assert first is not None
+    assert second is not None
+    assert 0 <= first <= second - 0.05 < 20
+
+
+def test_a_failure_makes_what_was_said_before_no_younger(collector: _Collector) -> None:
+    with ScheduledSource("host", collector, interval=0.02) as source:
+        _until(lambda: source.state().num_collections >= 1)
+        collector.fault = ValueError("no")
+        _until(lambda: source.state().num_errors >= 5)
+        assert (source.state().age_seconds or 0.0) > 0.05
+
+
 def test_one_that_hangs_keeps_its_last_values_and_is_not_asked_twice(collector: _Collector) -> None:
     with ScheduledSource("host", collector, interval=0.01, deadline=0.1) as source:
         _until(lambda: source.state().num_collections >= 1)

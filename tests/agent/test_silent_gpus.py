@@ -72,8 +72,8 @@ def test_the_page_tells_the_age_of_a_gpu_for_as_long_as_it_hangs() -> None:
     told = gpus.observe(snapshot(reason=MissingReason.TIMED_OUT), _NOW)
     beside = Reading(GPU + "use_state", 1.0, with_labels(_GPU, state="unknown"), 400 * _SECOND)
     states = (
-        SourceState("nvml", told, 400 * _SECOND, 0.1),
-        SourceState("jobs", Collection((beside,)), 400 * _SECOND, 0.1),
+        SourceState("nvml", told, 400 * _SECOND, 0.1, age_seconds=0.0),
+        SourceState("jobs", Collection((beside,)), 400 * _SECOND, 0.1, age_seconds=0.0),
     )
     page = MetricsPage(lambda: states, wall_clock_ns=lambda: 400 * _SECOND).encoded()[0].decode()
     ages = [line for line in page.splitlines() if line.startswith("stepscope_agent_sample_age_seconds{")]

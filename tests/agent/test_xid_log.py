@@ -30,6 +30,17 @@ def test_the_same_xid_twice_is_counted_twice_and_the_last_one_is_known_by_its_ti
     assert len(log.readings()) == 5
 
 
+def test_an_xid_of_before_the_clock_was_set_back_is_not_the_last_for_ever() -> None:
+    now_ns = [20_000_000_000]
+    log = XidLog(wall_clock_ns=lambda: now_ns[0])
+    log.add([xid(94, 20_000_000_000), xid(79, 19_000_000_000)], "nvml")
+    now_ns[0] = 5_000_000_000
+    log.add([xid(79, 5_000_000_000)], "nvml")
+    told = {(r.metric.removeprefix(GPU), dict(r.labels).get("xid")): r.value for r in log.readings()}
+    assert told["xid_last", None] == 79
+    assert told["xid_last_timestamp_seconds", "79"] == 5.0
+
+
 def test_a_mig_instance_s_xid_counts_for_its_gpu() -> None:
     log = XidLog()
     log.add([Finding("xid", "", with_labels(LABELS, xid=13, gpu_instance=7), 1), xid(13, 2)], "nvml")

@@ -101,6 +101,8 @@ def test_one_loss_is_told_once_in_whatever_words_it_comes(log: Log) -> None:
     log.write("NVRM: Xid (PCI:0000:b4:00): 79, pid=7, GPU has fallen off the bus.")
     log.write("NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.", at_us=49_000_000 + 61 * 10**6)
     assert [labels["pci_bus_id"][9:11] for _, labels in log.told()] == ["B3", "B4", "B3"]
+    log.write("NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.", at_us=30_000_000)  # the clock was set back
+    assert [labels["pci_bus_id"][9:11] for _, labels in log.told()] == ["B3"]
 
 
 def test_a_switchs_error_is_no_gpus(log: Log) -> None:

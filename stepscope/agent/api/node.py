@@ -52,7 +52,7 @@ def node_of(
         ranks: training processes that speak to the agent.
     """
     devices: dict[Place, _Device] = {}
-    fresh = [one for one in states if one.collected_ns is not None and now_ns - one.collected_ns < STALE_SECONDS * 1e9]
+    fresh = [one for one in states if not one.is_older_than(STALE_SECONDS)]
     for state in fresh:
         _gather(devices, state.collection)
     _answer_as_their_gpu(devices)
@@ -68,7 +68,7 @@ def node_of(
         host,
         __version__,
         now_ns,
-        tuple(_source(state, now_ns) for state in states),
+        tuple(_source(state) for state in states),
         tuple(device.finished(now_ns) for device in sorted(devices.values(), key=_Device.order)),
         tuple(
             NodeFinding(state.name, finding.code, finding.message, dict(finding.labels))
@@ -182,10 +182,9 @@ def _by_labels(devices: Mapping[Place, _Device]) -> dict[Labels, _Device]:
     return {tuple(device.labels.items()): device for device in devices.values()}
 
 
-def _source(state: SourceState, now_ns: int) -> NodeSource:
-    age = None if state.collected_ns is None else max(0.0, (now_ns - state.collected_ns) / 1e9)
+def _source(state: SourceState) -> NodeSource:
     reason = state.reason.value if state.reason else ""
-    return NodeSource(state.name, not reason, reason, state.detail, age, len(state.collection.readings))
+    return NodeSource(state.name, not reason, reason, state.detail, state.age_seconds, len(state.collection.readings))
 
 
 def _health(health: Health) -> NodeHealth:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stepscope.core.agent_messages import Answer, CaptureRequest
+from stepscope.core.readings import Missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,13 @@ class CaptureBackend(Protocol):
 
     Attributes:
         name: short, for people.
+        why_closed: why it captures nobody; None while it may.
     """
 
     name: str
+
+    @property
+    def why_closed(self) -> Missing | None: ...
 
     def targets(self) -> Sequence[CaptureTarget]:
         """The processes that could be captured now."""

@@ -53,12 +53,14 @@ def chosen(
     order: CaptureOrder,
     *,
     job_pids: Collection[int] = (),
+    closed: Sequence[str] = (),
 ) -> list[CaptureTarget]:
     """The processes that the order means, by run and rank.
 
     Args:
         targets: all that could be captured; of one process that two back ends name, the first counts.
         job_pids: processes (in the agent's namespace) of the order's job.
+        closed: why back ends know of no process.
 
     Raises:
         RefusedError: there is none here, or the name is that of several runs.
@@ -72,7 +74,7 @@ def chosen(
         names = sorted({target.run for target in known.values() if target.run})
         named = ", ".join(names[:_MOST_NAMED]) + (" and others" if len(names) > _MOST_NAMED else "")
         there = f"; connected are: {named}" if names else _NOBODY
-        raise RefusedError(HTTPStatus.NOT_FOUND, f"no process of {what} is known here{there}")
+        raise RefusedError(HTTPStatus.NOT_FOUND, f"no process of {what} is known here{there}{_told(closed)}")
     owners = {(target.uid, target.run_directory) for target in meant if target.run is not None}
     if order.run is not None and len(owners) > 1:
         directories = ", ".join(sorted(str(directory) for _, directory in owners)[:_MOST_NAMED])
@@ -115,7 +117,7 @@ def within_limits(
         raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, line)
     keys = {_run_key(target.run_directory, target.key) for target in targets}
     recent = sum(
-        now_ns - report.created_ns < _HOUR_NS
+        abs(now_ns - report.created_ns) < _HOUR_NS  # the clock may have been set back by hours
         and not keys.isdisjoint(_run_key(one.run_directory, one.key) for one in report.ranks)
         for report in others
     )
@@ -126,6 +128,10 @@ def within_limits(
         raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, line)
     deadline_ns = min(order.deadline_unix_ns or latest_ns, latest_ns)
     return replace(order, max_bytes=order.max_bytes or limits.max_bytes, deadline_unix_ns=deadline_ns)
+
+
+def _told(closed: Sequence[str]) -> str:
+    return f" ({'; '.join(closed)})" if closed else ""
 
 
 def _is_meant(target: CaptureTarget, order: CaptureOrder, job_pids: Collection[int]) -> bool:

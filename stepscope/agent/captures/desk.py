@@ -154,7 +154,8 @@ class CaptureDesk:
                     raise RefusedError(HTTPStatus.CONFLICT, "another capture has this id")
                 return known.report
             pids = self._pids_of_job(order.job) if order.job else ()
-            targets = chosen(self._targets(), order, job_pids=pids)
+            closed = [why.detail for backend in self._backends if (why := backend.why_closed) is not None]
+            targets = chosen(self._targets(), order, job_pids=pids, closed=closed)
             now_ns = self._wall_clock_ns()
             order = within_limits(order, targets, self.reports(), self._limits, now_ns)
         except RefusedError as refused:

@@ -13,6 +13,7 @@ from stepscope.agent.captures.backend import CaptureBackend
 from stepscope.agent.captures.choosing import CaptureLimits
 from stepscope.agent.captures.desk import CaptureDesk, audit
 from stepscope.agent.state_directory import TOKEN_FILE
+from stepscope.agent.state_lock import StateLock
 from stepscope.agent.token_file import token_in
 from stepscope.agent.web import Route
 from stepscope.core.errors import UsageError
@@ -60,22 +61,31 @@ class CaptureService:
     def __enter__(self) -> CaptureService:
         """
         Raises:
-            UsageError: the token file that a setting names cannot be used.
+            UsageError: the token file that a setting names cannot be used, or another agent has the same state.
         """
         audit.setLevel(logging.INFO)
-        try:
-            self._places.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            _log.warning("nothing outlives this agent: %s: %s", self._places.state, error.strerror)
-        named = self._places.token_file
-        try:
-            self.token = token_in(named or self._places.state / TOKEN_FILE, is_made=True)
-        except UsageError as error:
-            if named is not None:
-                raise
-            _log.warning("nobody can ask for captures: %s", error)
-        self._open.enter_context(self.desk)
+        with ExitStack() as opening:
+            try:
+                self._places.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                why = "is no folder" if isinstance(error, FileExistsError) else error.strerror
+                _log.warning("nothing outlives this agent: %s: %s", self._places.state, why)
+            else:
+                opening.enter_context(StateLock(self._places.state))
+            self.token = self._token()
+            opening.enter_context(self.desk)
+            self._open = opening.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
+
+    def _token(self) -> str | None:
+        named = self._places.token_file
+        try:
+            return token_in(named or self._places.state / TOKEN_FILE, is_made=True)
+        except UsageError as error:
+            if named is not None:
+                raise
+            _log.warning("nobody can ask for captures: %s", error)
+        return None

@@ -54,7 +54,7 @@ class MetricsPage(Collector):
         self._states = states
         self._dcgm_names = dcgm_names
         self._hostname = node_name(hostname or "")
-        self._stale_ns = int(stale_seconds * 1e9)
+        self._stale_seconds = stale_seconds
         self._wall_clock_ns = wall_clock_ns
         self._texts = LabelTexts()
         self._one_at_a_time = threading.Lock()
@@ -98,7 +98,7 @@ class MetricsPage(Collector):
         now_ns, states, families = self._wall_clock_ns(), self._states(), Families(self._texts)
         told: list[Reading] = []
         families.add(_OF_THE_AGENT, AGENT + "info", labels_of(version=__version__), 1.0)
-        is_stale = [one.collected_ns is not None and now_ns - one.collected_ns >= self._stale_ns for one in states]
+        is_stale = [one.is_older_than(self._stale_seconds) for one in states]
         fresh = [Collection() if old else one.collection for one, old in zip(states, is_stale, strict=True)]
         for state, old, (readings, num_doubles) in zip(states, is_stale, without_doubles(fresh), strict=True):
             if old:
@@ -125,10 +125,10 @@ def _tell(families: Families, state: SourceState, now_ns: int, *, with_content: 
     add("collector_up", 0.0 if state.reason else 1.0, reason=state.reason or "")
     add("collections_total", state.num_collections)
     add("collector_errors_total", state.num_errors)
-    if state.collected_ns is None or state.seconds is None:
+    if state.age_seconds is None or state.seconds is None:
         return
     add("collector_duration_seconds", state.seconds)
-    add("collector_age_seconds", max(0.0, (now_ns - state.collected_ns) / 1e9))
+    add("collector_age_seconds", state.age_seconds)
     add("collector_readings", len(state.collection.readings))
     if not with_content:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from stepscope.agent.source_state import SourceState
 from stepscope.core.gpu_metrics import GPU
@@ -63,10 +64,15 @@ class HostHistory:
     def __init__(self) -> None:
         self._looks: deque[_Look] = deque(maxlen=_MOST_LOOKS)
 
-    def observe(self, states: Sequence[SourceState]) -> None:
-        """Look, unless the host's source told nothing new."""
+    def observe(self, states: Sequence[SourceState], until_ns: float = inf) -> None:
+        """Look, unless the host's source told nothing new.
+
+        Args:
+            states: the sources.
+            until_ns: what the host told later, it told before the clock was set back.
+        """
         time_ns = next((state.collected_ns for state in states if state.name == _HOST), None)
-        if time_ns is None or (self._looks and time_ns <= self._looks[-1].time_ns):
+        if time_ns is None or time_ns > until_ns or (self._looks and time_ns <= self._looks[-1].time_ns):
             return
         look = _Look(time_ns)
         for state in states:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import inf
 
 from stepscope.agent.source_state import SourceState
 from stepscope.core.gpu_catalogue import board_power_watts
@@ -114,12 +115,17 @@ class Told:
         return both / 2 if now is None and both is not None else now
 
 
-def told_of_gpus(states: Sequence[SourceState]) -> dict[Labels, Told]:
-    """What is said of each GPU, and of each MIG instance instead of its GPU."""
+def told_of_gpus(states: Sequence[SourceState], until_ns: float = inf) -> dict[Labels, Told]:
+    """What is said of each GPU, and of each MIG instance instead of its GPU.
+
+    Args:
+        states: the sources, in the order of their trust.
+        until_ns: what is newer was read before the clock was set back, and is left out.
+    """
     gpus: dict[Place, Told] = {}
     for state in states:
         if state.collected_ns is not None:
-            _take_all(gpus, state, state.collected_ns - _STALE_NS)
+            _take_all(gpus, state, state.collected_ns - _STALE_NS, until_ns)
     split = {_gpu(told) for told in gpus.values() if _INSTANCE in dict(told.labels)}
     return {
         told.labels: told
@@ -128,14 +134,14 @@ def told_of_gpus(states: Sequence[SourceState]) -> dict[Labels, Told]:
     }
 
 
-def _take_all(gpus: dict[Place, Told], state: SourceState, oldest_ns: int) -> None:
-    """What one source tells, but for what is older."""
+def _take_all(gpus: dict[Place, Told], state: SourceState, oldest_ns: int, until_ns: float) -> None:
+    """What one source tells, but for what is older or newer."""
     readings = state.collection.readings
     places = GpuPlaces(reading for reading in readings if reading.metric == _UP)
     labels: Labels | None = None
     told: Told | None = None
     for reading in readings:
-        if reading.metric in _WANTED and reading.time_ns > oldest_ns:
+        if reading.metric in _WANTED and oldest_ns < reading.time_ns <= until_ns:
             if reading.labels is not labels:  # those of one GPU mostly come one after the other
                 labels = reading.labels
                 told = _told_of(gpus, labels, places)

@@ -32,7 +32,8 @@ _LONGER_SECONDS = (300.0, 240.0, 180.0, 120.0)
 _SURE_OF_A_HANG = 0.6
 """Reached after some two minutes: peers that write a checkpoint are waited for as long as that."""
 _SET_BACK_NS = 1_000_000_000
-"""Clocks are set when a machine has started, sometimes by hours."""
+"""Clocks are set when a machine has started, sometimes by hours; the sources still tell for a while what they read
+before."""
 _JOB_CAUSES = (*FLEET_CAUSES, Cause.STRAGGLER)
 
 
@@ -65,8 +66,9 @@ class FleetSource:
         if now_ns < self._looked_ns - _SET_BACK_NS:  # else nothing would be newer than what is kept, for as long
             self._gpus, self._host, self._told_ns = {}, HostHistory(), None
         self._looked_ns = now_ns
-        self._host.observe(states)
-        for labels, told in told_of_gpus(states).items():
+        until_ns = now_ns + _SET_BACK_NS
+        self._host.observe(states, until_ns)
+        for labels, told in told_of_gpus(states, until_ns).items():
             self._gpus.setdefault(labels, GpuHistory()).add(told)
         for labels, history in list(self._gpus.items()):
             if now_ns - history.newest_ns > _GONE_SECONDS * 1e9:

@@ -18,22 +18,23 @@ class Known:
     Attributes:
         key: where it sits, as NVML writes it.
         state: how it answers.
-        parts: its newest readings, by what is read together.
+        parts: its newest readings, by what is read together, and when each came, monotonic seconds.
     """
 
     key: str
     state: TargetState
-    parts: tuple[Collection, ...]
+    parts: tuple[tuple[Collection, float], ...]
 
-    def collection(self, now_ns: int, stale_ns: int) -> Collection:
+    def collection(self, now_ns: int, now: float, stale_seconds: float) -> Collection:
         """What is told of it.
 
         Args:
             now_ns: the time, ns since the epoch.
-            stale_ns: age from which a reading is told no more.
+            now: the same, monotonic seconds: clocks are set.
+            stale_seconds: age from which a reading is told no more.
         """
         state, reason, detail = self.state, self.state.reason, self.state.detail
-        fresh = [part for part in self.parts if now_ns - _time_of(part) < stale_ns]
+        fresh = [part for part, came in self.parts if now - came < stale_seconds]
         if reason is None and self.parts and not fresh:
             reason, detail = MissingReason.TIMED_OUT, ""
         if reason is None and not self.parts:
@@ -43,7 +44,8 @@ class Known:
             return whole
         up = Reading(_UP, 0.0, with_labels(state.labels, reason=reason), now_ns)
         if state.answered_ns is not None:
-            detail = f"{detail}; it answered last {(now_ns - state.answered_ns) / 1e9:.0f} s ago".removeprefix("; ")
+            seconds = max(0.0, (now_ns - state.answered_ns) / 1e9)
+            detail = f"{detail}; it answered last {seconds:.0f} s ago".removeprefix("; ")
         return Collection(
             (*(reading for reading in whole.readings if reading.metric != _UP), up),
             (*whole.missing, Missing("", state.labels, reason, detail)),
@@ -57,7 +59,7 @@ class Target:
 
     Attributes:
         labels: which it is.
-        parts: newest readings.
+        parts: newest readings, and when they came, monotonic seconds.
         reason, detail: why it does not answer; None while it does.
         answered_ns, seconds: when it answered last, and how long that took.
         slow_rounds: answers in a row that took too long.
@@ -65,7 +67,7 @@ class Target:
     """
 
     labels: Labels
-    parts: dict[str, Collection] = field(default_factory=dict)
+    parts: dict[str, tuple[Collection, float]] = field(default_factory=dict)
     reason: MissingReason | None = None
     detail: str = ""
     answered_ns: int | None = None
@@ -88,7 +90,3 @@ class Target:
         """As it is now."""
         state = TargetState(self.labels, self.reason, self.detail, self.answered_ns, self.seconds, is_apart)
         return Known(key, state, tuple(self.parts.values()))
-
-
-def _time_of(part: Collection) -> int:
-    return max((reading.time_ns for reading in part.readings), default=0)

@@ -71,10 +71,9 @@ class GpuProbes:
 
     def snapshot(self) -> Snapshot:
         """What is known now; waits for nothing."""
-        now_ns = time.time_ns()
+        now_ns, now = time.time_ns(), time.monotonic()
         known, refusal = self._known, self._refusal
-        stale_ns = int(self._timing.stale * 1e9)
-        parts = [one.collection(now_ns, stale_ns) for one in known]
+        parts = [one.collection(now_ns, now, self._timing.stale) for one in known]
         parts.append(Collection(tuple(self._watch.xids.readings())))
         if refusal is not None:
             parts.append(Collection(missing=(Missing("", (), *refusal),)))

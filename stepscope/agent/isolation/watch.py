@@ -222,7 +222,7 @@ class Watch:
             target.fails(lost.reason if lost else MissingReason.FAILED, lost.detail if lost else "")
             self._set_apart(key, now)
             return
-        target.parts |= parts
+        target.parts |= {name: (part, now) for name, part in parts.items()}
         target.labels = _labels_in(parts.values()) or target.labels
         target.reason, target.detail = None, ""
         target.answered_ns, target.seconds = now_ns, float(answer["seconds"])

@@ -20,6 +20,7 @@ class Activity:
 
     def __init__(self) -> None:
         self._strangers: frozenset[Labels] = frozenset()
+        self._held: frozenset[Labels] = frozenset()
 
     def seen(self, devices: Sequence[Device], assignments: Sequence[Assignment]) -> list[Seen]:
         """What becomes of each device now."""
@@ -28,19 +29,18 @@ class Activity:
             by_device.setdefault(one.device, []).append(one)
         nobodys = [device for device in devices if device.labels not in by_device]
         strangers = frozenset(device.labels for device in nobodys if is_used_by_strangers(device))
-        twice = strangers & self._strangers  # once, they may be the last values of a job that ended
-        self._strangers = strangers
-        return [
-            _seen(device, by_device.get(device.labels, ()), is_stranger=device.labels in twice) for device in devices
-        ]
+        states = dict.fromkeys(strangers - self._held, UseState.UNKNOWN)  # else they are the last values of a job's
+        states |= dict.fromkeys(strangers & self._strangers, UseState.UNATTRIBUTED)
+        self._strangers, self._held = strangers, frozenset(by_device)
+        return [_seen(device, by_device.get(device.labels, ()), states.get(device.labels)) for device in devices]
 
 
-def _seen(device: Device, here: Sequence[Assignment], *, is_stranger: bool) -> Seen:
+def _seen(device: Device, here: Sequence[Assignment], without_job: UseState | None) -> Seen:
     held = tuple(Held(one.job.key, kernels_ran(device, one.pids, is_alone=len(here) == 1)) for one in here)
     tells_nothing = device.activity is None and device.memory_ratio is None and not held
     if not device.answers or tells_nothing:
         return Seen(device.labels, held, UseState.UNKNOWN)
-    return Seen(device.labels, held, UseState.UNATTRIBUTED if is_stranger else None)
+    return Seen(device.labels, held, without_job)
 
 
 def kernels_ran(device: Device, pids: Iterable[int], *, is_alone: bool) -> bool | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -10,11 +12,13 @@ from pathlib import Path
 
 from stepscope.agent.captures.backend import CaptureTarget, TargetAnswer
 from stepscope.collectors.kineto_daemon.desk import KinetoDesk, News, Wish
-from stepscope.collectors.kineto_daemon.server import KinetoServer
+from stepscope.collectors.kineto_daemon.server import KinetoServer, TakenError
 from stepscope.collectors.kineto_daemon.targets import KEY_PREFIX, Target
 from stepscope.core.agent_messages import Alignment, Answer, AnswerState, CaptureRequest
 from stepscope.core.errors import UsageError
 from stepscope.core.readings import Missing, MissingReason
+
+_log = logging.getLogger(__name__)
 
 NO_STEP_NUMBERS = "libkineto does not tell at which step a process is: leave the first step out"
 NO_OVERHEAD = "libkineto does not stop at an overhead: leave it out, or ask for fewer steps"
@@ -26,7 +30,7 @@ class KinetoBackend:
     """Captures by libkineto's own daemon protocol. A context manager: answers processes while it is open.
 
     Attributes:
-        why_closed: why it does not although it is open; None while it does.
+        why_closed: why it does not although it is open; None while it does. `try_again` may change that.
     """
 
     name = "kineto"
@@ -43,6 +47,8 @@ class KinetoBackend:
         self.why_closed: Missing | None = None
         self._refusals: list[TargetAnswer] = []
         self._open = ExitStack()
+        self._opening = threading.Lock()
+        self._is_over = False
 
     def __enter__(self) -> KinetoBackend:
         """
@@ -54,11 +60,26 @@ class KinetoBackend:
         except UsageError as error:
             if self._is_required:
                 raise
-            self.why_closed = Missing("", (), MissingReason.NO_PERMISSION, str(error))
+            self.why_closed = _closed_by(error)
         return self
 
     def __exit__(self, *_: object) -> None:
+        with self._opening:
+            self._is_over = True
         self._open.close()
+
+    def try_again(self) -> None:
+        """Answer processes from now on if that can be had by now; from any thread."""
+        with self._opening:
+            if self.why_closed is None or self._is_over:
+                return
+            try:
+                self._open.enter_context(self._desk)
+            except UsageError as error:
+                self.why_closed = _closed_by(error)
+                return
+            self.why_closed = None
+        _log.warning("processes started with KINETO_USE_DAEMON=1 are answered from now on")
 
     @property
     def server(self) -> KinetoServer:
@@ -104,6 +125,11 @@ class KinetoBackend:
         """What was answered since the last call."""
         refusals, self._refusals = self._refusals, []
         return [*refusals, *(TargetAnswer(news.outcome.key, _answer(news)) for news in self._desk.news())]
+
+
+def _closed_by(error: UsageError) -> Missing:
+    reason = MissingReason.TAKEN if isinstance(error, TakenError) else MissingReason.FAILED
+    return Missing("", (), reason, str(error))
 
 
 def _own(keys: Collection[str]) -> tuple[str, ...]:

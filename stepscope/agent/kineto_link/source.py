@@ -9,20 +9,34 @@ from stepscope.agent.kineto_link.backend import KinetoBackend
 from stepscope.core.readings import Collection, Finding, Reading, labels_of
 from stepscope.core.training_metrics import KINETO
 
+_AGAIN_SECONDS = 30.0
+"""Who has the address may end: an agent that is replaced, a dynolog that is stopped."""
+
 
 class KinetoSource:
     """The processes that ask the agent.
 
     Args:
-        backend: who answers them.
+        backend: who answers them; asked to try again where it could not.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, backend: KinetoBackend, *, wall_clock_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        backend: KinetoBackend,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
         self._backend = backend
-        self._wall_clock_ns = wall_clock_ns
+        self._clock, self._wall_clock_ns = clock, wall_clock_ns
+        self._again_at = clock() + _AGAIN_SECONDS
 
     def collect(self) -> Collection:
         """How many they are, and who cannot be answered."""
+        if self._backend.why_closed is not None and self._clock() >= self._again_at:
+            self._again_at = self._clock() + _AGAIN_SECONDS
+            self._backend.try_again()
         if self._backend.why_closed is not None:
             return Collection((), (self._backend.why_closed,))
         now_ns, server = self._wall_clock_ns(), self._backend.server

@@ -9,6 +9,7 @@ from dataclasses import replace
 from stepscope.agent.captures.backend import CaptureTarget, TargetAnswer
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.core.agent_messages import Answer, AnswerState, Cancel, CaptureRequest
+from stepscope.core.readings import Missing
 from stepscope.core.training_ranks import TrainingRank
 
 
@@ -19,6 +20,11 @@ class ProfileBackend:
 
     def __init__(self, server: TrainingServer) -> None:
         self._server = server
+
+    @property
+    def why_closed(self) -> Missing | None:
+        """Why no process can connect."""
+        return self._server.why_closed
 
     def targets(self) -> Sequence[CaptureTarget]:
         """The processes that are connected."""

@@ -11,14 +11,9 @@ from stepscope.agent.source_state import SourceState
 _STYLE = "body{font:15px system-ui;margin:2em}td,th{text-align:left;padding:.2em 1.5em .2em 0;vertical-align:top}"
 
 
-def landing_page(states: Sequence[SourceState], now_ns: int) -> str:
-    """The page as HTML.
-
-    Args:
-        states: the sources.
-        now_ns: ns since the epoch.
-    """
-    rows = "".join(_row(state, now_ns) for state in states)
+def landing_page(states: Sequence[SourceState]) -> str:
+    """The page as HTML; how the sources are."""
+    rows = "".join(_row(state) for state in states)
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>stepscope agent</title><style>{_STYLE}</style>"
         f"<h1>stepscope agent {escape(__version__)}</h1>"
@@ -29,8 +24,8 @@ def landing_page(states: Sequence[SourceState], now_ns: int) -> str:
     )
 
 
-def _row(state: SourceState, now_ns: int) -> str:
-    age = "" if state.collected_ns is None else f"{max(0.0, (now_ns - state.collected_ns) / 1e9):.1f} s"
+def _row(state: SourceState) -> str:
+    age = "" if state.age_seconds is None else f"{state.age_seconds:.1f} s"
     cells = (
         state.name,
         state.reason.value if state.reason else "up",

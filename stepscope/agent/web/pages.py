@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
@@ -27,7 +26,7 @@ def page_routes(page: MetricsPage, states: Callable[[], Sequence[SourceState]]) 
         return Reply(HTTPStatus.OK, body, headers)
 
     def landing(_: Request) -> Reply:
-        body = landing_page(states(), time.time_ns()).encode(errors="replace")
+        body = landing_page(states()).encode(errors="replace")
         return Reply(HTTPStatus.OK, body, {"Content-Type": "text/html; charset=utf-8"})
 
     def readiness(_: Request) -> Reply:

@@ -54,7 +54,7 @@ class PageWatch:
             if metric != _ENERGY:
                 continue
             before, since = self._energy.get(labels, (None, time_ns))
-            self._energy[labels] = (value, since if value == before else time_ns)
+            self._energy[labels] = (value, min(since, time_ns) if value == before else time_ns)
             seconds = (time_ns - self._energy[labels][1]) / 1e9
             if seconds >= self.stale_seconds and values.get((labels, _POWER), 0.0) > 0.0:
                 stale[labels] = (

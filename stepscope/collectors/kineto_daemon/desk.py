@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from stepscope.collectors.kineto_daemon.capture import Action, Capture, Offer, Outcome, Take
@@ -91,6 +92,7 @@ class _Job:
     recording: Recording
     num_steps: int
     over_since: float | None = None
+    has_failed: bool = False
 
 
 class KinetoDesk:
@@ -171,16 +173,24 @@ class KinetoDesk:
                 _log.exception("captures of processes with KINETO_USE_DAEMON=1 failed; they go on")
                 self._ended.wait(_IDLE_SECONDS)
 
+    def _see_to_all(self, processes: Mapping[str, KinetoProcess]) -> None:
+        """Each; what one fails with is logged once, and holds no other up."""
+        for job in list(self._jobs.values()):
+            try:
+                self._see_to(job, processes)
+            except Exception:  # this capture's own fault
+                if not job.has_failed:
+                    _log.exception("capture %s failed at a look; it is looked at again, the others go on", job.id)
+                job.has_failed = True
+
     def _look(self, processes: Mapping[str, KinetoProcess]) -> None:
         self._targets = self._look_up.of(processes.values(), time.monotonic())
-        while self._inbox:
-            self._inbox.popleft()()
         if self._early and time.monotonic() >= self._ready_at:
             early, self._early = self._early, {}
-            for wish in early.values():
-                self._begin(wish)
-        for job in list(self._jobs.values()):
-            self._see_to(job, processes)
+            self._inbox.extend(partial(self._begin, wish) for wish in early.values())
+        while self._inbox:
+            self._inbox.popleft()()
+        self._see_to_all(processes)
 
     def _begin(self, wish: Wish) -> None:
         if time.monotonic() < self._ready_at:

@@ -6,10 +6,12 @@ a later trace goes.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,8 @@ _BLOCK_BYTES = 1 << 18
 _GZIP = 31
 _LEVEL = 1
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o640
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_MORE_ROOM = "free some space there, or set kineto.directory"
 _CAPTURE_FOLDER = re.compile(r"step(\d{1,9})")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -69,15 +73,16 @@ def next_capture(run: Path) -> int:
         OSError: it cannot be made.
     """
     traces = run / TRACES_FOLDER
-    traces.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-    while True:
-        matches = (_CAPTURE_FOLDER.match(folder.name) for folder in traces.iterdir())
-        number = max((int(match[1]) + 1 for match in matches if match), default=0)
-        try:
-            (run / trace_path(number, 0)).parent.mkdir(mode=_FOLDER_MODE)
-        except FileExistsError:  # another capture of the same run
-            continue
-        return number
+    with _placed(traces):
+        traces.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        while True:
+            matches = (_CAPTURE_FOLDER.match(folder.name) for folder in traces.iterdir())
+            number = max((int(match[1]) + 1 for match in matches if match), default=0)
+            try:
+                (run / trace_path(number, 0)).parent.mkdir(mode=_FOLDER_MODE)
+            except FileExistsError:  # another capture of the same run
+                continue
+            return number
 
 
 def compress(source: int, partial: Path, owner: Peer, *, max_bytes: int | None) -> Partial:
@@ -95,13 +100,14 @@ def compress(source: int, partial: Path, owner: Peer, *, max_bytes: int | None) 
     """
     reader, packer, size = TraceReader(), zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP), 0
     try:
-        with partial.open("xb") as file:
+        with _placed(partial), partial.open("xb") as file:
             os.fchmod(file.fileno(), _FILE_MODE)
             with suppress(PermissionError):  # without CAP_CHOWN it stays the agent's
                 os.fchown(file.fileno(), owner.uid, owner.gid)
             is_more = True
             while is_more:
-                block = os.read(source, _BLOCK_BYTES)
+                with _placed("the process's trace"):
+                    block = os.read(source, _BLOCK_BYTES)
                 is_more = bool(block)
                 reader.feed(block)
                 size += file.write(packer.compress(block) if is_more else packer.flush())
@@ -122,5 +128,19 @@ def keep(partial: Partial, run: Path, capture: int, rank: int) -> Path:
         OSError: it cannot be renamed.
     """
     path = run / trace_path(capture, rank)
-    partial.path.replace(path)
+    with _placed(path):
+        partial.path.replace(path)
     return path
+
+
+@contextmanager
+def _placed(where: Path | str) -> Iterator[None]:
+    """Errors say where, as those of `write` and `fsync` do not, and what helps on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(where)
+        if error.errno in _FULL:
+            error.strerror = f"{error.strerror}; {_MORE_ROOM}"
+        raise

@@ -51,6 +51,10 @@ TakeConfig = Callable[[KinetoProcess], str]
 """The text that a process gets at this poll, empty for none. Called on the server's thread: it waits for nothing."""
 
 
+class TakenError(UsageError):
+    """Another daemon has the address."""
+
+
 class KinetoServer:
     """Answers processes' polls. A context manager: listens while it is open.
 
@@ -198,15 +202,15 @@ def _bound_socket(address: Address) -> socket.socket:
             _let_all_write(address)  # training runs as any user
     except OSError as error:
         ours.close()
-        taken = error.errno == errno.EADDRINUSE
+        where = address if isinstance(address, str) else "the abstract socket dynolog"
+        if error.errno == errno.EADDRINUSE:
+            raise TakenError(
+                "another daemon answers PyTorch processes there",
+                where=where,
+                what_next="stop it (dynolog or another stepscope agent), or set kineto.enabled = false",
+            ) from None
         raise UsageError(
-            "another daemon answers PyTorch processes there"
-            if taken
-            else f"no socket there ({error.strerror or error})",
-            where=address if isinstance(address, str) else "the abstract socket dynolog",
-            what_next="stop it (dynolog?), or go without captures by KINETO_USE_DAEMON"
-            if taken
-            else "choose another folder",
+            f"no socket there ({error.strerror or error})", where=where, what_next="choose another folder"
         ) from None
     return ours
 

@@ -38,7 +38,8 @@ def _reading(metric: str, value: float, labels: Labels = _GPU, age: float = 1.0,
 
 def _state(*readings: Reading, name: str = "nvml", age: float = 0.5, **others: Any) -> SourceState:
     missing, findings = others.pop("missing", ()), others.pop("findings", ())
-    return SourceState(name, Collection(readings, missing, findings), int(_NOW - age * _SECOND), 0.1, **others)
+    when, collection = int(_NOW - age * _SECOND), Collection(readings, missing, findings)
+    return SourceState(name, collection, when, 0.1, age_seconds=age, **others)
 
 
 def test_values_labels_and_gaps_of_each_device() -> None:
@@ -185,7 +186,7 @@ def test_sources_with_reason_and_age_and_no_old_values() -> None:
         findings=(Finding("x", "y", (), 1),),
     )
     never = SourceState("host", reason=MissingReason.NOT_YET)
-    node = node_of((old, never), _NOW, host="n1")
+    node = node_of((old, never), _NOW - 60 * _SECOND, host="n1")  # whatever the clock says
     assert node.devices == ()
     assert node.findings == ()
     first, second = node.sources

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from stepscope.agent.captures import CaptureTarget, TargetAnswer
 from stepscope.core.agent_messages import Answer, AnswerState, CaptureRequest
+from stepscope.core.readings import Missing
 
 
 def target(rank: int, key: str = "", **fields: object) -> CaptureTarget:
@@ -28,6 +29,7 @@ class FakeBackend:
     known: list[CaptureTarget]
     says: dict[str, list[Answer]] = field(default_factory=dict)
     name: str = "fake"
+    why_closed: Missing | None = None
     asked: list[tuple[CaptureRequest, tuple[str, ...]]] = field(default_factory=list)
     cancelled: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     _news: list[TargetAnswer] = field(default_factory=list)

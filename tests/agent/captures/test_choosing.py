@@ -91,6 +91,8 @@ def test_too_often_is_by_run_and_hour() -> None:
     within_limits(_order(), [target(0)], others, limits, _NOW)
     with pytest.raises(RefusedError, match="captured 2 times within an hour; no more than 2"):
         within_limits(_order(), [target(0)], [*others, made(20)], limits, _NOW)
+    of_tomorrow = [made(-86_400), made(-86_400)]  # the clock was set back since
+    within_limits(_order(), [target(0)], of_tomorrow, limits, _NOW)
     open_ones = [made(10, f"/runs/{n}", CaptureState.STARTED) for n in range(3)]
     with pytest.raises(RefusedError, match="3 captures are open already") as refused:
         within_limits(_order(), [target(0)], open_ones, limits, _NOW)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from stepscope.agent.web import Access, Address, AgentServer
 from stepscope.core.agent_messages import Answer, AnswerState
 from stepscope.core.captures import CaptureOrder, CaptureState
 from stepscope.core.errors import UsageError
+from stepscope.core.readings import Missing, MissingReason
 from tests.agent.captures.fake_backend import FakeBackend, target
 
 _ACCEPTED = Answer("", AnswerState.ACCEPTED, start_step=8)
@@ -34,6 +37,18 @@ def _wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_a_refusal_tells_why_a_way_to_capture_is_closed() -> None:
+    closed = FakeBackend([], why_closed=Missing("", (), MissingReason.TAKEN, "the socket: another daemon is there"))
+    with CaptureDesk([FakeBackend([]), closed]) as desk:
+        with pytest.raises(
+            RefusedError, match=r"nobody is: .*KINETO_USE_DAEMON=1 \(the socket: another daemon is there\)$"
+        ):
+            desk.order(CaptureOrder("c", 3, job="9"), by="10.0.0.1")
+        closed.known = [target(0)]
+        with pytest.raises(RefusedError, match=r"connected are: r \(the socket: another daemon is there\)$"):
+            desk.order(CaptureOrder("c", 3, job="9"), by="10.0.0.1")
 
 
 def test_an_order_comes_about_and_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -162,7 +177,9 @@ def test_a_full_disk_leaves_no_token_that_is_none(tmp_path: Path, monkeypatch: p
 
     with monkeypatch.context() as patch:
         patch.setattr(token_file, "open", full, raising=False)
-        with pytest.raises(UsageError, match="No space left"):
+        with pytest.raises(
+            UsageError, match=r"token: the token cannot be made \(No space left on device\); free some space"
+        ):
             token_in(file, is_made=True)
     assert list(tmp_path.iterdir()) == []
     assert len(token_in(file, is_made=True)) >= 32
@@ -178,3 +195,21 @@ def test_without_a_place_for_the_token_nobody_may_ask_and_the_agent_runs(
     assert "nobody can ask for captures" in caplog.text
     with pytest.raises(UsageError), CaptureService([], CapturePlaces(tmp_path, tmp_path / "file")):
         pass
+    caplog.clear()
+    with CaptureService([], CapturePlaces(tmp_path / "file")):
+        pass
+    assert f"nothing outlives this agent: {tmp_path}/file: is no folder" in caplog.text
+    assert f"{tmp_path}/file/token: the token cannot be made (Not a directory)" in caplog.text
+
+
+def test_a_token_that_is_there_is_read_also_where_nothing_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    token = token_in(tmp_path / "token", is_made=True)
+    monkeypatch.setattr(tempfile, "mkstemp", read_only)
+    assert token_in(tmp_path / "token", is_made=True) == token
+    with pytest.raises(UsageError, match=r"the token cannot be made \(Read-only file system\)"):
+        token_in(tmp_path / "another", is_made=True)

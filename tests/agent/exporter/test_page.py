@@ -39,7 +39,8 @@ def _reading(name: str, value: float, labels: Labels = _GPU0, age_seconds: float
 
 def _state(*readings: Reading, name: str = "nvml", age_seconds: float = 0.5, **further: object) -> SourceState:
     collection = Collection(readings, further.pop("missing", ()), further.pop("findings", ()))  # type: ignore[arg-type]
-    return SourceState(name, collection, _NOW_NS - int(age_seconds * 1e9), 0.25, num_collections=7, **further)  # type: ignore[arg-type]
+    when = _NOW_NS - int(age_seconds * 1e9)
+    return SourceState(name, collection, when, 0.25, num_collections=7, age_seconds=age_seconds, **further)  # type: ignore[arg-type]
 
 
 def _page(*states: SourceState, dcgm_names: DcgmNames | None = None) -> MetricsPage:
@@ -160,6 +161,15 @@ def test_values_of_a_source_that_is_silent_for_a_minute_are_not_told() -> None:
     assert _of(page, GPU + "power_watts", gpu="0", uuid="GPU-0") is None
     assert _of(page, "stepscope_agent_readings_dropped", collector="nvml", reason="stale") == 1
     assert _of(page, "stepscope_agent_collector_age_seconds", collector="nvml") == 60
+
+
+@pytest.mark.parametrize("seconds", [7200, -7200])
+def test_a_clock_that_is_set_takes_nothing_from_the_page(seconds: int) -> None:
+    state = _state(_reading("power_watts", 1.0), name="health", age_seconds=3)
+    page = MetricsPage(lambda: (state,), wall_clock_ns=lambda: _NOW_NS + seconds * 10**9)
+    assert _of(page, GPU + "power_watts", gpu="0", uuid="GPU-0") == 1.0
+    assert _of(page, "stepscope_agent_collector_age_seconds", collector="health") == 3
+    assert _of(page, "stepscope_agent_readings_dropped", collector="health", reason="stale") is None
 
 
 def test_what_would_break_the_page_is_left_out_and_counted() -> None:

@@ -28,6 +28,7 @@ class _Machine:
 
     def __init__(self) -> None:
         self.second = 0
+        self.read_at: int | None = None  # a second that all sources still tell of
         self.gpus: dict[Labels, dict[str, float]] = {GPU0: COMPUTING, GPU1: COMPUTING}
         self.hung: dict[Labels, int] = {}  # since when
         self.every = 1
@@ -35,11 +36,12 @@ class _Machine:
         self.source = FleetSource(self.states, wall_clock_ns=lambda: self.second * SECOND)
 
     def states(self) -> list[SourceState]:
-        time_ns = self.second // self.every * self.every * SECOND
+        second = self.second if self.read_at is None else self.read_at
+        time_ns = second // self.every * self.every * SECOND
         readings = [
             one
             for labels, values in self.gpus.items()
-            for one in of_gpu(labels, values, min(time_ns, self.hung.get(labels, self.second) * SECOND))
+            for one in of_gpu(labels, values, min(time_ns, self.hung.get(labels, second) * SECOND))
         ]
         return [state("nvml", readings, time_ns), *self.others]
 
@@ -83,6 +85,23 @@ def test_a_clock_that_is_set_back_costs_a_few_seconds_and_no_hour() -> None:
     machine.run(5)
     assert machine.source.report().devices == {}
     assert _cause(machine.run(25), GPU0) == ["communication"]
+
+
+def test_what_was_read_before_the_clock_was_set_back_holds_nothing_up() -> None:
+    """The first looks after it still find the readings, and the host's collection, of before."""
+    machine = _Machine()
+    machine.second = 10_000
+    machine.run(31)
+    machine.second, machine.read_at = 10, 10_031
+    machine.others = [state("host", [], 10_031 * SECOND)]
+    machine.run(3)
+    machine.read_at = None
+    machine.gpus[GPU0] = WAITING
+    for _ in range(30):
+        machine.others = [state("host", [], machine.second * SECOND)]
+        collection = machine.run(1)
+    assert _cause(collection, GPU0) == ["communication"]
+    assert [look.time_ns for look in machine.source._host._looks] == [second * SECOND for second in range(13, 43)]
 
 
 def test_it_says_why_there_is_no_class_yet() -> None:

@@ -8,7 +8,7 @@ from stepscope.core.fabric_metrics import SWITCH
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.health import Action, HealthState, Severity
 from stepscope.core.readings import Finding, labels_of, with_labels
-from tests.agent.health.machines import LABELS, Machine, codes_of
+from tests.agent.health.machines import LABELS, SECOND, Machine, codes_of
 
 
 def _xid(machine: Machine, number: int, *, gpu: int = 0, times: int = 1, pid: int | None = None) -> None:
@@ -213,6 +213,10 @@ def test_xids_that_a_page_of_dcgm_tells_count_once() -> None:
     machine.findings.append(Finding("xid", "XID 94", with_labels(LABELS, xid=94), machine.now_ns))
     machine.looks(5)
     assert [(one.code, one.count) for one in machine.open()] == [("xid_94", 1)]
+    machine.now_ns -= 3600 * SECOND  # the clock is set back
+    machine.findings[:] = [Finding("xid", "XID 94", with_labels(LABELS, xid=94), machine.now_ns)]
+    machine.looks(5)
+    assert [(one.code, one.count) for one in machine.open()] == [("xid_94", 2)]
 
 
 def test_what_the_drivers_own_source_tells_is_counted_there() -> None:

@@ -291,15 +291,14 @@ def test_bug_gpu_monitoring_tools_188_samples_of_a_hanging_gpu_keep_their_time_u
     machine.run(5)
     machine.hanging = {0}
     machine.run(20)
-    stale_ns = int(TIMING.stale * 1e9)
     (known,) = machine.watch.known()
-    told = known.collection(machine.time_ns, stale_ns)
+    told = known.collection(machine.time_ns, machine.now, TIMING.stale)
     power = next(reading for reading in told.readings if reading.metric == GPU + "power_watts")
     assert 4e9 <= power.time_ns <= 6e9
     up = next(reading for reading in told.readings if reading.metric == GPU + "up")
     assert (up.value, dict(up.labels)["reason"]) == (0.0, "timed_out")
     assert "it answered last" in told.missing[0].detail
-    later = known.collection(machine.time_ns + stale_ns, stale_ns)
+    later = known.collection(machine.time_ns, machine.now + TIMING.stale, TIMING.stale)
     assert [reading.metric for reading in later.readings] == [GPU + "up"]
 
 
@@ -307,10 +306,21 @@ def test_what_nobody_has_read_for_long_is_told_no_more_whatever_the_cause() -> N
     machine = Machine(1)
     machine.run(5)
     (known,) = machine.watch.known()
-    stale_ns = int(TIMING.stale * 1e9)
-    told = known.collection(machine.time_ns + stale_ns, stale_ns)
+    told = known.collection(machine.time_ns, machine.now + TIMING.stale, TIMING.stale)
     assert [(reading.metric, reading.value) for reading in told.readings] == [(GPU + "up", 0.0)]
     assert told.missing[0].reason is MissingReason.TIMED_OUT
+
+
+@pytest.mark.parametrize("hours", [2, -2])
+def test_a_clock_that_is_set_makes_no_reading_older_or_newer(hours: int) -> None:
+    machine = Machine(1)
+    machine.run(5)
+    (known,) = machine.watch.known()
+    set_ns = machine.time_ns + hours * 3600 * 10**9
+    told = known.collection(set_ns, machine.now, TIMING.stale)
+    assert GPU + "power_watts" in [reading.metric for reading in told.readings]
+    later = known.collection(set_ns, machine.now + TIMING.stale, TIMING.stale)
+    assert [reading.metric for reading in later.readings] == [GPU + "up"]
 
 
 def test_closing_ends_all_processes_and_kills_those_that_hang_after_the_grace() -> None:

@@ -241,12 +241,39 @@ def test_bug_26_a_gpu_of_which_nobody_is_known_is_unattributed(node: Node) -> No
     node.hold(0, 4711)  # of another PID namespace
     node.utilization[0] = 0.9
     watch = node.watch()
-    watch.collect()
+    assert states(watch.collect()) == {"0": UseState.UNKNOWN, "1": UseState.FREE}  # one look does not prove it
     node.now += 5
     collection = watch.collect()
     assert states(collection) == {"0": UseState.UNATTRIBUTED, "1": UseState.FREE}
     (missing,) = collection.missing
     assert "process 4711 is not in this PID namespace" in missing.detail
+
+
+def test_no_time_before_a_stranger_is_sure_is_booked_as_free(node: Node) -> None:
+    node.silent = {0, 1}  # the agent starts before the GPUs have answered
+    watch = node.watch()
+    watch.collect()
+    node.silent = set()
+    node.hold(0, 4711)
+    node.utilization[0] = 0.9
+    for _ in range(2):
+        node.now += 5
+        collection = watch.collect()
+    booked = {state: value(collection, GPU + "use_seconds_total", gpu="0", state=state) for state in UseState}
+    assert not booked[UseState.FREE]
+    assert (booked[UseState.UNKNOWN] or 0.0) >= 5.0
+    assert booked[UseState.UNATTRIBUTED] == 5.0
+
+
+def test_the_last_values_of_a_job_that_ended_are_no_strangers(node: Node) -> None:
+    node.hold(0, node.process(7, SLURM_V2.format(job=1, step=0), {}))
+    node.utilization[0] = 0.9
+    watch = node.watch()
+    assert states(watch.collect())["0"] is UseState.BUSY
+    node.end(7)
+    node.processes.clear()  # the utilisation is of a second ago
+    node.now += 5
+    assert states(watch.collect())["0"] is UseState.FREE
 
 
 def test_bug_29_time_sliced_pods_share_the_gpu_and_its_time(node: Node) -> None:

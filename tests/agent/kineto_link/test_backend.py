@@ -147,5 +147,31 @@ def test_an_agent_beside_dynolog_goes_on_unless_its_socket_was_asked_for(tmp_pat
     with KinetoBackend(tmp_path, socket_folder=folder, is_required=False) as second:
         assert second.targets() == []
         (missing,) = KinetoSource(second).collect().missing
-        assert missing.reason is MissingReason.NO_PERMISSION  # no alert: dynolog may be meant to have it
-        assert "another daemon answers PyTorch processes" in missing.detail
+        assert missing.reason is MissingReason.TAKEN
+        assert missing.detail.endswith(
+            "another daemon answers PyTorch processes there; "
+            "stop it (dynolog or another stepscope agent), or set kineto.enabled = false"
+        )
+
+
+def test_an_address_that_was_taken_is_tried_again(
+    tmp_path: Path, place: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "_GATHERING_SECONDS", 0.0)
+    now = [100.0]
+    first = ExitStack()
+    first.enter_context(KinetoBackend(tmp_path / "first", socket_folder=str(place.parent)))
+    with first, KinetoBackend(tmp_path, socket_folder=str(place.parent), is_required=False) as second:
+        source = KinetoSource(second, clock=lambda: now[0])
+        now[0] += 31
+        assert source.collect().missing  # it is still taken
+        first.close()
+        now[0] += 29
+        assert source.collect().missing
+        now[0] += 2
+        assert not source.collect().missing
+        with asking(second, Libkineto(second.server.address, place.parent)):
+            assert [one.value for one in source.collect().readings] == [1.0, 0.0]
+    assert [record.message for record in caplog.records if "from now on" in record.message] == [
+        "processes started with KINETO_USE_DAEMON=1 are answered from now on"
+    ]

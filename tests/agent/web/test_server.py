@@ -33,7 +33,7 @@ from stepscope.core.readings import Collection, Missing, MissingReason, Reading
 
 _READING = Reading("stepscope_host_cpus", 2.0, (), 1)
 _GIVES = Collection((_READING,), (Missing("stepscope_host_load_average", (), MissingReason.NOT_SUPPORTED),))
-_UP = SourceState("host", _GIVES, time.time_ns(), 0.1, num_collections=1)
+_UP = SourceState("host", _GIVES, time.time_ns(), 0.1, num_collections=1, age_seconds=0.25)
 
 
 def _echo(request: Request) -> Reply:
@@ -87,6 +87,7 @@ def test_landing_health_and_the_rest(agent: _Agent) -> None:
     status, headers, body = agent.get("/")
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert 'href="metrics"' in body
+    assert "<td>host<td>up<td>1<td>1<td>0.2 s" in body
     assert "&lt;nvml&gt;<td>not_installed" in body
     assert "no &lt;driver&gt;" in body
     assert agent.get("/healthz")[::2] == (200, "ok\n")

@@ -8,6 +8,7 @@ from stepscope.collectors.dcgm_exporter import watching
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import MissingReason
 from tests.collectors.dcgm_exporter.pages import (
+    SECOND,
     UUIDS,
     Line,
     Pages,
@@ -272,6 +273,10 @@ def test_bug_30_values_that_stand_still_are_dropped() -> None:
     assert values(found[3], "power_watts") == [512.371]
     assert values(found[4], "power_watts") == values(found[4], "up") == []
     assert missing(found[4], "")[0].reason is MissingReason.UNREADABLE
+    pages = Pages(render(busy()))
+    pages.collect()
+    pages._now -= 7200 * SECOND  # the clock is set back
+    assert [codes(pages.collect()) for _ in range(5)] == [[], [], [], [], ["stale"]]
 
 
 def test_bug_30_values_that_move_are_fresh_again() -> None:

@@ -83,6 +83,26 @@ def test_a_young_process_is_captured_on_the_first_request(
     assert [path.name for path in (tmp_path / "runs").rglob(".*")] == []
 
 
+def test_a_capture_that_fails_at_each_look_holds_no_other_up(
+    tmp_path: Path, socket_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    see_to = KinetoDesk._see_to
+
+    def fails_with_bad(self: KinetoDesk, job: Any, processes: Any) -> None:
+        if job.id == "bad":
+            raise RuntimeError("what nobody foresaw")
+        see_to(self, job, processes)
+
+    monkeypatch.setattr(KinetoDesk, "_see_to", fails_with_bad)
+    with KinetoDesk(tmp_path / "runs", socket_folder=str(socket_folder)) as desk:
+        clients = [Libkineto(desk.server.address, socket_folder, job_id=rank + 7, pid=rank + 1) for rank in (0, 1)]
+        with asking(desk, *clients) as keys:
+            desk.request(Wish("bad", keys[:1], 3))
+            desk.request(Wish("good", keys[1:], 3))
+            assert final(desk, 1)[keys[1]].outcome.state is AnswerState.DONE
+    assert sum("what nobody foresaw" in (record.exc_text or "") for record in caplog.records) == 1
+
+
 def test_after_a_restart_a_capture_has_all_processes_that_come_back(
     tmp_path: Path, socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

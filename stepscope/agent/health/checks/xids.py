@@ -191,7 +191,7 @@ def _new_xids(gpu: _Gpu, observed: ObservedGpu) -> list[tuple[int, int]]:
         if count > 0:
             new.append((xid, count))
     for xid, time_ns in observed.told_xids:
-        if time_ns > gpu.told_ns.get(xid, 0):
+        if time_ns != gpu.told_ns.get(xid):  # earlier, too: clocks are set back
             gpu.told_ns[xid] = time_ns
             new.append((xid, 1))
     return new
