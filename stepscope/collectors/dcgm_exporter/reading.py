@@ -19,13 +19,12 @@ from stepscope.collectors.dcgm_exporter.entities import (
 from stepscope.collectors.dcgm_exporter.fields import THROTTLE_FIELDS, Meaning, meaning_of
 from stepscope.collectors.dcgm_exporter.merging import Merged, Told, merge
 from stepscope.collectors.dcgm_exporter.page import Page, Sample
-from stepscope.collectors.dcgm_exporter.silence import PROFILING
-from stepscope.core.gpu_metrics import GPU, THROTTLE_REASONS
+from stepscope.core.gpu_metrics import GPU, PROFILING_METRICS, THROTTLE_REASONS
 from stepscope.core.readings import Labels
 
 _OF_INSTANCE = frozenset(
     {GPU + f"memory_{kind}_bytes" for kind in ("total", "used", "free", "reserved")}
-    | {name for name in PROFILING if name.endswith("_ratio")}
+    | {name for name in PROFILING_METRICS if name.endswith("_ratio")}
 )
 """What a MIG instance has of its own. All else on its lines (power, temperature, clocks, XIDs) is the whole GPU's."""
 
