@@ -191,6 +191,30 @@ def test_bug_20_an_xid_from_before_is_told_as_such() -> None:
     assert codes(collect(xids(31)[0])) == ["xid_earlier"]
 
 
+def test_bug_20_an_xid_from_before_is_told_for_as_long_as_it_stands_on_the_page() -> None:
+    pages = Pages(*xids(79, 79, 79, 48, 79, 79), seconds=10.0)
+    found = [pages.collect() for _ in range(6)]
+    assert [codes(page) for page in found] == [["xid_earlier"]] * 3 + [["xid"], ["xid"], []]
+    (finding,) = found[2].findings
+    assert finding.message == "XID 79 (GPU lost) stood on the first page: it came before, when is not known"
+    assert finding.labels == (("gpu", "0"), ("uuid", UUIDS[0]), ("xid", "79"))
+
+
+def test_bug_20_an_xid_from_before_is_not_new_where_its_line_was_away() -> None:
+    without = render(busy(DEV_XID_ERRORS=None))
+    (page,) = xids(79)
+    pages = Pages(page, without, page)
+    assert [codes(pages.collect()) for _ in range(3)] == [["xid_earlier"], [], ["xid_earlier"]]
+
+
+def test_bug_20_an_xid_from_before_is_told_also_where_the_exporter_counts_those_of_the_last_minutes() -> None:
+    (old,) = xids(79)
+    counts = Line("DCGM_EXP_XID_ERRORS_COUNT", 0, labels={"window_size_in_ms": "300000", "xid": "79"})
+    again = Line("DCGM_EXP_XID_ERRORS_COUNT", 1, labels={"window_size_in_ms": "300000", "xid": "79"})
+    pages = Pages(old + render([counts]), old + render([counts]), old + render([again]))
+    assert [codes(pages.collect()) for _ in range(3)] == [["xid_earlier"], ["xid_earlier"], ["xid"]]
+
+
 def test_bug_20_the_same_xid_again_is_seen_where_the_exporter_counts() -> None:
     (page_of_one,), (page_of_two,) = xids(94, count="1"), xids(94, count="2")
     pages = Pages(page_of_one, page_of_one, page_of_two)
