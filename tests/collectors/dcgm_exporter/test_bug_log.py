@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from stepscope.collectors.dcgm_exporter import watching
@@ -235,6 +237,46 @@ def test_bug_25_a_gpu_with_several_jobs_is_counted_once() -> None:
     page = collect(render(lines))
     assert values(page, "power_watts") == [512.0]
     assert {dict(r.labels)["job"] for r in readings(page, "workload_info")} == {"1", "2", "3"}
+
+
+@pytest.mark.parametrize("with_whole", [False, True])
+def test_bug_25_jobs_of_a_gpu_without_number_are_few_series_soon_read(with_whole: bool) -> None:
+    """Twenty thousand took a core for longer than a page is waited for; each was a series or two."""
+    lines = [Line("DCGM_FI_DEV_GPU_UTIL", 1 + job % 9, labels={"hpc_job": str(job)}) for job in range(20_000)]
+    if with_whole:
+        lines.append(Line("DCGM_FI_DEV_GPU_UTIL", 97))
+    text = render(lines)
+    begin = time.process_time()
+    page = collect(text)
+    assert time.process_time() - begin < 5
+    told = [dict(reading.labels)["job"] for reading in readings(page, "workload_info")]
+    assert told == [str(job) for job in range(64)]
+    assert len(readings(page, "workload_utilization_ratio")) == (64 if with_whole else 0)
+    (finding,) = page.findings
+    assert (finding.code, finding.labels) == ("workloads_left_out", (("gpu", "0"), ("uuid", UUIDS[0])))
+    assert finding.message == "the page has 20,000 jobs and pods of it: 19,936 of them are left out"
+
+
+def test_what_users_wrote_is_cut_and_freed_of_what_cannot_be_seen() -> None:
+    labels = {"pod": "p" * 5000, "namespace": "n" * 5000, "hpc_job": "a\x01b\u202ec", "container": "train"}
+    page = collect(render([Line("DCGM_FI_DEV_GPU_UTIL", 97, labels=labels)]))
+    (info,) = readings(page, "workload_info")
+    told = dict(info.labels)
+    assert told["pod"] == "p" * 319 + "…"  # a pod's name has 253 letters
+    assert told["namespace"] == "n" * 99 + "…"
+    assert told["job"] == "a b c"
+
+
+def test_what_a_page_says_of_a_gpu_is_cut_and_freed_of_what_cannot_be_seen() -> None:
+    text = render(busy(DEV_XID_ERRORS=None)).replace("NVIDIA H100 80GB HBM3", "H\x01100" + "x" * 5000)
+    xid = {"err_msg": "lost \u202e" + "y" * 5000, "err_code": "79"}
+    page = collect(text + render([Line("DCGM_FI_DEV_XID_ERRORS", 79, labels=xid)]))
+    (info,) = readings(page, "info")
+    assert dict(info.labels)["name"].startswith("H 100x")
+    assert len(dict(info.labels)["name"]) == 320
+    (finding,) = page.findings
+    assert finding.message.isprintable()
+    assert len(finding.message) < 500
 
 
 def test_bug_26_an_idle_gpu_has_no_workload_whether_labels_are_empty_or_absent() -> None:
