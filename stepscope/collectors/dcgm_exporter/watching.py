@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from stepscope.collectors.dcgm_exporter.reading import PageValues
 from stepscope.collectors.dcgm_exporter.values import STALE_SECONDS
-from stepscope.core.gpu_metrics import GPU
+from stepscope.core.gpu_metrics import GPU, PROFILING_METRICS
 from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, with_labels
 
 _FORGET_NS = 86_400 * 1_000_000_000
@@ -20,6 +20,12 @@ _LAST, _RECENT = GPU + "xid_last", GPU + "xid_recent"
 _FACTS = frozenset({GPU + "info", GPU + "workload_info"})
 _STANDING = _FACTS | {GPU + "up", GPU + "mig_enabled"}
 """Said of every GPU on the page, whatever its values."""
+
+_OF_OTHERS = "earlier pages had it, and this one has it of other GPUs"
+_COUNTERS_TAKEN = (
+    "earlier pages had it: DCGM's counters are paused (dcgmi profile --pause), a profiler has them, or the exporter was "
+    "started with another list of fields"
+)
 
 
 @dataclass(slots=True)
@@ -45,6 +51,9 @@ class PageWatch:
         collection = _without(collection, stale, time_ns)
         findings = self._said_of_xids(collection, content, time_ns)
         gone, missing = self._gone(collection, content, time_ns)
+        explained = {(one.metric, one.labels) for one in missing}
+        others = tuple(one for one in collection.missing if (one.metric, one.labels) not in explained)
+        collection = Collection(collection.readings, others, collection.findings)
         return Collection.joined((collection, Collection(tuple(gone), tuple(missing), tuple(findings))))
 
     def _stale(self, collection: Collection, time_ns: int) -> dict[Labels, str]:
@@ -102,15 +111,18 @@ class PageWatch:
             if reading.metric not in _STANDING and reading.labels in metrics:
                 metrics[reading.labels].add(reading.metric)
         told = {(missing.metric, missing.labels) for missing in collection.missing}
+        split = {gpu.labels for gpu in content.split}
+        on_page = {(metric, entity.labels) for entity, metric, _ in content.merged}
         missing = []
         of_any = set().union(*metrics.values())
         for labels, names in metrics.items():
-            lost = (self._metrics.get(labels, frozenset()) - names) & of_any
-            missing += [
-                Missing(name, labels, MissingReason.GONE, "earlier pages had it, and this one has it of other GPUs")
-                for name in sorted(lost)
-                if (name, labels) not in told
-            ]
+            kinds = of_any if labels in split else of_any | PROFILING_METRICS
+            lost = (self._metrics.get(labels, frozenset()) - names) & kinds
+            for name in sorted(lost):
+                if name in of_any and (name, labels) not in told:
+                    missing.append(Missing(name, labels, MissingReason.GONE, _OF_OTHERS))
+                elif name not in of_any and (name, labels) not in on_page:
+                    missing.append(Missing(name, labels, MissingReason.GONE, _COUNTERS_TAKEN))
             self._metrics[labels] = frozenset(names | lost)
         here = {_name(gpu.labels): gpu.labels for gpu in content.gpus}
         self._seen |= {name: (labels, time_ns) for name, labels in here.items()}

@@ -10,6 +10,7 @@ from stepscope.collectors.dcgm_exporter import watching
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import MissingReason
 from tests.collectors.dcgm_exporter.pages import (
+    BUSY,
     UUIDS,
     Line,
     Pages,
@@ -165,6 +166,37 @@ def test_bug_18_what_a_page_lacks_is_said_of_each_gpu_not_taken_for_zero() -> No
     assert of_one.labels == (("gpu", "1"), ("uuid", UUIDS[1]))
     assert "of other GPUs" in of_one.detail
     assert values(page, "tensor_active_ratio") == [0.412345]
+
+
+def test_bug_19_counters_that_a_profiler_takes_for_a_while_are_missing_and_come_back() -> None:
+    """NVIDIA/DCGM#56, #62: one user at a time before GPM; the exporter's page is without them for so long."""
+    taken = {name.removeprefix("DCGM_FI_"): None for name, _ in BUSY if "_PROF_" in name}
+    with_all, without = ([*busy(0, **lines), *busy(1, **lines)] for lines in (dict[str, None](), taken))
+    pages = Pages(render(with_all), render(without), render(without), render(with_all), seconds=10.0)
+    before, first, second, after = (pages.collect() for _ in range(4))
+    for page in (first, second):
+        assert codes(page) == []
+        for name in ("graphics_engine_active_ratio", "tensor_active_ratio", "pcie_transmit_bytes_per_second"):
+            assert values(page, name) == []
+            absent = missing(page, name)
+            assert [(dict(one.labels)["gpu"], one.reason) for one in absent] == [
+                ("0", MissingReason.GONE),
+                ("1", MissingReason.GONE),
+            ]
+            assert "a profiler has them" in absent[0].detail
+        assert values(page, "utilization_ratio") == [0.97, 0.97]
+    for page in (before, after):
+        assert values(page, "tensor_active_ratio") == [0.412345] * 2
+        assert missing(page, "tensor_active_ratio") == []
+        assert codes(page) == []
+
+
+def test_bug_19_counters_that_are_blank_say_what_the_page_says() -> None:
+    blank = "9223372036854775794"
+    pages = Pages(render(busy()), render(busy(PROF_PIPE_TENSOR_ACTIVE=blank)))
+    pages.collect()
+    (absent,) = missing(pages.collect(), "tensor_active_ratio")
+    assert absent.reason is MissingReason.NOT_SUPPORTED
 
 
 def xids(*numbers: int, count: str = "") -> list[str]:
