@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stepscope.core.gpu_metrics import GPU, PROFILING_METRICS
+from stepscope.core.health import Action
 from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason
 
 _SAMPLES = 10
@@ -33,6 +34,8 @@ _LOOKED_AT = frozenset(
 )
 _GPU_LABELS = frozenset({"gpu", "uuid"})
 _SILENT = "profiling_silent"
+_ADVICE = Action.RESTART_COLLECTOR.line
+"""Beside what is missing. The event that health makes of a finding has its own."""
 
 
 @dataclass(slots=True)
@@ -82,7 +85,7 @@ class Contradictions:
             if why is None:
                 readings.append(reading)
             else:
-                missing.append(Missing(reading.metric, reading.labels, MissingReason.UNREADABLE, why))
+                missing.append(Missing(reading.metric, reading.labels, MissingReason.UNREADABLE, f"{why}; {_ADVICE}"))
         return Collection(tuple(readings), tuple(missing), collection.findings)
 
 
@@ -115,8 +118,7 @@ def _wrong_of(values: Mapping[str, float]) -> list[tuple[str, str]]:
         wrong.append(
             (
                 _SILENT,
-                f"all profiling counters are 0 at {busy:.0%} utilisation and {power:.0f} W: they are not counting; "
-                "restart what collects them (nv-hostengine, or this agent)",
+                f"all profiling counters are 0 at {busy:.0%} utilisation and {power:.0f} W: they are not counting",
             )
         )
     used, total = values.get(_MEMORY_USED), values.get(_MEMORY_TOTAL)
@@ -125,7 +127,7 @@ def _wrong_of(values: Mapping[str, float]) -> list[tuple[str, str]]:
         wrong.append(
             (
                 "busy_without_process",
-                f"{busy:.0%} utilisation, but no process holds the GPU: the driver's figure is stuck; reset the GPU",
+                f"{busy:.0%} utilisation, but no process holds the GPU: the driver's figure is stuck",
             )
         )
     return wrong

@@ -30,6 +30,12 @@ def test_bug_17_and_303_counters_of_zero_while_the_gpu_works_are_a_finding() -> 
     assert codes(*[silent] * 11) == ["profiling_silent"] * 2
 
 
+def test_what_is_to_be_done_is_the_events_and_not_said_twice() -> None:
+    watch, silent = Contradictions(), sample({**BUSY, "sm_active_ratio": 0.0})
+    (finding,) = [watch.observe(silent, 5) for _ in range(10)][-1]
+    assert finding.message == "all profiling counters are 0 at 100% utilisation and 400 W: they are not counting"
+
+
 def test_one_good_sample_begins_anew() -> None:
     silent = sample({**BUSY, "sm_active_ratio": 0.0})
     assert codes(*[silent] * 9, sample({**BUSY, "sm_active_ratio": 0.3}), *[silent] * 9) == []
@@ -56,7 +62,9 @@ def test_bug_17_silent_counters_are_missing_until_they_count_again_also_while_th
         assert {(missing.labels, missing.reason) for missing in collection.missing} == {
             (LABELS, MissingReason.UNREADABLE)
         }
-        assert all("are not counting" in missing.detail for missing in collection.missing)
+        assert all(
+            "are not counting; restart what reads the counters" in missing.detail for missing in collection.missing
+        )
         assert codes_told == ["profiling_silent"]
     assert again == (sample({**SILENT, "sm_active_ratio": 0.5}), [])
     assert at_rest_again == (sample(resting), [])

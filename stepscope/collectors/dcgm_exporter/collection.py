@@ -74,7 +74,7 @@ def collection_of(page: Page, content: PageValues, time_ns: int) -> Collection:
             continue
         contradiction = contradictions.get(_of(entity))
         if contradiction and metric in contradiction.doubted:
-            into.miss(metric, labels, MissingReason.UNREADABLE, contradiction.message)
+            into.miss(metric, labels, MissingReason.UNREADABLE, contradiction.detail)
             continue
         _say(into, (entity, metric, further), merged.value, merged.time_ns)
         if metric in _SHARED and entity.kind is Kind.GPU:

@@ -23,8 +23,8 @@ _STANDING = _FACTS | {GPU + "up", GPU + "mig_enabled"}
 
 _OF_OTHERS = "earlier pages had it, and this one has it of other GPUs"
 _COUNTERS_TAKEN = (
-    "earlier pages had it: DCGM's counters are paused (dcgmi profile --pause), a profiler has them, or the exporter was "
-    "started with another list of fields"
+    "earlier pages had it: DCGM's counters are paused (dcgmi profile --pause), a profiler has them, or the exporter "
+    "has another list of fields"
 )
 
 

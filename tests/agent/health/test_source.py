@@ -17,6 +17,7 @@ from stepscope.agent.health import HealthSource
 from stepscope.agent.isolation import GpuProbes, Timing
 from stepscope.agent.source_state import SourceState
 from stepscope.agent.sources import GPUS, Sources
+from stepscope.collectors.contradictions import Contradictions
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.health import HealthState
@@ -113,6 +114,28 @@ def test_an_xid_on_an_exporters_first_page_is_logged_once_and_shown_by_status_un
         assert of_gpu is not None
         assert of_gpu.state == "degraded"  # what `top` shows
     assert told[3][0] == ()
+
+
+@pytest.mark.parametrize("code", ["profiling_silent", "busy_without_process", "utilization_stuck"])
+def test_what_is_to_be_done_about_a_contradiction_is_said_once(code: str, caplog: pytest.LogCaptureFixture) -> None:
+    zeros = {f"PROF_{name}": "0.0" for name in ("GR_ENGINE_ACTIVE", "PIPE_TENSOR_ACTIVE", "DRAM_ACTIVE")}
+    if code == "utilization_stuck":
+        zeros |= {"DEV_POWER_USAGE": "120.0", "DEV_ENFORCED_POWER_LIMIT": "700"}
+    pages = Pages(render(busy(**zeros)))
+    collection = pages.collect()
+    if code == "busy_without_process":
+        ghost = {"utilization_ratio": 1.0, "memory_used_bytes": 5e8, "memory_total_bytes": 8e10, "processes": 0.0}
+        readings = [Reading(GPU + name, value, LABELS, pages.now_ns) for name, value in {**ghost, "up": 1.0}.items()]
+        watch = Contradictions()
+        found = [watch.observe(Collection(tuple(readings)), pages.now_ns) for _ in range(10)]
+        collection = Collection(tuple(readings), (), tuple(found[-1]))
+    state = SourceState("dcgm_exporter", collection, pages.now_ns)
+    health = HealthSource(lambda: (state,), GPUS, wall_clock_ns=lambda: pages.now_ns)
+    with caplog.at_level(logging.WARNING, _LOGGER):
+        health.collect()
+    (record,) = caplog.records
+    assert record.getMessage().count("restart") + record.getMessage().count("reset it") == 1
+    assert "reset the GPU" not in record.getMessage()
 
 
 def test_every_reading_of_health_is_of_the_catalogue() -> None:
