@@ -51,7 +51,9 @@ class UseState(StrEnum):
     HELD_BUT_IDLE = "held_but_idle"  # allocated, or a process holds memory, and no kernel ran for minutes
     FREE = "free"
     UNATTRIBUTED = "unattributed"  # it is used, by nobody that can be named
-    UNKNOWN = "unknown"  # it does not answer, or does not tell whether kernels run
+    UNKNOWN = (
+        "unknown"  # it does not answer or tell whether kernels run, or its job has run none yet, for minutes at most
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from stepscope.collectors.dcgm_exporter.page import Page
 from stepscope.collectors.dcgm_exporter.reading import Key, PageValues
 from stepscope.collectors.dcgm_exporter.silence import contradiction_of
 from stepscope.collectors.dcgm_exporter.values import STALE_SECONDS, judged
+from stepscope.core.counting import counted
 from stepscope.core.fabric_metrics import FABRIC_METRICS
 from stepscope.core.gpu_metrics import BY_NAME, GPU
 from stepscope.core.host_metrics import CPU_METRICS_OF_DCGM
@@ -96,7 +97,7 @@ def collection_of(page: Page, content: PageValues, time_ns: int) -> Collection:
             into.add(GPU + "workload_info", 1.0, _of_workload(entity.labels, workload))
         num_all = len(content.workloads[entity])
         if num_all > len(told_of):
-            message = f"the page has {num_all:,} jobs and pods of it: {num_all - len(told_of):,} of them are left out"
+            message = f"{counted(num_all, 'workload')} on the page, of which {num_all - len(told_of):,} are left out"
             into.findings.append(Finding("workloads_left_out", message, entity.labels, time_ns))
     for gpu, contradiction in contradictions.items():
         if contradiction:

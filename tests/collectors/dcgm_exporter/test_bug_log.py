@@ -286,7 +286,7 @@ def test_bug_25_jobs_of_a_gpu_without_number_are_few_series_soon_read(with_whole
     assert len(readings(page, "workload_utilization_ratio")) == (64 if with_whole else 0)
     (finding,) = page.findings
     assert (finding.code, finding.labels) == ("workloads_left_out", (("gpu", "0"), ("uuid", UUIDS[0])))
-    assert finding.message == "the page has 20,000 jobs and pods of it: 19,936 of them are left out"
+    assert finding.message == "20,000 workloads on the page, of which 19,936 are left out"
 
 
 def test_what_users_wrote_is_cut_and_freed_of_what_cannot_be_seen() -> None:
