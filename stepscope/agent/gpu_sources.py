@@ -65,7 +65,8 @@ class GpuSource:
         waits_for = self._first_round.waits_for(snapshot.targets, refusal)
         missing = (Missing("", (), MissingReason.NOT_YET, waits_for),) if waits_for else ()
         beside = self._silent.observe(snapshot, now_ns)
-        return Collection.joined((snapshot.collection, beside, Collection(readings, missing, tuple(findings))))
+        of_gpus = self._contradictions.without_silent(snapshot.collection)
+        return Collection.joined((of_gpus, beside, Collection(readings, missing, tuple(findings))))
 
 
 class KernelLogSource:

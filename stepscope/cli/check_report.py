@@ -24,6 +24,7 @@ _WHY = {
     MissingReason.TIMED_OUT: "no answer in time",
     MissingReason.UNREACHABLE: "what tells it cannot be reached",
     MissingReason.UNREADABLE: "what is told makes no sense",
+    MissingReason.TAKEN: "another program has it",
     MissingReason.NOT_YET: "nothing was told yet",
     MissingReason.FAILED: "it failed, and nobody says why",
 }

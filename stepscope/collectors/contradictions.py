@@ -2,7 +2,8 @@
 
 Profiling counters go silent: DCGM exports 0 after an Xid 31 or after weeks (NVIDIA/DCGM#303, dcgm-exporter#662), while
 the GPU works. And the utilisation that nvidia-smi shows sticks at 100 % (a latch in Blackwell's firmware) while no
-process holds the GPU. One sample proves nothing: the values are averages over different times.
+process holds the GPU. One sample proves nothing: the values are averages over different times. Counters that were
+found silent are not believed until one of them counts, also while the GPU rests: unknown is never zero.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stepscope.core.gpu_metrics import GPU
-from stepscope.core.readings import Collection, Finding, Labels
+from stepscope.core.gpu_metrics import GPU, PROFILING_METRICS
+from stepscope.core.health import Action
+from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason
 
 _SAMPLES = 10
 """In a row before it is said."""
@@ -31,6 +33,9 @@ _LOOKED_AT = frozenset(
     {_UTILIZATION, _POWER, _POWER_LIMIT, _MEMORY_USED, _MEMORY_TOTAL, _PROCESSES, *_COUNTERS},
 )
 _GPU_LABELS = frozenset({"gpu", "uuid"})
+_SILENT = "profiling_silent"
+_ADVICE = Action.RESTART_COLLECTOR.line
+"""Beside what is missing. The event that health makes of a finding has its own."""
 
 
 @dataclass(slots=True)
@@ -38,6 +43,7 @@ class Contradictions:
     """Watches GPUs for what cannot be. Feed it every sample of all GPUs, whatever the source."""
 
     _streaks: dict[tuple[str, Labels], int] = field(default_factory=dict)
+    _silent: dict[Labels, str] = field(default_factory=dict)
 
     def observe(self, collection: Collection, time_ns: int) -> list[Finding]:
         """What has been contradicting itself for some samples.
@@ -49,13 +55,38 @@ class Contradictions:
         findings = []
         streaks: dict[tuple[str, Labels], int] = {}
         for labels, values in _by_gpu(collection).items():
+            if any(values.get(name) for name in _COUNTERS):
+                self._silent.pop(labels, None)
             for code, message in _wrong_of(values):
                 streak = self._streaks.get((code, labels), 0) + 1
                 streaks[code, labels] = streak
-                if streak >= _SAMPLES:
+                if streak < _SAMPLES:
+                    continue
+                if code == _SILENT:
+                    self._silent[labels] = message
+                else:
                     findings.append(Finding(code, message, labels, time_ns))
+            if labels in self._silent:
+                findings.append(Finding(_SILENT, self._silent[labels], labels, time_ns))
         self._streaks = streaks
         return findings
+
+    def without_silent(self, collection: Collection) -> Collection:
+        """The collection with the counters that were found silent as missing.
+
+        Args:
+            collection: of the same GPUs, with all their readings.
+        """
+        if not self._silent:
+            return collection
+        readings, missing = [], list(collection.missing)
+        for reading in collection.readings:
+            why = self._silent.get(reading.labels) if reading.metric in PROFILING_METRICS else None
+            if why is None:
+                readings.append(reading)
+            else:
+                missing.append(Missing(reading.metric, reading.labels, MissingReason.UNREADABLE, f"{why}; {_ADVICE}"))
+        return Collection(tuple(readings), tuple(missing), collection.findings)
 
 
 def _by_gpu(collection: Collection) -> dict[Labels, dict[str, float]]:
@@ -86,9 +117,8 @@ def _wrong_of(values: Mapping[str, float]) -> list[tuple[str, str]]:
     if counters and not any(counters) and busy >= _BUSY and draws:
         wrong.append(
             (
-                "profiling_silent",
-                f"all profiling counters are 0 at {busy:.0%} utilisation and {power:.0f} W: they are not counting; "
-                "restart what collects them (nv-hostengine, or this agent)",
+                _SILENT,
+                f"all profiling counters are 0 at {busy:.0%} utilisation and {power:.0f} W: they are not counting",
             )
         )
     used, total = values.get(_MEMORY_USED), values.get(_MEMORY_TOTAL)
@@ -97,7 +127,7 @@ def _wrong_of(values: Mapping[str, float]) -> list[tuple[str, str]]:
         wrong.append(
             (
                 "busy_without_process",
-                f"{busy:.0%} utilisation, but no process holds the GPU: the driver's figure is stuck; reset the GPU",
+                f"{busy:.0%} utilisation, but no process holds the GPU: the driver's figure is stuck",
             )
         )
     return wrong

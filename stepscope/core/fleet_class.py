@@ -71,7 +71,7 @@ class FleetClass:
     Attributes:
         cause: one of `FLEET_CAUSES`.
         reasons: narrow it down, where counters can.
-        confidence: 0..1; what it is made of is told in docs/fleet-class.md.
+        confidence: 0..1; what it is made of is told in docs/fleet-class.md. 0 of `insufficient_evidence`.
         summary: one line for people.
         evidence: what it rests on: value and threshold of each metric.
         shares: of the time; None where they are not known.

@@ -233,6 +233,18 @@ BY_DCGM_NAME: dict[str, Metric] = {
 }
 """Both spellings of each of DCGM's fields."""
 
+PROFILING_METRICS = frozenset(
+    GPU + name
+    for name in (
+        *("graphics_engine_active_ratio", "sm_active_ratio", "sm_occupancy_ratio", "dram_active_ratio"),
+        *("tensor_active_ratio", "tensor_hmma_active_ratio", "tensor_imma_active_ratio", "tensor_dfma_active_ratio"),
+        *("fp64_active_ratio", "fp32_active_ratio", "fp16_active_ratio", "integer_active_ratio"),
+        *("pcie_transmit_bytes_per_second", "pcie_receive_bytes_per_second"),
+        *("nvlink_transmit_bytes_per_second", "nvlink_receive_bytes_per_second"),
+    )
+)
+"""Counters for profiling, NVML's GPM and DCGM's PROF fields: they stop together."""
+
 THROTTLE_REASONS = (
     (0x1, "idle"),
     (0x2, "application_clocks"),

@@ -51,7 +51,7 @@ class UseState(StrEnum):
     HELD_BUT_IDLE = "held_but_idle"  # allocated, or a process holds memory, and no kernel ran for minutes
     FREE = "free"
     UNATTRIBUTED = "unattributed"  # it is used, by nobody that can be named
-    UNKNOWN = "unknown"  # it does not answer, or does not tell whether kernels run
+    UNKNOWN = "unknown"  # it does not answer or tell whether kernels run, or its job has just begun and ran none yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,24 @@ def test_old_values_repeated_contradict_nothing() -> None:
     assert not source.collect().findings
 
 
+def test_bug_17_counters_that_are_silent_are_missing_until_they_count_again(machine: FakeNvml) -> None:
+    machine.add({**profiles.h100(0), "utilization": 99, "power_mw": 650_000})
+    machine.write()
+    tensor = GPU + "tensor_active_ratio{"
+    with Sources(_QUICK, environment=machine.environment()) as sources:
+        states = _until(
+            sources, lambda now: any(one.code == "profiling_silent" for one in now["nvml"].collection.findings)
+        )
+        assert tensor not in MetricsPage(sources.states).encoded()[0].decode()
+        missing = [one for one in states["nvml"].collection.missing if one.metric == GPU + "tensor_active_ratio"]
+        assert [one.reason for one in missing] == [MissingReason.UNREADABLE]
+        assert "are not counting" in missing[0].detail
+        machine.set(0, gpm__1=88.0, gpm__5=43.0)
+        machine.write()
+        _until(sources, lambda now: _value(now["nvml"], "tensor_active_ratio", 0) == pytest.approx(0.43))
+        assert tensor in MetricsPage(sources.states).encoded()[0].decode()
+
+
 @pytest.mark.parametrize("hanging", [0, 2])
 def test_a_gpu_that_hangs_from_the_start_hides_no_other_and_is_named(machine: FakeNvml, hanging: int) -> None:
     for index in range(4):

@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.collectors.contradictions import Contradictions
 from stepscope.core.gpu_metrics import GPU
-from stepscope.core.readings import Collection, Reading, labels_of, with_labels
+from stepscope.core.readings import Collection, MissingReason, Reading, labels_of, with_labels
 
 LABELS = labels_of(gpu=0, uuid="GPU-0")
 BUSY = {"utilization_ratio": 1.0, "power_watts": 400.0, "power_limit_watts": 700.0}
@@ -30,9 +30,53 @@ def test_bug_17_and_303_counters_of_zero_while_the_gpu_works_are_a_finding() -> 
     assert codes(*[silent] * 11) == ["profiling_silent"] * 2
 
 
+def test_what_is_to_be_done_is_the_events_and_not_said_twice() -> None:
+    watch, silent = Contradictions(), sample({**BUSY, "sm_active_ratio": 0.0})
+    (finding,) = [watch.observe(silent, 5) for _ in range(10)][-1]
+    assert finding.message == "all profiling counters are 0 at 100% utilisation and 400 W: they are not counting"
+
+
 def test_one_good_sample_begins_anew() -> None:
     silent = sample({**BUSY, "sm_active_ratio": 0.0})
     assert codes(*[silent] * 9, sample({**BUSY, "sm_active_ratio": 0.3}), *[silent] * 9) == []
+
+
+SILENT = {**BUSY, "sm_active_ratio": 0.0, "fp64_active_ratio": 0.0, "pcie_transmit_bytes_per_second": 0.0}
+
+
+def test_bug_17_silent_counters_are_missing_until_they_count_again_also_while_the_gpu_rests() -> None:
+    watch = Contradictions()
+    told = []
+    resting = {**SILENT, "utilization_ratio": 0.0, "power_watts": 70.0}
+    for values in (*[SILENT] * 10, resting, {**SILENT, "sm_active_ratio": 0.5}, resting):
+        one = sample(values)
+        findings = watch.observe(one, 5)
+        told.append((watch.without_silent(one), [finding.code for finding in findings]))
+    before, silent, at_rest, again, at_rest_again = told[-5:]
+    assert before == (sample(SILENT), [])
+    for collection, codes_told in (silent, at_rest):
+        assert {reading.metric for reading in collection.readings} == {GPU + name for name in BUSY}
+        assert {missing.metric for missing in collection.missing} == {
+            GPU + name for name in SILENT.keys() - BUSY.keys()
+        }
+        assert {(missing.labels, missing.reason) for missing in collection.missing} == {
+            (LABELS, MissingReason.UNREADABLE)
+        }
+        assert all(
+            "are not counting; restart what reads the counters" in missing.detail for missing in collection.missing
+        )
+        assert codes_told == ["profiling_silent"]
+    assert again == (sample({**SILENT, "sm_active_ratio": 0.5}), [])
+    assert at_rest_again == (sample(resting), [])
+
+
+def test_the_counters_of_other_gpus_stay() -> None:
+    watch, other = Contradictions(), labels_of(gpu=1, uuid="GPU-1")
+    counts = Reading(GPU + "sm_active_ratio", 0.0, other, 1)
+    both = Collection((*sample(SILENT).readings, counts))
+    for _ in range(10):
+        watch.observe(both, 5)
+    assert counts in watch.without_silent(both).readings
 
 
 @pytest.mark.parametrize(

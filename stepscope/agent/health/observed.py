@@ -59,6 +59,8 @@ class ObservedGpu:
         findings: what its source noticed, by code, with the time of that look; empty where it noticed nothing.
         looked_ns: when its source looked last.
         told_xids: XIDs that a source without counts told, with their times.
+        page_ns: when a source that is not the driver's told of it: a page of DCGM's.
+        earlier_xids: those that stood on such a page at the first look, and still do.
     """
 
     labels: Labels
@@ -71,6 +73,8 @@ class ObservedGpu:
     findings: dict[str, str] = field(default_factory=dict)
     looked_ns: int | None = None
     told_xids: list[tuple[int, int]] = field(default_factory=list)
+    page_ns: int | None = None
+    earlier_xids: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -172,6 +176,8 @@ class Observer:
             before = counts.get(whose.further)
             counts[whose.further] = sample if before is None else before._replace(value=before.value + sample.value)
         elif name == "up":
+            if source != self._driver_source and sample.value:
+                gpu.page_ns = sample.time_ns
             if gpu.up is None:
                 gpu.up, gpu.source, gpu.reason = sample, source, whose.further[0] if whose.further else ""
         elif whose.further:
@@ -196,6 +202,8 @@ class Observer:
                 continue
             whose = self._whose_is(tuple(pair for pair in finding.labels if pair[0] in _WHOSE))
             found = observed.gpus.get(whose.key) if whose is not None else None
+            if found is not None and finding.code == "xid_earlier":
+                found.earlier_xids.append(int(dict(finding.labels)["xid"]))
             if found is None or found.source != source:
                 continue
             if finding.code != "xid":

@@ -59,6 +59,7 @@ def patience_of(thresholds: Thresholds) -> dict[str, Patience]:
         "temperature_margin": Patience(10.0, 120.0),
         "hardware_slowdown": errors,
         # what an XID tells
+        "xid_earlier": Patience(0.0, 0.0),
         "xid_repeats": Patience(0.0, thresholds.repeats_seconds),
         # the machine
         "driver_mismatch": Patience(0.0, 0.0),

@@ -24,6 +24,8 @@ from stepscope.core.readings import Labels
 _MACHINE = "machine"
 _UNCHECKED_SECONDS = 300.0
 """Since a check of this had its last sample."""
+_ONLY_BY_XIDS = frozenset({"xid_earlier", "xid_repeats"})
+"""Codes that need no values of their own: nothing is unchecked without them."""
 _OF_MACHINE = ("driver_", "gpu_count", "infiniband_")
 
 
@@ -157,7 +159,7 @@ class HealthWatch:
 
     def _is_old(self, key: str, code: str, now_ns: int) -> bool:
         last_ns = self._episodes.last_ns(key, code)
-        return code != "xid_repeats" and (last_ns is None or now_ns - last_ns > _UNCHECKED_SECONDS * 1e9)
+        return code not in _ONLY_BY_XIDS and (last_ns is None or now_ns - last_ns > _UNCHECKED_SECONDS * 1e9)
 
     def _machine(self, events: list[HealthEvent], now_ns: int) -> Health:
         state, reason = _worst(events)

@@ -2,7 +2,8 @@
 
 A device that several jobs have is split evenly among them, so that all jobs together never get more than there is. A
 stretch without kernels is held back until it is known what it is: once it lasts for `idle_seconds` all of it was
-held_but_idle, and a shorter one was part of the work.
+held_but_idle, and a shorter one was part of the work. A job that has run no kernel yet is neither until then: it may be
+starting, or have held its GPU for hours before the agent looked.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class UseLedger:
         stretch.waiting += share
         stretch.quiet_seconds += seconds
         if stretch.quiet_seconds < self._idle_seconds:
-            return UseState.BUSY
+            return UseState.BUSY if stretch.has_run else UseState.UNKNOWN
         self._add(device, holder.job, UseState.HELD_BUT_IDLE, stretch.waiting)
         stretch.waiting = 0.0
         return UseState.HELD_BUT_IDLE

@@ -10,20 +10,18 @@ from stepscope.collectors.jobs.devices import Device
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.job_metrics import JOB
 from stepscope.core.jobs import Assignment, Job, job_facts, job_labels
+from stepscope.core.label_texts import LONGEST_ID, label_text
 from stepscope.core.readings import Labels, Reading, labels_of, with_labels
 
 MOST_ASSIGNMENTS = 512
 """16 GPUs of 7 instances with 4 jobs each are 448."""
-_LONGEST = 100
-_LONGEST_ID = 320
-"""A pod's namespace has 63 letters, its name 253."""
 _MOST_STEPS = 8
 
 
 def bounded(job: Job) -> Job:
     """The job with texts that can be labels: printable, and not endless."""
-    facts = {one.name: _bounded(getattr(job, one.name)) for one in fields(Job) if one.name not in ("kind", "id")}
-    return Job(job.kind, _bounded(job.id, _LONGEST_ID), **facts)
+    facts = {one.name: label_text(getattr(job, one.name)) for one in fields(Job) if one.name not in ("kind", "id")}
+    return Job(job.kind, label_text(job.id, LONGEST_ID), **facts)
 
 
 def readings_of(
@@ -53,7 +51,7 @@ def readings_of(
     for one in assignments:
         key = (*one.device, *job_labels(one.job))
         how = labels_of(share=one.share, source="+".join(one.sources))
-        steps = "+".join(map(_bounded, one.steps[:_MOST_STEPS]))
+        steps = "+".join(map(label_text, one.steps[:_MOST_STEPS]))
         how += labels_of(step=steps) if steps else ()
         add(GPU + "job_info", 1.0, (*key, *how))
         for pid in one.pids:
@@ -82,8 +80,3 @@ def _use_of(one: Assignment, device: Device) -> Mapping[str, float]:
     if held and any(holder.sm_ratio is not None for holder in device.holders.values()):  # none of those that rest
         values[JOB + "sm_utilization_ratio"] = min(1.0, sum(holder.sm_ratio or 0.0 for holder in held))
     return values
-
-
-def _bounded(text: str, longest: int = _LONGEST) -> str:
-    plain = "".join(letter if letter.isprintable() else " " for letter in text[: longest + 1])
-    return plain if len(plain) <= longest else plain[: longest - 1] + "…"

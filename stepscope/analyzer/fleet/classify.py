@@ -18,6 +18,8 @@ from stepscope.core.words import cause_phrase, reason_words
 
 _TRUST = {Counters.SM: 0.9, Counters.PIPES: 0.7, Counters.POWER: 0.5, Counters.NONE: 0.5}
 """Confidence at best; benchmarks/fleet_class_accuracy.py tells how often each is right on recorded runs."""
+_NOT_KNOWN = 0.0
+"""Confidence where nothing is claimed: there is no cause to be sure of."""
 _CLEAR = 0.3
 """A share this much over (or under) what decides is clear; at the threshold half the confidence is left."""
 _STATE_WRITTEN = 1e9
@@ -126,7 +128,7 @@ def _loss(window: Window, shares: TimeShares, counters: Counters, limits: Limits
         return cause, (), 0.8 * trust, [empty, evidence]
     cause, reasons, clues, agreement = judge_host(window, shares.busy, limits)
     if cause is Cause.INSUFFICIENT_EVIDENCE:
-        return cause, (), 1.0, [empty]
+        return cause, (), _NOT_KNOWN, [empty]
     return cause, reasons, trust * agreement, [empty, *clues]
 
 
@@ -142,7 +144,7 @@ def _communication(window: Window, waited: float, counters: Counters, limits: Li
     waiting = Evidence("waiting_ratio", waited, "ratio", limits.named_loss)
     if communicates(window, limits) is None:
         # small kernels look the same: without any figure of a link nobody knows
-        return Cause.INSUFFICIENT_EVIDENCE, (), 1.0, [waiting]
+        return Cause.INSUFFICIENT_EVIDENCE, (), _NOT_KNOWN, [waiting]
     evidence = [waiting]
     for name, value in (
         ("nvlink_bytes_per_second", window.mean.link_bytes),
@@ -197,7 +199,7 @@ def _unknown(window: Window) -> Said:
         for name, value in (("utilization_ratio", window.mean.utilization), ("power_of_limit_ratio", window.power))
         if value is not None
     ]
-    return Cause.INSUFFICIENT_EVIDENCE, (), 1.0, known
+    return Cause.INSUFFICIENT_EVIDENCE, (), _NOT_KNOWN, known
 
 
 def _doubts(window: Window) -> list[Evidence]:

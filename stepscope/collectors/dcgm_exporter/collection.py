@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from stepscope.collectors.dcgm_exporter.entities import FACTS, Entity, Kind
+from stepscope.collectors.dcgm_exporter.entities import FACTS, Entity, Kind, Workload
 from stepscope.collectors.dcgm_exporter.page import Page
 from stepscope.collectors.dcgm_exporter.reading import Key, PageValues
 from stepscope.collectors.dcgm_exporter.silence import contradiction_of
 from stepscope.collectors.dcgm_exporter.values import STALE_SECONDS, judged
+from stepscope.core.counting import counted
 from stepscope.core.fabric_metrics import FABRIC_METRICS
 from stepscope.core.gpu_metrics import BY_NAME, GPU
 from stepscope.core.host_metrics import CPU_METRICS_OF_DCGM
@@ -35,6 +36,8 @@ _SHARED = {
     GPU + "memory_used_bytes": GPU + "workload_memory_bytes",
 }
 """What dcgm-exporter tells of each pod of a shared GPU (`--kubernetes-virtual-gpus`)."""
+_MOST_WORKLOADS = 64
+"""Of a GPU or MIG instance: more than share one in earnest, and each is a series."""
 
 
 class _Gathering:
@@ -63,6 +66,7 @@ def collection_of(page: Page, content: PageValues, time_ns: int) -> Collection:
     into = _Gathering(time_ns)
     values = _values_by_gpu(content)
     contradictions = {gpu: contradiction_of(values[gpu]) for gpu in content.gpus}
+    workloads = {entity: list(all_of_it)[:_MOST_WORKLOADS] for entity, all_of_it in content.workloads.items()}
     for (entity, metric, further), merged in content.merged.items():
         labels = with_labels(entity.labels, **dict(further))
         if metric in _DEAD_UNDER_MIG and entity in content.split:
@@ -71,14 +75,15 @@ def collection_of(page: Page, content: PageValues, time_ns: int) -> Collection:
             continue
         contradiction = contradictions.get(_of(entity))
         if contradiction and metric in contradiction.doubted:
-            into.miss(metric, labels, MissingReason.UNREADABLE, contradiction.message)
+            into.miss(metric, labels, MissingReason.UNREADABLE, contradiction.detail)
             continue
         _say(into, (entity, metric, further), merged.value, merged.time_ns)
         if metric in _SHARED and entity.kind is Kind.GPU:
-            shares = merged.shares
-            copies = len(shares) > 1 and {value for _, value in shares} == {merged.value}  # each has the whole's value
-            for workload, value in () if copies else shares:
-                into.add(_SHARED[metric], value, tuple(sorted((*labels, *workload.labels))), merged.time_ns)
+            shares = dict(merged.shares)
+            copies = len(shares) > 1 and set(shares.values()) == {merged.value}  # each has the whole's value
+            for workload in () if copies else workloads.get(entity, ()):
+                if workload in shares:
+                    into.add(_SHARED[metric], shares[workload], _of_workload(labels, workload), merged.time_ns)
     told: dict[Entity, set[str]] = {gpu: set() for gpu in content.gpus}
     for entity, metric, _ in content.merged:
         told.get(entity, set()).add(metric)
@@ -87,9 +92,13 @@ def collection_of(page: Page, content: PageValues, time_ns: int) -> Collection:
         _say_who(into, content, gpu)
         _derive_total(into, gpu, is_told=_TOTAL in told[gpu])
         _say_what_is_not_there(into, gpu, told[gpu], told_of_any, is_split=gpu in content.split)
-    for entity, workloads in content.workloads.items():
-        for workload in workloads:
-            into.add(GPU + "workload_info", 1.0, tuple(sorted((*entity.labels, *workload.labels))))
+    for entity, told_of in workloads.items():
+        for workload in told_of:
+            into.add(GPU + "workload_info", 1.0, _of_workload(entity.labels, workload))
+        num_all = len(content.workloads[entity])
+        if num_all > len(told_of):
+            message = f"{counted(num_all, 'workload')} on the page, of which {num_all - len(told_of):,} are left out"
+            into.findings.append(Finding("workloads_left_out", message, entity.labels, time_ns))
     for gpu, contradiction in contradictions.items():
         if contradiction:
             into.findings.append(Finding(contradiction.code, contradiction.message, gpu.labels, time_ns))
@@ -98,6 +107,10 @@ def collection_of(page: Page, content: PageValues, time_ns: int) -> Collection:
         message = f"{len(page.bad_lines)} of the page's lines cannot be read, first line {first.number}: {first.text!r}"
         into.findings.append(Finding("unreadable_lines", message, (), time_ns))
     return Collection(tuple(into.readings), tuple(into.missing), tuple(into.findings))
+
+
+def _of_workload(labels: Labels, workload: Workload) -> Labels:
+    return tuple(sorted((*labels, *workload.labels)))
 
 
 def _of(entity: Entity) -> Entity:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from stepscope.collectors.dcgm_exporter.blanks import text_of
+from stepscope.core.label_texts import LONGEST_ID, label_text
 from stepscope.core.readings import Labels, labels_of
 
 _OLD_MIG_UUID = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
@@ -111,10 +112,13 @@ NO_WORKLOAD = Workload()
 
 
 def plain_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """The labels with names in lower case and without underscores, and without DCGM's words for none."""
+    """The labels with names in lower case and without underscores, and without DCGM's words for none.
+
+    The exporter writes values as users wrote them: they are cut, and freed of what cannot be seen.
+    """
     plain: dict[str, str] = {}
     for name, value in labels.items():
-        plain.setdefault(name.lower().replace("_", ""), text_of(value))
+        plain.setdefault(name.lower().replace("_", ""), label_text(text_of(value), LONGEST_ID))
     return plain
 
 
@@ -157,12 +161,12 @@ class LabelReader:
             return next((labels[name] for name in names if labels.get(name)), "")
 
         return Workload(
-            namespace=first("namespace", "podnamespace"),
-            pod=first("pod", "podname"),
-            container=first("container", "containername"),
-            pod_uid=labels.get("poduid", ""),
-            job=labels.get("hpcjob", ""),
-            vgpu=labels.get("vgpu", ""),
+            namespace=label_text(first("namespace", "podnamespace")),
+            pod=first("pod", "podname"),  # of 253 letters at most
+            container=label_text(first("container", "containername")),
+            pod_uid=label_text(labels.get("poduid", "")),
+            job=label_text(labels.get("hpcjob", "")),
+            vgpu=label_text(labels.get("vgpu", "")),
         )
 
     @staticmethod

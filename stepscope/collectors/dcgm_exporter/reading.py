@@ -19,13 +19,12 @@ from stepscope.collectors.dcgm_exporter.entities import (
 from stepscope.collectors.dcgm_exporter.fields import THROTTLE_FIELDS, Meaning, meaning_of
 from stepscope.collectors.dcgm_exporter.merging import Merged, Told, merge
 from stepscope.collectors.dcgm_exporter.page import Page, Sample
-from stepscope.collectors.dcgm_exporter.silence import PROFILING
-from stepscope.core.gpu_metrics import GPU, THROTTLE_REASONS
+from stepscope.core.gpu_metrics import GPU, PROFILING_METRICS, THROTTLE_REASONS
 from stepscope.core.readings import Labels
 
 _OF_INSTANCE = frozenset(
     {GPU + f"memory_{kind}_bytes" for kind in ("total", "used", "free", "reserved")}
-    | {name for name in PROFILING if name.endswith("_ratio")}
+    | {name for name in PROFILING_METRICS if name.endswith("_ratio")}
 )
 """What a MIG instance has of its own. All else on its lines (power, temperature, clocks, XIDs) is the whole GPU's."""
 
@@ -42,7 +41,7 @@ class PageValues:
         gpus: whole GPUs on the page, in its order.
         split: those of them with MIG on: it says so, or has instances on the page.
         facts: of each GPU, by label of the info metric.
-        workloads: of each GPU and instance.
+        workloads: of each GPU and instance, each once, in the order of the page.
         xid_texts: of each GPU, what the page says its last XID means.
         unknown_fields: fields that are no metric of ours.
     """
@@ -51,7 +50,7 @@ class PageValues:
     gpus: list[Entity] = field(default_factory=list)
     split: set[Entity] = field(default_factory=set)
     facts: dict[Entity, dict[str, str]] = field(default_factory=dict)
-    workloads: dict[Entity, list[Workload]] = field(default_factory=lambda: defaultdict(list))
+    workloads: dict[Entity, dict[Workload, None]] = field(default_factory=lambda: defaultdict(dict))
     xid_texts: dict[Entity, str] = field(default_factory=dict)
     unknown_fields: set[str] = field(default_factory=set)
 
@@ -112,8 +111,8 @@ def _note_gpu(content: PageValues, entity: Entity, labels: Mapping[str, str], wo
     if entity.is_instance:
         content.split.add(whole)
     user_of = entity if entity.is_instance else whole  # a link is its GPU's
-    if workload != NO_WORKLOAD and workload not in content.workloads[user_of]:
-        content.workloads[user_of].append(workload)
+    if workload != NO_WORKLOAD:
+        content.workloads[user_of].setdefault(workload)
     if labels.get("errmsg"):
         content.xid_texts[whole] = labels["errmsg"]
 

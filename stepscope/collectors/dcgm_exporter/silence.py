@@ -13,21 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stepscope.core.gpu_metrics import GPU
+from stepscope.core.gpu_metrics import GPU, PROFILING_METRICS
 
 _ENGINE = (GPU + "graphics_engine_active_ratio", GPU + "sm_active_ratio")
 _PIPES = (GPU + "tensor_active_ratio", GPU + "dram_active_ratio")
-PROFILING = frozenset(
-    GPU + name
-    for name in (
-        *("graphics_engine_active_ratio", "sm_active_ratio", "sm_occupancy_ratio", "dram_active_ratio"),
-        *("tensor_active_ratio", "tensor_hmma_active_ratio", "tensor_imma_active_ratio", "tensor_dfma_active_ratio"),
-        *("fp64_active_ratio", "fp32_active_ratio", "fp16_active_ratio", "integer_active_ratio"),
-        *("pcie_transmit_bytes_per_second", "pcie_receive_bytes_per_second"),
-        *("nvlink_transmit_bytes_per_second", "nvlink_receive_bytes_per_second"),
-    )
-)
-"""What stops together."""
 _BUSY_METRIC = GPU + "utilization_ratio"
 _BUSY = 0.5
 """Utilisation over which some engine must have been active."""
@@ -44,12 +33,19 @@ class Contradiction:
 
     Attributes:
         code, message: of the finding.
+        advice: what is to be done, beside what is missing; the event that health makes of the finding has its own.
         doubted: metrics that are not known therefore.
     """
 
     code: str
     message: str
+    advice: str
     doubted: frozenset[str]
+
+    @property
+    def detail(self) -> str:
+        """One line on what is missing therefore."""
+        return f"{self.message}; {self.advice}"
 
 
 def contradiction_of(values: Mapping[str, float]) -> Contradiction | None:
@@ -71,12 +67,13 @@ def contradiction_of(values: Mapping[str, float]) -> Contradiction | None:
     facts += [f"{power:.0f} W"] if power is not None else []
     zeros = f"all profiling counters are 0 at {' and '.join(facts)}"
     if draws and works and (has_engine or busy is not None):
-        message = f"{zeros}: they are not counting; restart nv-hostengine"
-        return Contradiction("profiling_silent", message, PROFILING)
+        message = f"{zeros}: they are not counting"
+        return Contradiction("profiling_silent", message, "restart nv-hostengine", PROFILING_METRICS)
     if busy is None or not works or not has_engine:
         return None
     if rests:
-        message = f"{zeros} of {limit:.0f} W: the GPU rests, the utilisation is stuck; reset the GPU"
-        return Contradiction("utilization_stuck", message, frozenset({_BUSY_METRIC}))
-    what_next = "either they are not counting (restart nv-hostengine) or the utilisation is stuck (reset the GPU)"
-    return Contradiction("profiling_or_utilization_wrong", f"{zeros}: {what_next}", PROFILING | {_BUSY_METRIC})
+        message = f"{zeros} of {limit:.0f} W: the GPU rests, the utilisation is stuck"
+        return Contradiction("utilization_stuck", message, "reset the GPU", frozenset({_BUSY_METRIC}))
+    message = f"{zeros}: either they are not counting or the utilisation is stuck"
+    advice = "restart nv-hostengine, and reset the GPU where that changes nothing"
+    return Contradiction("profiling_or_utilization_wrong", message, advice, PROFILING_METRICS | {_BUSY_METRIC})

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from stepscope.collectors.dcgm_exporter.reading import PageValues
 from stepscope.collectors.dcgm_exporter.values import STALE_SECONDS
-from stepscope.core.gpu_metrics import GPU
+from stepscope.core.gpu_metrics import GPU, PROFILING_METRICS
 from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, with_labels
 
 _FORGET_NS = 86_400 * 1_000_000_000
@@ -21,6 +21,12 @@ _FACTS = frozenset({GPU + "info", GPU + "workload_info"})
 _STANDING = _FACTS | {GPU + "up", GPU + "mig_enabled"}
 """Said of every GPU on the page, whatever its values."""
 
+_OF_OTHERS = "earlier pages had it, and this one has it of other GPUs"
+_COUNTERS_TAKEN = (
+    "earlier pages had it: DCGM's counters are paused (dcgmi profile --pause), a profiler has them, or the exporter "
+    "has another list of fields"
+)
+
 
 @dataclass(slots=True)
 class PageWatch:
@@ -30,6 +36,7 @@ class PageWatch:
     _seen: dict[str, tuple[Labels, int]] = field(default_factory=dict)
     _metrics: dict[Labels, frozenset[str]] = field(default_factory=dict)
     _xids: dict[tuple[str, Labels], float] = field(default_factory=dict)
+    _earlier: dict[Labels, str] = field(default_factory=dict)
     _energy: dict[Labels, tuple[float, int]] = field(default_factory=dict)
 
     def observe(self, collection: Collection, content: PageValues, time_ns: int) -> Collection:
@@ -42,8 +49,11 @@ class PageWatch:
         self._forget(time_ns)
         stale = self._stale(collection, time_ns)
         collection = _without(collection, stale, time_ns)
-        findings = self._new_xids(collection, content, time_ns)
+        findings = self._said_of_xids(collection, content, time_ns)
         gone, missing = self._gone(collection, content, time_ns)
+        explained = {(one.metric, one.labels) for one in missing}
+        others = tuple(one for one in collection.missing if (one.metric, one.labels) not in explained)
+        collection = Collection(collection.readings, others, collection.findings)
         return Collection.joined((collection, Collection(tuple(gone), tuple(missing), tuple(findings))))
 
     def _stale(self, collection: Collection, time_ns: int) -> dict[Labels, str]:
@@ -62,29 +72,35 @@ class PageWatch:
                 )
         return stale
 
-    def _new_xids(self, collection: Collection, content: PageValues, time_ns: int) -> list[Finding]:
-        """XIDs that came since the last page. The last XID stays on the page for ever and hides the same one again;
-        the exporter's counts of the last minutes, where they are, do not."""
+    def _said_of_xids(self, collection: Collection, content: PageValues, time_ns: int) -> list[Finding]:
+        """XIDs that came since the last page, and for as long as they stand there those that came before the first. The
+        last XID stays on the page for ever and hides the same one again; the exporter's counts of the last minutes,
+        where they are, do not."""
         findings = []
-        counted = {_whole(r.labels) for r in collection.readings if r.metric == _RECENT}
+        counts = [reading for reading in collection.readings if reading.metric == _RECENT]
+        counted = {_whole(reading.labels) for reading in counts}
+        recent = {(_whole(reading.labels), dict(reading.labels)["xid"]) for reading in counts if reading.value}
         now = {(r.metric, r.labels): r.value for r in collection.readings if r.metric in (_LAST, _RECENT)}
         for (metric, labels), value in now.items():
             whole = _whole(labels)
             xid = dict(labels).get("xid", f"{value:.0f}")
             before = self._xids.get((metric, labels), 0.0)
-            is_first = whole not in self._metrics
-            came = value > before if metric == _RECENT else value not in (0.0, before) and whole not in counted
-            if not came:
-                continue
-            text = next((text for gpu, text in content.xid_texts.items() if gpu.labels == whole), "")
-            words = f"XID {xid}" + (f" ({text})" if text and metric == _LAST else "")
-            if is_first and metric == _LAST:
-                message = f"{words} stood on the first page: it came before, when is not known"
-                findings.append(Finding("xid_earlier", message, with_labels(whole, xid=xid), time_ns))
-            else:
+            if metric == _LAST and whole not in self._metrics:
+                if value and (whole, xid) not in recent:
+                    self._earlier[whole] = xid
+            elif value > before if metric == _RECENT else value not in (0.0, before) and whole not in counted:
+                words = f"XID {xid}" + (_in_brackets(content, whole) if metric == _LAST else "")
                 findings.append(Finding("xid", words, with_labels(whole, xid=xid), time_ns))
+                if self._earlier.get(whole) == xid:
+                    del self._earlier[whole]
+        shown = {_whole(labels): f"{value:.0f}" for (metric, labels), value in now.items() if metric == _LAST}
+        self._earlier = {whole: xid for whole, xid in self._earlier.items() if shown.get(whole, xid) == xid}
+        for whole in self._earlier.keys() & shown.keys():
+            words = f"XID {shown[whole]}{_in_brackets(content, whole)}"
+            message = f"{words} stood on the first page: it came before, when is not known"
+            findings.append(Finding("xid_earlier", message, with_labels(whole, xid=shown[whole]), time_ns))
         gpus = {gpu.labels for gpu in content.gpus}
-        kept = {key: value for key, value in self._xids.items() if _whole(key[1]) not in gpus}
+        kept = {key: value for key, value in self._xids.items() if key[0] == _LAST or _whole(key[1]) not in gpus}
         self._xids = kept | now
         return findings
 
@@ -95,15 +111,18 @@ class PageWatch:
             if reading.metric not in _STANDING and reading.labels in metrics:
                 metrics[reading.labels].add(reading.metric)
         told = {(missing.metric, missing.labels) for missing in collection.missing}
+        split = {gpu.labels for gpu in content.split}
+        on_page = {(metric, entity.labels) for entity, metric, _ in content.merged}
         missing = []
         of_any = set().union(*metrics.values())
         for labels, names in metrics.items():
-            lost = (self._metrics.get(labels, frozenset()) - names) & of_any
-            missing += [
-                Missing(name, labels, MissingReason.GONE, "earlier pages had it, and this one has it of other GPUs")
-                for name in sorted(lost)
-                if (name, labels) not in told
-            ]
+            kinds = of_any if labels in split else of_any | PROFILING_METRICS
+            lost = (self._metrics.get(labels, frozenset()) - names) & kinds
+            for name in sorted(lost):
+                if name in of_any and (name, labels) not in told:
+                    missing.append(Missing(name, labels, MissingReason.GONE, _OF_OTHERS))
+                elif name not in of_any and (name, labels) not in on_page:
+                    missing.append(Missing(name, labels, MissingReason.GONE, _COUNTERS_TAKEN))
             self._metrics[labels] = frozenset(names | lost)
         here = {_name(gpu.labels): gpu.labels for gpu in content.gpus}
         self._seen |= {name: (labels, time_ns) for name, labels in here.items()}
@@ -120,6 +139,7 @@ class PageWatch:
         self._metrics = {labels: names for labels, names in self._metrics.items() if labels in kept}
         self._energy = {labels: energy for labels, energy in self._energy.items() if labels in kept}
         self._xids = {key: value for key, value in self._xids.items() if _whole(key[1]) in kept}
+        self._earlier = {labels: xid for labels, xid in self._earlier.items() if labels in kept}
 
 
 def _name(labels: Labels) -> str:
@@ -130,6 +150,12 @@ def _name(labels: Labels) -> str:
 
 def _whole(labels: Labels) -> Labels:
     return tuple(pair for pair in labels if pair[0] in ("gpu", "uuid"))
+
+
+def _in_brackets(content: PageValues, whole: Labels) -> str:
+    """What the page says a GPU's last XID means."""
+    text = next((text for gpu, text in content.xid_texts.items() if gpu.labels == whole), "")
+    return f" ({text})" if text else ""
 
 
 def _without(collection: Collection, stale: dict[Labels, str], time_ns: int) -> Collection:

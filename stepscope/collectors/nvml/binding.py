@@ -46,6 +46,24 @@ _REASONS: dict[int, tuple[MissingReason, str]] = {
     NOT_READY: (MissingReason.NOT_YET, ""),
     GPU_NOT_FOUND: (MissingReason.GONE, "the driver does not know the GPU any more"),
 }
+_WORDS = {
+    2: "invalid argument",
+    5: "already initialised",
+    7: "insufficient size",
+    8: "insufficient external power: its power cables are not attached as they should be",
+    11: "interrupt request issue",
+    14: "corrupted infoROM",
+    17: "the operating system has blocked the request: a cgroup, or SELinux",
+    19: "in use",
+    20: "insufficient memory",
+    22: "not available to a vGPU while ECC is on",
+    23: "insufficient resources, other than memory",
+    24: "frequency not supported",
+    29: "invalid state",
+    30: "this type of reset is not supported",
+    999: "unknown error of the driver",
+}
+"""What the other return codes of nvml.h are called."""
 _LIBRARY = "libnvidia-ml.so.1"
 _ENDS_SESSION = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LIB_RM_VERSION_MISMATCH})
 _ENDS_GPU = frozenset({GPU_IS_LOST, GPU_NOT_FOUND, RESET_REQUIRED})
@@ -104,7 +122,8 @@ def text(value: object) -> str:
 
 def reason_of_code(code: int) -> tuple[MissingReason, str]:
     """Why there is no value where NVML answers with this code, and one line on it."""
-    return _REASONS.get(code) or (MissingReason.FAILED, f"NVML error {code}")
+    words = f"{_WORDS[code]} (NVML error {code})" if code in _WORDS else f"NVML error {code}"
+    return _REASONS.get(code) or (MissingReason.FAILED, words)
 
 
 def reason_of(nvml: Nvml, error: Exception) -> tuple[MissingReason, str]:

@@ -132,7 +132,10 @@ def test_a_page_without_profiling_counters_is_never_idle_by_that() -> None:
     """Facts 0.3 and bug log 18: 125 W and no PROF fields, called idle with 0.00 by another tool."""
     machine = _Machine()
     machine.gpus = {GPU0: {"power_watts": 125.0, "memory_used_bytes": 60e9}}
-    assert _cause(machine.run(70), GPU0) == ["insufficient_evidence"]
+    collection = machine.run(70)
+    assert _cause(collection, GPU0) == ["insufficient_evidence"]
+    sure = [one.value for one in collection.readings if one.metric == GPU + "class_confidence_ratio"]
+    assert sure == [0.0]
     machine.gpus = {GPU0: {"power_watts": 610.0, "utilization_ratio": 0.98, "memory_bandwidth_busy_ratio": 0.4}}
     assert _cause(machine.run(70), GPU0) == ["compute_bound"]
 

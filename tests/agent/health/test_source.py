@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.agent.api.node import node_of
 from stepscope.agent.config.health import Thresholds
 from stepscope.agent.exporter import MetricsPage
 from stepscope.agent.gpu_sources import GpuSource, KernelLogSource
@@ -16,11 +17,15 @@ from stepscope.agent.health import HealthSource
 from stepscope.agent.isolation import GpuProbes, Timing
 from stepscope.agent.source_state import SourceState
 from stepscope.agent.sources import GPUS, Sources
+from stepscope.collectors.contradictions import Contradictions
 from stepscope.collectors.kernel_log import KernelLog
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.health import HealthState
 from stepscope.core.readings import Collection, Reading, labels_of, with_labels
+from stepscope.workflow.node_status import status_of
+from stepscope.workflow.nodes import NodeAnswer
 from tests.agent.health.machines import LABELS, SECOND, START
+from tests.collectors.dcgm_exporter.pages import Line, Pages, busy, render
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 
@@ -80,6 +85,57 @@ def test_an_event_is_on_the_page_while_it_is_open_and_its_begin_and_end_are_one_
     (ended,) = gpu.source.events()
     assert ended.ended_ns is not None
     assert gpu.source.report().ended_events == (ended,)
+
+
+def test_an_xid_on_an_exporters_first_page_is_logged_once_and_shown_by_status_until_it_goes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Facts 0.3: another tool stays healthy with XID 79 on the page."""
+    page, clean = (
+        render([*busy(DEV_XID_ERRORS=None), Line("DCGM_FI_DEV_XID_ERRORS", xid, labels={"err_code": str(xid)})])
+        for xid in (79, 0)
+    )
+    pages, states = Pages(page, page, page, clean, seconds=10.0), list[SourceState]()
+    health = HealthSource(lambda: states, GPUS, wall_clock_ns=lambda: pages.now_ns)
+    told = []
+    with caplog.at_level(logging.WARNING, _LOGGER):
+        for _ in range(4):
+            states[:] = [SourceState("dcgm_exporter", pages.collect(), pages.now_ns)]
+            health.collect()
+            node = node_of(states, pages.now_ns, host="n1", health=health.report())
+            told.append((status_of([NodeAnswer("http://n1:9455", node)]).findings, node.devices[0].health))
+    begin, end = (record.getMessage() for record in caplog.records)
+    assert "xid_earlier, warning (since before the agent started): XID 79 came before" in begin
+    assert "xid_earlier is over" in end
+    for findings, of_gpu in told[:3]:
+        ((finding),) = findings
+        assert (finding.code, finding.severity) == ("xid_earlier", "warning")
+        assert "when is not known" in finding.message
+        assert of_gpu is not None
+        assert of_gpu.state == "degraded"  # what `top` shows
+    assert told[3][0] == ()
+
+
+@pytest.mark.parametrize("code", ["profiling_silent", "busy_without_process", "utilization_stuck"])
+def test_what_is_to_be_done_about_a_contradiction_is_said_once(code: str, caplog: pytest.LogCaptureFixture) -> None:
+    zeros = {f"PROF_{name}": "0.0" for name in ("GR_ENGINE_ACTIVE", "PIPE_TENSOR_ACTIVE", "DRAM_ACTIVE")}
+    if code == "utilization_stuck":
+        zeros |= {"DEV_POWER_USAGE": "120.0", "DEV_ENFORCED_POWER_LIMIT": "700"}
+    pages = Pages(render(busy(**zeros)))
+    collection = pages.collect()
+    if code == "busy_without_process":
+        ghost = {"utilization_ratio": 1.0, "memory_used_bytes": 5e8, "memory_total_bytes": 8e10, "processes": 0.0}
+        readings = [Reading(GPU + name, value, LABELS, pages.now_ns) for name, value in {**ghost, "up": 1.0}.items()]
+        watch = Contradictions()
+        found = [watch.observe(Collection(tuple(readings)), pages.now_ns) for _ in range(10)]
+        collection = Collection(tuple(readings), (), tuple(found[-1]))
+    state = SourceState("dcgm_exporter", collection, pages.now_ns)
+    health = HealthSource(lambda: (state,), GPUS, wall_clock_ns=lambda: pages.now_ns)
+    with caplog.at_level(logging.WARNING, _LOGGER):
+        health.collect()
+    (record,) = caplog.records
+    assert record.getMessage().count("restart") + record.getMessage().count("reset it") == 1
+    assert "reset the GPU" not in record.getMessage()
 
 
 def test_every_reading_of_health_is_of_the_catalogue() -> None:

@@ -61,6 +61,51 @@ def test_48_alone_resets() -> None:
     assert [(one.code, one.action) for one in machine.open()] == [("xid_48", Action.RESET_GPU)]
 
 
+def _earlier(machine: Machine, number: int) -> None:
+    """A page of DCGM's shows that it came before the first look."""
+    message = f"XID {number} stood on the first page: it came before, when is not known"
+    machine.findings[:] = [Finding("xid_earlier", message, with_labels(LABELS, xid=number), machine.now_ns)]
+
+
+@pytest.mark.parametrize(
+    ("number", "action"),
+    [(79, Action.REBOOT), (119, Action.RESET_GPU), (48, Action.RESET_GPU), (74, Action.RUN_DIAGNOSTICS)],
+)
+def test_one_from_before_the_first_look_is_a_warning_while_the_page_shows_it(number: int, action: Action) -> None:
+    machine = Machine(source="dcgm_exporter")
+    _earlier(machine, number)
+    machine.looks(30)
+    (event,) = machine.changes
+    assert (event.code, event.severity, event.action) == ("xid_earlier", Severity.WARNING, action)
+    assert event.since_start
+    assert f"XID {number} came before" in event.message
+    assert "when is not known" in event.message
+    assert machine.health().state is HealthState.DEGRADED
+    machine.findings.clear()
+    (ended,) = machine.look()
+    assert (ended.code, ended.ended_ns is not None) == ("xid_earlier", True)
+    assert machine.health().state is HealthState.HEALTHY
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 45, 63, 94, 154])
+def test_one_from_before_that_passes_by_itself_is_no_event(number: int) -> None:
+    machine = Machine(source="dcgm_exporter")
+    _earlier(machine, number)
+    machine.looks(3)
+    assert machine.changes == []
+    assert "xid_earlier" not in machine.health().unchecked
+
+
+def test_a_page_that_is_not_read_ends_no_warning_of_what_came_before() -> None:
+    machine = Machine(source="dcgm_exporter")
+    _earlier(machine, 79)
+    machine.look()
+    del machine.gpus[0]
+    machine.findings.clear()
+    machine.looks(3)
+    assert machine.codes() == ["xid_earlier"]
+
+
 def test_79_and_the_loss_that_the_driver_tells_are_one_episode() -> None:
     machine = Machine()
     machine.look()

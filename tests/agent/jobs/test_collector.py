@@ -86,7 +86,7 @@ def test_bug_40_an_allocated_gpu_without_a_process_is_held_and_becomes_idle(node
     collection = watch.collect()
     one = who(collection)["1", "123"]
     assert (one.pids, one.sources) == ((), (JobSource.SLURM_ENVIRONMENT,))
-    assert states(collection) == {"0": UseState.FREE, "1": UseState.BUSY}
+    assert states(collection) == {"0": UseState.FREE, "1": UseState.UNKNOWN}  # it may be starting
     for _ in range(60):
         node.now += 5
         collection = watch.collect()
@@ -424,6 +424,7 @@ def test_bug_43_time_is_wall_time_whatever_the_utilization(node: Node) -> None:
 
 def test_a_gpu_that_does_not_answer_is_in_no_known_state_but_still_held(node: Node) -> None:
     node.hold(0, node.process(7, SLURM_V2.format(job=1, step=0), {}))
+    node.utilization[0] = 0.9
     watch = node.watch()
     watch.collect()
     node.now += 5

@@ -100,6 +100,17 @@ def test_a_short_rest_is_part_of_the_work_and_a_long_one_is_idle_from_its_begin(
     assert _of_job(ledger) == {UseState.BUSY: 120, UseState.HELD_BUT_IDLE: 110}
 
 
+def test_a_job_that_has_run_no_kernel_yet_is_not_busy_and_not_idle_for_so_long() -> None:
+    ledger = UseLedger(100.0)
+    now = _run(ledger, 0.0, [False] * 9)
+    assert ledger.states() == {_DEVICES[0]: UseState.UNKNOWN}
+    assert _of_job(ledger) == {}
+    now = _run(ledger, now, [False, False])
+    assert ledger.states() == {_DEVICES[0]: UseState.HELD_BUT_IDLE}
+    now = _run(ledger, now, [True, False])
+    assert ledger.states() == {_DEVICES[0]: UseState.BUSY}
+
+
 @pytest.mark.parametrize(("has_run", "state"), [(True, UseState.BUSY), (False, UseState.HELD_BUT_IDLE)])
 def test_a_job_that_ends_while_it_rests_was_idle_if_it_never_worked(has_run: bool, state: UseState) -> None:
     ledger = UseLedger(100.0)

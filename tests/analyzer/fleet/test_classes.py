@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample, classify
+from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample, class_of_job, classify
 from stepscope.core.causes import Cause, Reason
 from stepscope.core.fleet_class import FLEET_CAUSES, Counters, FleetClass
 from stepscope.core.words import cause_phrase
@@ -161,6 +161,21 @@ def test_counters_that_are_silent_are_not_believed() -> None:
     assert "profiling_silent" in {evidence.metric for evidence in told.evidence}
     unknown = _minute(replace(silent, power_watts=None))
     assert unknown.cause is Cause.INSUFFICIENT_EVIDENCE
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        Sample(0, utilization=0.97),
+        Sample(0, utilization=0.4, memory_used=6e10),
+        replace(COMPUTING, engine=0.0, sm=0.0, tensor=0.0, dram=0.0, power_watts=None),
+    ],
+)
+def test_a_class_that_is_not_known_is_not_sure(sample: Sample) -> None:
+    told = _minute(sample)
+    assert (told.cause, told.confidence) == (Cause.INSUFFICIENT_EVIDENCE, 0.0)
+    job = class_of_job([told, told])
+    assert (job.cause, job.confidence) == (Cause.INSUFFICIENT_EVIDENCE, 0.0)
 
 
 def test_a_utilisation_that_sticks_is_not_believed() -> None:

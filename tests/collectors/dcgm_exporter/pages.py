@@ -82,14 +82,18 @@ def busy(gpu: int = 0, /, **changed: object) -> list[Line]:
 
 
 class Pages:
-    """A collector that is served these pages, one after the other, the last for ever."""
+    """A collector that is served these pages, one after the other, the last for ever.
+
+    Attributes:
+        now_ns: the time, ns since the epoch.
+    """
 
     def __init__(self, *pages: str | FetchError, seconds: float = 30.0, expected_gpus: int | None = None) -> None:
         self._pages = list(pages)
         self._seconds = seconds
-        self._now = 1_700_000_000 * SECOND
+        self.now_ns = 1_700_000_000 * SECOND
         self.collector = DcgmExporterCollector(
-            ENDPOINT, fetcher=self._fetch, wall_clock_ns=lambda: self._now, expected_gpus=expected_gpus
+            ENDPOINT, fetcher=self._fetch, wall_clock_ns=lambda: self.now_ns, expected_gpus=expected_gpus
         )
 
     def _fetch(self, _endpoint: Endpoint, _seconds: float) -> str:
@@ -101,7 +105,7 @@ class Pages:
     def collect(self) -> Collection:
         """The next page, read; then time goes on."""
         collection = self.collector.collect()
-        self._now += int(self._seconds * SECOND)
+        self.now_ns += int(self._seconds * SECOND)
         return collection
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from stepscope.collectors.dcgm_exporter import watching
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import MissingReason
 from tests.collectors.dcgm_exporter.pages import (
+    BUSY,
     SECOND,
     UUIDS,
     Line,
@@ -166,6 +169,37 @@ def test_bug_18_what_a_page_lacks_is_said_of_each_gpu_not_taken_for_zero() -> No
     assert values(page, "tensor_active_ratio") == [0.412345]
 
 
+def test_bug_19_counters_that_a_profiler_takes_for_a_while_are_missing_and_come_back() -> None:
+    """NVIDIA/DCGM#56, #62: one user at a time before GPM; the exporter's page is without them for so long."""
+    taken = {name.removeprefix("DCGM_FI_"): None for name, _ in BUSY if "_PROF_" in name}
+    with_all, without = ([*busy(0, **lines), *busy(1, **lines)] for lines in (dict[str, None](), taken))
+    pages = Pages(render(with_all), render(without), render(without), render(with_all), seconds=10.0)
+    before, first, second, after = (pages.collect() for _ in range(4))
+    for page in (first, second):
+        assert codes(page) == []
+        for name in ("graphics_engine_active_ratio", "tensor_active_ratio", "pcie_transmit_bytes_per_second"):
+            assert values(page, name) == []
+            absent = missing(page, name)
+            assert [(dict(one.labels)["gpu"], one.reason) for one in absent] == [
+                ("0", MissingReason.GONE),
+                ("1", MissingReason.GONE),
+            ]
+            assert "a profiler has them" in absent[0].detail
+        assert values(page, "utilization_ratio") == [0.97, 0.97]
+    for page in (before, after):
+        assert values(page, "tensor_active_ratio") == [0.412345] * 2
+        assert missing(page, "tensor_active_ratio") == []
+        assert codes(page) == []
+
+
+def test_bug_19_counters_that_are_blank_say_what_the_page_says() -> None:
+    blank = "9223372036854775794"
+    pages = Pages(render(busy()), render(busy(PROF_PIPE_TENSOR_ACTIVE=blank)))
+    pages.collect()
+    (absent,) = missing(pages.collect(), "tensor_active_ratio")
+    assert absent.reason is MissingReason.NOT_SUPPORTED
+
+
 def xids(*numbers: int, count: str = "") -> list[str]:
     pages = []
     for number in numbers:
@@ -192,6 +226,30 @@ def test_bug_20_an_xid_from_before_is_told_as_such() -> None:
     assert codes(collect(xids(31)[0])) == ["xid_earlier"]
 
 
+def test_bug_20_an_xid_from_before_is_told_for_as_long_as_it_stands_on_the_page() -> None:
+    pages = Pages(*xids(79, 79, 79, 48, 79, 79), seconds=10.0)
+    found = [pages.collect() for _ in range(6)]
+    assert [codes(page) for page in found] == [["xid_earlier"]] * 3 + [["xid"], ["xid"], []]
+    (finding,) = found[2].findings
+    assert finding.message == "XID 79 (GPU lost) stood on the first page: it came before, when is not known"
+    assert finding.labels == (("gpu", "0"), ("uuid", UUIDS[0]), ("xid", "79"))
+
+
+def test_bug_20_an_xid_from_before_is_not_new_where_its_line_was_away() -> None:
+    without = render(busy(DEV_XID_ERRORS=None))
+    (page,) = xids(79)
+    pages = Pages(page, without, page)
+    assert [codes(pages.collect()) for _ in range(3)] == [["xid_earlier"], [], ["xid_earlier"]]
+
+
+def test_bug_20_an_xid_from_before_is_told_also_where_the_exporter_counts_those_of_the_last_minutes() -> None:
+    (old,) = xids(79)
+    counts = Line("DCGM_EXP_XID_ERRORS_COUNT", 0, labels={"window_size_in_ms": "300000", "xid": "79"})
+    again = Line("DCGM_EXP_XID_ERRORS_COUNT", 1, labels={"window_size_in_ms": "300000", "xid": "79"})
+    pages = Pages(old + render([counts]), old + render([counts]), old + render([again]))
+    assert [codes(pages.collect()) for _ in range(3)] == [["xid_earlier"], ["xid_earlier"], ["xid"]]
+
+
 def test_bug_20_the_same_xid_again_is_seen_where_the_exporter_counts() -> None:
     (page_of_one,), (page_of_two,) = xids(94, count="1"), xids(94, count="2")
     pages = Pages(page_of_one, page_of_one, page_of_two)
@@ -212,6 +270,46 @@ def test_bug_25_a_gpu_with_several_jobs_is_counted_once() -> None:
     page = collect(render(lines))
     assert values(page, "power_watts") == [512.0]
     assert {dict(r.labels)["job"] for r in readings(page, "workload_info")} == {"1", "2", "3"}
+
+
+@pytest.mark.parametrize("with_whole", [False, True])
+def test_bug_25_jobs_of_a_gpu_without_number_are_few_series_soon_read(with_whole: bool) -> None:
+    """Twenty thousand took a core for longer than a page is waited for; each was a series or two."""
+    lines = [Line("DCGM_FI_DEV_GPU_UTIL", 1 + job % 9, labels={"hpc_job": str(job)}) for job in range(20_000)]
+    if with_whole:
+        lines.append(Line("DCGM_FI_DEV_GPU_UTIL", 97))
+    text = render(lines)
+    begin = time.process_time()
+    page = collect(text)
+    assert time.process_time() - begin < 5
+    told = [dict(reading.labels)["job"] for reading in readings(page, "workload_info")]
+    assert told == [str(job) for job in range(64)]
+    assert len(readings(page, "workload_utilization_ratio")) == (64 if with_whole else 0)
+    (finding,) = page.findings
+    assert (finding.code, finding.labels) == ("workloads_left_out", (("gpu", "0"), ("uuid", UUIDS[0])))
+    assert finding.message == "20,000 workloads on the page, of which 19,936 are left out"
+
+
+def test_what_users_wrote_is_cut_and_freed_of_what_cannot_be_seen() -> None:
+    labels = {"pod": "p" * 5000, "namespace": "n" * 5000, "hpc_job": "a\x01b\u202ec", "container": "train"}
+    page = collect(render([Line("DCGM_FI_DEV_GPU_UTIL", 97, labels=labels)]))
+    (info,) = readings(page, "workload_info")
+    told = dict(info.labels)
+    assert told["pod"] == "p" * 319 + "…"  # a pod's name has 253 letters
+    assert told["namespace"] == "n" * 99 + "…"
+    assert told["job"] == "a b c"
+
+
+def test_what_a_page_says_of_a_gpu_is_cut_and_freed_of_what_cannot_be_seen() -> None:
+    text = render(busy(DEV_XID_ERRORS=None)).replace("NVIDIA H100 80GB HBM3", "H\x01100" + "x" * 5000)
+    xid = {"err_msg": "lost \u202e" + "y" * 5000, "err_code": "79"}
+    page = collect(text + render([Line("DCGM_FI_DEV_XID_ERRORS", 79, labels=xid)]))
+    (info,) = readings(page, "info")
+    assert dict(info.labels)["name"].startswith("H 100x")
+    assert len(dict(info.labels)["name"]) == 320
+    (finding,) = page.findings
+    assert finding.message.isprintable()
+    assert len(finding.message) < 500
 
 
 def test_bug_26_an_idle_gpu_has_no_workload_whether_labels_are_empty_or_absent() -> None:

@@ -277,7 +277,7 @@ def test_a_gpu_that_was_never_seen_whole_is_missed_by_its_index(nvml: FakeNvml) 
     nvml.write()
     collection = NvmlCollector().collect()
     assert value_of(collection, "up", gpu=0) == 1
-    assert missing_of(collection, "", gpu=1) == (MissingReason.FAILED, "NVML error 999")
+    assert missing_of(collection, "", gpu=1) == (MissingReason.FAILED, "unknown error of the driver (NVML error 999)")
 
 
 def test_dcgm_exporter_311_a_round_of_8_gpus_costs_little(nvml: FakeNvml) -> None:

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.collectors.nvml import NvmlCollector
+from stepscope.collectors.nvml.binding import reason_of_code
 from stepscope.collectors.nvml.gpm import METRICS
 from stepscope.core.gpu_metrics import BY_NAME, GPU
 from stepscope.core.readings import Collection, MissingReason
@@ -125,6 +126,22 @@ def test_a_counter_that_this_gpu_has_not_is_no_zero(nvml: FakeNvml) -> None:
         assert unreadable is not None
         assert (failed[0], unreadable[0]) == (MissingReason.FAILED, MissingReason.UNREADABLE)
         assert value_of(collection, "dram_active_ratio") == 0.0
+
+
+def test_counters_of_an_instance_that_fail_say_why_in_words(nvml: FakeNvml) -> None:
+    nvml.add({**profiles.h100(0), "mig_mode": 1, **profiles.mig_instance(0, 0, gpu_instance=7)})
+    nvml.set(0, mig__0__gpm__2="error 2")
+    nvml.write()
+    absent = missing_of(two_samples(NvmlCollector(seldom_seconds=0.0)), "sm_active_ratio", gpu_instance=7)
+    assert absent == (MissingReason.FAILED, "invalid argument (NVML error 2)")
+
+
+def test_every_return_code_of_the_binding_has_words() -> None:
+    codes = [value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")]
+    assert len(codes) > 25
+    wordless = [code for code in codes if reason_of_code(code)[1].startswith("NVML error")]
+    assert not wordless
+    assert reason_of_code(77) == (MissingReason.FAILED, "NVML error 77")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)

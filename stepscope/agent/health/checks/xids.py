@@ -6,6 +6,8 @@
 - 48 with 63 or 64 beside it: the row is replaced at the reset, so drain first.
 - 13 and 31 are an application's fault, unless one GPU has them with one process after the other, and no other of the
   machine half as often.
+- One that stood on a page of DCGM's at the first look came before, and is a warning for as long as it stands there:
+  DCGM shows the last for ever, also when it was mended since.
 - What needs a reset or more stays open until the GPU was reset: its count of energy began anew.
 """
 
@@ -21,9 +23,11 @@ from stepscope.agent.health.observed import ObservedGpu
 from stepscope.agent.health.signs import Evidence, Sign, Standing, bad, good
 from stepscope.core.counting import counted
 from stepscope.core.health import Action, Severity
-from stepscope.core.xids import FOLLOWERS, LOST_XID, MEMORY_XIDS, REPEATABLE, xid_of
+from stepscope.core.xids import FOLLOWERS, LOST_XID, MEMORY_XIDS, REPEATABLE, XidClass, xid_of
 
 _UNTIL_RESET = frozenset({Action.RESET_GPU, Action.DRAIN, Action.REBOOT, Action.CHECK_MECHANICALS})
+_MATTERS_LATER = frozenset({XidClass.MEMORY, XidClass.LINK, XidClass.RESET, XidClass.HARDWARE})
+"""What does not pass by itself."""
 _BEFORE_NS, _AFTER_NS = 60 * 10**9, 10 * 10**9
 """How long before and after a follower the error may come that it follows."""
 _ROW_XIDS = frozenset({63, 64})
@@ -97,6 +101,8 @@ class XidChecks:
             _note_processes(gpu, observed, now_ns)
             for number, count in _new_xids(gpu, observed):
                 yield from ((key, sign) for sign in self._comes(key, gpu, number, count, now_ns))
+            if observed.page_ns is not None:
+                yield key, _earlier(gpu, observed.earlier_xids, observed.page_ns)
         yield from self._left_alone(now_ns)
         for key, observed in gpus.items():
             if observed.up is not None and observed.up.value:
@@ -162,6 +168,20 @@ class XidChecks:
                 Severity.WARNING, Action.RUN_DIAGNOSTICS, said, float(victims), float(needed), "processes"
             )
             yield bad("xid_repeats", now_ns, evidence, is_new=True)
+
+
+def _earlier(gpu: _Gpu, numbers: list[int], page_ns: int) -> Sign:
+    """What a page showed from its first look on, but for what came since then, too."""
+    known = gpu.counts.keys() | gpu.told_ns.keys()
+    xids = [xid_of(number) for number in numbers if number not in known]
+    for xid in xids:
+        if xid.kind in _MATTERS_LATER:
+            said = (
+                f"XID {xid.number} came before the first look, when is not known: {xid.sentence} If that was mended "
+                "since, restart nv-hostengine: until then it shows the last XID"
+            )
+            return bad("xid_earlier", page_ns, Evidence(Severity.WARNING, xid.action, said))
+    return good("xid_earlier", page_ns)
 
 
 def _counts_anew(gpu: _Gpu, observed: ObservedGpu) -> int | None:
