@@ -373,7 +373,7 @@ def test_bug_30_values_that_stand_still_are_dropped() -> None:
     assert missing(found[4], "")[0].reason is MissingReason.UNREADABLE
     pages = Pages(render(busy()))
     pages.collect()
-    pages._now -= 7200 * SECOND  # the clock is set back
+    pages.now_ns -= 7200 * SECOND  # the clock is set back
     assert [codes(pages.collect()) for _ in range(5)] == [[], [], [], [], ["stale"]]
 
 
