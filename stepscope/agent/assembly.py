@@ -17,6 +17,7 @@ from stepscope.agent.kineto_link import KinetoBackend
 from stepscope.agent.node_name import node_name
 from stepscope.agent.sources import Sources
 from stepscope.agent.state_directory import state_directory
+from stepscope.agent.state_lock import StateLock
 from stepscope.agent.training_link import ProfileBackend, TrainingServer
 from stepscope.agent.web import Address, Guard, address_of
 from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
@@ -35,6 +36,7 @@ class Parts:
         training: who hears training processes; None: nobody.
         kineto: who answers processes started with KINETO_USE_DAEMON=1; None: nobody.
         captures: who takes orders for captures.
+        state: keeps every other agent out of the state directory.
         host: how this machine is called.
     """
 
@@ -45,6 +47,7 @@ class Parts:
     training: TrainingServer | None
     kineto: KinetoBackend | None
     captures: CaptureService
+    state: StateLock
     host: str
 
 
@@ -67,7 +70,8 @@ def assembled(configuration: Configuration) -> Parts:
     host = node_name(configuration.settings.jobs.node)
     captures = _captures(configuration, training, kineto, sources, host)
     dcgm_names = DcgmNames(names) if names else None
-    return Parts(address, guard, sources, dcgm_names, training, kineto, captures, host)
+    state = StateLock(state_directory(configuration.settings.state.directory))
+    return Parts(address, guard, sources, dcgm_names, training, kineto, captures, state, host)
 
 
 def sources_of(

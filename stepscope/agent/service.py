@@ -31,11 +31,12 @@ def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) ->
         say: takes lines for people: where it listens, then what is read and what is missing.
 
     Raises:
-        UsageError: the address, the socket or the token file cannot be had.
+        UsageError: the address, the socket, the token file or the state directory cannot be had.
     """
     sources, captures, systemd = parts.sources, parts.captures, Systemd()
     page = MetricsPage(sources.states, dcgm_names=parts.dcgm_names, hostname=parts.host)
-    with parts.training or nullcontext(), parts.kineto or nullcontext(), captures:
+    # the lock first and last: whoever is refused has touched nothing, and whoever ends has let go of all
+    with parts.state, parts.training or nullcontext(), parts.kineto or nullcontext(), captures:
         access = Access(captures.token, parts.guard)
         scheme = "https" if parts.guard.context() else "http"
         api = api_routes(lambda host: _node(parts, host), scheme=scheme, host=parts.host)

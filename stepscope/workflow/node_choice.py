@@ -37,7 +37,9 @@ def chosen(answers: Iterable[NodeAnswer], *, job: str = "", sick: bool = False) 
 
 def unknown_job(answers: Iterable[NodeAnswer], job: str) -> tuple[Notice, ...]:
     """A warning where a job is asked for that no device has, on none of the machines that answer."""
-    if not job or any(answer.node for answer in chosen(answers, job=job)):
+    answers = tuple(answers)
+    answering = any(answer.node for answer in answers)
+    if not job or not answering or any(answer.node for answer in chosen(answers, job=job)):
         return ()
     return (
         Notice("job_unknown", f"no GPU of a job called {job!r} is known to these agents; --job takes a name or id"),

@@ -13,6 +13,10 @@ from stepscope.workflow.nodes import NodeAnswer, silent_agents
 _GPUS = "nvml"
 _NORMAL = frozenset({MissingReason.NOT_INSTALLED.value, MissingReason.NOT_SUPPORTED.value, MissingReason.NOT_YET.value})
 """A machine without GPUs or InfiniBand has nothing wrong with it."""
+_NORMAL_OF = {
+    "kernel_log": MissingReason.NO_PERMISSION.value,  # an agent without the right
+    "kineto": MissingReason.TAKEN.value,  # where dynolog runs; who asks for it by a setting has no agent without
+}
 _COUNTED = (Severity.CRITICAL.value, Severity.WARNING.value)
 _TOLD = frozenset({"hang"})
 """Findings of the sources that are no health event and yet say that something is wrong."""
@@ -65,9 +69,8 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
 
 def _sources_down(agent: str, node: Node) -> Iterator[StatusFinding]:
     for source in node.sources:
-        # an agent that may not read the kernel log is no fault, one that may not read GPUs is
-        is_kept_out = source.reason == MissingReason.NO_PERMISSION and source.name != _GPUS
-        if not (source.is_up or source.reason in _NORMAL or is_kept_out):
+        is_normal = source.reason in _NORMAL or source.reason == _NORMAL_OF.get(source.name)
+        if not source.is_up and not is_normal:
             message = f"{source.name} gives nothing ({source.reason}: {source.detail})"
             severity = "critical" if source.name == _GPUS else "warning"
             yield StatusFinding(agent, node.host, "", "", "source_down", severity, message)

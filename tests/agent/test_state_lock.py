@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from stepscope.agent.captures import CapturePlaces, CaptureService
 from stepscope.agent.state_lock import StateLock
 from stepscope.core.errors import UsageError
 
@@ -26,19 +28,27 @@ with StateLock(Path(sys.argv[1])):
 
 
 def test_a_second_agent_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
-    with CaptureService([], CapturePlaces(tmp_path)):
-        with pytest.raises(UsageError) as refused, CaptureService([], CapturePlaces(tmp_path)):
+    directory = tmp_path / "state"
+    with StateLock(directory):
+        with pytest.raises(UsageError) as refused, StateLock(directory, seconds=0.0):
             pass
-        with CaptureService([], CapturePlaces(tmp_path / "other")):
+        with StateLock(tmp_path / "other"):
             pass
     assert str(refused.value) == (
-        f"{tmp_path}: another agent keeps its captures there; end it, or give this one a state.directory of its own"
+        f"{directory}: another agent (process {os.getpid()} on {socket.gethostname()}) keeps its state there; "
+        "end it, or give this one a state.directory of its own"
     )
-    (tmp_path / "bad").write_text("no token")
-    with pytest.raises(UsageError, match="is no token"), CaptureService([], CapturePlaces(tmp_path, tmp_path / "bad")):
-        pass  # it has let go of the lock
-    with CaptureService([], CapturePlaces(tmp_path)):
+    with StateLock(directory):
         pass
+
+
+def test_an_agent_that_ends_is_waited_for(tmp_path: Path) -> None:
+    first = StateLock(tmp_path)
+    first.__enter__()
+    threading.Timer(0.4, first.__exit__).start()
+    began = time.monotonic()
+    with StateLock(tmp_path):
+        assert 0.3 < time.monotonic() - began < 5.0
 
 
 def test_an_agent_that_was_killed_holds_nothing(tmp_path: Path) -> None:
@@ -47,7 +57,7 @@ def test_an_agent_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(UsageError), StateLock(tmp_path):
+        with pytest.raises(UsageError), StateLock(tmp_path, seconds=0.0):
             pass
         other.kill()
     with StateLock(tmp_path):

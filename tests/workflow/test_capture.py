@@ -31,6 +31,7 @@ class _Node:
     """A node with one rank, whose agent listens."""
 
     def __init__(self, folder: Path, rank: int) -> None:
+        folder.mkdir()
         self.backend = FakeBackend([target(rank, step_ms=100.0)])
         self.service = CaptureService([self.backend], CapturePlaces(folder))
         self.key = f"k{rank}"

@@ -14,7 +14,7 @@ def _codes(answer: NodeAnswer) -> list[tuple[str, str, str]]:
 
 
 def test_nothing_is_wrong() -> None:
-    quiet = {"infiniband": "not_installed", "jobs": "not_yet", "kernel_log": "no_permission"}
+    quiet = {"infiniband": "not_installed", "jobs": "not_yet", "kernel_log": "no_permission", "kineto": "taken"}
     fine = node(device(0), device(1), sources=tuple(source(name, reason) for name, reason in quiet.items()))
     report = status_of([NodeAnswer(_URL, fine)])
     assert report.findings == ()
@@ -63,9 +63,9 @@ def test_sources_that_fail_and_gpus_that_hang() -> None:
     ]
 
 
-def test_gpus_that_may_not_be_read_are_told() -> None:
-    told = node(sources=(source("nvml", "no_permission"),))
-    assert _codes(NodeAnswer(_URL, told)) == [("", "source_down", "critical")]
+def test_what_else_may_not_be_read_is_told() -> None:
+    told = node(sources=(source("nvml", "no_permission"), source("training", "no_permission")))
+    assert _codes(NodeAnswer(_URL, told)) == [("", "source_down", "critical"), ("", "source_down", "warning")]
 
 
 def test_a_driver_that_hangs_is_not_told_again_for_each_gpu() -> None:

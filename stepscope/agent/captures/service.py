@@ -13,7 +13,6 @@ from stepscope.agent.captures.backend import CaptureBackend
 from stepscope.agent.captures.choosing import CaptureLimits
 from stepscope.agent.captures.desk import CaptureDesk, audit
 from stepscope.agent.state_directory import TOKEN_FILE
-from stepscope.agent.state_lock import StateLock
 from stepscope.agent.token_file import token_in
 from stepscope.agent.web import Route
 from stepscope.core.errors import UsageError
@@ -26,7 +25,7 @@ class CapturePlaces:
     """Where it keeps what.
 
     Attributes:
-        state: directory for captures, and the token where no file is named.
+        state: directory for captures, and the token where no file is named; `StateLock` makes it.
         token_file: named by a setting; then it must be there or be made.
     """
 
@@ -61,17 +60,10 @@ class CaptureService:
     def __enter__(self) -> CaptureService:
         """
         Raises:
-            UsageError: the token file that a setting names cannot be used, or another agent has the same state.
+            UsageError: the token file that a setting names cannot be used.
         """
         audit.setLevel(logging.INFO)
         with ExitStack() as opening:
-            try:
-                self._places.state.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except OSError as error:
-                why = "is no folder" if isinstance(error, FileExistsError) else error.strerror
-                _log.warning("nothing outlives this agent: %s: %s", self._places.state, why)
-            else:
-                opening.enter_context(StateLock(self._places.state))
             self.token = self._token()
             opening.enter_context(self.desk)
             self._open = opening.pop_all()

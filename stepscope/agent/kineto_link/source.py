@@ -9,15 +9,17 @@ from stepscope.agent.kineto_link.backend import KinetoBackend
 from stepscope.core.readings import Collection, Finding, Reading, labels_of
 from stepscope.core.training_metrics import KINETO
 
-_AGAIN_SECONDS = 30.0
+_LOOK_SECONDS = 30.0
 """Who has the address may end: an agent that is replaced, a dynolog that is stopped."""
+_FREE_LOOKS = 5
+"""In a row before it is taken: a dynolog that is started anew, or upgraded, is back by then."""
 
 
 class KinetoSource:
     """The processes that ask the agent.
 
     Args:
-        backend: who answers them; asked to try again where it could not.
+        backend: who answers them; asked to try again once the address it could not have is free for two minutes.
         clock: monotonic seconds.
     """
 
@@ -30,13 +32,15 @@ class KinetoSource:
     ) -> None:
         self._backend = backend
         self._clock, self._wall_clock_ns = clock, wall_clock_ns
-        self._again_at = clock() + _AGAIN_SECONDS
+        self._look_at, self._num_free = clock() + _LOOK_SECONDS, 0
 
     def collect(self) -> Collection:
         """How many they are, and who cannot be answered."""
-        if self._backend.why_closed is not None and self._clock() >= self._again_at:
-            self._again_at = self._clock() + _AGAIN_SECONDS
-            self._backend.try_again()
+        if self._backend.why_closed is not None and self._clock() >= self._look_at:
+            self._look_at = self._clock() + _LOOK_SECONDS
+            self._num_free = self._num_free + 1 if self._backend.server.is_free() else 0
+            if self._num_free >= _FREE_LOOKS:
+                self._backend.try_again()
         if self._backend.why_closed is not None:
             return Collection((), (self._backend.why_closed,))
         now_ns, server = self._wall_clock_ns(), self._backend.server

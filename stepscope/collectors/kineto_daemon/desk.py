@@ -92,7 +92,6 @@ class _Job:
     recording: Recording
     num_steps: int
     over_since: float | None = None
-    has_failed: bool = False
 
 
 class KinetoDesk:
@@ -174,14 +173,22 @@ class KinetoDesk:
                 self._ended.wait(_IDLE_SECONDS)
 
     def _see_to_all(self, processes: Mapping[str, KinetoProcess]) -> None:
-        """Each; what one fails with is logged once, and holds no other up."""
+        """Each; one that cannot be seen to is given up, and holds no other up."""
         for job in list(self._jobs.values()):
             try:
                 self._see_to(job, processes)
-            except Exception:  # this capture's own fault
-                if not job.has_failed:
-                    _log.exception("capture %s failed at a look; it is looked at again, the others go on", job.id)
-                job.has_failed = True
+            except Exception as error:  # this capture's own fault
+                _log.exception("capture %s is given up; the others go on", job.id)
+                self._give_up(job, said(error))
+
+    def _give_up(self, job: _Job, why: str) -> None:
+        del self._jobs[job.id]
+        told = self._told.get(job.id, {})
+        for key in job.recording.targets:
+            self._orders.withdraw(key)
+            if key not in told or not told[key].outcome.state.is_final:
+                self._say(News(job.id, Outcome(key, AnswerState.FAILED, why)))
+        job.recording.close()
 
     def _look(self, processes: Mapping[str, KinetoProcess]) -> None:
         self._targets = self._look_up.of(processes.values(), time.monotonic())

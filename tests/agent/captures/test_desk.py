@@ -20,6 +20,7 @@ from stepscope.agent.captures import CaptureLimits, CapturePlaces, CaptureServic
 from stepscope.agent.captures.choosing import RefusedError
 from stepscope.agent.captures.desk import CaptureDesk
 from stepscope.agent.captures.kept import KeptCaptures
+from stepscope.agent.state_lock import StateLock
 from stepscope.agent.token_file import token_in
 from stepscope.agent.web import Access, Address, AgentServer
 from stepscope.core.agent_messages import Answer, AnswerState
@@ -117,7 +118,7 @@ def test_a_file_that_is_damaged_is_said_and_forgotten(
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Callable[..., tuple[int, dict[str, object]]]]:
     backend = FakeBackend([target(0)], {"k0": [_ACCEPTED]})
-    service = CaptureService([backend], CapturePlaces(tmp_path / "state"))
+    service = CaptureService([backend], CapturePlaces(tmp_path))
     with service, AgentServer(Address("127.0.0.1", 0), service.routes, Access(service.token)) as server:
 
         def ask(method: str, path: str, body: str | None = None, **headers: str) -> tuple[int, dict[str, object]]:
@@ -196,7 +197,7 @@ def test_without_a_place_for_the_token_nobody_may_ask_and_the_agent_runs(
     with pytest.raises(UsageError), CaptureService([], CapturePlaces(tmp_path, tmp_path / "file")):
         pass
     caplog.clear()
-    with CaptureService([], CapturePlaces(tmp_path / "file")):
+    with StateLock(tmp_path / "file"), CaptureService([], CapturePlaces(tmp_path / "file")):
         pass
     assert f"nothing outlives this agent: {tmp_path}/file: is no folder" in caplog.text
     assert f"{tmp_path}/file/token: the token cannot be made (Not a directory)" in caplog.text

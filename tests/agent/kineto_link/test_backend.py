@@ -154,6 +154,15 @@ def test_an_agent_beside_dynolog_goes_on_unless_its_socket_was_asked_for(tmp_pat
         )
 
 
+def test_an_agent_that_ends_takes_no_address(tmp_path: Path, place: Path) -> None:
+    folder = str(place.parent)
+    with KinetoBackend(tmp_path / "first", socket_folder=folder), ExitStack() as ending:
+        second = ending.enter_context(KinetoBackend(tmp_path, socket_folder=folder, is_required=False))
+        assert second.why_closed is not None
+    second.try_again()
+    assert second.server.is_free()
+
+
 def test_an_address_that_was_taken_is_tried_again(
     tmp_path: Path, place: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,9 +172,20 @@ def test_an_address_that_was_taken_is_tried_again(
     first.enter_context(KinetoBackend(tmp_path / "first", socket_folder=str(place.parent)))
     with first, KinetoBackend(tmp_path, socket_folder=str(place.parent), is_required=False) as second:
         source = KinetoSource(second, clock=lambda: now[0])
-        now[0] += 31
-        assert source.collect().missing  # it is still taken
+
+        def missing(looks: int) -> list[bool]:
+            told = []
+            for _ in range(looks):
+                now[0] += 31
+                told.append(bool(source.collect().missing))
+            return told
+
+        assert missing(2) == [True] * 2  # it is still taken
         first.close()
+        assert missing(4) == [True] * 4
+        with KinetoBackend(tmp_path / "first", socket_folder=str(place.parent)):  # started anew: it finds its place
+            assert missing(1) == [True]
+        assert missing(4) == [True] * 4
         now[0] += 29
         assert source.collect().missing
         now[0] += 2

@@ -83,7 +83,7 @@ def test_a_young_process_is_captured_on_the_first_request(
     assert [path.name for path in (tmp_path / "runs").rglob(".*")] == []
 
 
-def test_a_capture_that_fails_at_each_look_holds_no_other_up(
+def test_a_capture_that_cannot_be_seen_to_is_given_up_and_holds_no_other_up(
     tmp_path: Path, socket_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     see_to = KinetoDesk._see_to
@@ -99,7 +99,12 @@ def test_a_capture_that_fails_at_each_look_holds_no_other_up(
         with asking(desk, *clients) as keys:
             desk.request(Wish("bad", keys[:1], 3))
             desk.request(Wish("good", keys[1:], 3))
-            assert final(desk, 1)[keys[1]].outcome.state is AnswerState.DONE
+            told = final(desk, 2)
+            assert told[keys[1]].outcome.state is AnswerState.DONE
+            assert told[keys[0]].outcome.state is AnswerState.FAILED
+            assert told[keys[0]].outcome.reason == "what nobody foresaw"
+            desk.request(Wish("next", keys[:1], 3))  # nobody has its process any more
+            assert final(desk, 1)[keys[0]].outcome.state is AnswerState.DONE
     assert sum("what nobody foresaw" in (record.exc_text or "") for record in caplog.records) == 1
 
 
