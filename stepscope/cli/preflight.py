@@ -57,12 +57,17 @@ def command(
     with 1 when a GPU failed, with 3 when there is none to measure, with 4 when the driver does not answer.
     """
     from stepscope.cli.preflight_report import report_lines
-    from stepscope.collectors.jobs.designations import names_of
     from stepscope.core.errors import DataError, UsageError
     from stepscope.core.preflight import CheckGroup
     from stepscope.store.files import check_writable, write_whole
     from stepscope.workflow.junit import checks_as_junit
-    from stepscope.workflow.preflight.request import PreflightRequest, driver_seconds_of, gpus_of, groups_of
+    from stepscope.workflow.preflight.request import (
+        PreflightRequest,
+        driver_seconds_of,
+        gpus_of,
+        groups_of,
+        slurm_gpus_of,
+    )
     from stepscope.workflow.preflight.run import run_preflight
 
     if slurm_gpus is not None and (gpus is not None or device != "cuda"):
@@ -77,7 +82,7 @@ def command(
         quick=quick,
         groups=frozenset(CheckGroup) if checks is None else groups_of(checks),
         gpus=None if gpus is None else gpus_of(gpus),
-        slurm_gpus=None if slurm_gpus is None else tuple(dict.fromkeys(names_of(slurm_gpus))),
+        slurm_gpus=None if slurm_gpus is None else slurm_gpus_of(slurm_gpus),
         seconds=timeout,
         driver_seconds=driver_seconds_of(timeout),
     )

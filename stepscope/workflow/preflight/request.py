@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stepscope.collectors.jobs.designations import names_of
 from stepscope.core.errors import UsageError
 from stepscope.core.preflight import CHECKS, CheckGroup
 
@@ -77,6 +78,11 @@ def gpus_of(text: str) -> tuple[str, ...]:
         elif name:
             names.append(name)
     return tuple(dict.fromkeys(names))
+
+
+def slurm_gpus_of(text: str) -> tuple[str, ...]:
+    """GPUs as Slurm names them in SLURM_JOB_GPUS: "0,2-4,GPU-1b2c3d4e"; none of "NoDevFiles"."""
+    return tuple(dict.fromkeys(names_of(text)))
 
 
 def groups_of(text: str) -> frozenset[CheckGroup]:

@@ -84,9 +84,9 @@ def _by_slurm(
     if not names:
         raise UsageError("Slurm names no GPU by a number or UUID", where="--slurm-gpus")
     devices = _devices(driver)
-    uuids = names_of(visible)
-    if uuids and len(visible_to_cuda(devices, visible)) == len(uuids):
-        names = uuids
+    visible_names = names_of(visible)
+    if visible_names and len(visible_to_cuda(devices, visible)) == len(visible_names):
+        names = visible_names
     numbers = [name for name in names if name.isdecimal()]
     if numbers and any(gpu.is_split for gpu in driver.gpus):
         what = f"{listed(numbers)} {form(len(numbers), 'tells', 'tell')} no GPU"
