@@ -206,6 +206,15 @@ def test_a_whole_gpu_that_cuda_hides_behind_an_instance_is_measured(run_node: Ru
         assert preflight.outcome is Outcome.PASS
 
 
+def test_a_split_gpu_of_which_cuda_shows_nothing_is_no_lost_one(run_node: RunNode, machine: FakeNvml) -> None:
+    machine.set(1, mig_mode=1)  # without instances
+    machine.write()
+    shown = ",".join(uuid_of(index) for index in (0, 2, 3))
+    preflight = run_node(groups=frozenset({CheckGroup.MEMORY}), FAKE_SHOWN=shown)
+    assert preflight.outcome is Outcome.PASS
+    assert [gpu.index for gpu in preflight.gpus] == [0, 2, 3]
+
+
 def test_nothing_is_run_on_a_gpu_that_is_split(run_node: RunNode, machine: FakeNvml) -> None:
     machine.set(1, mig_mode=1, ecc__1__0=1, **mig_instance(1, 0, gpu_instance=7))
     machine.write()
