@@ -13,7 +13,7 @@ from stepscope.collectors.jobs.designations import by_minor, by_uuid, names_of, 
 from stepscope.collectors.jobs.devices import Device
 from stepscope.core.analysis import Notice
 from stepscope.core.counting import counted, form
-from stepscope.core.errors import UsageError
+from stepscope.core.errors import DataError, UsageError
 from stepscope.core.listing import listed
 from stepscope.core.preflight import CheckGroup, CheckResult, Outcome
 from stepscope.core.readings import labels_of
@@ -30,7 +30,7 @@ class Selection:
 
     Attributes:
         request: by NVML's indices, as far as NVML knows the names.
-        results: of GPUs that are asked for and not there.
+        results: of GPUs that should be there and are not.
         warnings: on the names.
     """
 
@@ -49,10 +49,37 @@ def select(request: PreflightRequest, driver: DriverLook, programs: Programs, nu
         num_on_bus: GPUs that are on the PCI bus, whatever the driver says.
 
     Raises:
-        UsageError: none of Slurm's names is a GPU's here.
+        UsageError: Slurm names no GPU, or MIG instances alone and none is here.
         DataError: NVML knows no GPU, by which alone Slurm's names are understood.
         UnreachableError: it is Slurm that names GPUs, and the driver hangs.
     """
+    too_few = _too_few(request, driver)
+    try:
+        selection = _named(request, driver, programs, num_on_bus)
+    except (DataError, UsageError) as error:
+        if not too_few:
+            raise
+        notice = Notice("not_measured", str(error))  # that a GPU is gone counts more
+        selection = Selection(replace(request, gpus=None, groups=_ONLY_STATE), warnings=(notice,))
+    return replace(selection, results=(*too_few, *selection.results))
+
+
+def without_visible(programs: Programs) -> Programs:
+    """All GPUs are seen: in a prolog CUDA_VISIBLE_DEVICES has Slurm's numbers, which are not CUDA's."""
+    kept = {name: value for name, value in programs.environment.items() if name not in _VISIBLE}
+    return replace(programs, environment=kept)
+
+
+def _too_few(request: PreflightRequest, driver: DriverLook) -> tuple[CheckResult, ...]:
+    """A failure where the driver answers and tells of fewer GPUs than there must be."""
+    known = len(driver.gpus) + len(driver.lost)
+    if driver.why_not or known >= request.expected_gpus:
+        return ()
+    what = f"the driver knows {known} of {counted(request.expected_gpus, 'GPU')}: look for XIDs, reboot"
+    return (CheckResult("driver", (), Outcome.FAIL, what),)
+
+
+def _named(request: PreflightRequest, driver: DriverLook, programs: Programs, num_on_bus: int) -> Selection:
     if request.slurm_gpus is not None:
         check_answers(driver)
         visible = programs.environment.get("CUDA_VISIBLE_DEVICES", "")
@@ -65,12 +92,6 @@ def select(request: PreflightRequest, driver: DriverLook, programs: Programs, nu
     else:
         return Selection(request)
     return _without_load_where_split(selection, driver)
-
-
-def without_visible(programs: Programs) -> Programs:
-    """All GPUs are seen: in a prolog CUDA_VISIBLE_DEVICES has Slurm's numbers, which are not CUDA's."""
-    kept = {name: value for name, value in programs.environment.items() if name not in _VISIBLE}
-    return replace(programs, environment=kept)
 
 
 def _by_slurm(
@@ -103,24 +124,34 @@ def _by_slurm(
 
 
 def _with_unknown(request: PreflightRequest, unknown: Sequence[str], driver: DriverLook, num_on_bus: int) -> Selection:
-    """Names that no GPU has which answers: where one is lost it is that one; otherwise they are wrong names.
+    """Names that no GPU has which answers: where one is lost it is that one.
+
+    Otherwise a whole GPU is gone, as Slurm counted it when slurmd started. Instances are made and destroyed by people:
+    their names may be wrong.
 
     Args:
         request: for the others.
-        unknown: the names.
+        unknown: the names; numbers are of whole GPUs.
         driver: what NVML knows.
         num_on_bus: GPUs on the PCI bus.
 
     Raises:
-        UsageError: there are no others, and the driver knows all GPUs.
+        UsageError: there are no others, and no GPU is gone.
     """
     what = f"Slurm's {listed(unknown)} {form(len(unknown), 'is no GPU', 'are no GPUs')} here"
+    whole = [name for name in unknown if name.isdecimal() or name.startswith("GPU-")]
     if driver.lost:  # they tell neither number nor UUID
         gpus = (*(request.gpus or ()), *(str(index) for index, _ in driver.lost))
         return Selection(replace(request, gpus=gpus))
+    why = ""
     if num_on_bus > len(driver.gpus):
         seen = f"{counted(num_on_bus, 'GPU')} {form(num_on_bus, 'is', 'are')} on the PCI bus"
         why = f"{what}: {seen}, the driver tells of {len(driver.gpus)}: look for XIDs, reboot"
+    elif whole:
+        named = f"Slurm names {form(len(whole), 'GPU')} {listed(whole)}, which the driver does not tell of"
+        fell = form(len(whole), "it fell off the bus", "they fell off the bus")
+        why = f"{named}: {fell}, or gres.conf is wrong (compare with nvidia-smi -q, Minor Number)"
+    if why:
         gone = CheckResult("driver", (), Outcome.FAIL, why)
         return Selection(request if request.gpus else replace(request, gpus=None, groups=_ONLY_STATE), (gone,))
     if not request.gpus:

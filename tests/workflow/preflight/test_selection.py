@@ -20,8 +20,10 @@ _SPLIT = DriverLook(
 )
 
 
-def by_slurm(names: str, driver: DriverLook = _WHOLE, *, visible: str = "", num_on_bus: int = 0) -> Selection:
-    request = PreflightRequest(slurm_gpus=tuple(filter(None, names.split(","))))
+def by_slurm(
+    names: str, driver: DriverLook = _WHOLE, *, visible: str = "", num_on_bus: int = 0, expected: int = 0
+) -> Selection:
+    request = PreflightRequest(slurm_gpus=tuple(filter(None, names.split(","))), expected_gpus=expected)
     return select(request, driver, Programs(environment={"CUDA_VISIBLE_DEVICES": visible}), num_on_bus)
 
 
@@ -61,17 +63,60 @@ def test_uuids_that_slurm_lets_cuda_see_tell_more_than_numbers() -> None:
     assert without_visible(Programs(environment={"CUDA_VISIBLE_DEVICES": "2", "A": "b"})).environment == {"A": "b"}
 
 
-def test_a_name_that_no_gpu_has_is_wrong_use_and_hides_no_other() -> None:
-    for names, driver in (("99", _WHOLE), ("MIG-99", _SPLIT), (uuid_of(7), _WHOLE)):
-        with pytest.raises(UsageError, match=r"^--slurm-gpus: Slurm's .* is no GPU here; "):
-            by_slurm(names, driver, num_on_bus=len(driver.gpus))
+def test_an_instance_that_there_is_not_is_wrong_use_and_hides_no_other() -> None:
+    for driver in (_WHOLE, _SPLIT):
+        with pytest.raises(UsageError, match=r"^--slurm-gpus: Slurm's MIG-99 is no GPU here; "):
+            by_slurm("MIG-99", driver, num_on_bus=len(driver.gpus))
     with pytest.raises(UsageError, match="names no GPU"):
         by_slurm("")
-    selection = by_slurm("3,98,99")
+    selection = by_slurm("3,MIG-98,MIG-99")
     assert selection.request.gpus == ("0",)
     assert [notice.message for notice in selection.warnings] == [
-        "Slurm's 98, 99 are no GPUs here: the others are checked"
+        "Slurm's MIG-98, MIG-99 are no GPUs here: the others are checked"
     ]
+
+
+@pytest.mark.parametrize(
+    ("names", "driver", "gpus", "said"),
+    [
+        ("0,1,2,3,7", _WHOLE, ("3", "2", "1", "0"), "Slurm names GPU 7, which"),
+        ("7", _WHOLE, None, "Slurm names GPU 7, which"),
+        ("3,8,9", _WHOLE, ("0",), "Slurm names GPUs 8, 9, which"),
+        (uuid_of(7), _WHOLE, None, f"Slurm names GPU {uuid_of(7)}, which"),
+        (f"MIG-10,{uuid_of(7)}", _SPLIT, ("1",), f"Slurm names GPU {uuid_of(7)}, which"),
+    ],
+)
+def test_a_whole_gpu_that_slurm_names_and_nobody_knows_fails(
+    names: str, driver: DriverLook, gpus: tuple[str, ...] | None, said: str
+) -> None:
+    """Also where the PCI bus does not know it any more, as after its surprise removal."""
+    selection = by_slurm(names, driver, num_on_bus=len(driver.gpus))
+    assert selection.request.gpus == gpus
+    (gone,) = selection.results
+    assert gone.outcome is Outcome.FAIL
+    assert gone.detail.startswith(said)
+    assert "fell off the bus, or gres.conf is wrong (compare with nvidia-smi -q, Minor Number)" in gone.detail
+
+
+def test_fewer_gpus_than_expected_fail_whichever_are_asked_for() -> None:
+    one_gone = "the driver knows 4 of 5 GPUs: look for XIDs, reboot"
+    assert [one.detail for one in by_slurm("3", expected=5).results] == [one_gone]
+    assert by_slurm("3", expected=5).request.gpus == ("0",)
+    for names in ("MIG-99", ""):
+        selection = by_slurm(names, expected=5)
+        assert [one.detail for one in selection.results] == [one_gone]
+        assert not selection.request.runs
+    assert len(by_slurm("9", _SPLIT, expected=3).results) == 1
+    assert len(by_slurm("0", DriverLook(), expected=8).results) == 1
+    asked = PreflightRequest(expected_gpus=5)
+    assert [one.detail for one in select(asked, _WHOLE, Programs(environment={}), 0).results] == [one_gone]
+
+
+def test_as_many_gpus_as_expected_are_enough_and_what_knows_none_counts_none() -> None:
+    assert by_slurm("3", expected=4).results == ()
+    assert by_slurm("3", DriverLook(_WHOLE.gpus[:3], ((3, "lost"),)), expected=4).results == ()
+    with pytest.raises(DataError, match="no library"):
+        by_slurm("0", DriverLook(why_not="no library"), expected=4)
 
 
 def test_a_name_that_no_gpu_has_is_the_one_that_is_lost_where_one_is() -> None:
