@@ -115,16 +115,29 @@ def _by_slurm(
             f"Slurm's {what} on a machine with MIG: the driver is asked for all of its GPUs, and nothing is run on them"
         )
         return Selection(replace(request, gpus=None, groups=_ONLY_STATE), warnings=(Notice("slurm_counts_mig", why),))
+    if numbers and driver.gpus and not any(gpu.minor for gpu in driver.gpus):
+        why = (
+            f"the driver tells no minor number: Slurm's {listed(numbers)} {form(len(numbers), 'is', 'are')} taken for "
+        )
+        notice = Notice("minor_unknown", why + form(len(numbers), "an index", "indices"))
+        driver = replace(driver, gpus=tuple(replace(gpu, minor=str(gpu.index)) for gpu in driver.gpus))
+        selection = _by_names(request, names, driver, num_on_bus)
+        return replace(selection, warnings=(notice, *selection.warnings))
+    return _by_names(request, names, driver, num_on_bus)
+
+
+def _by_names(request: PreflightRequest, names: Sequence[str], driver: DriverLook, num_on_bus: int) -> Selection:
+    """Numbers are minor numbers of whole GPUs."""
+    devices = _devices(driver)
     found = {name: by_minor(devices, name) if name.isdecimal() else by_uuid(devices, name) for name in names}
     gpus = tuple(dict.fromkeys(device.gpu for device in found.values() if device is not None))
     unknown = [name for name, device in found.items() if device is None]
-    if not unknown:
-        return Selection(replace(request, gpus=gpus))
-    return _with_unknown(replace(request, gpus=gpus), unknown, driver, num_on_bus)
+    request = replace(request, gpus=gpus)
+    return _with_unknown(request, unknown, driver, num_on_bus) if unknown else Selection(request)
 
 
 def _with_unknown(request: PreflightRequest, unknown: Sequence[str], driver: DriverLook, num_on_bus: int) -> Selection:
-    """Names that no GPU has which answers: where one is lost it is that one.
+    """Names that no GPU has which answers: where one is lost it is that one, or one that does not tell its number.
 
     Otherwise a whole GPU is gone, as Slurm counted it when slurmd started. Instances are made and destroyed by people:
     their names may be wrong.
@@ -139,24 +152,47 @@ def _with_unknown(request: PreflightRequest, unknown: Sequence[str], driver: Dri
         UsageError: there are no others, and no GPU is gone.
     """
     what = f"Slurm's {listed(unknown)} {form(len(unknown), 'is no GPU', 'are no GPUs')} here"
-    whole = [name for name in unknown if name.isdecimal() or name.startswith("GPU-")]
+    numbers = [name for name in unknown if name.isdecimal()]
+    gone = [name for name in unknown if name.startswith("GPU-")]
+    warnings: tuple[Notice, ...] = ()
+    numberless = [str(gpu.index) for gpu in driver.gpus if not gpu.minor] if numbers else []
+    if numberless:
+        request, warnings = _with_numberless(request, numbers, numberless, len(driver.lost))
+    if len(numbers) > len(numberless):
+        gone = [*numbers, *gone]
     if driver.lost:  # they tell neither number nor UUID
         gpus = (*(request.gpus or ()), *(str(index) for index, _ in driver.lost))
-        return Selection(replace(request, gpus=gpus))
+        return Selection(replace(request, gpus=gpus), warnings=warnings)
     why = ""
     if num_on_bus > len(driver.gpus):
         seen = f"{counted(num_on_bus, 'GPU')} {form(num_on_bus, 'is', 'are')} on the PCI bus"
         why = f"{what}: {seen}, the driver tells of {len(driver.gpus)}: look for XIDs, reboot"
-    elif whole:
-        named = f"Slurm names {form(len(whole), 'GPU')} {listed(whole)}, which the driver does not tell of"
-        fell = form(len(whole), "it fell off the bus", "they fell off the bus")
+    elif gone:
+        named = f"Slurm names {form(len(gone), 'GPU')} {listed(gone)}, which the driver does not tell of"
+        fell = form(len(gone), "it fell off the bus", "they fell off the bus")
         why = f"{named}: {fell}, or gres.conf is wrong (compare with nvidia-smi -q, Minor Number)"
     if why:
-        gone = CheckResult("driver", (), Outcome.FAIL, why)
-        return Selection(request if request.gpus else replace(request, gpus=None, groups=_ONLY_STATE), (gone,))
+        failed = (CheckResult("driver", (), Outcome.FAIL, why),)
+        return Selection(request if request.gpus else replace(request, gpus=None, groups=_ONLY_STATE), failed, warnings)
     if not request.gpus:
-        raise UsageError(what, where="--slurm-gpus", what_next="compare gres.conf with nvidia-smi -q (Minor Number)")
-    return Selection(request, warnings=(Notice("no_such_gpu", f"{what}: the others are checked"),))
+        raise UsageError(what, where="--slurm-gpus", what_next="compare it with nvidia-smi -L")
+    wrong = [name for name in unknown if name not in numbers]
+    if wrong:
+        what = f"Slurm's {listed(wrong)} {form(len(wrong), 'is no GPU', 'are no GPUs')} here"
+        warnings = (*warnings, Notice("no_such_gpu", f"{what}: the others are checked"))
+    return Selection(request, warnings=warnings)
+
+
+def _with_numberless(
+    request: PreflightRequest, numbers: Sequence[str], numberless: Sequence[str], num_lost: int
+) -> tuple[PreflightRequest, tuple[Notice, ...]]:
+    """GPUs that do not tell their minor number as well; where they may be another job's, nothing is run."""
+    why = f"no GPU tells that it is Slurm's {listed(numbers)}: GPU {listed(numberless)}, without a minor number, "
+    why += form(len(numberless), "is checked", "are checked")
+    request = replace(request, gpus=tuple(dict.fromkeys((*(request.gpus or ()), *numberless))))
+    if len(numberless) + num_lost > len(numbers):
+        request, why = replace(request, groups=_ONLY_STATE), f"{why} by the driver, and nothing is run"
+    return request, (Notice("minor_unknown", why),)
 
 
 def _without_load_where_split(selection: Selection, driver: DriverLook) -> Selection:

@@ -194,6 +194,17 @@ def test_slurms_numbers_are_minor_numbers_and_what_slurm_lets_cuda_see_are_not_c
     assert preflight.outcome is Outcome.PASS
 
 
+def test_a_gpu_that_does_not_tell_its_minor_number_is_measured_with_those_that_slurm_names(
+    run_node: RunNode, machine: FakeNvml
+) -> None:
+    machine.set(1, minor=None)
+    machine.write()
+    preflight = run_node(groups=frozenset({CheckGroup.MEMORY}), slurm_gpus=("7", "6"))
+    assert [gpu.index for gpu in preflight.gpus] == [0, 1]
+    assert preflight.outcome is Outcome.PASS
+    assert [notice.code for notice in preflight.warnings] == ["minor_unknown"]
+
+
 def test_a_gpu_that_is_gone_fails_whatever_can_be_said_of_the_others(run_node: RunNode, machine: FakeNvml) -> None:
     memory = frozenset({CheckGroup.MEMORY})
     preflight = run_node(groups=memory, slurm_gpus=("7", "3"))

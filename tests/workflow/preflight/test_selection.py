@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stepscope.core.errors import DataError, UnreachableError, UsageError
@@ -96,6 +98,39 @@ def test_a_whole_gpu_that_slurm_names_and_nobody_knows_fails(
     assert gone.outcome is Outcome.FAIL
     assert gone.detail.startswith(said)
     assert "fell off the bus, or gres.conf is wrong (compare with nvidia-smi -q, Minor Number)" in gone.detail
+
+
+def without_minors(*indices: int) -> DriverLook:
+    return DriverLook(tuple(replace(gpu, minor="") if gpu.index in indices else gpu for gpu in _WHOLE.gpus))
+
+
+def test_a_number_that_no_gpu_has_is_one_of_those_that_tell_none() -> None:
+    one = by_slurm("3,2", without_minors(1))
+    assert (one.request.gpus, one.results) == (("0", "1"), ())
+    assert one.request.runs
+    assert by_slurm("3", without_minors(1)) == by_slurm("3")
+    several = by_slurm("3,2", without_minors(1, 2))
+    assert several.request.gpus == ("0", "1", "2")
+    assert not several.request.runs  # one of them may be another job's
+    for selection in (one, several):
+        (notice,) = selection.warnings
+        assert notice.message.startswith("no GPU tells that it is Slurm's 2: ")
+
+
+def test_what_gpus_without_a_minor_number_cannot_be_is_gone() -> None:
+    for names in ("3,2,9", f"3,2,{uuid_of(7)}"):
+        selection = by_slurm(names, without_minors(1))
+        assert selection.request.gpus == ("0", "1")
+        assert [one.outcome for one in selection.results] == [Outcome.FAIL]
+
+
+def test_where_no_gpu_tells_a_minor_number_it_is_taken_for_the_index() -> None:
+    selection = by_slurm("3,0", without_minors(0, 1, 2, 3))
+    assert (selection.request.gpus, selection.results) == (("3", "0"), ())
+    (notice,) = selection.warnings
+    assert notice.message == "the driver tells no minor number: Slurm's 3, 0 are taken for indices"
+    assert [one.outcome for one in by_slurm("3,7", without_minors(0, 1, 2, 3)).results] == [Outcome.FAIL]
+    assert by_slurm(uuid_of(2), without_minors(0, 1, 2, 3)).warnings == ()
 
 
 def test_fewer_gpus_than_expected_fail_whichever_are_asked_for() -> None:
