@@ -3,10 +3,12 @@
 #
 #   slurm.conf:  Epilog=/etc/slurm/epilog.d/stepscope.sh
 #
-# STEPSCOPE: the command. STEPSCOPE_PREFLIGHT_LOGS: where reports are kept.
+# STEPSCOPE: the command. STEPSCOPE_PREFLIGHT_LOGS: where reports are kept. STEPSCOPE_EXPECTED_GPUS: how many whole GPUs
+# the node has, also where MIG is on; a node with fewer is drained.
 set -u
 stepscope=${STEPSCOPE:-stepscope}
 logs=${STEPSCOPE_PREFLIGHT_LOGS:-/var/log/stepscope}
+expected=${STEPSCOPE_EXPECTED_GPUS:-} # 8, say; empty: as many as there are
 job=${SLURM_JOB_ID:-unknown}
 
 [[ -n ${SLURM_JOB_GPUS:-} ]] || exit 0
@@ -20,7 +22,8 @@ for folder in /dev/shm /run /tmp "$logs"; do
 done
 trap '[[ $report == /dev/null ]] || rm -f "$report"' EXIT
 
-timeout --kill-after=10 60 "$stepscope" preflight --checks state --slurm-gpus "$SLURM_JOB_GPUS" >"$report" 2>&1
+timeout --kill-after=10 60 "$stepscope" preflight --checks state --slurm-gpus "$SLURM_JOB_GPUS" \
+  ${expected:+"--expected-gpus=$expected"} >"$report" 2>&1
 code=$?
 kept=$logs/epilog-$job.txt
 { mkdir -p "$logs" && cp "$report" "$kept"; } 2>/dev/null || kept="no report: $logs cannot be written"

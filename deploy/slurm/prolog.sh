@@ -4,11 +4,13 @@
 #   slurm.conf:  Prolog=/etc/slurm/prolog.d/stepscope.sh    PrologFlags=Alloc    PrologEpilogTimeout=180
 #
 # It runs as root on each node of the job. STEPSCOPE: the command. STEPSCOPE_PREFLIGHT_SECONDS: for all of it.
-# STEPSCOPE_PREFLIGHT_LOGS: where reports are kept.
+# STEPSCOPE_PREFLIGHT_LOGS: where reports are kept. STEPSCOPE_EXPECTED_GPUS: how many whole GPUs the node has, also
+# where MIG is on; a node with fewer is drained whichever GPUs the job has.
 set -u
 stepscope=${STEPSCOPE:-stepscope}
 limit=${STEPSCOPE_PREFLIGHT_SECONDS:-120}
 logs=${STEPSCOPE_PREFLIGHT_LOGS:-/var/log/stepscope}
+expected=${STEPSCOPE_EXPECTED_GPUS:-} # 8, say; empty: as many as there are
 job=${SLURM_JOB_ID:-unknown}
 
 [[ -n ${SLURM_JOB_GPUS:-} ]] || exit 0 # a job without GPUs
@@ -22,9 +24,10 @@ for folder in /dev/shm /run /tmp "$logs"; do
 done
 trap '[[ $report == /dev/null ]] || rm -f "$report"' EXIT
 
-# numbers are minor numbers, on machines with MIG they count instances; UUIDs from Slurm 25.11 on. What names no GPU
-# here ends with 2, and the job starts.
-timeout --kill-after=10 "$limit" "$stepscope" preflight --quick --slurm-gpus "$SLURM_JOB_GPUS" >"$report" 2>&1
+# numbers are minor numbers, on machines with MIG they count instances; UUIDs from Slurm 25.11 on. A GPU
+# that is named and not there fails; a MIG instance that there is not ends with 2, and the job starts.
+timeout --kill-after=10 "$limit" "$stepscope" preflight --quick --slurm-gpus "$SLURM_JOB_GPUS" \
+  ${expected:+"--expected-gpus=$expected"} >"$report" 2>&1
 code=$?
 kept=$logs/preflight-$job.txt
 { mkdir -p "$logs" && cp "$report" "$kept"; } 2>/dev/null || kept="no report: $logs cannot be written"

@@ -17,12 +17,23 @@ from stepscope.core.preflight import Outcome
 if TYPE_CHECKING:
     from stepscope.workflow.preflight.phases import Progress
 
+_EXPECTED = "STEPSCOPE_AGENT__HEALTH__EXPECTED_GPUS"
+"""The agent's setting, where the environment has it."""
+
 
 @click.command("preflight")
 @click.option("--quick", is_flag=True, help="Shorter runs: a rough answer in about 20 s.")
 @click.option("--checks", metavar="A,B", help="Only these: state, memory, matmul, results, host, peers, all_reduce.")
 @click.option("--gpus", metavar="0,2-3", help="Only these: indices as nvidia-smi shows them, or UUIDs, also of MIG.")
 @click.option("--slurm-gpus", metavar="NAMES", help="Only these, as Slurm names them: $SLURM_JOB_GPUS of a prolog.")
+@click.option(
+    "--expected-gpus",
+    type=click.IntRange(min=0),
+    default=0,
+    envvar=_EXPECTED,
+    show_envvar=True,
+    help="How many whole GPUs the node has: fewer fail. 0: as many as there are.",
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(1.0, 3600.0),
@@ -46,6 +57,7 @@ def command(
     checks: str | None,
     gpus: str | None,
     slurm_gpus: str | None,
+    expected_gpus: int,
     timeout: float,
     as_json: bool,
     junit: Path | None,
@@ -57,12 +69,17 @@ def command(
     with 1 when a GPU failed, with 3 when there is none to measure, with 4 when the driver does not answer.
     """
     from stepscope.cli.preflight_report import report_lines
-    from stepscope.collectors.jobs.designations import names_of
     from stepscope.core.errors import DataError, UsageError
     from stepscope.core.preflight import CheckGroup
     from stepscope.store.files import check_writable, write_whole
     from stepscope.workflow.junit import checks_as_junit
-    from stepscope.workflow.preflight.request import PreflightRequest, driver_seconds_of, gpus_of, groups_of
+    from stepscope.workflow.preflight.request import (
+        PreflightRequest,
+        driver_seconds_of,
+        gpus_of,
+        groups_of,
+        slurm_gpus_of,
+    )
     from stepscope.workflow.preflight.run import run_preflight
 
     if slurm_gpus is not None and (gpus is not None or device != "cuda"):
@@ -77,7 +94,8 @@ def command(
         quick=quick,
         groups=frozenset(CheckGroup) if checks is None else groups_of(checks),
         gpus=None if gpus is None else gpus_of(gpus),
-        slurm_gpus=None if slurm_gpus is None else tuple(dict.fromkeys(names_of(slurm_gpus))),
+        slurm_gpus=None if slurm_gpus is None else slurm_gpus_of(slurm_gpus),
+        expected_gpus=expected_gpus,
         seconds=timeout,
         driver_seconds=driver_seconds_of(timeout),
     )

@@ -90,15 +90,11 @@ def _skipped(checks: Sequence[CheckResult]) -> list[str]:
     for check in checks:
         if check.outcome is Outcome.SKIPPED:
             reasons.setdefault(check.detail, []).append(check)
-    return [
-        "  ".join(filter(None, ("skipped", _gpus(skipped), listed(dict.fromkeys(map(_name, skipped)), _MOST_NAMES))))
-        + f": {why}"
-        for why, skipped in reasons.items()
-    ]
-
-
-def _name(check: CheckResult) -> str:
-    return check.check
+    lines = []
+    for why, skipped in reasons.items():
+        names = listed(dict.fromkeys(check.check for check in skipped), _MOST_NAMES)
+        lines.append("  ".join(filter(None, ("skipped", _gpus(skipped), names))) + f": {why}")
+    return lines
 
 
 def _gpus(checks: Sequence[CheckResult]) -> str:

@@ -138,6 +138,21 @@ def test_gpus_may_be_named_as_slurm_does(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {request.gpus for request in asked} == {None}
 
 
+def test_how_many_gpus_there_must_be_is_told_by_option_or_as_to_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[PreflightRequest] = []
+
+    def run_preflight(request: PreflightRequest, **_: Any) -> Preflight:
+        asked.append(request)
+        return document(Outcome.PASS)
+
+    monkeypatch.setattr("stepscope.workflow.preflight.run.run_preflight", run_preflight)
+    for told, arguments in (("", []), ("", ["--expected-gpus", "4"]), ("8", []), ("8", ["--expected-gpus", "4"])):
+        monkeypatch.setenv("STEPSCOPE_AGENT__HEALTH__EXPECTED_GPUS", told)
+        with pytest.raises(SystemExit):
+            main(["preflight", *arguments])
+    assert [request.expected_gpus for request in asked] == [0, 4, 8, 4]
+
+
 def test_a_gpu_that_is_not_here_leaves_no_gap(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +174,7 @@ def test_a_gpu_that_is_not_here_leaves_no_gap(
     [
         ["--checks", "memory,speed"],
         ["--timeout", "0"],
+        ["--expected-gpus", "-1"],
         ["--device", "tpu"],
         ["--gpus", "0", "--slurm-gpus", "0"],
         ["--slurm-gpus", "0", "--device", "cpu"],

@@ -46,7 +46,7 @@ def run(request: pytest.FixtureRequest, node: FakeNvml, tmp_path: Path) -> Scrip
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
 
-    def run_script(gpus: str, *, visible: str | None = None) -> tuple[int, str, str]:
+    def run_script(gpus: str, *, visible: str | None = None, expected: str = "") -> tuple[int, str, str]:
         calls.write_text("")
         environment = {
             **node.environment(),
@@ -57,6 +57,7 @@ def run(request: pytest.FixtureRequest, node: FakeNvml, tmp_path: Path) -> Scrip
             "SLURM_JOB_ID": "17",
             "SLURMD_NODENAME": "n1",
             "STEPSCOPE_PREFLIGHT_LOGS": str(tmp_path / "logs"),
+            "STEPSCOPE_EXPECTED_GPUS": expected,
             "SLURM_JOB_GPUS": gpus,
             "CUDA_VISIBLE_DEVICES": gpus if visible is None else visible,  # as Slurm sets it for them
         }
@@ -120,12 +121,31 @@ def test_an_instance_is_checked_by_its_gpu(run: Scripts, node: FakeNvml) -> None
     assert drained_for(run(instance(0, 3))).startswith("FAIL  gpu 0  ecc: ")
 
 
-@pytest.mark.parametrize("name", ["99", "GPU-ffffffff-0000-4000-8000-000000000000", instance(5, 5)])
-def test_a_name_that_no_gpu_has_lets_the_job_start(run: Scripts, name: str) -> None:
-    told = run(name)
+def test_an_instance_that_there_is_not_lets_the_job_start(run: Scripts, node: FakeNvml) -> None:
+    split(node)
+    told = run(instance(5, 5))
     assert drained_for(told) == ""
     assert "exit code 2" in told[1]
-    assert f"Slurm's {name} is no GPU here" in told[2]
+    assert f"Slurm's {instance(5, 5)} is no GPU here" in told[2]
+
+
+@pytest.mark.parametrize("names", ["0,1,2,3,4,5,6,7", "0", "GPU-00000007-0000-4000-8000-000000000000"])
+def test_a_gpu_that_is_gone_from_driver_and_bus_drains_the_node(run: Scripts, node: FakeNvml, names: str) -> None:
+    """The one of index 7 was /dev/nvidia0."""
+    node.values["gpus"] = "7"
+    node.write()
+    gone = names[names.find("G") :] if "G" in names else "0"
+    assert drained_for(run(names)).startswith(f"FAIL  driver: Slurm names GPU {gone}, which the driver does not tell")
+    assert drained_for(run("7")) == ""
+
+
+def test_a_node_with_fewer_gpus_than_expected_is_drained_by_any_job(run: Scripts, node: FakeNvml) -> None:
+    assert drained_for(run("7", expected="8")) == ""
+    node.values["gpus"] = "7"
+    node.write()
+    assert drained_for(run("7", expected="8")).startswith("FAIL  driver: the driver knows 7 of 8 GPUs")
+    split(node)
+    assert drained_for(run(instance(5, 5), expected="8")).startswith("FAIL  driver: the driver knows 2 of 8 GPUs")
 
 
 def test_a_lost_gpu_is_the_one_whose_number_no_other_has(run: Scripts, node: FakeNvml) -> None:

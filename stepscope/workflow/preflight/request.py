@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stepscope.collectors.jobs.designations import names_of
 from stepscope.core.errors import UsageError
 from stepscope.core.preflight import CHECKS, CheckGroup
 
@@ -32,6 +33,7 @@ class PreflightRequest:
         groups: of checks.
         gpus: indices, beginnings of UUIDs, or UUIDs of MIG instances; None for all.
         slurm_gpus: names that Slurm gives, minor numbers or UUIDs, in place of `gpus`; None where it is not Slurm.
+        expected_gpus: how many whole GPUs the node has; 0: as many as there are.
         seconds: that one check may take on one GPU before it counts as hung.
         start_seconds: that a process may take to import torch and open its GPU.
         driver_seconds: that NVML may take to tell all of a GPU, see `driver_seconds_of`.
@@ -42,6 +44,7 @@ class PreflightRequest:
     groups: frozenset[CheckGroup] = frozenset(CheckGroup)
     gpus: tuple[str, ...] | None = None
     slurm_gpus: tuple[str, ...] | None = None
+    expected_gpus: int = 0
     seconds: float = 60.0
     start_seconds: float = 180.0
     driver_seconds: float = _DRIVER_SECONDS[1]
@@ -77,6 +80,11 @@ def gpus_of(text: str) -> tuple[str, ...]:
         elif name:
             names.append(name)
     return tuple(dict.fromkeys(names))
+
+
+def slurm_gpus_of(text: str) -> tuple[str, ...]:
+    """GPUs as Slurm names them in SLURM_JOB_GPUS: "0,2-4,GPU-1b2c3d4e"; none of "NoDevFiles"."""
+    return tuple(dict.fromkeys(names_of(text)))
 
 
 def groups_of(text: str) -> frozenset[CheckGroup]:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.host.pci_gpus import count_on_bus
 from stepscope.collectors.kernel_log import KernelLog
+from stepscope.core.analysis import Notice
+from stepscope.core.errors import DataError, UsageError
 from stepscope.core.preflight import (
     CHECKS,
     PREFLIGHT_SCHEMA,
@@ -62,7 +64,12 @@ def run_preflight(
     selection = select(request, driver, programs, count_on_bus(files or Files()))
     request = selection.request
     programs = programs if request.slurm_gpus is None else without_visible(programs)
-    found = _discover(request, programs, driver)
+    try:
+        found = _discover(request, programs, driver)
+    except (DataError, UsageError) as error:
+        if not selection.results:
+            raise
+        found = Discovery((), {}, warnings=(Notice("not_measured", str(error)),))  # that a GPU is gone counts more
     states: dict[int, GpuState | Failure] = {}
     with ExitStack() as stack:
         log = stack.enter_context(KernelLog()) if is_cuda else None
@@ -93,7 +100,7 @@ def run_preflight(
         outcome=worst(result.outcome for result in results),
         gpus=[_document_gpu(gpu, results, states.get(gpu.index)) for gpu in gpus],
         checks=results,
-        warnings=[*selection.warnings, *found.warnings],
+        warnings=list(dict.fromkeys([*selection.warnings, *found.warnings])),
     )
 
 

@@ -6,13 +6,18 @@ import pytest
 
 from stepscope.core.errors import UsageError
 from stepscope.core.preflight import CheckGroup
-from stepscope.workflow.preflight.request import PreflightRequest, driver_seconds_of, gpus_of, groups_of
+from stepscope.workflow.preflight.request import PreflightRequest, driver_seconds_of, gpus_of, groups_of, slurm_gpus_of
 
 
 def test_gpus_by_index_range_and_uuid() -> None:
     assert gpus_of("0,2-4, 3,GPU-1b2c3d4e-0000,MIG-17") == ("0", "2", "3", "4", "GPU-1b2c3d4e-0000", "MIG-17")
     assert gpus_of("0-99999999") == ("0-99999999",)
     assert gpus_of(" ,") == ()
+
+
+def test_gpus_as_slurm_names_them() -> None:
+    assert slurm_gpus_of("7,0-2,0,GPU-1b2c3d4e") == ("7", "0", "1", "2", "GPU-1b2c3d4e")
+    assert slurm_gpus_of("NoDevFiles") == ()
 
 
 def test_the_driver_is_waited_for_no_longer_than_a_check_may_take_but_for_one_that_wakes_its_gpu() -> None:

@@ -194,6 +194,32 @@ def test_slurms_numbers_are_minor_numbers_and_what_slurm_lets_cuda_see_are_not_c
     assert preflight.outcome is Outcome.PASS
 
 
+def test_a_gpu_that_does_not_tell_its_minor_number_is_measured_with_those_that_slurm_names(
+    run_node: RunNode, machine: FakeNvml
+) -> None:
+    machine.set(1, minor=None)
+    machine.write()
+    preflight = run_node(groups=frozenset({CheckGroup.MEMORY}), slurm_gpus=("7", "6"))
+    assert [gpu.index for gpu in preflight.gpus] == [0, 1]
+    assert preflight.outcome is Outcome.PASS
+    assert [notice.code for notice in preflight.warnings] == ["minor_unknown"]
+
+
+def test_a_gpu_that_is_gone_fails_whatever_can_be_said_of_the_others(run_node: RunNode, machine: FakeNvml) -> None:
+    memory = frozenset({CheckGroup.MEMORY})
+    preflight = run_node(groups=memory, slurm_gpus=("7", "3"))
+    assert found(preflight, "driver").detail.startswith("Slurm names GPU 3, which the driver does not tell of")
+    assert found(preflight, "memory_bandwidth", 0).outcome is Outcome.PASS
+    untold = run_node(groups=memory, expected_gpus=5, CUDA_VISIBLE_DEVICES="")
+    assert untold.outcome is Outcome.FAIL
+    assert [notice.code for notice in untold.warnings] == ["not_measured"]
+    machine.values["gpus"] = "0"
+    machine.write()
+    none = run_node(groups=frozenset({CheckGroup.STATE}), slurm_gpus=("7",), expected_gpus=4)
+    assert found(none, "driver").detail.startswith("the driver knows 0 of 4 GPUs")
+    assert [notice.message for notice in none.warnings] == ["NVML knows no GPU here; run: stepscope doctor"]
+
+
 def test_a_whole_gpu_that_cuda_hides_behind_an_instance_is_measured(run_node: RunNode, machine: FakeNvml) -> None:
     machine.set(1, mig_mode=1, **mig_instance(1, 0, gpu_instance=7))
     machine.write()
@@ -204,6 +230,15 @@ def test_a_whole_gpu_that_cuda_hides_behind_an_instance_is_measured(run_node: Ru
         assert found(preflight, "memory_bandwidth", 2).outcome is Outcome.PASS
         assert [gpu.index for gpu in preflight.gpus] == [2]
         assert preflight.outcome is Outcome.PASS
+
+
+def test_a_split_gpu_of_which_cuda_shows_nothing_is_no_lost_one(run_node: RunNode, machine: FakeNvml) -> None:
+    machine.set(1, mig_mode=1)  # without instances
+    machine.write()
+    shown = ",".join(uuid_of(index) for index in (0, 2, 3))
+    preflight = run_node(groups=frozenset({CheckGroup.MEMORY}), FAKE_SHOWN=shown)
+    assert preflight.outcome is Outcome.PASS
+    assert [gpu.index for gpu in preflight.gpus] == [0, 2, 3]
 
 
 def test_nothing_is_run_on_a_gpu_that_is_split(run_node: RunNode, machine: FakeNvml) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stepscope.core.errors import DataError, UnreachableError, UsageError
@@ -20,8 +22,10 @@ _SPLIT = DriverLook(
 )
 
 
-def by_slurm(names: str, driver: DriverLook = _WHOLE, *, visible: str = "", num_on_bus: int = 0) -> Selection:
-    request = PreflightRequest(slurm_gpus=tuple(filter(None, names.split(","))))
+def by_slurm(
+    names: str, driver: DriverLook = _WHOLE, *, visible: str = "", num_on_bus: int = 0, expected: int = 0
+) -> Selection:
+    request = PreflightRequest(slurm_gpus=tuple(filter(None, names.split(","))), expected_gpus=expected)
     return select(request, driver, Programs(environment={"CUDA_VISIBLE_DEVICES": visible}), num_on_bus)
 
 
@@ -61,17 +65,93 @@ def test_uuids_that_slurm_lets_cuda_see_tell_more_than_numbers() -> None:
     assert without_visible(Programs(environment={"CUDA_VISIBLE_DEVICES": "2", "A": "b"})).environment == {"A": "b"}
 
 
-def test_a_name_that_no_gpu_has_is_wrong_use_and_hides_no_other() -> None:
-    for names, driver in (("99", _WHOLE), ("MIG-99", _SPLIT), (uuid_of(7), _WHOLE)):
-        with pytest.raises(UsageError, match=r"^--slurm-gpus: Slurm's .* is no GPU here; "):
-            by_slurm(names, driver, num_on_bus=len(driver.gpus))
+def test_an_instance_that_there_is_not_is_wrong_use_and_hides_no_other() -> None:
+    for driver in (_WHOLE, _SPLIT):
+        with pytest.raises(UsageError, match=r"^--slurm-gpus: Slurm's MIG-99 is no GPU here; "):
+            by_slurm("MIG-99", driver, num_on_bus=len(driver.gpus))
     with pytest.raises(UsageError, match="names no GPU"):
         by_slurm("")
-    selection = by_slurm("3,98,99")
+    selection = by_slurm("3,MIG-98,MIG-99")
     assert selection.request.gpus == ("0",)
     assert [notice.message for notice in selection.warnings] == [
-        "Slurm's 98, 99 are no GPUs here: the others are checked"
+        "Slurm's MIG-98, MIG-99 are no GPUs here: the others are checked"
     ]
+
+
+@pytest.mark.parametrize(
+    ("names", "driver", "gpus", "said"),
+    [
+        ("0,1,2,3,7", _WHOLE, ("3", "2", "1", "0"), "Slurm names GPU 7, which"),
+        ("7", _WHOLE, None, "Slurm names GPU 7, which"),
+        ("3,8,9", _WHOLE, ("0",), "Slurm names GPUs 8, 9, which"),
+        (uuid_of(7), _WHOLE, None, f"Slurm names GPU {uuid_of(7)}, which"),
+        (f"MIG-10,{uuid_of(7)}", _SPLIT, ("1",), f"Slurm names GPU {uuid_of(7)}, which"),
+    ],
+)
+def test_a_whole_gpu_that_slurm_names_and_nobody_knows_fails(
+    names: str, driver: DriverLook, gpus: tuple[str, ...] | None, said: str
+) -> None:
+    """Also where the PCI bus does not know it any more, as after its surprise removal."""
+    selection = by_slurm(names, driver, num_on_bus=len(driver.gpus))
+    assert selection.request.gpus == gpus
+    (gone,) = selection.results
+    assert gone.outcome is Outcome.FAIL
+    assert gone.detail.startswith(said)
+    assert "fell off the bus, or gres.conf is wrong (compare with nvidia-smi -q, Minor Number)" in gone.detail
+
+
+def without_minors(*indices: int) -> DriverLook:
+    return DriverLook(tuple(replace(gpu, minor="") if gpu.index in indices else gpu for gpu in _WHOLE.gpus))
+
+
+def test_a_number_that_no_gpu_has_is_one_of_those_that_tell_none() -> None:
+    one = by_slurm("3,2", without_minors(1))
+    assert (one.request.gpus, one.results) == (("0", "1"), ())
+    assert one.request.runs
+    assert by_slurm("3", without_minors(1)) == by_slurm("3")
+    several = by_slurm("3,2", without_minors(1, 2))
+    assert several.request.gpus == ("0", "1", "2")
+    assert not several.request.runs  # one of them may be another job's
+    for selection in (one, several):
+        (notice,) = selection.warnings
+        assert notice.message.startswith("no GPU tells that it is Slurm's 2: ")
+
+
+def test_what_gpus_without_a_minor_number_cannot_be_is_gone() -> None:
+    for names in ("3,2,9", f"3,2,{uuid_of(7)}"):
+        selection = by_slurm(names, without_minors(1))
+        assert selection.request.gpus == ("0", "1")
+        assert [one.outcome for one in selection.results] == [Outcome.FAIL]
+
+
+def test_where_no_gpu_tells_a_minor_number_it_is_taken_for_the_index() -> None:
+    selection = by_slurm("3,0", without_minors(0, 1, 2, 3))
+    assert (selection.request.gpus, selection.results) == (("3", "0"), ())
+    (notice,) = selection.warnings
+    assert notice.message == "the driver tells no minor number: Slurm's 3, 0 are taken for indices"
+    assert [one.outcome for one in by_slurm("3,7", without_minors(0, 1, 2, 3)).results] == [Outcome.FAIL]
+    assert by_slurm(uuid_of(2), without_minors(0, 1, 2, 3)).warnings == ()
+
+
+def test_fewer_gpus_than_expected_fail_whichever_are_asked_for() -> None:
+    one_gone = "the driver knows 4 of 5 GPUs: look for XIDs, reboot"
+    assert [one.detail for one in by_slurm("3", expected=5).results] == [one_gone]
+    assert by_slurm("3", expected=5).request.gpus == ("0",)
+    for names in ("MIG-99", ""):
+        selection = by_slurm(names, expected=5)
+        assert [one.detail for one in selection.results] == [one_gone]
+        assert not selection.request.runs
+    assert len(by_slurm("9", _SPLIT, expected=3).results) == 1
+    assert len(by_slurm("0", DriverLook(), expected=8).results) == 1
+    asked = PreflightRequest(expected_gpus=5)
+    assert [one.detail for one in select(asked, _WHOLE, Programs(environment={}), 0).results] == [one_gone]
+
+
+def test_as_many_gpus_as_expected_are_enough_and_what_knows_none_counts_none() -> None:
+    assert by_slurm("3", expected=4).results == ()
+    assert by_slurm("3", DriverLook(_WHOLE.gpus[:3], ((3, "lost"),)), expected=4).results == ()
+    with pytest.raises(DataError, match="no library"):
+        by_slurm("0", DriverLook(why_not="no library"), expected=4)
 
 
 def test_a_name_that_no_gpu_has_is_the_one_that_is_lost_where_one_is() -> None:
