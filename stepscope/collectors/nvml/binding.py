@@ -82,6 +82,10 @@ class _UnusableError(UnreachableError):
         self.detail = detail
 
 
+NO_BINDING = 'nvidia-ml-py is not installed: pip install "stepscope[agent]"'
+"""Of a driver that may be well: it was not asked."""
+
+
 class DriverUnusableError(_UnusableError):
     """No GPU can be asked: no library, no driver, or another one than before. A new process may find it mended."""
 
@@ -99,9 +103,7 @@ def load() -> Nvml:
     try:
         import pynvml
     except ImportError:
-        raise DriverUnusableError(
-            MissingReason.NOT_INSTALLED, 'nvidia-ml-py is not installed: pip install "stepscope[agent]"'
-        ) from None
+        raise DriverUnusableError(MissingReason.NOT_INSTALLED, NO_BINDING) from None
     return pynvml
 
 

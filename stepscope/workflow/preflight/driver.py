@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stepscope.collectors.nvml.binding import NO_BINDING
 from stepscope.core.errors import DataError, UnreachableError
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import Collection, Finding
@@ -52,6 +53,11 @@ class DriverLook:
     lost: tuple[tuple[int, str], ...] = ()
     why_not: str = ""
     hangs: bool = False
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether what is not known is the driver's doing, and not this installation's."""
+        return self.why_not != NO_BINDING
 
 
 def check_answers(driver: DriverLook) -> None:

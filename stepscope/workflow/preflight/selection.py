@@ -71,11 +71,14 @@ def without_visible(programs: Programs) -> Programs:
 
 
 def _too_few(request: PreflightRequest, driver: DriverLook) -> tuple[CheckResult, ...]:
-    """A failure where the driver answers and tells of fewer GPUs than there must be."""
+    """A failure where the driver tells of fewer GPUs than there must be, also because it is not there; one that hangs is
+    told otherwise."""
     known = len(driver.gpus) + len(driver.lost)
-    if driver.why_not or known >= request.expected_gpus:
+    is_asked = request.device_type == "cuda" and driver.was_asked and not driver.hangs
+    if not is_asked or known >= request.expected_gpus:
         return ()
-    what = f"the driver knows {known} of {counted(request.expected_gpus, 'GPU')}: look for XIDs, reboot"
+    why = driver.why_not or "look for XIDs, reboot"
+    what = f"the driver knows {known} of {counted(request.expected_gpus, 'GPU')}: {why}"
     return (CheckResult("driver", (), Outcome.FAIL, what),)
 
 

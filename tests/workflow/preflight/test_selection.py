@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from stepscope.collectors.nvml.binding import NO_BINDING
 from stepscope.core.errors import DataError, UnreachableError, UsageError
 from stepscope.core.preflight import CheckGroup, Outcome
 from stepscope.workflow.preflight.driver import DriverGpu, DriverLook
@@ -147,11 +148,20 @@ def test_fewer_gpus_than_expected_fail_whichever_are_asked_for() -> None:
     assert [one.detail for one in select(asked, _WHOLE, Programs(environment={}), 0).results] == [one_gone]
 
 
-def test_as_many_gpus_as_expected_are_enough_and_what_knows_none_counts_none() -> None:
+def test_as_many_gpus_as_expected_are_enough() -> None:
     assert by_slurm("3", expected=4).results == ()
     assert by_slurm("3", DriverLook(_WHOLE.gpus[:3], ((3, "lost"),)), expected=4).results == ()
-    with pytest.raises(DataError, match="no library"):
-        by_slurm("0", DriverLook(why_not="no library"), expected=4)
+
+
+def test_a_driver_that_is_not_there_tells_of_fewer_gpus_than_expected_and_what_asks_nobody_of_none() -> None:
+    (none,) = by_slurm("0", DriverLook(why_not="no driver is installed"), expected=4).results
+    assert (none.outcome, none.detail) == (Outcome.FAIL, "the driver knows 0 of 4 GPUs: no driver is installed")
+    with pytest.raises(DataError, match="nvidia-ml-py is not installed"):
+        by_slurm("0", DriverLook(why_not=NO_BINDING), expected=4)
+    with pytest.raises(UnreachableError, match="hangs"):
+        by_slurm("0", DriverLook(why_not="no answer", hangs=True), expected=4)
+    on_cpu = PreflightRequest(device_type="cpu", expected_gpus=4)
+    assert select(on_cpu, DriverLook(why_not="the CPU is no GPU"), Programs(environment={}), 0).results == ()
 
 
 def test_a_name_that_no_gpu_has_is_the_one_that_is_lost_where_one_is() -> None:
