@@ -28,6 +28,10 @@ class Severity(StrEnum):
 _SEVERITIES = tuple(Severity)
 
 
+NOTES = frozenset({"xid_earlier"})
+"""Codes of events of severity info that people are told of all the same: they know whether it was mended."""
+
+
 class HealthState(StrEnum):
     """How a GPU or machine is; the values of label `state`."""
 
@@ -127,7 +131,8 @@ class Health:
     Attributes:
         labels: which; empty: the machine beside its GPUs.
         state: how it is.
-        reason: one line: the worst open event's message, or why the state is unknown; empty when healthy.
+        reason: one line: the worst open event's message, or why the state is unknown; empty when healthy,
+            but for a note.
         codes: of its open events, the worst first.
         unchecked: codes of what could not be checked on it: the values for it are not there.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from stepscope.core.health import Severity
+from stepscope.core.health import NOTES, Severity
 from stepscope.core.node import Node, NodeDevice, device_key
 from stepscope.core.node_status import StatusFinding, StatusNode, StatusReport
 from stepscope.core.readings import MissingReason
@@ -14,6 +14,7 @@ _GPUS = "nvml"
 _NORMAL = frozenset({MissingReason.NOT_INSTALLED.value, MissingReason.NOT_SUPPORTED.value, MissingReason.NOT_YET.value})
 """A machine without GPUs or InfiniBand has nothing wrong with it."""
 _COUNTED = (Severity.CRITICAL.value, Severity.WARNING.value)
+_ORDER = (*_COUNTED, Severity.INFO.value)
 _TOLD = frozenset({"hang"})
 """Findings of the sources that are no health event and yet say that something is wrong."""
 
@@ -22,7 +23,7 @@ def status_of(answers: Iterable[NodeAnswer]) -> StatusReport:
     """What is wrong with each."""
     answers = tuple(answers)
     findings = [finding for answer in answers for finding in _findings(answer)]
-    findings.sort(key=lambda finding: _COUNTED.index(finding.severity))  # stable: by node within
+    findings.sort(key=lambda finding: _ORDER.index(finding.severity))  # stable: by node within
     return StatusReport(tuple(_node(answer) for answer in answers), tuple(findings), silent_agents(answers))
 
 
@@ -44,9 +45,11 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
     names = {device.key: device.name for device in node.devices}
     told = set()
     for event in node.events:
-        if event.ended_ns is None and event.severity in _COUNTED:
+        is_counted = event.severity in _COUNTED
+        if event.ended_ns is None and (is_counted or event.code in NOTES):
             key, uuid = device_key(event.labels), event.labels.get("uuid", "")
-            told.add(key)
+            if is_counted:
+                told.add(key)
             gpu = names.get(key, event.labels.get("gpu", ""))
             yield StatusFinding(
                 answer.agent, node.host, gpu, uuid, event.code, event.severity, event.message, event.action_line

@@ -105,14 +105,14 @@ def test_an_xid_on_an_exporters_first_page_is_logged_once_and_shown_by_status_un
             node = node_of(states, pages.now_ns, host="n1", health=health.report())
             told.append((status_of([NodeAnswer("http://n1:9455", node)]).findings, node.devices[0].health))
     begin, end = (record.getMessage() for record in caplog.records)
-    assert "xid_earlier, warning (since before the agent started): XID 79 came before" in begin
+    assert "xid_earlier, info (since before the agent started): XID 79 stood on DCGM's page at the first look" in begin
     assert "xid_earlier is over" in end
     for findings, of_gpu in told[:3]:
         ((finding),) = findings
-        assert (finding.code, finding.severity) == ("xid_earlier", "warning")
-        assert "when is not known" in finding.message
+        assert (finding.code, finding.severity) == ("xid_earlier", "info")
+        assert "when it came is not known" in finding.message
         assert of_gpu is not None
-        assert of_gpu.state == "degraded"  # what `top` shows
+        assert (of_gpu.state, of_gpu.reason) == ("healthy", finding.message)  # what `top` shows
     assert told[3][0] == ()
 
 
