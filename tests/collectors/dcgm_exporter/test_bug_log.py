@@ -192,6 +192,18 @@ def test_bug_19_counters_that_a_profiler_takes_for_a_while_are_missing_and_come_
         assert codes(page) == []
 
 
+def test_bug_19_of_a_gpu_that_is_split_later_the_counters_are_told_by_its_instances() -> None:
+    parts = [
+        Line(name, value, 0, instance=("3g.40gb", "1"))
+        for name, value in BUSY
+        if "_PROF_" in name and "_PCIE_" not in name  # which are the whole GPU's
+    ]
+    taken = {name.removeprefix("DCGM_FI_"): None for name, _ in BUSY if "_PROF_" in name}
+    pages = Pages(render(busy()), render([*busy(0, **taken), *parts]), seconds=10.0)
+    pages.collect()
+    assert [one.metric for one in pages.collect().missing if one.reason is MissingReason.GONE] == []
+
+
 def test_bug_19_counters_that_are_blank_say_what_the_page_says() -> None:
     blank = "9223372036854775794"
     pages = Pages(render(busy()), render(busy(PROF_PIPE_TENSOR_ACTIVE=blank)))
