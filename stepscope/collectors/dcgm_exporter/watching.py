@@ -15,6 +15,8 @@ from stepscope.core.readings import Collection, Finding, Labels, Missing, Missin
 
 _FORGET_NS = 86_400 * 1_000_000_000
 _MOST_GPUS = 1024
+_AWAY_NS = 120 * 1_000_000_000
+"""The line of a last XID that pages are without for so long did not merely fail to be read."""
 _ENERGY, _POWER = GPU + "energy_joules_total", GPU + "power_watts"
 _LAST, _RECENT = GPU + "xid_last", GPU + "xid_recent"
 _FACTS = frozenset({GPU + "info", GPU + "workload_info"})
@@ -37,6 +39,7 @@ class PageWatch:
     _metrics: dict[Labels, frozenset[str]] = field(default_factory=dict)
     _xids: dict[tuple[str, Labels], float] = field(default_factory=dict)
     _earlier: dict[Labels, str] = field(default_factory=dict)
+    _away_ns: dict[tuple[str, Labels], int] = field(default_factory=dict)
     _energy: dict[Labels, tuple[float, int]] = field(default_factory=dict)
 
     def observe(self, collection: Collection, content: PageValues, time_ns: int) -> Collection:
@@ -47,6 +50,7 @@ class PageWatch:
             time_ns: now, ns since the epoch.
         """
         self._forget(time_ns)
+        self._note_away(collection, time_ns)
         stale = self._stale(collection, time_ns)
         collection = _without(collection, stale, time_ns)
         findings = self._said_of_xids(collection, content, time_ns)
@@ -71,6 +75,20 @@ class PageWatch:
                     f"its energy stands still for {seconds:.0f} s: the page shows old values; restart dcgm-exporter"
                 )
         return stale
+
+    def _note_away(self, collection: Collection, time_ns: int) -> None:
+        """Lines of last XIDs that the page is without, each with the first page without it. Once one was away for long
+        enough it is as if it had never been: the next XID is new, whatever its number."""
+        here = {(one.metric, one.labels) for one in collection.readings}
+        here |= {(one.metric, one.labels) for one in collection.missing if one.reason is MissingReason.UNREADABLE}
+        for key in [key for key in self._xids if key[0] == _LAST]:
+            away_ns = min(self._away_ns.get(key, time_ns), time_ns)
+            if key not in here:
+                self._away_ns[key] = away_ns
+            else:
+                self._away_ns.pop(key, None)
+            if time_ns - away_ns >= _AWAY_NS:
+                self._xids[key] = 0.0
 
     def _said_of_xids(self, collection: Collection, content: PageValues, time_ns: int) -> list[Finding]:
         """XIDs that came since the last page, and for as long as they stand there those that came before the first. The
@@ -97,7 +115,7 @@ class PageWatch:
         self._earlier = {whole: xid for whole, xid in self._earlier.items() if shown.get(whole, xid) == xid}
         for whole in self._earlier.keys() & shown.keys():
             words = f"XID {shown[whole]}{_in_brackets(content, whole)}"
-            message = f"{words} stood on the first page: it came before, when is not known"
+            message = f"{words} stood on the first page: when that one came is not known"
             findings.append(Finding("xid_earlier", message, with_labels(whole, xid=shown[whole]), time_ns))
         gpus = {gpu.labels for gpu in content.gpus}
         kept = {key: value for key, value in self._xids.items() if key[0] == _LAST or _whole(key[1]) not in gpus}
@@ -140,6 +158,7 @@ class PageWatch:
         self._energy = {labels: energy for labels, energy in self._energy.items() if labels in kept}
         self._xids = {key: value for key, value in self._xids.items() if _whole(key[1]) in kept}
         self._earlier = {labels: xid for labels, xid in self._earlier.items() if labels in kept}
+        self._away_ns = {key: away_ns for key, away_ns in self._away_ns.items() if key in self._xids}
 
 
 def _name(labels: Labels) -> str:

@@ -243,7 +243,7 @@ def test_bug_20_an_xid_from_before_is_told_for_as_long_as_it_stands_on_the_page(
     found = [pages.collect() for _ in range(6)]
     assert [codes(page) for page in found] == [["xid_earlier"]] * 3 + [["xid"], ["xid"], []]
     (finding,) = found[2].findings
-    assert finding.message == "XID 79 (GPU lost) stood on the first page: it came before, when is not known"
+    assert finding.message == "XID 79 (GPU lost) stood on the first page: when that one came is not known"
     assert finding.labels == (("gpu", "0"), ("uuid", UUIDS[0]), ("xid", "79"))
 
 
@@ -252,6 +252,29 @@ def test_bug_20_an_xid_from_before_is_not_new_where_its_line_was_away() -> None:
     (page,) = xids(79)
     pages = Pages(page, without, page)
     assert [codes(pages.collect()) for _ in range(3)] == [["xid_earlier"], [], ["xid_earlier"]]
+
+
+@pytest.mark.parametrize(("before", "first"), [(0, []), (79, ["xid_earlier"])])
+@pytest.mark.parametrize(("num_without", "code"), [(3, "gap"), (4, "xid")])
+def test_bug_20_the_same_xid_is_new_once_its_line_was_away_for_two_minutes(
+    before: int, first: list[str], num_without: int, code: str
+) -> None:
+    without = render(busy(DEV_XID_ERRORS=None))
+    first_page, page = xids(before, 79)
+    texts = [first_page, page, *[without] * num_without, page, page]
+    pages = Pages(*(text.replace("812345678901", f"8123456789{at:02}") for at, text in enumerate(texts)))
+    told = [codes(pages.collect()) for _ in range(num_without + 4)]
+    assert told[0] == first
+    assert told[2:-2] == [[]] * num_without
+    assert told[-2:] == ([["xid"], []] if code == "xid" else [first, first])
+
+
+def test_bug_20_an_xid_is_not_new_where_the_page_showed_old_values_for_long() -> None:
+    """A stale GPU's line stands there all the while."""
+    (page,) = xids(79)
+    fresh = page.replace("812345678901", "812345679999")
+    pages = Pages(page, *[page] * 12, fresh)
+    assert [codes(pages.collect()) for _ in range(14)][-1] == ["xid_earlier"]
 
 
 def test_bug_20_an_xid_from_before_is_told_also_where_the_exporter_counts_those_of_the_last_minutes() -> None:
