@@ -83,6 +83,8 @@ def test_the_counters_of_other_gpus_stay() -> None:
     "values",
     [
         BUSY,  # no counters: not known is not silent
+        {**BUSY, "tensor_active_ratio": 0.0, "dram_active_ratio": 0.0},  # a kernel that spins
+        {**BUSY, "sm_active_ratio": 0.0, "pcie_transmit_bytes_per_second": 1e9},  # they stop together, or not at all
         {**BUSY, "power_watts": 140.0, "sm_active_ratio": 0.0},  # idle, the utilisation lags behind
         {**BUSY, "utilization_ratio": 0.0, "sm_active_ratio": 0.0},
         {"sm_active_ratio": 0.0, "power_watts": 700.0, "power_limit_watts": 700.0},

@@ -118,7 +118,8 @@ def test_an_xid_on_an_exporters_first_page_is_logged_once_and_shown_by_status_un
 
 @pytest.mark.parametrize("code", ["profiling_silent", "busy_without_process", "utilization_stuck"])
 def test_what_is_to_be_done_about_a_contradiction_is_said_once(code: str, caplog: pytest.LogCaptureFixture) -> None:
-    zeros = {f"PROF_{name}": "0.0" for name in ("GR_ENGINE_ACTIVE", "PIPE_TENSOR_ACTIVE", "DRAM_ACTIVE")}
+    counters = ("GR_ENGINE_ACTIVE", "PIPE_TENSOR_ACTIVE", "DRAM_ACTIVE", "PCIE_TX_BYTES", "PCIE_RX_BYTES")
+    zeros = {f"PROF_{name}": "0.0" for name in counters}
     if code == "utilization_stuck":
         zeros |= {"DEV_POWER_USAGE": "120.0", "DEV_ENFORCED_POWER_LIMIT": "700"}
     pages = Pages(render(busy(**zeros)))

@@ -101,7 +101,10 @@ def test_bug_16_a_share_over_one_is_clamped_and_told() -> None:
     assert missing(page, "dram_active_ratio")[0].reason is MissingReason.UNREADABLE
 
 
-SILENT = {"PROF_GR_ENGINE_ACTIVE": "0.000000", "PROF_PIPE_TENSOR_ACTIVE": "0.000000", "PROF_DRAM_ACTIVE": "0.000000"}
+SILENT = {
+    **dict.fromkeys(("PROF_GR_ENGINE_ACTIVE", "PROF_PIPE_TENSOR_ACTIVE", "PROF_DRAM_ACTIVE"), "0.000000"),
+    **dict.fromkeys(("PROF_PCIE_TX_BYTES", "PROF_PCIE_RX_BYTES"), "0"),  # NVIDIA/gpu-monitoring-tools#189
+}
 
 
 @pytest.mark.parametrize(
@@ -131,6 +134,8 @@ def test_bug_17_counters_of_zero_while_the_gpu_works_are_unknown_and_a_finding(
         {**SILENT, "DEV_GPU_UTIL": 0, "DEV_POWER_USAGE": "71.000000"},  # idle
         {"PROF_GR_ENGINE_ACTIVE": None, "PROF_PIPE_TENSOR_ACTIVE": "0.0", "PROF_DRAM_ACTIVE": "0.0",
          "DEV_POWER_USAGE": "120.0"},  # a kernel that waits for others
+        {**SILENT, "PROF_GR_ENGINE_ACTIVE": None},  # one that spins
+        {**SILENT, "PROF_PCIE_TX_BYTES": "12345678"},  # they stop together, or not at all
         {**SILENT, "DEV_GPU_UTIL": None, "DEV_POWER_USAGE": None},  # nothing to hold them against
     ],
 )  # fmt: skip
@@ -150,8 +155,16 @@ def test_bug_17_under_mig_the_power_of_the_gpu_contradicts_the_zeros_of_all_inst
     assert len(missing(page, "graphics_engine_active_ratio")) == 2
 
 
-def test_bug_46_a_utilisation_that_sticks_to_a_gpu_at_rest_is_unknown_and_a_finding() -> None:
-    ghost = SILENT | {"DEV_GPU_UTIL": 100, "DEV_POWER_USAGE": "120.0", "DEV_ENFORCED_POWER_LIMIT": 700}
+@pytest.mark.parametrize(
+    "further",
+    [
+        {"DEV_ENFORCED_POWER_LIMIT": 700},
+        {"DEV_ENFORCED_POWER_LIMIT": 700, "PROF_PCIE_TX_BYTES": "123456"},  # so are bytes at rest
+        {"PROF_PCIE_TX_BYTES": "123456"},  # the counters count
+    ],
+)
+def test_bug_46_a_utilisation_that_sticks_to_a_gpu_at_rest_is_unknown_and_a_finding(further: dict[str, object]) -> None:
+    ghost = SILENT | {"DEV_GPU_UTIL": 100, "DEV_POWER_USAGE": "120.0"} | further
     page = collect(render(busy(**ghost)))
     assert codes(page) == ["utilization_stuck"]
     assert values(page, "utilization_ratio") == []
