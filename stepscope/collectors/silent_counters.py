@@ -8,13 +8,16 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Set
+from dataclasses import dataclass, field
 
 from stepscope.core.gpu_metrics import GPU, PROFILING_METRICS
+from stepscope.core.readings import Collection, Labels, Missing, MissingReason
 
 SILENT = "profiling_silent"
 """The finding's code."""
+_WHOLE = frozenset({"gpu", "uuid"})
+"""Labels of a GPU; instances have further ones."""
 _ENGINE = (GPU + "graphics_engine_active_ratio", GPU + "sm_active_ratio")
 _PIPES = (GPU + "tensor_active_ratio", GPU + "dram_active_ratio")
 _BUSY = 0.5
@@ -73,6 +76,12 @@ class Zeros:
         """The line of the finding."""
         return f"{self.sentence}: they are not counting"
 
+    @property
+    def silence_since(self) -> str:
+        """The same while the GPU does not work any more."""
+        facts = ", ".join(self.facts)
+        return f"all profiling counters were 0 when it last worked ({facts}); not known until they count"
+
 
 def zeros_of(values: Mapping[str, float]) -> Zeros | None:
     """None where the engine was active, or no counter of it is told.
@@ -84,3 +93,60 @@ def zeros_of(values: Mapping[str, float]) -> Zeros | None:
         return None
     busy, power, limit = (values.get(GPU + name) for name in ("utilization_ratio", "power_watts", "power_limit_watts"))
     return Zeros(busy, power, limit, others_count=any(values.get(name) for name in PROFILING_METRICS))
+
+
+@dataclass(slots=True)
+class SilentCounters:
+    """GPUs whose counters were found silent. They are not believed until one of them moves, also while the GPU rests:
+    unknown is never zero. Counters that are told no more are no silent ones."""
+
+    _zeros: dict[Labels, Zeros] = field(default_factory=dict)
+    _said: dict[Labels, str] = field(default_factory=dict)
+
+    def __contains__(self, labels: Labels) -> bool:
+        return labels in self._zeros
+
+    def observe(self, gpus: Mapping[Labels, Mapping[str, float]], silent: Set[Labels]) -> dict[Labels, str]:
+        """What is to be said of those whose counters are not believed.
+
+        Args:
+            gpus: values of each GPU, by metric.
+            silent: those of them whose counters were found silent now.
+        """
+        said = {}
+        for labels, values in gpus.items():
+            counters = [values[name] for name in PROFILING_METRICS if name in values]
+            zeros = zeros_of(values) if labels in silent else None
+            if zeros is not None:
+                self._zeros[labels] = zeros
+                said[labels] = zeros.silence
+            elif any(counters) or not counters:
+                self._zeros.pop(labels, None)
+            elif labels in self._zeros:
+                said[labels] = self._zeros[labels].silence_since
+        self._said = {labels: message for labels, message in (self._said | said).items() if labels in self._zeros}
+        return said
+
+    def without(self, collection: Collection, advice: str) -> Collection:
+        """The collection with these counters as missing.
+
+        Args:
+            collection: of the same GPUs, with all their readings.
+            advice: what is to be done.
+        """
+        if not self._said:
+            return collection
+        readings, missing = [], list(collection.missing)
+        for reading in collection.readings:
+            whole = tuple(pair for pair in reading.labels if pair[0] in _WHOLE)
+            why = self._said.get(whole) if reading.metric in PROFILING_METRICS else None
+            if why is None:
+                readings.append(reading)
+            else:
+                missing.append(Missing(reading.metric, reading.labels, MissingReason.UNREADABLE, f"{why}; {advice}"))
+        return Collection(tuple(readings), tuple(missing), collection.findings)
+
+    def forget_all_but(self, gpus: Container[Labels]) -> None:
+        """Only these are still there."""
+        self._zeros = {labels: zeros for labels, zeros in self._zeros.items() if labels in gpus}
+        self._said = {labels: message for labels, message in self._said.items() if labels in gpus}

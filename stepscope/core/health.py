@@ -70,7 +70,7 @@ class Action(StrEnum):
 _LINES = {
     Action.NONE: "nothing is to be done",
     Action.RESTART_APP: "restart the application; the GPU is fine",
-    Action.RESTART_COLLECTOR: "restart what reads the counters (nv-hostengine, or this agent)",
+    Action.RESTART_COLLECTOR: "restart what reads the counters: nv-hostengine for DCGM's, this agent for NVML's",
     Action.RESET_GPU: (
         "take the work off the GPU, stop what watches it (this agent, DCGM), and reset it: nvidia-smi --gpu-reset"
     ),
