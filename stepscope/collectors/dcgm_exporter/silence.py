@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from stepscope.collectors.silent_counters import SILENT, zeros_of
 from stepscope.core.gpu_metrics import GPU, PROFILING_METRICS
 
+RESTART = "restart nv-hostengine"
+"""What is to be done where the counters of a page do not count."""
 _BUSY_METRIC = GPU + "utilization_ratio"
 
 
@@ -49,7 +51,7 @@ def contradiction_of(values: Mapping[str, float]) -> Contradiction | None:
     if zeros is None or not zeros.may_work:
         return None
     if zeros.are_silent:
-        return Contradiction(SILENT, zeros.silence, "restart nv-hostengine", PROFILING_METRICS)
+        return Contradiction(SILENT, zeros.silence, RESTART, PROFILING_METRICS)
     if zeros.busy_ratio is None or zeros.draws:
         return None
     rests = zeros.power_watts is not None and zeros.limit_watts is not None
@@ -58,5 +60,5 @@ def contradiction_of(values: Mapping[str, float]) -> Contradiction | None:
         message = f"{zeros.sentence}{of_limit}: the GPU rests, the utilisation is stuck"
         return Contradiction("utilization_stuck", message, "reset the GPU", frozenset({_BUSY_METRIC}))
     message = f"{zeros.sentence}: either they are not counting or the utilisation is stuck"
-    advice = "restart nv-hostengine, and reset the GPU where that changes nothing"
+    advice = f"{RESTART}, and reset the GPU where that changes nothing"
     return Contradiction("profiling_or_utilization_wrong", message, advice, PROFILING_METRICS | {_BUSY_METRIC})

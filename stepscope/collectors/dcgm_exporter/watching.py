@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stepscope.collectors.dcgm_exporter.collection import values_by_gpu
 from stepscope.collectors.dcgm_exporter.reading import PageValues
+from stepscope.collectors.dcgm_exporter.silence import RESTART
 from stepscope.collectors.dcgm_exporter.values import STALE_SECONDS
+from stepscope.collectors.silent_counters import SILENT, SilentCounters
 from stepscope.core.gpu_metrics import GPU, PROFILING_METRICS
 from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, with_labels
 
@@ -41,6 +44,7 @@ class PageWatch:
     _earlier: dict[Labels, str] = field(default_factory=dict)
     _away_ns: dict[tuple[str, Labels], int] = field(default_factory=dict)
     _energy: dict[Labels, tuple[float, int]] = field(default_factory=dict)
+    _silent: SilentCounters = field(default_factory=SilentCounters)
 
     def observe(self, collection: Collection, content: PageValues, time_ns: int) -> Collection:
         """The page's collection with what the pages before it add and take away.
@@ -51,6 +55,7 @@ class PageWatch:
         """
         self._forget(time_ns)
         self._note_away(collection, time_ns)
+        collection = self._still_silent(collection, content, time_ns)
         stale = self._stale(collection, time_ns)
         collection = _without(collection, stale, time_ns)
         findings = self._said_of_xids(collection, content, time_ns)
@@ -75,6 +80,14 @@ class PageWatch:
                     f"its energy stands still for {seconds:.0f} s: the page shows old values; restart dcgm-exporter"
                 )
         return stale
+
+    def _still_silent(self, collection: Collection, content: PageValues, time_ns: int) -> Collection:
+        """The collection without counters that an earlier page found silent. What this one found is in it already."""
+        found = {finding.labels for finding in collection.findings if finding.code == SILENT}
+        said = self._silent.observe({gpu.labels: values for gpu, values in values_by_gpu(content).items()}, found)
+        findings = (Finding(SILENT, said[labels], labels, time_ns) for labels in said if labels not in found)
+        kept = self._silent.without(collection, RESTART)
+        return Collection(kept.readings, kept.missing, (*kept.findings, *findings))
 
     def _note_away(self, collection: Collection, time_ns: int) -> None:
         """Lines of last XIDs that the page is without, each with the first page without it. Once one was away for long
@@ -158,6 +171,7 @@ class PageWatch:
         self._energy = {labels: energy for labels, energy in self._energy.items() if labels in kept}
         self._xids = {key: value for key, value in self._xids.items() if _whole(key[1]) in kept}
         self._earlier = {labels: xid for labels, xid in self._earlier.items() if labels in kept}
+        self._silent.forget_all_but(kept)
         self._away_ns = {key: away_ns for key, away_ns in self._away_ns.items() if key in self._xids}
 
 

@@ -145,6 +145,43 @@ def test_zeros_that_may_be_true_stay(values_of_page: dict[str, object]) -> None:
     assert values(page, "tensor_active_ratio") == [0.0]
 
 
+RESTING = SILENT | {"DEV_GPU_UTIL": 0, "DEV_POWER_USAGE": "71.0"}
+
+
+def test_bug_17_counters_found_silent_are_unknown_also_at_rest_until_one_counts() -> None:
+    silent, resting = render(busy(**SILENT)), render(busy(**RESTING))
+    counting = render(busy(**RESTING | {"PROF_PCIE_RX_BYTES": "1000"}))
+    pages = Pages(silent, resting, silent, counting, resting, seconds=10.0)
+    _, at_rest, _, counts, after = (pages.collect() for _ in range(5))
+    (finding,) = at_rest.findings
+    assert finding.code == "profiling_silent"
+    assert finding.message == (
+        "all profiling counters were 0 when it last worked (97% utilisation, 512 W); not known until they count"
+    )
+    assert values(at_rest, "tensor_active_ratio") == []
+    (absent,) = missing(at_rest, "tensor_active_ratio")
+    assert (absent.reason, absent.detail) == (MissingReason.UNREADABLE, f"{finding.message}; restart nv-hostengine")
+    for page in (counts, after):
+        assert codes(page) == []
+        assert values(page, "tensor_active_ratio") == [0.0]
+
+
+def test_bug_17_silence_ends_where_a_page_tells_no_counters() -> None:
+    without = render(busy(**dict.fromkeys(SILENT), DEV_GPU_UTIL=0, DEV_POWER_USAGE="71.0"))
+    pages = Pages(render(busy(**SILENT)), without, render(busy(**RESTING)), seconds=10.0)
+    assert [codes(pages.collect()) for _ in range(3)] == [["profiling_silent"], [], []]
+
+
+def test_bug_17_under_mig_counters_found_silent_are_unknown_at_rest_on_all_instances() -> None:
+    text = mig_page(with_whole=False)
+    silent = text.replace("} 0.900000", "} 0.000000").replace("} 0.30", "} 0.00").replace("} 0.10", "} 0.00")
+    pages = Pages(silent, silent.replace("512.371000", "71.0"), seconds=10.0)
+    for page in (pages.collect(), pages.collect()):
+        assert codes(page) == ["profiling_silent"]
+        assert values(page, "graphics_engine_active_ratio") == []
+        assert len(missing(page, "graphics_engine_active_ratio")) == 2
+
+
 def test_bug_17_under_mig_the_power_of_the_gpu_contradicts_the_zeros_of_all_instances() -> None:
     text = mig_page(with_whole=False)
     assert codes(collect(text)) == []
