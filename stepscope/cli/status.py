@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stepscope.workflow.agent_client import AgentClient
 
 _FOUND = 1
+_NOTE = "info"
 
 
 @click.command("status")
@@ -26,7 +27,8 @@ _FOUND = 1
 def command(context: click.Context, clients: list[AgentClient], as_json: bool) -> None:
     """Say what is wrong with the GPUs of one or many machines, and what is to be done.
 
-    Ends with 0 when nothing is, with 1 when anything is or an agent does not answer, with 4 when none does.
+    Ends with 0 when nothing is but for notes (info), with 1 when anything is or an agent does not
+    answer, with 4 when none does.
     """
     from stepscope.workflow.node_status import status_of
     from stepscope.workflow.nodes import answers_of, check_answers
@@ -35,15 +37,25 @@ def command(context: click.Context, clients: list[AgentClient], as_json: bool) -
     report = status_of(answers)
     click.echo(json.dumps(asdict(report)) if as_json else "\n".join(_lines(report)))
     check_answers(answers)
-    context.exit(_FOUND if report.findings else 0)
+    context.exit(_FOUND if _wrong(report) else 0)
 
 
 def _lines(report: StatusReport) -> list[str]:
     num_gpus = sum(node.num_gpus for node in report.nodes)
-    sick = {(finding.agent, finding.gpu) for finding in report.findings if finding.gpu}
-    said = f"{counted(len(report.findings), 'finding')}, {counted(len(sick), 'GPU')} not well"
+    wrong = _wrong(report)
+    num_notes = len(report.findings) - len(wrong)
+    said = [counted(len(wrong), "finding")] if report.findings else ["nothing is wrong"]
+    if wrong:
+        sick = {(finding.agent, finding.gpu) for finding in wrong if finding.gpu}
+        said.append(f"{counted(len(sick), 'GPU')} not well")
+    if num_notes:
+        said.append(counted(num_notes, "note"))
     head = f"{counted(len(report.nodes), 'machine')}, {counted(num_gpus, 'GPU')}: "
-    return [head + (said if report.findings else "nothing is wrong"), *map(_line, report.findings)]
+    return [head + ", ".join(said), *map(_line, report.findings)]
+
+
+def _wrong(report: StatusReport) -> list[StatusFinding]:
+    return [finding for finding in report.findings if finding.severity != _NOTE]
 
 
 def _line(finding: StatusFinding) -> str:

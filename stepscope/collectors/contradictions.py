@@ -11,16 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stepscope.collectors.silent_counters import SILENT, SilentCounters, zeros_of
 from stepscope.core.gpu_metrics import GPU, PROFILING_METRICS
-from stepscope.core.health import Action
-from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason
+from stepscope.core.readings import Collection, Finding, Labels
 
 _SAMPLES = 10
 """In a row before it is said."""
-_BUSY = 0.5
-"""Utilisation over which some counter must move."""
-_POWER_SHARE = 0.3
-"""Of the power limit: idle GPUs with a context draw up to a fifth (140 of 700 W on recorded H100s)."""
 _STUCK = 0.95
 _ASLEEP = 0.01
 _EMPTY = 0.02
@@ -30,12 +26,12 @@ _MEMORY_USED, _MEMORY_TOTAL = GPU + "memory_used_bytes", GPU + "memory_total_byt
 _PROCESSES = GPU + "processes"
 _COUNTERS = tuple(GPU + f"{part}_active_ratio" for part in ("graphics_engine", "sm", "tensor", "dram"))
 _LOOKED_AT = frozenset(
-    {_UTILIZATION, _POWER, _POWER_LIMIT, _MEMORY_USED, _MEMORY_TOTAL, _PROCESSES, *_COUNTERS},
+    {_UTILIZATION, _POWER, _POWER_LIMIT, _MEMORY_USED, _MEMORY_TOTAL, _PROCESSES, *PROFILING_METRICS},
 )
 _GPU_LABELS = frozenset({"gpu", "uuid"})
-_SILENT = "profiling_silent"
-_ADVICE = Action.RESTART_COLLECTOR.line
-"""Beside what is missing. The event that health makes of a finding has its own."""
+_ADVICE = "restart this agent"
+"""Beside what is missing: it reads NVML's counters itself, nv-hostengine does nothing there. The event that health
+makes of a finding has its own."""
 
 
 @dataclass(slots=True)
@@ -43,7 +39,7 @@ class Contradictions:
     """Watches GPUs for what cannot be. Feed it every sample of all GPUs, whatever the source."""
 
     _streaks: dict[tuple[str, Labels], int] = field(default_factory=dict)
-    _silent: dict[Labels, str] = field(default_factory=dict)
+    _silent: SilentCounters = field(default_factory=SilentCounters)
 
     def observe(self, collection: Collection, time_ns: int) -> list[Finding]:
         """What has been contradicting itself for some samples.
@@ -54,20 +50,17 @@ class Contradictions:
         """
         findings = []
         streaks: dict[tuple[str, Labels], int] = {}
-        for labels, values in _by_gpu(collection).items():
-            if any(values.get(name) for name in _COUNTERS):
-                self._silent.pop(labels, None)
+        gpus = _by_gpu(collection)
+        silent = set()
+        for labels, values in gpus.items():
             for code, message in _wrong_of(values):
-                streak = self._streaks.get((code, labels), 0) + 1
-                streaks[code, labels] = streak
-                if streak < _SAMPLES:
-                    continue
-                if code == _SILENT:
-                    self._silent[labels] = message
-                else:
+                streak = streaks[code, labels] = self._streaks.get((code, labels), 0) + 1
+                if code == SILENT and (streak >= _SAMPLES or labels in self._silent):
+                    silent.add(labels)
+                elif code != SILENT and streak >= _SAMPLES:
                     findings.append(Finding(code, message, labels, time_ns))
-            if labels in self._silent:
-                findings.append(Finding(_SILENT, self._silent[labels], labels, time_ns))
+        said = self._silent.observe(gpus, silent)
+        findings += [Finding(SILENT, message, labels, time_ns) for labels, message in said.items()]
         self._streaks = streaks
         return findings
 
@@ -77,16 +70,7 @@ class Contradictions:
         Args:
             collection: of the same GPUs, with all their readings.
         """
-        if not self._silent:
-            return collection
-        readings, missing = [], list(collection.missing)
-        for reading in collection.readings:
-            why = self._silent.get(reading.labels) if reading.metric in PROFILING_METRICS else None
-            if why is None:
-                readings.append(reading)
-            else:
-                missing.append(Missing(reading.metric, reading.labels, MissingReason.UNREADABLE, f"{why}; {_ADVICE}"))
-        return Collection(tuple(readings), tuple(missing), collection.findings)
+        return self._silent.without(collection, _ADVICE)
 
 
 def _by_gpu(collection: Collection) -> dict[Labels, dict[str, float]]:
@@ -108,19 +92,13 @@ def _by_gpu(collection: Collection) -> dict[Labels, dict[str, float]]:
 def _wrong_of(values: Mapping[str, float]) -> list[tuple[str, str]]:
     """Code and line of each contradiction. What is not known contradicts nothing."""
     wrong = []
-    busy, power = values.get(_UTILIZATION), values.get(_POWER)
-    limit, processes = values.get(_POWER_LIMIT), values.get(_PROCESSES)
+    busy, processes = values.get(_UTILIZATION), values.get(_PROCESSES)
     counters = [values[name] for name in _COUNTERS if name in values]
     if busy is None:
         return []
-    draws = power is not None and limit is not None and power >= _POWER_SHARE * limit
-    if counters and not any(counters) and busy >= _BUSY and draws:
-        wrong.append(
-            (
-                _SILENT,
-                f"all profiling counters are 0 at {busy:.0%} utilisation and {power:.0f} W: they are not counting",
-            )
-        )
+    zeros = zeros_of(values)
+    if zeros is not None and zeros.are_silent:
+        wrong.append((SILENT, zeros.silence))
     used, total = values.get(_MEMORY_USED), values.get(_MEMORY_TOTAL)
     is_empty = processes == 0 and used is not None and total is not None and used < _EMPTY * total
     if busy >= _STUCK and is_empty and not any(value > _ASLEEP for value in counters):

@@ -28,6 +28,10 @@ class Severity(StrEnum):
 _SEVERITIES = tuple(Severity)
 
 
+NOTES = frozenset({"xid_earlier"})
+"""Codes of events of severity info that people are told of all the same: they know whether it was mended."""
+
+
 class HealthState(StrEnum):
     """How a GPU or machine is; the values of label `state`."""
 
@@ -66,7 +70,7 @@ class Action(StrEnum):
 _LINES = {
     Action.NONE: "nothing is to be done",
     Action.RESTART_APP: "restart the application; the GPU is fine",
-    Action.RESTART_COLLECTOR: "restart what reads the counters (nv-hostengine, or this agent)",
+    Action.RESTART_COLLECTOR: "restart what reads the counters: nv-hostengine for DCGM's, this agent for NVML's",
     Action.RESET_GPU: (
         "take the work off the GPU, stop what watches it (this agent, DCGM), and reset it: nvidia-smi --gpu-reset"
     ),
@@ -127,7 +131,8 @@ class Health:
     Attributes:
         labels: which; empty: the machine beside its GPUs.
         state: how it is.
-        reason: one line: the worst open event's message, or why the state is unknown; empty when healthy.
+        reason: one line: the worst open event's message, or why the state is unknown; empty when healthy,
+            but for a note.
         codes: of its open events, the worst first.
         unchecked: codes of what could not be checked on it: the values for it are not there.
     """

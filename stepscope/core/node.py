@@ -64,7 +64,7 @@ class NodeHealth:
 
     Attributes:
         state: healthy, degraded, failed, unknown.
-        reason: one line; empty when healthy.
+        reason: one line; empty when healthy, but for a note.
         codes: of its open events, the worst first.
         unchecked: codes of what could not be checked.
     """

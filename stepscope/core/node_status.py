@@ -18,7 +18,7 @@ class StatusFinding:
         host: name of the machine; empty where nobody told it.
         gpu, uuid: of the device; empty where it is the machine's.
         code: what: "agent_unreachable", "source_down", "gpu_down", or a health event's code.
-        severity: critical or warning.
+        severity: critical or warning; info is a note, with which nothing may be wrong.
         message: one line for people.
         action: what is to be done, for people; empty where nobody knows.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from stepscope.core.health import Severity
+from stepscope.core.health import NOTES, Severity
 from stepscope.core.node import Node, NodeDevice, device_key
 from stepscope.core.node_status import StatusFinding, StatusNode, StatusReport
 from stepscope.core.readings import MissingReason
@@ -18,6 +18,7 @@ _NORMAL_OF = {
     "kineto": MissingReason.TAKEN.value,  # where dynolog runs; who asks for it by a setting has no agent without
 }
 _COUNTED = (Severity.CRITICAL.value, Severity.WARNING.value)
+_ORDER = (*_COUNTED, Severity.INFO.value)
 _TOLD = frozenset({"hang"})
 """Findings of the sources that are no health event and yet say that something is wrong."""
 
@@ -26,7 +27,7 @@ def status_of(answers: Iterable[NodeAnswer]) -> StatusReport:
     """What is wrong with each."""
     answers = tuple(answers)
     findings = [finding for answer in answers for finding in _findings(answer)]
-    findings.sort(key=lambda finding: _COUNTED.index(finding.severity))  # stable: by node within
+    findings.sort(key=lambda finding: _ORDER.index(finding.severity))  # stable: by node within
     return StatusReport(tuple(_node(answer) for answer in answers), tuple(findings), silent_agents(answers))
 
 
@@ -48,9 +49,11 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
     names = {device.key: device.name for device in node.devices}
     told = set()
     for event in node.events:
-        if event.ended_ns is None and event.severity in _COUNTED:
+        is_counted = event.severity in _COUNTED
+        if event.ended_ns is None and (is_counted or event.code in NOTES):
             key, uuid = device_key(event.labels), event.labels.get("uuid", "")
-            told.add(key)
+            if is_counted:
+                told.add(key)
             gpu = names.get(key, event.labels.get("gpu", ""))
             yield StatusFinding(
                 answer.agent, node.host, gpu, uuid, event.code, event.severity, event.message, event.action_line

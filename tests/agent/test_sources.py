@@ -156,7 +156,8 @@ def test_old_values_repeated_contradict_nothing() -> None:
 
 
 def test_bug_17_counters_that_are_silent_are_missing_until_they_count_again(machine: FakeNvml) -> None:
-    machine.add({**profiles.h100(0), "utilization": 99, "power_mw": 650_000})
+    stopped = {"gpm__20": 0.0, "gpm__21": 0.0}  # PCIe: they stop together
+    machine.add({**profiles.h100(0), "utilization": 99, "power_mw": 650_000, **stopped})
     machine.write()
     tensor = GPU + "tensor_active_ratio{"
     with Sources(_QUICK, environment=machine.environment()) as sources:

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,19 @@ def test_status_is_an_exit_code_a_text_and_a_document(capsys: pytest.CaptureFixt
     assert (code, document["schema"]) == (1, "stepscope.status/1")
     assert [one["code"] for one in document["warnings"]] == ["agent_silent"]
     assert "row_remap_failed" in {one["code"] for one in document["findings"]}
+
+
+def test_a_note_is_said_and_is_no_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    note = replace(event("info", uuid="GPU-0", gpu="0"), code="xid_earlier", message="XID 79 stood there")
+    noted = device(0, health=NodeHealth("healthy", "XID 79 stood there", ("xid_earlier",)))
+    with served(node(noted, events=(note,))) as url:
+        code, out, _ = _run(capsys, "status", "--agent", url)
+        assert code == 0
+        assert out.splitlines() == [
+            "1 machine, 1 GPU: 0 findings, 1 note",
+            "info: n1 GPU 0 (GPU-0): XID 79 stood there; have it replaced",
+        ]
+        assert "healthy: XID 79 stood there" in _run(capsys, "top", "--once", "--agent", url)[1]
 
 
 def test_the_table_lives_until_it_is_interrupted() -> None:

@@ -63,11 +63,43 @@ def test_bug_17_silent_counters_are_missing_until_they_count_again_also_while_th
             (LABELS, MissingReason.UNREADABLE)
         }
         assert all(
-            "are not counting; restart what reads the counters" in missing.detail for missing in collection.missing
+            missing.detail.endswith("; restart this agent")
+            for missing in collection.missing  # NVML's are its own
         )
         assert codes_told == ["profiling_silent"]
+    for collection, words in ((silent[0], "they are not counting"), (at_rest[0], "not known until they count")):
+        assert all(words in missing.detail for missing in collection.missing)
     assert again == (sample({**SILENT, "sm_active_ratio": 0.5}), [])
     assert at_rest_again == (sample(resting), [])
+
+
+RESTING = {**SILENT, "utilization_ratio": 0.0, "power_watts": 90.0}
+
+
+def test_at_rest_silence_is_told_of_when_the_gpu_worked() -> None:
+    watch = Contradictions()
+    told = [watch.observe(sample(values), 5) for values in (*[SILENT] * 12, RESTING, SILENT)]
+    (at_rest,), (at_work,) = told[-2:]
+    assert at_rest.message == (
+        "all profiling counters were 0 when it last worked (100% utilisation, 400 W); not known until they count"
+    )
+    assert at_work.message == "all profiling counters are 0 at 100% utilisation and 400 W: they are not counting"
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        {**RESTING, "pcie_transmit_bytes_per_second": 1e9},
+        {**SILENT, "fp64_active_ratio": 0.1},
+        {name: value for name, value in RESTING.items() if name in BUSY},  # no counters are told any more
+    ],
+)
+def test_silence_ends_where_any_counter_counts_or_none_is_told(after: dict[str, float]) -> None:
+    watch = Contradictions()
+    told = [watch.observe(sample(values), 5) for values in (*[SILENT] * 12, after)]
+    assert (len(told[-2]), told[-1]) == (1, [])
+    assert watch.without_silent(sample(after)) == sample(after)
+    assert watch.observe(sample(RESTING), 5) == []
 
 
 def test_the_counters_of_other_gpus_stay() -> None:
@@ -83,6 +115,8 @@ def test_the_counters_of_other_gpus_stay() -> None:
     "values",
     [
         BUSY,  # no counters: not known is not silent
+        {**BUSY, "tensor_active_ratio": 0.0, "dram_active_ratio": 0.0},  # a kernel that spins
+        {**BUSY, "sm_active_ratio": 0.0, "pcie_transmit_bytes_per_second": 1e9},  # they stop together, or not at all
         {**BUSY, "power_watts": 140.0, "sm_active_ratio": 0.0},  # idle, the utilisation lags behind
         {**BUSY, "utilization_ratio": 0.0, "sm_active_ratio": 0.0},
         {"sm_active_ratio": 0.0, "power_watts": 700.0, "power_limit_watts": 700.0},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stepscope.workflow.node_status import status_of
 from stepscope.workflow.nodes import NodeAnswer
 from tests.workflow.made_nodes import device, event, finding, node, source
@@ -28,6 +30,17 @@ def test_open_events_and_no_others() -> None:
     assert (first.gpu, first.uuid, first.code, first.severity) == ("1", "GPU-1", "row_remap_failed", "critical")
     assert (first.message, first.action) == ("no spare rows are left", "have it replaced")
     assert (second.gpu, second.severity) == ("", "warning")
+
+
+def test_notes_come_last_and_hide_nothing() -> None:
+    note = replace(event("info", uuid="GPU-1", gpu="1"), code="xid_earlier")
+    silent = device(1, is_up=False, reason="timed_out")
+    told = node(device(0), silent, events=(note, event("warning", uuid="GPU-0", gpu="0")))
+    assert _codes(NodeAnswer(_URL, told)) == [
+        ("1", "gpu_down", "critical"),
+        ("0", "row_remap_failed", "warning"),
+        ("1", "xid_earlier", "info"),
+    ]
 
 
 def test_a_gpu_that_does_not_answer_is_told_once() -> None:

@@ -18,7 +18,7 @@ from stepscope.agent.health.episodes import Episodes
 from stepscope.agent.health.observed import Observed, ObservedGpu
 from stepscope.agent.health.patience import Patience, patience_of
 from stepscope.agent.health.signs import Sign
-from stepscope.core.health import Health, HealthEvent, HealthReport, HealthState, Severity
+from stepscope.core.health import NOTES, Health, HealthEvent, HealthReport, HealthState, Severity
 from stepscope.core.readings import Labels
 
 _MACHINE = "machine"
@@ -172,10 +172,10 @@ class HealthWatch:
 
 
 def _worst(events: list[HealthEvent]) -> tuple[HealthState, str]:
-    """What the events make of a thing, the worst first; those of severity info make nothing."""
+    """What the events make of a thing, the worst first; those of severity info make nothing, and notes are said."""
     bad = [event for event in events if event.severity is not Severity.INFO]
     if not bad:
-        return HealthState.HEALTHY, ""
+        return HealthState.HEALTHY, next((event.message for event in events if event.code in NOTES), "")
     is_critical = bad[0].severity is Severity.CRITICAL
     return (HealthState.FAILED if is_critical else HealthState.DEGRADED), bad[0].message
 

@@ -64,7 +64,7 @@ def collection_of(page: Page, content: PageValues, time_ns: int) -> Collection:
         time_ns: when it was fetched, ns since the epoch; the time of readings whose lines have none.
     """
     into = _Gathering(time_ns)
-    values = _values_by_gpu(content)
+    values = values_by_gpu(content)
     contradictions = {gpu: contradiction_of(values[gpu]) for gpu in content.gpus}
     workloads = {entity: list(all_of_it)[:_MOST_WORKLOADS] for entity, all_of_it in content.workloads.items()}
     for (entity, metric, further), merged in content.merged.items():
@@ -117,7 +117,7 @@ def _of(entity: Entity) -> Entity:
     return entity.whole if entity.is_instance else entity
 
 
-def _values_by_gpu(content: PageValues) -> dict[Entity, dict[str, float]]:
+def values_by_gpu(content: PageValues) -> dict[Entity, dict[str, float]]:
     """Values of GPUs, the highest where MIG instances tell one too; a GPU's utilisation under MIG is none."""
     by_gpu: dict[Entity, dict[str, float]] = {gpu: {} for gpu in content.gpus}
     for (entity, metric, further), merged in content.merged.items():

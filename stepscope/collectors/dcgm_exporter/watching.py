@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stepscope.collectors.dcgm_exporter.collection import values_by_gpu
 from stepscope.collectors.dcgm_exporter.reading import PageValues
+from stepscope.collectors.dcgm_exporter.silence import RESTART
 from stepscope.collectors.dcgm_exporter.values import STALE_SECONDS
+from stepscope.collectors.silent_counters import SILENT, SilentCounters
 from stepscope.core.gpu_metrics import GPU, PROFILING_METRICS
 from stepscope.core.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, with_labels
 
 _FORGET_NS = 86_400 * 1_000_000_000
 _MOST_GPUS = 1024
+_AWAY_NS = 120 * 1_000_000_000
+"""The line of a last XID that pages are without for so long did not merely fail to be read."""
 _ENERGY, _POWER = GPU + "energy_joules_total", GPU + "power_watts"
 _LAST, _RECENT = GPU + "xid_last", GPU + "xid_recent"
 _FACTS = frozenset({GPU + "info", GPU + "workload_info"})
@@ -37,7 +42,9 @@ class PageWatch:
     _metrics: dict[Labels, frozenset[str]] = field(default_factory=dict)
     _xids: dict[tuple[str, Labels], float] = field(default_factory=dict)
     _earlier: dict[Labels, str] = field(default_factory=dict)
+    _away_ns: dict[tuple[str, Labels], int] = field(default_factory=dict)
     _energy: dict[Labels, tuple[float, int]] = field(default_factory=dict)
+    _silent: SilentCounters = field(default_factory=SilentCounters)
 
     def observe(self, collection: Collection, content: PageValues, time_ns: int) -> Collection:
         """The page's collection with what the pages before it add and take away.
@@ -47,6 +54,8 @@ class PageWatch:
             time_ns: now, ns since the epoch.
         """
         self._forget(time_ns)
+        self._note_away(collection, time_ns)
+        collection = self._still_silent(collection, content, time_ns)
         stale = self._stale(collection, time_ns)
         collection = _without(collection, stale, time_ns)
         findings = self._said_of_xids(collection, content, time_ns)
@@ -71,6 +80,28 @@ class PageWatch:
                     f"its energy stands still for {seconds:.0f} s: the page shows old values; restart dcgm-exporter"
                 )
         return stale
+
+    def _still_silent(self, collection: Collection, content: PageValues, time_ns: int) -> Collection:
+        """The collection without counters that an earlier page found silent. What this one found is in it already."""
+        found = {finding.labels for finding in collection.findings if finding.code == SILENT}
+        said = self._silent.observe({gpu.labels: values for gpu, values in values_by_gpu(content).items()}, found)
+        findings = (Finding(SILENT, said[labels], labels, time_ns) for labels in said if labels not in found)
+        kept = self._silent.without(collection, RESTART)
+        return Collection(kept.readings, kept.missing, (*kept.findings, *findings))
+
+    def _note_away(self, collection: Collection, time_ns: int) -> None:
+        """Lines of last XIDs that the page is without, each with the first page without it. Once one was away for long
+        enough it is as if it had never been: the next XID is new, whatever its number."""
+        here = {(one.metric, one.labels) for one in collection.readings}
+        here |= {(one.metric, one.labels) for one in collection.missing if one.reason is MissingReason.UNREADABLE}
+        for key in [key for key in self._xids if key[0] == _LAST]:
+            away_ns = min(self._away_ns.get(key, time_ns), time_ns)
+            if key not in here:
+                self._away_ns[key] = away_ns
+            else:
+                self._away_ns.pop(key, None)
+            if time_ns - away_ns >= _AWAY_NS:
+                self._xids[key] = 0.0
 
     def _said_of_xids(self, collection: Collection, content: PageValues, time_ns: int) -> list[Finding]:
         """XIDs that came since the last page, and for as long as they stand there those that came before the first. The
@@ -97,7 +128,7 @@ class PageWatch:
         self._earlier = {whole: xid for whole, xid in self._earlier.items() if shown.get(whole, xid) == xid}
         for whole in self._earlier.keys() & shown.keys():
             words = f"XID {shown[whole]}{_in_brackets(content, whole)}"
-            message = f"{words} stood on the first page: it came before, when is not known"
+            message = f"{words} stood on the first page: when that one came is not known"
             findings.append(Finding("xid_earlier", message, with_labels(whole, xid=shown[whole]), time_ns))
         gpus = {gpu.labels for gpu in content.gpus}
         kept = {key: value for key, value in self._xids.items() if key[0] == _LAST or _whole(key[1]) not in gpus}
@@ -140,6 +171,8 @@ class PageWatch:
         self._energy = {labels: energy for labels, energy in self._energy.items() if labels in kept}
         self._xids = {key: value for key, value in self._xids.items() if _whole(key[1]) in kept}
         self._earlier = {labels: xid for labels, xid in self._earlier.items() if labels in kept}
+        self._silent.forget_all_but(kept)
+        self._away_ns = {key: away_ns for key, away_ns in self._away_ns.items() if key in self._xids}
 
 
 def _name(labels: Labels) -> str:

@@ -71,8 +71,10 @@ def without_visible(programs: Programs) -> Programs:
 
 
 def _too_few(request: PreflightRequest, driver: DriverLook) -> tuple[CheckResult, ...]:
-    """A failure where the driver tells of fewer GPUs than there must be, also because it is not there; one that hangs is
-    told otherwise."""
+    """A failure where the driver tells of fewer GPUs than there must be, also because it is not there.
+
+    One that hangs is told otherwise.
+    """
     known = len(driver.gpus) + len(driver.lost)
     is_asked = request.device_type == "cuda" and driver.was_asked and not driver.hangs
     if not is_asked or known >= request.expected_gpus:

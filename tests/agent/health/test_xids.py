@@ -71,20 +71,47 @@ def _earlier(machine: Machine, number: int) -> None:
     ("number", "action"),
     [(79, Action.REBOOT), (119, Action.RESET_GPU), (48, Action.RESET_GPU), (74, Action.RUN_DIAGNOSTICS)],
 )
-def test_one_from_before_the_first_look_is_a_warning_while_the_page_shows_it(number: int, action: Action) -> None:
+def test_one_from_before_the_first_look_is_a_note_while_the_page_shows_it(number: int, action: Action) -> None:
     machine = Machine(source="dcgm_exporter")
     _earlier(machine, number)
     machine.looks(30)
     (event,) = machine.changes
-    assert (event.code, event.severity, event.action) == ("xid_earlier", Severity.WARNING, action)
+    assert (event.code, event.severity, event.action) == ("xid_earlier", Severity.INFO, action)
     assert event.since_start
-    assert f"XID {number} came before" in event.message
-    assert "when is not known" in event.message
-    assert machine.health().state is HealthState.DEGRADED
+    assert f"XID {number} stood on DCGM's page at the first look, when it came is not known" in event.message
+    assert (machine.health().state, machine.health().reason) == (HealthState.HEALTHY, event.message)
     machine.findings.clear()
     (ended,) = machine.look()
     assert (ended.code, ended.ended_ns is not None) == ("xid_earlier", True)
-    assert machine.health().state is HealthState.HEALTHY
+    assert (machine.health().state, machine.health().reason) == (HealthState.HEALTHY, "")
+
+
+def test_a_reset_ends_one_from_before_for_good() -> None:
+    machine = Machine(source="dcgm_exporter")
+    machine.set({"energy_joules_total": 5000.0})
+    _earlier(machine, 48)
+    machine.look()
+    machine.set({"energy_joules_total": 3.0})
+    (ended,) = machine.look()
+    assert (ended.code, ended.ended_ns is not None) == ("xid_earlier", True)
+    machine.grow("energy_joules_total", 100.0, times=60)  # DCGM goes on showing it
+    assert machine.codes() == []
+    machine.findings[:] = [Finding("xid", "XID 48", with_labels(LABELS, xid=48), machine.now_ns)]
+    machine.look()
+    assert machine.codes() == ["xid_48"]
+
+
+def test_one_that_may_have_come_after_the_reset_stays() -> None:
+    """The page is first read between the reset and the reading of energy that tells it."""
+    machine = Machine(source="dcgm_exporter")
+    machine.set({"energy_joules_total": 5000.0})
+    machine.look()
+    machine.set({"energy_joules_total": None})
+    _earlier(machine, 48)
+    machine.look()
+    machine.set({"energy_joules_total": 3.0})
+    machine.looks(5)
+    assert machine.codes() == ["xid_earlier"]
 
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 63, 94, 154])

@@ -101,7 +101,10 @@ def test_bug_16_a_share_over_one_is_clamped_and_told() -> None:
     assert missing(page, "dram_active_ratio")[0].reason is MissingReason.UNREADABLE
 
 
-SILENT = {"PROF_GR_ENGINE_ACTIVE": "0.000000", "PROF_PIPE_TENSOR_ACTIVE": "0.000000", "PROF_DRAM_ACTIVE": "0.000000"}
+SILENT = {
+    **dict.fromkeys(("PROF_GR_ENGINE_ACTIVE", "PROF_PIPE_TENSOR_ACTIVE", "PROF_DRAM_ACTIVE"), "0.000000"),
+    **dict.fromkeys(("PROF_PCIE_TX_BYTES", "PROF_PCIE_RX_BYTES"), "0"),  # NVIDIA/gpu-monitoring-tools#189
+}
 
 
 @pytest.mark.parametrize(
@@ -131,6 +134,8 @@ def test_bug_17_counters_of_zero_while_the_gpu_works_are_unknown_and_a_finding(
         {**SILENT, "DEV_GPU_UTIL": 0, "DEV_POWER_USAGE": "71.000000"},  # idle
         {"PROF_GR_ENGINE_ACTIVE": None, "PROF_PIPE_TENSOR_ACTIVE": "0.0", "PROF_DRAM_ACTIVE": "0.0",
          "DEV_POWER_USAGE": "120.0"},  # a kernel that waits for others
+        {**SILENT, "PROF_GR_ENGINE_ACTIVE": None},  # one that spins
+        {**SILENT, "PROF_PCIE_TX_BYTES": "12345678"},  # they stop together, or not at all
         {**SILENT, "DEV_GPU_UTIL": None, "DEV_POWER_USAGE": None},  # nothing to hold them against
     ],
 )  # fmt: skip
@@ -138,6 +143,43 @@ def test_zeros_that_may_be_true_stay(values_of_page: dict[str, object]) -> None:
     page = collect(render(busy(**values_of_page)))
     assert codes(page) == []
     assert values(page, "tensor_active_ratio") == [0.0]
+
+
+RESTING = SILENT | {"DEV_GPU_UTIL": 0, "DEV_POWER_USAGE": "71.0"}
+
+
+def test_bug_17_counters_found_silent_are_unknown_also_at_rest_until_one_counts() -> None:
+    silent, resting = render(busy(**SILENT)), render(busy(**RESTING))
+    counting = render(busy(**RESTING | {"PROF_PCIE_RX_BYTES": "1000"}))
+    pages = Pages(silent, resting, silent, counting, resting, seconds=10.0)
+    _, at_rest, _, counts, after = (pages.collect() for _ in range(5))
+    (finding,) = at_rest.findings
+    assert finding.code == "profiling_silent"
+    assert finding.message == (
+        "all profiling counters were 0 when it last worked (97% utilisation, 512 W); not known until they count"
+    )
+    assert values(at_rest, "tensor_active_ratio") == []
+    (absent,) = missing(at_rest, "tensor_active_ratio")
+    assert (absent.reason, absent.detail) == (MissingReason.UNREADABLE, f"{finding.message}; restart nv-hostengine")
+    for page in (counts, after):
+        assert codes(page) == []
+        assert values(page, "tensor_active_ratio") == [0.0]
+
+
+def test_bug_17_silence_ends_where_a_page_tells_no_counters() -> None:
+    without = render(busy(**dict.fromkeys(SILENT), DEV_GPU_UTIL=0, DEV_POWER_USAGE="71.0"))
+    pages = Pages(render(busy(**SILENT)), without, render(busy(**RESTING)), seconds=10.0)
+    assert [codes(pages.collect()) for _ in range(3)] == [["profiling_silent"], [], []]
+
+
+def test_bug_17_under_mig_counters_found_silent_are_unknown_at_rest_on_all_instances() -> None:
+    text = mig_page(with_whole=False)
+    silent = text.replace("} 0.900000", "} 0.000000").replace("} 0.30", "} 0.00").replace("} 0.10", "} 0.00")
+    pages = Pages(silent, silent.replace("512.371000", "71.0"), seconds=10.0)
+    for page in (pages.collect(), pages.collect()):
+        assert codes(page) == ["profiling_silent"]
+        assert values(page, "graphics_engine_active_ratio") == []
+        assert len(missing(page, "graphics_engine_active_ratio")) == 2
 
 
 def test_bug_17_under_mig_the_power_of_the_gpu_contradicts_the_zeros_of_all_instances() -> None:
@@ -150,8 +192,16 @@ def test_bug_17_under_mig_the_power_of_the_gpu_contradicts_the_zeros_of_all_inst
     assert len(missing(page, "graphics_engine_active_ratio")) == 2
 
 
-def test_bug_46_a_utilisation_that_sticks_to_a_gpu_at_rest_is_unknown_and_a_finding() -> None:
-    ghost = SILENT | {"DEV_GPU_UTIL": 100, "DEV_POWER_USAGE": "120.0", "DEV_ENFORCED_POWER_LIMIT": 700}
+@pytest.mark.parametrize(
+    "further",
+    [
+        {"DEV_ENFORCED_POWER_LIMIT": 700},
+        {"DEV_ENFORCED_POWER_LIMIT": 700, "PROF_PCIE_TX_BYTES": "123456"},  # so are bytes at rest
+        {"PROF_PCIE_TX_BYTES": "123456"},  # the counters count
+    ],
+)
+def test_bug_46_a_utilisation_that_sticks_to_a_gpu_at_rest_is_unknown_and_a_finding(further: dict[str, object]) -> None:
+    ghost = SILENT | {"DEV_GPU_UTIL": 100, "DEV_POWER_USAGE": "120.0"} | further
     page = collect(render(busy(**ghost)))
     assert codes(page) == ["utilization_stuck"]
     assert values(page, "utilization_ratio") == []
@@ -190,6 +240,18 @@ def test_bug_19_counters_that_a_profiler_takes_for_a_while_are_missing_and_come_
         assert values(page, "tensor_active_ratio") == [0.412345] * 2
         assert missing(page, "tensor_active_ratio") == []
         assert codes(page) == []
+
+
+def test_bug_19_of_a_gpu_that_is_split_later_the_counters_are_told_by_its_instances() -> None:
+    parts = [
+        Line(name, value, 0, instance=("3g.40gb", "1"))
+        for name, value in BUSY
+        if "_PROF_" in name and "_PCIE_" not in name  # which are the whole GPU's
+    ]
+    taken = {name.removeprefix("DCGM_FI_"): None for name, _ in BUSY if "_PROF_" in name}
+    pages = Pages(render(busy()), render([*busy(0, **taken), *parts]), seconds=10.0)
+    pages.collect()
+    assert [one.metric for one in pages.collect().missing if one.reason is MissingReason.GONE] == []
 
 
 def test_bug_19_counters_that_are_blank_say_what_the_page_says() -> None:
@@ -231,7 +293,7 @@ def test_bug_20_an_xid_from_before_is_told_for_as_long_as_it_stands_on_the_page(
     found = [pages.collect() for _ in range(6)]
     assert [codes(page) for page in found] == [["xid_earlier"]] * 3 + [["xid"], ["xid"], []]
     (finding,) = found[2].findings
-    assert finding.message == "XID 79 (GPU lost) stood on the first page: it came before, when is not known"
+    assert finding.message == "XID 79 (GPU lost) stood on the first page: when that one came is not known"
     assert finding.labels == (("gpu", "0"), ("uuid", UUIDS[0]), ("xid", "79"))
 
 
@@ -240,6 +302,29 @@ def test_bug_20_an_xid_from_before_is_not_new_where_its_line_was_away() -> None:
     (page,) = xids(79)
     pages = Pages(page, without, page)
     assert [codes(pages.collect()) for _ in range(3)] == [["xid_earlier"], [], ["xid_earlier"]]
+
+
+@pytest.mark.parametrize(("before", "first"), [(0, []), (79, ["xid_earlier"])])
+@pytest.mark.parametrize(("num_without", "code"), [(3, "gap"), (4, "xid")])
+def test_bug_20_the_same_xid_is_new_once_its_line_was_away_for_two_minutes(
+    before: int, first: list[str], num_without: int, code: str
+) -> None:
+    without = render(busy(DEV_XID_ERRORS=None))
+    first_page, page = xids(before, 79)
+    texts = [first_page, page, *[without] * num_without, page, page]
+    pages = Pages(*(text.replace("812345678901", f"8123456789{at:02}") for at, text in enumerate(texts)))
+    told = [codes(pages.collect()) for _ in range(num_without + 4)]
+    assert told[0] == first
+    assert told[2:-2] == [[]] * num_without
+    assert told[-2:] == ([["xid"], []] if code == "xid" else [first, first])
+
+
+def test_bug_20_an_xid_is_not_new_where_the_page_showed_old_values_for_long() -> None:
+    """A stale GPU's line stands there all the while."""
+    (page,) = xids(79)
+    fresh = page.replace("812345678901", "812345679999")
+    pages = Pages(page, *[page] * 12, fresh)
+    assert [codes(pages.collect()) for _ in range(14)][-1] == ["xid_earlier"]
 
 
 def test_bug_20_an_xid_from_before_is_told_also_where_the_exporter_counts_those_of_the_last_minutes() -> None:

@@ -6,8 +6,8 @@
 - 48 with 63 or 64 beside it: the row is replaced at the reset, so drain first.
 - 13 and 31 are an application's fault, unless one GPU has them with one process after the other, and no other of the
   machine half as often.
-- One that stood on a page of DCGM's at the first look came before, and is a warning for as long as it stands there:
-  DCGM shows the last for ever, also when it was mended since.
+- One that stood on a page of DCGM's at the first look is a note for as long as it stands there, or until the GPU was
+  reset: DCGM shows the last for ever, also when it was mended before, and each start of the agent is a first look.
 - What needs a reset or more stays open until the GPU was reset: its count of energy began anew.
 """
 
@@ -49,6 +49,8 @@ class _Gpu:
     memory_xids: set[int] = field(default_factory=set)
     open_until_quiet: set[str] = field(default_factory=set)
     open_until_reset: dict[str, int] = field(default_factory=dict)
+    earlier_ns: dict[int, int] = field(default_factory=dict)
+    mended: set[int] = field(default_factory=set)
     pids: frozenset[str] = frozenset()
     pids_before: frozenset[str] = frozenset()
     pids_changed_ns: int = 0
@@ -89,9 +91,12 @@ class XidChecks:
         self.was_reset = False
         for key, observed in gpus.items():
             gpu = self._gpus.setdefault(key, _Gpu())
-            anew_ns = _counts_anew(gpu, observed)
+            before_ns, anew_ns = gpu.energy.time_ns if gpu.energy else 0, _counts_anew(gpu, observed)
             if anew_ns is not None:
                 self.was_reset = True
+                gpu.mended |= {number for number, seen_ns in gpu.earlier_ns.items() if seen_ns <= before_ns}
+                if gpu.mended >= gpu.earlier_ns.keys():
+                    yield key, Sign("xid_earlier", now_ns, Standing.OVER)
                 told = gpu.open_until_reset.items()
                 over = sorted(code for code, told_ns in told if abs(anew_ns - told_ns) > _MAY_BE_AFTER_NS)
                 for code in over:
@@ -172,15 +177,16 @@ class XidChecks:
 
 def _earlier(gpu: _Gpu, numbers: list[int], page_ns: int) -> Sign:
     """What a page showed from its first look on, but for what came since then, too."""
-    known = gpu.counts.keys() | gpu.told_ns.keys()
+    known = gpu.counts.keys() | gpu.told_ns.keys() | gpu.mended
     xids = [xid_of(number) for number in numbers if number not in known]
     for xid in xids:
+        gpu.earlier_ns[xid.number] = min(gpu.earlier_ns.get(xid.number, page_ns), page_ns)  # clocks are set back, too
         if xid.kind in _MATTERS_LATER:
             said = (
-                f"XID {xid.number} came before the first look, when is not known: {xid.sentence} If that was mended "
-                "since, restart nv-hostengine: until then it shows the last XID"
+                f"XID {xid.number} stood on DCGM's page at the first look, when it came is not known: {xid.sentence} "
+                "If that was mended since, restart nv-hostengine: until then it shows the last XID"
             )
-            return bad("xid_earlier", page_ns, Evidence(Severity.WARNING, xid.action, said))
+            return bad("xid_earlier", page_ns, Evidence(Severity.INFO, xid.action, said))
     return good("xid_earlier", page_ns)
 
 
