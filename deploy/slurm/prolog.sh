@@ -11,6 +11,10 @@ stepscope=${STEPSCOPE:-stepscope}
 limit=${STEPSCOPE_PREFLIGHT_SECONDS:-120}
 logs=${STEPSCOPE_PREFLIGHT_LOGS:-/var/log/stepscope}
 expected=${STEPSCOPE_EXPECTED_GPUS:-} # 8, say; empty: as many as there are
+if [[ ! $expected =~ ^[0-9]*$ ]]; then
+  logger -t stepscope "STEPSCOPE_EXPECTED_GPUS is no number: $expected; it is passed over"
+  expected=
+fi
 job=${SLURM_JOB_ID:-unknown}
 
 [[ -n ${SLURM_JOB_GPUS:-} ]] || exit 0 # a job without GPUs

@@ -15,6 +15,7 @@ _NORMAL = frozenset({MissingReason.NOT_INSTALLED.value, MissingReason.NOT_SUPPOR
 """A machine without GPUs or InfiniBand has nothing wrong with it."""
 _NORMAL_OF = {
     "kernel_log": MissingReason.NO_PERMISSION.value,  # an agent without the right
+    "kubelet": MissingReason.NO_PERMISSION.value,  # its socket is root's
     "kineto": MissingReason.TAKEN.value,  # where dynolog runs; who asks for it by a setting has no agent without
 }
 _COUNTED = (Severity.CRITICAL.value, Severity.WARNING.value)

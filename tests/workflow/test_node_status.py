@@ -17,6 +17,7 @@ def _codes(answer: NodeAnswer) -> list[tuple[str, str, str]]:
 
 def test_nothing_is_wrong() -> None:
     quiet = {"infiniband": "not_installed", "jobs": "not_yet", "kernel_log": "no_permission", "kineto": "taken"}
+    quiet["kubelet"] = "no_permission"
     fine = node(device(0), device(1), sources=tuple(source(name, reason) for name, reason in quiet.items()))
     report = status_of([NodeAnswer(_URL, fine)])
     assert report.findings == ()

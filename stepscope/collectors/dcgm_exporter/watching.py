@@ -54,7 +54,7 @@ class PageWatch:
             time_ns: now, ns since the epoch.
         """
         self._forget(time_ns)
-        self._note_away(collection, time_ns)
+        self._note_away(collection, content, time_ns)
         collection = self._still_silent(collection, content, time_ns)
         stale = self._stale(collection, time_ns)
         collection = _without(collection, stale, time_ns)
@@ -89,17 +89,18 @@ class PageWatch:
         kept = self._silent.without(collection, RESTART)
         return Collection(kept.readings, kept.missing, (*kept.findings, *findings))
 
-    def _note_away(self, collection: Collection, time_ns: int) -> None:
+    def _note_away(self, collection: Collection, content: PageValues, time_ns: int) -> None:
         """Lines of last XIDs that the page is without, each with the first page without it. Once one was away for long
-        enough it is as if it had never been: the next XID is new, whatever its number."""
+        enough it is as if it had never been: the next XID is new, whatever its number. Where the whole GPU is away, or
+        no page comes, nothing is known: DCGM shows the same XID for ever."""
+        gpus = {gpu.labels for gpu in content.gpus}
         here = {(one.metric, one.labels) for one in collection.readings}
         here |= {(one.metric, one.labels) for one in collection.missing if one.reason is MissingReason.UNREADABLE}
         for key in [key for key in self._xids if key[0] == _LAST]:
-            away_ns = min(self._away_ns.get(key, time_ns), time_ns)
-            if key not in here:
-                self._away_ns[key] = away_ns
-            else:
+            if key in here or _whole(key[1]) not in gpus:
                 self._away_ns.pop(key, None)
+                continue
+            away_ns = self._away_ns[key] = min(self._away_ns.get(key, time_ns), time_ns)
             if time_ns - away_ns >= _AWAY_NS:
                 self._xids[key] = 0.0
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.collectors.nvml.binding import NO_BINDING
+from stepscope.collectors.nvml.binding import NO_BINDING, DriverUnusableError
 from stepscope.core.errors import DataError, UnreachableError
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import Collection, Finding
@@ -15,6 +15,9 @@ from stepscope.workflow.preflight.judging import why_failed
 from stepscope.workflow.preflight.request import Programs
 from stepscope.workflow.preflight.state_judging import GpuState, value_of
 from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Worker, ask, ask_all, close_all
+
+_UNUSABLE = f"{DriverUnusableError.__name__}: "
+"""How a process begins to say so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +50,14 @@ class DriverLook:
         lost: index, and why it does not answer.
         why_not: why nothing is known of any; empty otherwise.
         hangs: whether that is because the driver hangs.
+        is_drivers: whether the driver has refused or is not there; else this installation may be broken.
     """
 
     gpus: tuple[DriverGpu, ...] = ()
     lost: tuple[tuple[int, str], ...] = ()
     why_not: str = ""
     hangs: bool = False
-
-    @property
-    def was_asked(self) -> bool:
-        """Whether what is not known is the driver's doing, and not this installation's."""
-        return self.why_not != NO_BINDING
+    is_drivers: bool = False
 
 
 def check_answers(driver: DriverLook) -> None:
@@ -83,8 +83,9 @@ def look(programs: Programs, seconds: float) -> DriverLook:
     with Worker(programs.state, programs.environment) as worker:
         reply = ask(worker, {"do": "count"}, seconds)
     if isinstance(reply, Failure):
-        text = reply.detail.removeprefix("DriverUnusableError: ")
-        return DriverLook(why_not=text, hangs=reply.kind is FailureKind.HUNG)
+        text = reply.detail.removeprefix(_UNUSABLE)
+        is_drivers = reply.kind is FailureKind.ERROR and reply.detail.startswith(_UNUSABLE) and text != NO_BINDING
+        return DriverLook(why_not=text, hangs=reply.kind is FailureKind.HUNG, is_drivers=is_drivers)
     assert isinstance(reply, dict)
     workers = [Worker(programs.state, programs.environment) for _ in range(reply["count"])]
     try:

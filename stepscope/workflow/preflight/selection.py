@@ -73,11 +73,11 @@ def without_visible(programs: Programs) -> Programs:
 def _too_few(request: PreflightRequest, driver: DriverLook) -> tuple[CheckResult, ...]:
     """A failure where the driver tells of fewer GPUs than there must be, also because it is not there.
 
-    One that hangs is told otherwise.
+    One that hangs is told otherwise, and an installation that is broken drains no node.
     """
     known = len(driver.gpus) + len(driver.lost)
-    is_asked = request.device_type == "cuda" and driver.was_asked and not driver.hangs
-    if not is_asked or known >= request.expected_gpus:
+    is_known = not driver.why_not or driver.is_drivers
+    if not is_known or known >= request.expected_gpus:
         return ()
     why = driver.why_not or "look for XIDs, reboot"
     what = f"the driver knows {known} of {counted(request.expected_gpus, 'GPU')}: {why}"

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from stepscope.collectors.dcgm_exporter import watching
+from stepscope.collectors.dcgm_exporter.fetching import FetchError
 from stepscope.core.gpu_metrics import GPU
 from stepscope.core.readings import MissingReason
 from tests.collectors.dcgm_exporter.pages import (
@@ -305,7 +306,7 @@ def test_bug_20_an_xid_from_before_is_not_new_where_its_line_was_away() -> None:
 
 
 @pytest.mark.parametrize(("before", "first"), [(0, []), (79, ["xid_earlier"])])
-@pytest.mark.parametrize(("num_without", "code"), [(3, "gap"), (4, "xid")])
+@pytest.mark.parametrize(("num_without", "code"), [(4, "gap"), (5, "xid")])
 def test_bug_20_the_same_xid_is_new_once_its_line_was_away_for_two_minutes(
     before: int, first: list[str], num_without: int, code: str
 ) -> None:
@@ -317,6 +318,27 @@ def test_bug_20_the_same_xid_is_new_once_its_line_was_away_for_two_minutes(
     assert told[0] == first
     assert told[2:-2] == [[]] * num_without
     assert told[-2:] == ([["xid"], []] if code == "xid" else [first, first])
+
+
+@pytest.mark.parametrize("outage", ["gpu", "page", "page after one without"])
+def test_bug_20_an_xid_is_not_new_where_its_gpu_or_the_page_was_away_for_long(outage: str) -> None:
+    """A GPU that is reset leaves the page for minutes and comes back with the XID that it was reset for."""
+    first, page = xids(0, 48)
+    away: list[str | FetchError] = [FetchError(MissingReason.UNREACHABLE, "down")] * 6
+    if outage == "gpu":
+        away = [render(busy(1))] * 6
+    elif outage == "page after one without":
+        away = [render(busy(DEV_XID_ERRORS=None)), *away]
+    texts = [first, page, *away, page, page]
+    pages = Pages(
+        *(
+            text.replace("812345678901", f"8123456789{at:02}") if isinstance(text, str) else text
+            for at, text in enumerate(texts)
+        )
+    )
+    told = [codes(pages.collect()) for _ in texts]
+    assert told[1] == ["xid"]
+    assert not any("xid" in code for code in told[-2] + told[-1])
 
 
 def test_bug_20_an_xid_is_not_new_where_the_page_showed_old_values_for_long() -> None:

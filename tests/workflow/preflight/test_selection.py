@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from stepscope.collectors.nvml.binding import NO_BINDING
 from stepscope.core.errors import DataError, UnreachableError, UsageError
 from stepscope.core.preflight import CheckGroup, Outcome
-from stepscope.workflow.preflight.driver import DriverGpu, DriverLook
+from stepscope.workflow.preflight.driver import DriverGpu, DriverLook, look
 from stepscope.workflow.preflight.request import PreflightRequest, Programs
 from stepscope.workflow.preflight.selection import Selection, select, without_visible
 from tests.workflow.preflight.fake_devices import uuid_of
@@ -21,6 +22,18 @@ _SPLIT = DriverLook(
         for i in range(2)
     )
 )
+
+_CHILD = """
+import os
+from stepscope.collectors.nvml.binding import NO_BINDING, DriverUnusableError
+from stepscope.core.readings import MissingReason
+from stepscope.workflow.preflight.child import serve
+
+def answer(request):
+    FAILS
+
+serve(answer)
+"""
 
 
 def by_slurm(
@@ -154,14 +167,33 @@ def test_as_many_gpus_as_expected_are_enough() -> None:
 
 
 def test_a_driver_that_is_not_there_tells_of_fewer_gpus_than_expected_and_what_asks_nobody_of_none() -> None:
-    (none,) = by_slurm("0", DriverLook(why_not="no driver is installed"), expected=4).results
+    no_driver = DriverLook(why_not="no driver is installed", is_drivers=True)
+    (none,) = by_slurm("0", no_driver, expected=4).results
     assert (none.outcome, none.detail) == (Outcome.FAIL, "the driver knows 0 of 4 GPUs: no driver is installed")
-    with pytest.raises(DataError, match="nvidia-ml-py is not installed"):
-        by_slurm("0", DriverLook(why_not=NO_BINDING), expected=4)
+    with pytest.raises(DataError, match="No space left"):
+        by_slurm("0", DriverLook(why_not="OSError: No space left"), expected=4)
     with pytest.raises(UnreachableError, match="hangs"):
         by_slurm("0", DriverLook(why_not="no answer", hangs=True), expected=4)
     on_cpu = PreflightRequest(device_type="cpu", expected_gpus=4)
     assert select(on_cpu, DriverLook(why_not="the CPU is no GPU"), Programs(environment={}), 0).results == ()
+
+
+@pytest.mark.parametrize(
+    ("process", "is_drivers"),
+    [
+        ("raise DriverUnusableError(MissingReason.NOT_INSTALLED, 'no driver is installed')", True),
+        ("raise DriverUnusableError(MissingReason.NOT_INSTALLED, NO_BINDING)", False),
+        ("raise OSError(28, 'No space left on device')", False),
+        ("os.kill(os.getpid(), 9)", False),
+    ],
+)
+def test_only_what_the_driver_says_is_its_doing(tmp_path: Path, process: str, is_drivers: bool) -> None:
+    child = tmp_path / "child.py"
+    child.write_text(_CHILD.replace("FAILS", process))
+    environment = {"PYTHONPATH": str(Path(__file__).parents[3])}
+    looked = look(Programs(state=(sys.executable, str(child)), environment=environment), 20.0)
+    assert looked.why_not
+    assert (looked.is_drivers, looked.hangs) == (is_drivers, False)
 
 
 def test_a_name_that_no_gpu_has_is_the_one_that_is_lost_where_one_is() -> None:
