@@ -11,13 +11,13 @@ import click
 from stepscope.cli.agents import asks_agents
 from stepscope.core.counting import counted
 from stepscope.core.errors import printable
+from stepscope.core.health import Severity
 
 if TYPE_CHECKING:
     from stepscope.core.node_status import StatusFinding, StatusReport
     from stepscope.workflow.agent_client import AgentClient
 
 _FOUND = 1
-_NOTE = "info"
 
 
 @click.command("status")
@@ -55,7 +55,7 @@ def _lines(report: StatusReport) -> list[str]:
 
 
 def _wrong(report: StatusReport) -> list[StatusFinding]:
-    return [finding for finding in report.findings if finding.severity != _NOTE]
+    return [finding for finding in report.findings if finding.severity != Severity.INFO]
 
 
 def _line(finding: StatusFinding) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stepscope.collectors.silent_counters import SILENT, SilentCounters, zeros_of
+from stepscope.collectors.silent_counters import ACTIVITY, SILENT, SilentCounters, zeros_of
 from stepscope.core.gpu_metrics import GPU, PROFILING_METRICS
 from stepscope.core.readings import Collection, Finding, Labels
 
@@ -24,7 +24,6 @@ _EMPTY = 0.02
 _UTILIZATION, _POWER, _POWER_LIMIT = GPU + "utilization_ratio", GPU + "power_watts", GPU + "power_limit_watts"
 _MEMORY_USED, _MEMORY_TOTAL = GPU + "memory_used_bytes", GPU + "memory_total_bytes"
 _PROCESSES = GPU + "processes"
-_COUNTERS = tuple(GPU + f"{part}_active_ratio" for part in ("graphics_engine", "sm", "tensor", "dram"))
 _LOOKED_AT = frozenset(
     {_UTILIZATION, _POWER, _POWER_LIMIT, _MEMORY_USED, _MEMORY_TOTAL, _PROCESSES, *PROFILING_METRICS},
 )
@@ -93,7 +92,7 @@ def _wrong_of(values: Mapping[str, float]) -> list[tuple[str, str]]:
     """Code and line of each contradiction. What is not known contradicts nothing."""
     wrong = []
     busy, processes = values.get(_UTILIZATION), values.get(_PROCESSES)
-    counters = [values[name] for name in _COUNTERS if name in values]
+    counters = [values[name] for name in ACTIVITY if name in values]
     if busy is None:
         return []
     zeros = zeros_of(values)

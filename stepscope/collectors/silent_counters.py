@@ -19,7 +19,8 @@ SILENT = "profiling_silent"
 _WHOLE = frozenset({"gpu", "uuid"})
 """Labels of a GPU; instances have further ones."""
 _ENGINE = (GPU + "graphics_engine_active_ratio", GPU + "sm_active_ratio")
-_PIPES = (GPU + "tensor_active_ratio", GPU + "dram_active_ratio")
+ACTIVITY = (*_ENGINE, GPU + "tensor_active_ratio", GPU + "dram_active_ratio")
+"""How active a GPU and its parts are."""
 _BUSY = 0.5
 """Utilisation over which some engine must have been active."""
 _POWER_SHARE = 0.3
@@ -89,7 +90,7 @@ def zeros_of(values: Mapping[str, float]) -> Zeros | None:
     Args:
         values: of one GPU, by metric; with MIG the highest of its instances.
     """
-    if any(values.get(name) for name in (*_ENGINE, *_PIPES)) or not any(name in values for name in _ENGINE):
+    if any(values.get(name) for name in ACTIVITY) or not any(name in values for name in _ENGINE):
         return None
     busy, power, limit = (values.get(GPU + name) for name in ("utilization_ratio", "power_watts", "power_limit_watts"))
     return Zeros(busy, power, limit, others_count=any(values.get(name) for name in PROFILING_METRICS))
@@ -100,11 +101,11 @@ class SilentCounters:
     """GPUs whose counters were found silent. They are not believed until one of them moves, also while the GPU rests:
     unknown is never zero. Counters that are told no more are no silent ones."""
 
-    _zeros: dict[Labels, Zeros] = field(default_factory=dict)
-    _said: dict[Labels, str] = field(default_factory=dict)
+    _silent: dict[Labels, tuple[Zeros, str]] = field(default_factory=dict)
+    """Of each what was found, and what is said of it."""
 
     def __contains__(self, labels: Labels) -> bool:
-        return labels in self._zeros
+        return labels in self._silent
 
     def observe(self, gpus: Mapping[Labels, Mapping[str, float]], silent: Set[Labels]) -> dict[Labels, str]:
         """What is to be said of those whose counters are not believed.
@@ -113,19 +114,17 @@ class SilentCounters:
             gpus: values of each GPU, by metric.
             silent: those of them whose counters were found silent now.
         """
-        said = {}
         for labels, values in gpus.items():
             counters = [values[name] for name in PROFILING_METRICS if name in values]
             zeros = zeros_of(values) if labels in silent else None
             if zeros is not None:
-                self._zeros[labels] = zeros
-                said[labels] = zeros.silence
+                self._silent[labels] = zeros, zeros.silence
             elif any(counters) or not counters:
-                self._zeros.pop(labels, None)
-            elif labels in self._zeros:
-                said[labels] = self._zeros[labels].silence_since
-        self._said = {labels: message for labels, message in (self._said | said).items() if labels in self._zeros}
-        return said
+                self._silent.pop(labels, None)
+            elif labels in self._silent:
+                before, _ = self._silent[labels]
+                self._silent[labels] = before, before.silence_since
+        return {labels: self._silent[labels][1] for labels in gpus if labels in self._silent}
 
     def without(self, collection: Collection, advice: str) -> Collection:
         """The collection with these counters as missing.
@@ -134,19 +133,18 @@ class SilentCounters:
             collection: of the same GPUs, with all their readings.
             advice: what is to be done.
         """
-        if not self._said:
+        if not self._silent:
             return collection
         readings, missing = [], list(collection.missing)
         for reading in collection.readings:
             whole = tuple(pair for pair in reading.labels if pair[0] in _WHOLE)
-            why = self._said.get(whole) if reading.metric in PROFILING_METRICS else None
-            if why is None:
-                readings.append(reading)
+            if reading.metric in PROFILING_METRICS and whole in self._silent:
+                detail = f"{self._silent[whole][1]}; {advice}"
+                missing.append(Missing(reading.metric, reading.labels, MissingReason.UNREADABLE, detail))
             else:
-                missing.append(Missing(reading.metric, reading.labels, MissingReason.UNREADABLE, f"{why}; {advice}"))
+                readings.append(reading)
         return Collection(tuple(readings), tuple(missing), collection.findings)
 
     def forget_all_but(self, gpus: Container[Labels]) -> None:
         """Only these are still there."""
-        self._zeros = {labels: zeros for labels, zeros in self._zeros.items() if labels in gpus}
-        self._said = {labels: message for labels, message in self._said.items() if labels in gpus}
+        self._silent = {labels: found for labels, found in self._silent.items() if labels in gpus}

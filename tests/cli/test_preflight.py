@@ -109,28 +109,27 @@ def test_a_gpu_that_told_no_name_leaves_no_gap(
     assert capsys.readouterr().out.startswith("n1: 1 x GPU of unknown name (torch")
 
 
-def test_the_driver_too_is_waited_for_no_longer_than_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[PreflightRequest] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[PreflightRequest]:
+    """What the command asks for; all of it passes."""
+    requests: list[PreflightRequest] = []
 
     def run_preflight(request: PreflightRequest, **_: Any) -> Preflight:
-        asked.append(request)
+        requests.append(request)
         return document(Outcome.PASS)
 
     monkeypatch.setattr("stepscope.workflow.preflight.run.run_preflight", run_preflight)
+    return requests
+
+
+def test_the_driver_too_is_waited_for_no_longer_than_is_asked(asked: list[PreflightRequest]) -> None:
     for timeout in ("5", "60"):
         with pytest.raises(SystemExit):
             main(["preflight", "--timeout", timeout])
     assert [(request.seconds, request.driver_seconds) for request in asked] == [(5.0, 5.0), (60.0, 15.0)]
 
 
-def test_gpus_may_be_named_as_slurm_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[PreflightRequest] = []
-
-    def run_preflight(request: PreflightRequest, **_: Any) -> Preflight:
-        asked.append(request)
-        return document(Outcome.PASS)
-
-    monkeypatch.setattr("stepscope.workflow.preflight.run.run_preflight", run_preflight)
+def test_gpus_may_be_named_as_slurm_does(asked: list[PreflightRequest]) -> None:
     for names in ("7,0-2,0", "MIG-17", "NoDevFiles"):
         with pytest.raises(SystemExit):
             main(["preflight", "--slurm-gpus", names])
@@ -138,14 +137,9 @@ def test_gpus_may_be_named_as_slurm_does(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {request.gpus for request in asked} == {None}
 
 
-def test_how_many_gpus_there_must_be_is_told_by_option_or_as_to_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[PreflightRequest] = []
-
-    def run_preflight(request: PreflightRequest, **_: Any) -> Preflight:
-        asked.append(request)
-        return document(Outcome.PASS)
-
-    monkeypatch.setattr("stepscope.workflow.preflight.run.run_preflight", run_preflight)
+def test_how_many_gpus_there_must_be_is_told_by_option_or_as_to_the_agent(
+    asked: list[PreflightRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for told, arguments in (("", []), ("", ["--expected-gpus", "4"]), ("8", []), ("8", ["--expected-gpus", "4"])):
         monkeypatch.setenv("STEPSCOPE_AGENT__HEALTH__EXPECTED_GPUS", told)
         with pytest.raises(SystemExit):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -18,6 +17,7 @@ from stepscope.agent.captures.backend import CaptureBackend, CaptureTarget
 from stepscope.agent.captures.capture import Capture
 from stepscope.agent.captures.choosing import CaptureLimits, RefusedError, chosen, within_limits
 from stepscope.agent.captures.kept import KeptCaptures
+from stepscope.agent.node_name import node_name
 from stepscope.core.captures import CaptureOrder, CaptureReport, RankCapture
 from stepscope.core.counting import counted, form
 from stepscope.core.errors import printable
@@ -38,7 +38,7 @@ class CaptureDesk:
         backends: of a process that two of them can capture, the first does.
         pids_of_job: processes (in the agent's namespace) of the jobs that are called so.
         directory: where captures are kept for an agent that is started again; None: nowhere.
-        host: how this machine is called; empty: its host name.
+        host: how this machine is called by a setting; empty: see `node_name`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CaptureDesk:
         host: str = "",
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._host = host or socket.gethostname()
+        self._host = node_name(host)
         self._backends = tuple(backends)
         self._limits = limits or CaptureLimits()
         self._pids_of_job = pids_of_job
