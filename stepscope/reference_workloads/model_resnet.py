@@ -98,6 +98,7 @@ def seeded_resnet(preset: Preset, *, seed: int, device: torch.device, simulate_m
             std = math.sqrt(2 / fan_out) if parameter.dim() > 2 else 0.01
             with torch.no_grad():
                 parameter.normal_(std=std, generator=generator)
+    nn.init.zeros_(model.head.bias)  # torch draws it from the process's own generator
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
     return model
 

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import Subset  # noqa: E402  # needs torch
 
 from stepscope.reference_workloads.images import JpegImages, image_dataset, write_images  # noqa: E402
-from stepscope.reference_workloads.model_resnet import ResNet, training_flops  # noqa: E402
+from stepscope.reference_workloads.model_resnet import ResNet, seeded_resnet, training_flops  # noqa: E402
 
 _TINY = find_preset("tiny", "resnet50")
 _NUM_STEPS = 4
@@ -63,6 +63,16 @@ def test_two_ranks_learn_what_one_process_learns_of_their_halves(
     plan: ParallelPlan, recipe: Recipe, one_process: list[float]
 ) -> None:
     assert _losses(plan, recipe=recipe) == pytest.approx(one_process, abs=1e-4)
+
+
+def test_weights_depend_on_the_seed_alone() -> None:
+    def weights(seed: int, process_seed: int) -> dict[str, Any]:
+        torch.manual_seed(process_seed)
+        return dict(seeded_resnet(_TINY, seed=seed, device=torch.device("cpu")).state_dict())
+
+    first, again, other = weights(0, 1), weights(0, 2), weights(1, 1)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["head.weight"], other["head.weight"])
 
 
 def test_halves_in_another_order_are_normed_otherwise(one_process: list[float]) -> None:
