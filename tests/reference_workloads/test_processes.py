@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.core.errors import DataError, StepscopeError, UnreachableError, UsageError
-from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import find_preset
 from stepscope.reference_workloads.processes import run_ranks
@@ -145,3 +146,27 @@ def test_what_a_rank_refuses_is_raised_here_as_it_is(
     assert (error.what, error.where, error.what_next) == ("has no peer", "the file", "give another")
     assert str(error) == "the file: has no peer; give another"
     assert "in refuse" in error.__notes__[0], "the rank's own traceback, for --debug"
+
+
+@pytest.mark.timeout(30)
+def test_ranks_do_not_end_a_process_group_that_their_parent_has_dropped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import torch.distributed as dist
+
+    def collect(*_: object, **__: object) -> list[TrainingOutcome]:
+        gc.collect()
+        return [TrainingOutcome(losses=[1.0], step_seconds=[])]
+
+    monkeypatch.setattr("stepscope.reference_workloads.train.train_rank", collect)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    gc.disable()
+    try:
+        dropped: list[object] = [dist.group.WORLD]
+        dropped.append(dropped)  # garbage that only a collection finds
+        dist.destroy_process_group()
+        del dropped
+        job = TrainingJob(ParallelPlan(), find_preset("tiny"), out="runs", run="r", num_steps=1)
+        assert run_ranks(job, lambda _: None)[0].losses == [1.0], "a rank that ends it waits for ever"
+    finally:
+        gc.enable()

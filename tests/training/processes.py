@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stepscope.core.forking import about_to_fork, keep_inherited
+
 
 @dataclass(frozen=True, slots=True)
 class Training:
@@ -39,12 +41,14 @@ class Training:
 def fork(train: Callable[[Callable[[str], None]], None]) -> Training:
     """Run `train` in a child process; it is given a function that tells a word."""
     read_end, write_end = os.pipe()
-    process_id = os.fork()
+    with about_to_fork():
+        process_id = os.fork()
     if process_id:
         os.close(write_end)
         return Training(process_id, read_end)
     status = 70
     try:
+        keep_inherited()
         os.close(read_end)
         signal.set_wakeup_fd(-1)  # a browser's tests before this one left an event loop that listens to signals
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which a test run that survives its terminal ignores

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -72,6 +73,34 @@ def _dies_in_a_worker(task: FileTask) -> FileViews:
 def test_what_a_killed_process_leaves_is_done_here() -> None:
     tasks = [FileTask(str(number)) for number in range(4)]
     assert [result.task for result in in_processes(_dies_in_a_worker, tasks, num_workers=2)] == tasks
+
+
+class _Dropped:
+    """Garbage once dropped, since it holds itself; names a file after who collects it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.itself = self
+        self.folder = folder
+
+    def __del__(self) -> None:
+        (self.folder / f"{os.getpid()}").touch()
+
+
+def _collects(task: FileTask) -> FileViews:
+    gc.collect()
+    return FileViews(task)
+
+
+def test_workers_leave_the_garbage_of_their_parent_alone(tmp_path: Path) -> None:
+    gc.disable()
+    try:
+        _Dropped(tmp_path)
+        assert len(list(in_processes(_collects, [FileTask("0"), FileTask("1")], num_workers=2))) == 2
+        assert list(tmp_path.iterdir()) == []
+        gc.collect()
+        assert [file.name for file in tmp_path.iterdir()] == [f"{os.getpid()}"]
+    finally:
+        gc.enable()
 
 
 def _sleeps(task: FileTask) -> FileViews:
