@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 
+from stepscope.core.forking import about_to_fork
+
 FOR_EVER = 3600.0
 """Seconds."""
 
@@ -20,7 +22,8 @@ def forked(work: Callable[[], None]) -> int:
     """A process that does this and no more; its id."""
     sys.stdout.flush()
     sys.stderr.flush()
-    process = os.fork()
+    with about_to_fork():
+        process = os.fork()
     if process == 0:
         try:
             work()

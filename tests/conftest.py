@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 _SHARED_TRACES = Path(__file__).resolve().parents[1].parent / "shared" / "traces"
 
@@ -63,5 +63,6 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(
             executable_path=path, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server"]
         )
+        expect.set_options(timeout=30_000)  # a busy machine's browser is no fault of the page
         yield browser
         browser.close()

@@ -22,7 +22,7 @@ from typing import Any
 
 from stepscope.core.counting import form
 from stepscope.core.errors import StepscopeError, UnreachableError
-from stepscope.core.forking import about_to_fork, keep_inherited
+from stepscope.core.forking import about_to_fork
 from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.orphans import die_with
 
@@ -198,7 +198,6 @@ def _end_all(ranks: list[_Rank]) -> None:
 
 def _be_rank(job: TrainingJob, number: int, init_method: str, messages: Any, parent: int) -> None:
     """The life of a rank's process."""
-    keep_inherited()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole group; the parent ends its ranks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with(parent)

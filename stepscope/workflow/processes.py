@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from stepscope.core.errors import UsageError
-from stepscope.core.forking import about_to_fork, keep_inherited
+from stepscope.core.forking import about_to_fork
 from stepscope.workflow.file_views import FileMap, FileTask, FileViews
 
 WORTH_A_PROCESS_BYTES = 64_000_000
@@ -70,8 +70,8 @@ def in_processes(
 
     before = multiprocessing.active_children()
     # forking takes over what is imported already, but not while other threads may hold locks
-    method = "fork" if threading.active_count() == 1 and hasattr(os, "fork") else None
-    pool = ProcessPoolExecutor(num_workers, multiprocessing.get_context(method), initializer=_begin)
+    method = "fork" if threading.active_count() == 1 and hasattr(os, "fork") else "spawn"
+    pool = ProcessPoolExecutor(num_workers, multiprocessing.get_context(method), initializer=_die_on_interrupt)
     num_done = 0
     try:
         with about_to_fork():
@@ -89,9 +89,8 @@ def in_processes(
         pool.shutdown(cancel_futures=True)
 
 
-def _begin() -> None:
-    """The life of a worker; it ends without a word, the parent tells of the interrupt."""
-    keep_inherited()
+def _die_on_interrupt() -> None:
+    """Workers end without a word; the parent tells of the interrupt."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -45,8 +45,8 @@ def test_a_second_agent_is_refused_until_the_first_has_ended(tmp_path: Path) -> 
 def test_an_agent_that_ends_is_waited_for(tmp_path: Path) -> None:
     first = StateLock(tmp_path)
     first.__enter__()
-    threading.Timer(0.4, first.__exit__).start()
     began = time.monotonic()
+    threading.Timer(0.4, first.__exit__).start()
     with StateLock(tmp_path):
         assert 0.3 < time.monotonic() - began < 5.0
 

@@ -9,7 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from stepscope.core.forking import about_to_fork, keep_inherited
+from stepscope.core.forking import about_to_fork
+from tests.training.processes import fork
 
 
 class _Dropped:
@@ -27,35 +28,39 @@ class _Dropped:
 def _nothing_is_collected_by_itself() -> Iterator[None]:
     gc.disable()
     yield
+    gc.unfreeze()
     gc.enable()
-
-
-def _exit_code(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_a_child_collects_its_own_garbage_and_not_its_parents() -> None:
     collectors: list[int] = []
-    _Dropped(collectors)
-    with about_to_fork():
-        child = os.fork()
-    if child == 0:
-        keep_inherited()
+
+    def child(_: object) -> None:
         gc.collect()
-        was_left = not collectors
+        assert collectors == []
         _Dropped(collectors)
         gc.collect()
-        os._exit(0 if was_left and collectors == [os.getpid()] and gc.isenabled() else 1)
-    assert _exit_code(child) == 0
+        assert collectors == [os.getpid()]
+
+    _Dropped(collectors)
+    assert fork(child).end() == 0
     gc.collect()
     assert collectors == [os.getpid()]
 
 
-@pytest.mark.parametrize("is_enabled", [True, False])
-def test_a_parent_collects_again_if_it_did_before(is_enabled: bool) -> None:
-    if is_enabled:
-        gc.enable()
+def test_a_parent_collects_again_also_after_a_failure() -> None:
+    collectors: list[int] = []
+    _Dropped(collectors)
     with suppress(OSError), about_to_fork():
-        assert not gc.isenabled()
+        gc.collect()
+        assert collectors == []
         raise OSError("no process could be started")
-    assert gc.isenabled() == is_enabled
+    gc.collect()
+    assert collectors == [os.getpid()]
+
+
+def test_what_the_parent_has_frozen_itself_stays_frozen() -> None:
+    gc.freeze()
+    with about_to_fork():
+        pass
+    assert gc.get_freeze_count() > 0

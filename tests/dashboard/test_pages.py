@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -243,7 +244,7 @@ def test_the_keyboard_zooms_and_pans(visit: Visit) -> None:
     seen = [whole]
     for key in ("+", "+", "ArrowRight", "-", "0"):
         page.keyboard.press(key)
-        page.wait_for_timeout(250)
+        expect(status).not_to_have_text(seen[-1])
         seen.append(status.text_content() or "")
 
     assert len(set(seen[:5])) == 5
@@ -265,8 +266,10 @@ def test_the_theme_switch_changes_page_and_canvas_and_is_remembered(visit: Visit
     page.locator("#theme-toggle").click()
 
     expect(page.locator("html")).to_have_attribute("data-mantine-color-scheme", "dark")
-    page.wait_for_timeout(200)
-    assert list(colours_on_canvas(page))[:2] != list(light)[:2]
+    deadline = time.monotonic() + PATIENCE_MS / 1e3
+    while list(colours_on_canvas(page))[:2] == list(light)[:2]:
+        assert time.monotonic() < deadline
+        page.wait_for_timeout(50)
     page.reload()
     expect(page.locator("html")).to_have_attribute("data-mantine-color-scheme", "dark")
 

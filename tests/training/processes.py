@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stepscope.core.forking import about_to_fork, keep_inherited
+from stepscope.core.forking import about_to_fork
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Training:
         return os.waitstatus_to_exitcode(status)
 
 
-def fork(train: Callable[[Callable[[str], None]], None]) -> Training:
+def fork(train: Callable[[Callable[[str], None]], object]) -> Training:
     """Run `train` in a child process; it is given a function that tells a word."""
     read_end, write_end = os.pipe()
     with about_to_fork():
@@ -48,7 +48,8 @@ def fork(train: Callable[[Callable[[str], None]], None]) -> Training:
         return Training(process_id, read_end)
     status = 70
     try:
-        keep_inherited()
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)  # those that it has made for its parent are not here
         os.close(read_end)
         signal.set_wakeup_fd(-1)  # a browser's tests before this one left an event loop that listens to signals
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which a test run that survives its terminal ignores

@@ -177,7 +177,7 @@ def test_deadlines_refuse_cancel_and_end_captures(tmp_path: Path, socket_file: P
         missed = CaptureRequest("missed", 1, start_step=loop.step + 300, deadline_unix_ns=time.time_ns() + 300_000_000)
         missed_answer = loop.ask(missed)
         loop.extra_seconds = lambda: 0.05
-        ended = loop.ask(CaptureRequest("ended", 200, deadline_unix_ns=time.time_ns() + 2_000_000_000))
+        ended = loop.ask(CaptureRequest("ended", 200, deadline_unix_ns=time.time_ns() + 5_000_000_000))
     assert (past.state, past.reason) == (AnswerState.REFUSED, "its deadline has passed")
     assert too_late.state is AnswerState.REFUSED
     assert "which is after its deadline" in str(too_late.reason)
@@ -185,7 +185,7 @@ def test_deadlines_refuse_cancel_and_end_captures(tmp_path: Path, socket_file: P
     assert "its deadline passed before it began" in str(missed_answer.reason)
     assert not (tmp_path / "r" / "traces" / f"step{missed.start_step}").exists()
     assert (ended.state, ended.stopped_by) == (AnswerState.DONE, EarlyStop.DEADLINE)
-    assert 0 < (ended.steps or 0) < 60
+    assert 0 < (ended.steps or 0) < 200
 
 
 def test_one_that_is_prepared_and_one_that_waits_can_be_cancelled(tmp_path: Path, socket_file: Path) -> None:
@@ -196,10 +196,10 @@ def test_one_that_is_prepared_and_one_that_waits_can_be_cancelled(tmp_path: Path
         loop.until(lambda: agent.states("far") == ["accepted"])
         agent.say(Cancel("far"))
         assert loop.final("far").state is AnswerState.CANCELLED
-        agent.say(CaptureRequest("near", 50, start_step=loop.step + 200))
+        agent.say(CaptureRequest("near", 50, start_step=loop.step + 600))
         loop.until(lambda: agent.states("near") == ["accepted"])
         near = agent.last("near").start_step or 0
-        loop.until(lambda: loop.step == near - 1)  # its profiler is prepared
+        loop.until(lambda: loop.step >= near - 1)  # its profiler is prepared
         agent.say(Cancel("near"))
         agent.wait_until(lambda: bool(prof._talk is not None and prof._talk.plan._inbox))
         assert loop.final("near").state is AnswerState.CANCELLED

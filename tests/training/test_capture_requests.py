@@ -60,7 +60,7 @@ def test_two_ranks_trace_the_very_same_steps_however_they_are_asked(tmp_path: Pa
         if then[0].start_step in starts:  # the last second may not be on disk yet
             assert starts[then[0].start_step] > at_ns - 1_000_000_000
 
-        start = (agent.of(Step, 0)[-1].index or 0) + 100
+        start = (agent.of(Step, 0)[-1].index or 0) + 400  # at 200 a second, told once a second
         agent.say(CaptureRequest("at", 2, start_step=start))
         at = agent.wait_final("at", 0, 1)
         assert [steps_in(answer.path) for answer in at] == [[start, start + 1]] * 2

@@ -24,6 +24,7 @@ from stepscope.training.captures import trace_export
 from stepscope.training.profile import Profile
 from stepscope.workflow.steps import read_steps
 from stepscope.workflow.trace_files import find_trace_files
+from tests.training.processes import fork
 
 torch = pytest.importorskip("torch")
 
@@ -326,9 +327,10 @@ def test_a_profiler_that_begins_while_a_trace_is_written_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[float] = []
+    goes_on = threading.Event()
 
     def slowly(recording: Any, path: Path) -> None:
-        time.sleep(0.3)
+        goes_on.wait(60)
         recording.save(str(path))
         written.append(time.monotonic())
 
@@ -336,6 +338,7 @@ def test_a_profiler_that_begins_while_a_trace_is_written_waits_for_it(
     with stepscope.profile("r", tmp_path, once(wait=0, warmup=0, active=1)) as prof:
         _train(prof, 1)
         assert written == []  # the step after the capture does not wait for the file
+        threading.Timer(0.3, goes_on.set).start()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as theirs:
             begun = time.monotonic()
             torch.ones(8, 8) @ torch.ones(8, 8)
@@ -534,12 +537,7 @@ def test_steps_outside_the_with_block_cost_one_warning(tmp_path: Path, caplog: p
 def test_a_forked_child_writes_nothing_of_its_parents(tmp_path: Path) -> None:
     with stepscope.profile("r", tmp_path) as prof:
         prof.step()
-        child = os.fork()
-        if child == 0:
-            prof.step()
-            prof.__exit__(None, None, None)
-            os._exit(0)
-        os.waitpid(child, 0)
+        assert fork(lambda _: (prof.step(), prof.__exit__(None, None, None))).end() == 0
         prof.step()
     assert [line["index"] for line in _lines(tmp_path / "r")] == [0, 1]
 

@@ -177,7 +177,7 @@ def test_who_asks_takes_the_place_of_who_says_nothing(agent: _Agent, begin: byte
 
 def test_who_says_nothing_for_long_is_cut(agent: _Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_ASKING_SECONDS", 0.2)
-    with socket.create_connection(("127.0.0.1", agent.port), timeout=8) as silent:
+    with socket.create_connection(("127.0.0.1", agent.port), timeout=20) as silent:
         silent.sendall(b"GET /healthz HTTP/1.1\r\n")
         assert silent.recv(1) == b""
 

@@ -27,8 +27,8 @@ def test_workers_that_make_their_batches_at_once_come_in_bursts(analysis_of: Cal
     verdict = analysis_of("bursty_loader:milliseconds_per_item=150", simulate_ms=5, dp=2, zero=0).verdict
     assert verdict.cause == Cause.DATA_LOADING
     assert verdict.reasons == [Reason.BURSTY]
-    # On a busy machine the rhythm may be lost; another one is not found.
-    assert {item.value for item in verdict.evidence if item.metric == "period_of_waits"} <= {2}
+    # On a busy machine the rhythm may be lost, or a wait in between, which leaves a multiple of it.
+    assert all(item.value % 2 == 0 for item in verdict.evidence if item.metric == "period_of_waits")
 
 
 def test_workers_on_one_core_starve_the_loop(analysis_of: Callable[..., Analysis]) -> None:

@@ -15,6 +15,7 @@ from stepscope.core.agent_messages import Bye, Cancel, CaptureRequest, Hello, Me
 from stepscope.core.agent_protocol import ProtocolError, encode
 from stepscope.training.agent_link import link as subject
 from stepscope.training.agent_link.link import AgentLink, socket_path
+from tests.training.processes import fork
 from tests.training.stand_in_agent import StandInAgent
 
 
@@ -175,16 +176,16 @@ def test_an_agent_that_never_reads_is_left_in_the_end_and_answers_are_kept_withi
     with StandInAgent(socket_file, reads=False) as agent:
         link.start()
         agent.wait_until(lambda: agent.num_connections == 1)
-        slowest = 0.0
+        seconds = []
         for _ in range(3000):
             started = time.perf_counter()
             link.answer(b"x" * 1000 + b"\n")
-            slowest = max(slowest, time.perf_counter() - started)
+            seconds.append(time.perf_counter() - started)
         agent.wait_until(lambda: agent.num_connections >= 2)
         assert len(link._answers) <= 64
         ticks = user.num_ticks
         _until(lambda: user.num_ticks > ticks + 2)
-    assert slowest < 0.5  # a busy machine's, not the socket's, which is full for a third of a second each time
+    assert sorted(seconds)[-10] < 0.1  # the socket is full for a third of a second each time
 
 
 def test_a_flood_is_read_slowly_so_that_training_keeps_pythons_lock(
@@ -235,13 +236,14 @@ def test_a_forked_child_lets_go_of_the_connection_and_the_parent_keeps_it(socket
         agent.wait_until(lambda: bool(agent.of(Step)))
         assert link._socket is not None
         descriptor = link._socket.fileno()
-        child = os.fork()
-        if child == 0:
-            is_open = Path(f"/proc/self/fd/{descriptor}").exists()
+
+        def child(_: object) -> None:
+            assert not Path(f"/proc/self/fd/{descriptor}").exists()
             link.answer(b"from the child\n")
             link.close()
-            os._exit(is_open or link.is_running)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert not link.is_running
+
+        assert fork(child).end() == 0
         before = len(agent.of(Step))
         agent.wait_until(lambda: len(agent.of(Step)) > before)
         assert agent.num_connections == 1

@@ -36,7 +36,10 @@ def test_a_trace_that_a_slow_disk_keeps_costs_the_next_capture_and_a_bounded_wai
             prof.step()
         assert time.monotonic() - began < 5
         answers.set()
-        time.sleep(0.5)
+        deadline = time.monotonic() + 30
+        while prof._captures is None or prof._captures.is_writing:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
         for _ in range(10):
             prof.step()
     assert sorted(path.parent.name for path in tmp_path.rglob("rank0.json.gz")) == ["step20", "step25", "step5"]

@@ -31,16 +31,21 @@ def _record(num_operators: int = 50) -> Any:
     return profiler.profiler.kineto_results
 
 
-def _longest_wait(work: Callable[[], None]) -> tuple[float, float]:
-    """Seconds that `work` takes on another thread, and the longest time this one could not run meanwhile."""
-    thread = threading.Thread(target=work)
+def _least_share_waited(work: Callable[[Any], None]) -> float:
+    """Of three recordings: a busy machine may keep this thread waiting for reasons of its own."""
+    return min(_share_waited(work, _record(40_000)) for _ in range(3))
+
+
+def _share_waited(work: Callable[[Any], None], recording: Any) -> float:
+    """The longest time that this thread could not run while another did `work` on the recording, as a share of that."""
+    thread = threading.Thread(target=work, args=(recording,))
     longest, begun = 0.0, time.perf_counter()
     before = begun
     thread.start()
     while thread.is_alive():
         now = time.perf_counter()
         longest, before = max(longest, now - before), now
-    return time.perf_counter() - begun, longest
+    return longest / (time.perf_counter() - begun)
 
 
 def test_the_native_way_writes_what_torch_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,9 +57,8 @@ def test_the_native_way_writes_what_torch_writes(tmp_path: Path, monkeypatch: py
 
 
 def test_other_threads_run_while_it_writes(tmp_path: Path) -> None:
-    recording = _record(40_000)
-    seconds, longest = _longest_wait(lambda: save_recording(recording, tmp_path / "t.json"))
-    assert longest < 0.5 * seconds  # torch's own way: all of it
+    share = _least_share_waited(lambda recording: save_recording(recording, tmp_path / "t.json"))
+    assert share < 0.5  # torch's own way: all of it
 
 
 @pytest.mark.parametrize("missing", ["_native", "_address_of"])
@@ -65,9 +69,7 @@ def test_without_the_native_way_torch_writes(tmp_path: Path, monkeypatch: pytest
 
 
 def test_other_threads_run_while_it_is_freed() -> None:
-    recording = _record(40_000)
-    seconds, longest = _longest_wait(lambda: empty_recording(recording))
-    assert longest < 0.5 * seconds  # torch's own way: all of it
+    assert _least_share_waited(empty_recording) < 0.5  # torch's own way: all of it
 
 
 def test_what_is_freed_is_an_empty_result() -> None:

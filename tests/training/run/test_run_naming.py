@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.core.forking import about_to_fork, keep_inherited
+from stepscope.core.forking import about_to_fork
 from stepscope.training.run import run_naming as subject
 from stepscope.training.run.identity import Identity
 
@@ -81,7 +81,6 @@ def test_ranks_that_have_only_an_address_in_common_say_that_the_name_is_not_thei
 def _tell_name(rank: int, rendezvous: str, results: Any) -> None:
     import torch.distributed as dist
 
-    keep_inherited()
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2, timeout=timedelta(seconds=30))
     names = [subject.run_name(None, _rank(rank, 2)) for _ in range(2)]
     results.put(names)
@@ -92,14 +91,14 @@ def _tell_name(rank: int, rendezvous: str, results: Any) -> None:
 def test_ranks_that_can_talk_take_rank_zeros_name(tmp_path: Path) -> None:
     pytest.importorskip("torch.distributed")
     context = get_context("fork")
-    results = context.SimpleQueue()
+    results = context.Queue()
     ranks = [
         context.Process(target=_tell_name, args=(rank, f"file://{tmp_path}/rendezvous", results)) for rank in (0, 1)
     ]
     with about_to_fork():
         for rank in ranks:
             rank.start()
-    first, second = results.get(), results.get()
+    first, second = results.get(timeout=60), results.get(timeout=60)
     for rank in ranks:
         rank.join(30)
     assert first == second

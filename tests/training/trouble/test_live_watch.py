@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -33,9 +32,6 @@ pytestmark = pytest.mark.usefixtures("no_job")
 
 def _job(out: Path) -> list[Training]:
     """Ranks of which the last stands still in the fourth step, where the others wait for it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
 
     def train(rank: int, _: Tell) -> None:
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(_WORLD)}
@@ -44,7 +40,7 @@ def _job(out: Path) -> list[Training]:
         logging.basicConfig(filename=out / f"rank{rank}.log", force=True)
         torch.distributed.init_process_group(
             "gloo",
-            init_method=f"tcp://127.0.0.1:{port}",
+            init_method=f"file://{out}/meet",
             rank=rank,
             world_size=_WORLD,
             timeout=datetime.timedelta(minutes=10),

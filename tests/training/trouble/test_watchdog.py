@@ -10,7 +10,6 @@ import os
 import pickle
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -219,14 +218,11 @@ def test_a_directory_that_goes_away_costs_nothing(tmp_path: Path, caplog: pytest
 
 def _ranks(out: Path, step: Callable[[int, Any], object], limit: float) -> list[Training]:
     """Two processes that train together with gloo; `step` is their fourth."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
 
     def train(rank: int, _: Tell) -> None:
         torch.distributed.init_process_group(
             "gloo",
-            init_method=f"tcp://127.0.0.1:{port}",
+            init_method=f"file://{out}/meet",
             rank=rank,
             world_size=2,
             timeout=datetime.timedelta(minutes=10),
