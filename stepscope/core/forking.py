@@ -14,9 +14,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def about_to_fork() -> Iterator[None]:
-    """A child forked inside never collects what is there already; this process does so again afterwards.
+    """A child forked inside never collects what is there already.
 
-    What the parent's own code has frozen stays frozen.
+    This process collects it again afterwards, unless its own code had frozen something before.
     """
     parent, is_frozen = os.getpid(), gc.get_freeze_count() > 0
     gc.freeze()

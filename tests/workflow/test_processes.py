@@ -107,6 +107,22 @@ def test_forked_workers_leave_the_garbage_of_their_parent_alone(
         gc.enable()
 
 
+def _tells_how_it_started(_: FileTask) -> FileViews:
+    return FileViews(FileTask(type(multiprocessing.current_process()).__name__))
+
+
+def test_workers_are_forked_only_where_no_other_thread_may_hold_a_lock() -> None:
+    go_on = threading.Event()
+    other = threading.Thread(target=go_on.wait)
+    other.start()
+    try:
+        (result,) = in_processes(_tells_how_it_started, [FileTask("0")], num_workers=1)
+    finally:
+        go_on.set()
+        other.join()
+    assert result.task.path == "SpawnProcess"
+
+
 def _sleeps(task: FileTask) -> FileViews:
     if task.path != "0":
         signal.pause()
