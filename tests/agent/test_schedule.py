@@ -89,6 +89,7 @@ def test_one_that_hangs_keeps_its_last_values_and_is_not_asked_twice(collector: 
         state, calls = source.state(), collector.num_calls
         assert state.collection.readings == (_READING,)
         num_errors = state.num_errors  # one, but that on a busy machine another collection was late
+        assert num_errors >= 1
         time.sleep(0.05)
         assert collector.num_calls == calls
         collector.go_on.set()

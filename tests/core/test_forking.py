@@ -6,57 +6,48 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from stepscope.core.forking import about_to_fork
+from tests.garbage import Dropped, collected_by_hand, collectors_of
 from tests.training.processes import fork
-
-
-class _Dropped:
-    """Garbage once dropped, since it holds itself; tells who collects it."""
-
-    def __init__(self, collectors: list[int]) -> None:
-        self.itself = self
-        self.collectors = collectors
-
-    def __del__(self) -> None:
-        self.collectors.append(os.getpid())
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_collected_by_itself() -> Iterator[None]:
-    gc.disable()
-    yield
+    with collected_by_hand():
+        yield
     gc.unfreeze()
-    gc.enable()
 
 
-def test_a_child_collects_its_own_garbage_and_not_its_parents() -> None:
-    collectors: list[int] = []
+def test_a_child_collects_its_own_garbage_and_not_its_parents(tmp_path: Path) -> None:
+    parents, childs = tmp_path / "parents", tmp_path / "childs"
+    parents.mkdir()
+    childs.mkdir()
 
     def child(_: object) -> None:
         gc.collect()
-        assert collectors == []
-        _Dropped(collectors)
+        assert collectors_of(parents) == []
+        Dropped(childs)
         gc.collect()
-        assert collectors == [os.getpid()]
+        assert collectors_of(childs) == [os.getpid()]
 
-    _Dropped(collectors)
+    Dropped(parents)
     assert fork(child).end() == 0
     gc.collect()
-    assert collectors == [os.getpid()]
+    assert collectors_of(parents) == [os.getpid()]
 
 
-def test_a_parent_collects_again_also_after_a_failure() -> None:
-    collectors: list[int] = []
-    _Dropped(collectors)
+def test_a_parent_collects_again_also_after_a_failure(tmp_path: Path) -> None:
+    Dropped(tmp_path)
     with suppress(OSError), about_to_fork():
         gc.collect()
-        assert collectors == []
+        assert collectors_of(tmp_path) == []
         raise OSError("no process could be started")
     gc.collect()
-    assert collectors == [os.getpid()]
+    assert collectors_of(tmp_path) == [os.getpid()]
 
 
 def test_what_the_parent_has_frozen_itself_stays_frozen() -> None:

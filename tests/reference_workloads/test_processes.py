@@ -19,6 +19,7 @@ from stepscope.reference_workloads.job import TrainingJob, TrainingOutcome
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import find_preset
 from stepscope.reference_workloads.processes import run_ranks
+from tests.garbage import collected_by_hand
 from tests.interrupts import default_interrupt
 
 pytest.importorskip("torch")
@@ -160,13 +161,10 @@ def test_ranks_do_not_end_a_process_group_that_their_parent_has_dropped(
 
     monkeypatch.setattr("stepscope.reference_workloads.train.train_rank", collect)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    gc.disable()
-    try:
+    with collected_by_hand():
         dropped: list[object] = [dist.group.WORLD]
         dropped.append(dropped)  # garbage that only a collection finds
         dist.destroy_process_group()
         del dropped
         job = TrainingJob(ParallelPlan(), find_preset("tiny"), out="runs", run="r", num_steps=1)
         assert run_ranks(job, lambda _: None)[0].losses == [1.0], "a rank that ends it waits for ever"
-    finally:
-        gc.enable()

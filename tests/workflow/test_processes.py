@@ -18,6 +18,7 @@ from stepscope.workflow.analyze import analyze
 from stepscope.workflow.fan_out import FanOut
 from stepscope.workflow.file_views import FileTask, FileViews
 from stepscope.workflow.processes import file_map, in_processes, in_this_process, worth
+from tests.garbage import Dropped, collected_by_hand, collectors_of
 from tests.workflow.written_traces import write_trace
 
 
@@ -76,17 +77,6 @@ def test_what_a_killed_process_leaves_is_done_here() -> None:
     assert [result.task for result in in_processes(_dies_in_a_worker, tasks, num_workers=2)] == tasks
 
 
-class _Dropped:
-    """Garbage once dropped, since it holds itself; names a file after who collects it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.itself = self
-        self.folder = folder
-
-    def __del__(self) -> None:
-        (self.folder / f"{os.getpid()}").touch()
-
-
 def _collects(task: FileTask) -> FileViews:
     gc.collect()
     return FileViews(task)
@@ -96,15 +86,12 @@ def test_forked_workers_leave_the_garbage_of_their_parent_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading, "active_count", lambda: 1)  # or they are spawned, and inherit none
-    gc.disable()
-    try:
-        _Dropped(tmp_path)
+    with collected_by_hand():
+        Dropped(tmp_path)
         assert len(list(in_processes(_collects, [FileTask("0"), FileTask("1")], num_workers=2))) == 2
-        assert list(tmp_path.iterdir()) == []
+        assert collectors_of(tmp_path) == []
         gc.collect()
-        assert [file.name for file in tmp_path.iterdir()] == [f"{os.getpid()}"]
-    finally:
-        gc.enable()
+        assert collectors_of(tmp_path) == [os.getpid()]
 
 
 def _tells_how_it_started(_: FileTask) -> FileViews:

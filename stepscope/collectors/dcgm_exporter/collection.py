@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from stepscope.collectors.dcgm_exporter.entities import FACTS, Entity, Kind, Workload
 from stepscope.collectors.dcgm_exporter.page import Page
 from stepscope.collectors.dcgm_exporter.reading import Key, PageValues
@@ -55,16 +57,18 @@ class _Gathering:
         self.missing.append(Missing(name, labels, reason, detail))
 
 
-def collection_of(page: Page, content: PageValues, time_ns: int) -> Collection:
+def collection_of(
+    page: Page, content: PageValues, values: Mapping[Entity, Mapping[str, float]], time_ns: int
+) -> Collection:
     """The page as all collectors return what they saw.
 
     Args:
         page: for its bad lines.
         content: what its samples say.
+        values: of its GPUs, as `values_by_gpu` has them.
         time_ns: when it was fetched, ns since the epoch; the time of readings whose lines have none.
     """
     into = _Gathering(time_ns)
-    values = values_by_gpu(content)
     contradictions = {gpu: contradiction_of(values[gpu]) for gpu in content.gpus}
     workloads = {entity: list(all_of_it)[:_MOST_WORKLOADS] for entity, all_of_it in content.workloads.items()}
     for (entity, metric, further), merged in content.merged.items():

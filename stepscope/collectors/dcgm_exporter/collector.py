@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from stepscope.collectors.dcgm_exporter.collection import collection_of
+from stepscope.collectors.dcgm_exporter.collection import collection_of, values_by_gpu
 from stepscope.collectors.dcgm_exporter.fetching import Endpoint, FetchError, fetch
 from stepscope.collectors.dcgm_exporter.page import parse_page
 from stepscope.collectors.dcgm_exporter.reading import read_page
@@ -71,7 +71,9 @@ class DcgmExporterCollector:
             return self._none(MissingReason.UNREADABLE, "what is there is no page of dcgm-exporter")
         content = read_page(page)
         self.unknown_fields = frozenset(content.unknown_fields)
-        collection = self._watch.observe(collection_of(page, content, time_ns), content, time_ns)
+        values = values_by_gpu(content)
+        told = collection_of(page, content, values, time_ns)
+        collection = self._watch.observe(told, content, values, time_ns)
         expected, found = self._expected_gpus, len(content.gpus)
         if expected is None or expected == found:
             return collection

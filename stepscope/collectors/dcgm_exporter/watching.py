@@ -6,9 +6,10 @@ After a restart of the host engine the exporter goes on serving what it had, hea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stepscope.collectors.dcgm_exporter.collection import values_by_gpu
+from stepscope.collectors.dcgm_exporter.entities import Entity
 from stepscope.collectors.dcgm_exporter.reading import PageValues
 from stepscope.collectors.dcgm_exporter.silence import RESTART
 from stepscope.collectors.dcgm_exporter.values import STALE_SECONDS
@@ -46,16 +47,23 @@ class PageWatch:
     _energy: dict[Labels, tuple[float, int]] = field(default_factory=dict)
     _silent: SilentCounters = field(default_factory=SilentCounters)
 
-    def observe(self, collection: Collection, content: PageValues, time_ns: int) -> Collection:
+    def observe(
+        self,
+        collection: Collection,
+        content: PageValues,
+        values: Mapping[Entity, Mapping[str, float]],
+        time_ns: int,
+    ) -> Collection:
         """The page's collection with what the pages before it add and take away.
 
         Args:
             collection, content: of this page.
+            values: of its GPUs, by metric.
             time_ns: now, ns since the epoch.
         """
         self._forget(time_ns)
         self._note_away(collection, content, time_ns)
-        collection = self._still_silent(collection, content, time_ns)
+        collection = self._still_silent(collection, values, time_ns)
         stale = self._stale(collection, time_ns)
         collection = _without(collection, stale, time_ns)
         findings = self._said_of_xids(collection, content, time_ns)
@@ -81,10 +89,12 @@ class PageWatch:
                 )
         return stale
 
-    def _still_silent(self, collection: Collection, content: PageValues, time_ns: int) -> Collection:
+    def _still_silent(
+        self, collection: Collection, values: Mapping[Entity, Mapping[str, float]], time_ns: int
+    ) -> Collection:
         """The collection without counters that an earlier page found silent. What this one found is in it already."""
         found = {finding.labels for finding in collection.findings if finding.code == SILENT}
-        said = self._silent.observe({gpu.labels: values for gpu, values in values_by_gpu(content).items()}, found)
+        said = self._silent.observe({gpu.labels: told for gpu, told in values.items()}, found)
         findings = (Finding(SILENT, said[labels], labels, time_ns) for labels in said if labels not in found)
         kept = self._silent.without(collection, RESTART)
         return Collection(kept.readings, kept.missing, (*kept.findings, *findings))

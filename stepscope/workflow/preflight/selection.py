@@ -121,10 +121,8 @@ def _by_slurm(
         )
         return Selection(replace(request, gpus=None, groups=_ONLY_STATE), warnings=(Notice("slurm_counts_mig", why),))
     if numbers and driver.gpus and not any(gpu.minor for gpu in driver.gpus):
-        why = (
-            f"the driver tells no minor number: Slurm's {listed(numbers)} {form(len(numbers), 'is', 'are')} taken for "
-        )
-        notice = Notice("minor_unknown", why + form(len(numbers), "an index", "indices"))
+        taken = f"{listed(numbers)} {form(len(numbers), 'is taken for an index', 'are taken for indices')}"
+        notice = Notice("minor_unknown", f"the driver tells no minor number: Slurm's {taken}")
         driver = replace(driver, gpus=tuple(replace(gpu, minor=str(gpu.index)) for gpu in driver.gpus))
         selection = _by_names(request, names, driver, num_on_bus)
         return replace(selection, warnings=(notice, *selection.warnings))
@@ -156,7 +154,6 @@ def _with_unknown(request: PreflightRequest, unknown: Sequence[str], driver: Dri
     Raises:
         UsageError: there are no others, and no GPU is gone.
     """
-    what = f"Slurm's {listed(unknown)} {form(len(unknown), 'is no GPU', 'are no GPUs')} here"
     numbers = [name for name in unknown if name.isdecimal()]
     gone = [name for name in unknown if name.startswith("GPU-")]
     warnings: tuple[Notice, ...] = ()
@@ -171,7 +168,7 @@ def _with_unknown(request: PreflightRequest, unknown: Sequence[str], driver: Dri
     why = ""
     if num_on_bus > len(driver.gpus):
         seen = f"{counted(num_on_bus, 'GPU')} {form(num_on_bus, 'is', 'are')} on the PCI bus"
-        why = f"{what}: {seen}, the driver tells of {len(driver.gpus)}: look for XIDs, reboot"
+        why = f"{_no_gpus(unknown)}: {seen}, the driver tells of {len(driver.gpus)}: look for XIDs, reboot"
     elif gone:
         named = f"Slurm names {form(len(gone), 'GPU')} {listed(gone)}, which the driver does not tell of"
         fell = form(len(gone), "it fell off the bus", "they fell off the bus")
@@ -180,12 +177,15 @@ def _with_unknown(request: PreflightRequest, unknown: Sequence[str], driver: Dri
         failed = (CheckResult("driver", (), Outcome.FAIL, why),)
         return Selection(request if request.gpus else replace(request, gpus=None, groups=_ONLY_STATE), failed, warnings)
     if not request.gpus:
-        raise UsageError(what, where="--slurm-gpus", what_next="compare it with nvidia-smi -L")
+        raise UsageError(_no_gpus(unknown), where="--slurm-gpus", what_next="compare it with nvidia-smi -L")
     wrong = [name for name in unknown if name not in numbers]
     if wrong:
-        what = f"Slurm's {listed(wrong)} {form(len(wrong), 'is no GPU', 'are no GPUs')} here"
-        warnings = (*warnings, Notice("no_such_gpu", f"{what}: the others are checked"))
+        warnings = (*warnings, Notice("no_such_gpu", f"{_no_gpus(wrong)}: the others are checked"))
     return Selection(request, warnings=warnings)
+
+
+def _no_gpus(names: Sequence[str]) -> str:
+    return f"Slurm's {listed(names)} {form(len(names), 'is no GPU', 'are no GPUs')} here"
 
 
 def _with_numberless(
