@@ -7,9 +7,11 @@ import threading
 import tracemalloc
 from pathlib import Path
 
+import stepscope
 from stepscope.core.readings import Collection
 from tests.agent.jobs.node import SLURM_V2, Node, pod_cgroup
 
+_PACKAGE = Path(stepscope.__file__).parent
 _ROUNDS = 600
 _STEP_SECONDS = 50.0
 _GROWN_BYTES = 30_000
@@ -17,7 +19,7 @@ _GROWN_BYTES = 30_000
 
 def _bytes_of_ours() -> int:
     gc.collect()
-    ours = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/stepscope/*")])
+    ours = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, f"{_PACKAGE}/*")])
     return sum(one.size for one in ours.statistics("filename"))
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from pathlib import Path
 
+import stepscope
 from stepscope.collectors.nvml import NvmlCollector
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 from tests.collectors.nvml.reading_of import key_of
+
+_PACKAGE = Path(stepscope.__file__).parent
 
 
 def test_dcgm_exporter_702_memory_does_not_grow(nvml: FakeNvml) -> None:
@@ -36,7 +40,7 @@ def test_dcgm_exporter_702_memory_does_not_grow(nvml: FakeNvml) -> None:
 
     def held() -> int:
         gc.collect()
-        ours = [tracemalloc.Filter(True, f"*/{name}") for name in ("stepscope/*", "pynvml.py")]
+        ours = [tracemalloc.Filter(True, pattern) for pattern in (f"{_PACKAGE}/*", "*/pynvml.py")]
         return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces(ours).traces)
 
     rounds(100)
