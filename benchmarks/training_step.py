@@ -1,4 +1,4 @@
-"""A training step of about a wished length: a transformer's forward, backward and optimizer step.
+"""Training step of about a wished length: a transformer's forward, backward and optimizer step.
 
 On a GPU its kernels take longer than a host needs to launch them, as in any training that uses the GPU; one that is
 bound by its host has kernels so small that all the host does besides counts.

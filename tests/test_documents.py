@@ -9,8 +9,8 @@ import pytest
 
 import stepscope
 from stepscope.analyzer.blame.remedies import ACTIONS, COSTS, REMEDIES
-from stepscope.core import words
-from stepscope.core.causes import Cause
+from stepscope.core.text import wording
+from stepscope.core.vocabulary.causes import Cause
 
 _ROOT = Path(stepscope.__file__).parents[1]
 _DOCUMENTS = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/*.md")])
@@ -42,7 +42,7 @@ def _demo_block() -> list[str]:
 def test_the_evidence_in_the_readme_is_said_as_the_code_says_it() -> None:
     labels = re.findall(r"^  - (.+?): ", "\n".join(_demo_block()), flags=re.MULTILINE)
     assert labels
-    assert set(labels) <= set(words._METRIC_WORDS.values())
+    assert set(labels) <= set(wording._METRIC_WORDS.values())
 
 
 def test_the_rest_of_the_demo_in_the_readme_has_the_words_of_the_code() -> None:
@@ -52,7 +52,7 @@ def test_the_rest_of_the_demo_in_the_readme_has_the_words_of_the_code() -> None:
     causes = {re.split(r"\s{2,}", line.strip())[0] for line in after_headings if line.strip()}
     actions = {line.removeprefix("  > ") for line in lines if line.startswith("  > ")}
     also = [line.removeprefix("  also: ") for line in lines if line.startswith("  also: ")]
-    known = {words.cause_phrase(cause) for cause in Cause}
+    known = {wording.cause_phrase(cause) for cause in Cause}
     assert verdict.removeprefix("VERDICT  ").partition("  ")[0] in known
     assert causes
     assert causes <= known

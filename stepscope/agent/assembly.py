@@ -1,4 +1,7 @@
-"""Which parts does a configuration make? What cannot be made is said with the key that asks for it."""
+"""Parts of an agent, made from its configuration.
+
+A setting that cannot be used is reported with the flag, variable or key that asked for it.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.agent.captures import CaptureBackend, CaptureLimits, CapturePlaces, CaptureService
-from stepscope.agent.config import Configuration, Origin
-from stepscope.agent.exporter import DcgmNames
-from stepscope.agent.hangs import ras_address
-from stepscope.agent.isolation import Timing
-from stepscope.agent.kineto_link import KinetoBackend
+from stepscope.agent.captures.backend import CaptureBackend
+from stepscope.agent.captures.capture import CaptureLimits
+from stepscope.agent.captures.capture_service import CapturePlaces, CaptureService
+from stepscope.agent.captures.kineto_backend import KinetoBackend
+from stepscope.agent.captures.profile_backend import ProfileBackend
+from stepscope.agent.config.configuration import Configuration, Origin
+from stepscope.agent.exporter.dcgm_names import DcgmNames
+from stepscope.agent.gpus.supervisor import Timing
+from stepscope.agent.nccl_stalls import ras_address
 from stepscope.agent.node_name import node_name
 from stepscope.agent.sources import Sources
-from stepscope.agent.state_directory import state_directory
-from stepscope.agent.state_lock import StateLock
-from stepscope.agent.training_link import ProfileBackend, TrainingServer
-from stepscope.agent.web import Address, Guard, address_of
+from stepscope.agent.state_directory import StateLock, state_directory
+from stepscope.agent.training_link.server import TrainingServer
+from stepscope.agent.web.config_reload import WebConfigReloader
+from stepscope.agent.web.server import Address, address_of
 from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
 from stepscope.core.errors import UsageError
 
@@ -41,7 +47,7 @@ class Parts:
     """
 
     address: Address
-    guard: Guard
+    guard: WebConfigReloader
     sources: Sources
     dcgm_names: DcgmNames | None
     training: TrainingServer | None
@@ -59,7 +65,7 @@ def assembled(configuration: Configuration) -> Parts:
     """
     web = configuration.settings.web
     with _asked_by(configuration, "web.config_file"):
-        guard = Guard(Path(web.config_file) if web.config_file else None)
+        guard = WebConfigReloader(Path(web.config_file) if web.config_file else None)
     with _asked_by(configuration, "web.listen"):
         keeps_others_out = guard.config().keeps_others_out
         address = address_of(web.listen, insecure=web.insecure, keeps_others_out=keeps_others_out)

@@ -1,4 +1,4 @@
-"""What can be collected on this machine, what not, and why?"""
+"""`stepscope agent check`: what can be collected on this machine, what cannot, and why."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from stepscope.agent.service import silent_gpus, wait_for_all
 from stepscope.agent.sources import GPUS, Sources
 from stepscope.collectors.capabilities import Capabilities, capabilities_of
-from stepscope.core.analysis import Notice
-from stepscope.core.readings import Collection, MissingReason
+from stepscope.core.documents.evidence import Notice
+from stepscope.core.metrics.readings import Collection, MissingReason
 
 _ANSWER_SECONDS = 40.0
 """Longer than a driver's library may take to load."""

@@ -1,4 +1,4 @@
-"""How is this machine called? As its operator says, else as its cluster does, else by its host name."""
+"""Name of this machine: from the setting, else NODE_NAME, else the host name."""
 
 from __future__ import annotations
 

@@ -1,23 +1,30 @@
-"""How does the agent run? It reads, serves what it read, and says once what is missing here."""
+"""The agent's main loop: serve the sources, report what is read and what is missing, notify systemd.
+
+`Systemd` speaks sd_notify: readiness, watchdog, stopping.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 
-from stepscope.agent.api import api_routes, node_of
 from stepscope.agent.assembly import Parts
-from stepscope.agent.exporter import MetricsPage
-from stepscope.agent.source_state import SourceState
+from stepscope.agent.exporter.metrics_page import MetricsPage
+from stepscope.agent.node_api import api_routes, node_of
+from stepscope.agent.polling import SourceState
 from stepscope.agent.sources import GPUS, Sources
-from stepscope.agent.systemd import Systemd
-from stepscope.agent.web import Access, AgentServer, page_routes
-from stepscope.core.counting import counted
-from stepscope.core.gpu_metrics import GPU
-from stepscope.core.node import Node
-from stepscope.core.readings import MissingReason
+from stepscope.agent.web.access import Access
+from stepscope.agent.web.pages import page_routes
+from stepscope.agent.web.server import AgentServer
+from stepscope.core.documents.node import Node
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.text.numbers import counted
 
 _LOOK_SECONDS = 0.2
 
@@ -45,7 +52,7 @@ def serve(parts: Parts, *, stop: threading.Event, say: Callable[[str], None]) ->
         with sources, server:
             say(f"{server.url}/metrics tells what is read")
             if wait_for_all(sources, stop):
-                line = what_is_read(sources.states())
+                line = summary_of_sources(sources.states())
                 say(line)
                 systemd.ready(line)
             systemd.watch(lambda: (server.num_looks, _rounds(sources)), stop)
@@ -92,7 +99,7 @@ def silent_gpus(states: Sequence[SourceState]) -> list[str]:
     ]
 
 
-def what_is_read(states: Sequence[SourceState]) -> str:
+def summary_of_sources(states: Sequence[SourceState]) -> str:
     """One line: how many GPUs, and which sources and GPUs give nothing, why."""
     gpus = {
         dict(reading.labels).get("uuid", "")
@@ -105,3 +112,52 @@ def what_is_read(states: Sequence[SourceState]) -> str:
     up = [state.name for state in states if not state.reason and state.name != GPUS]
     read = " and ".join(filter(None, [counted(len(gpus), "GPU"), ", ".join(up)]))
     return f"reads {read}" + (f"; missing: {', '.join(down)}" if down else "")
+
+
+_log = logging.getLogger(__name__)
+
+
+class Systemd:
+    """Tells the service manager; without one it does nothing."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        """`environment`: NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID as systemd sets them."""
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        for_us = environment.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
+        microseconds = environment.get("WATCHDOG_USEC", "") if for_us else ""
+        self._seconds = int(microseconds) / 1e6 if microseconds.isdecimal() else 0.0
+
+    def ready(self, status: str) -> None:
+        """The first round is over."""
+        self._tell(f"READY=1\nSTATUS={status}")
+
+    def stopping(self) -> None:
+        """The end has begun."""
+        self._tell("STOPPING=1")
+
+    def watch(self, progress: Callable[[], tuple[Hashable, ...]], stop: threading.Event) -> None:
+        """Wait until `stop` is set, and say again and again that the agent goes on, as long as it does.
+
+        Args:
+            progress: counts that all change while all goes on; one that stands still lets the watchdog bite.
+            stop: set it to end.
+        """
+        if not self._address or not self._seconds:
+            stop.wait()
+            return
+        before: tuple[Hashable, ...] = ()
+        while not stop.wait(self._seconds / 4):
+            now = progress()
+            if not before or all(one != other for one, other in zip(now, before, strict=True)):
+                self._tell("WATCHDOG=1")
+                before = now
+
+    def _tell(self, message: str) -> None:
+        if not self._address:
+            return
+        address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender, suppress(OSError):
+            sender.setblocking(False)
+            sender.sendto(message.encode(errors="replace"), address)
+            return
+        _log.debug("the service manager does not listen")

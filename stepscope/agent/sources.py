@@ -1,27 +1,31 @@
-"""Which sources does this agent have, and how are they now?"""
+"""All sources of this machine in the order of their trust, and how often each is polled."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-from stepscope.agent.config.health import Thresholds
-from stepscope.agent.fleet import FleetSource
-from stepscope.agent.gpu_sources import GpuSource, KernelLogSource
-from stepscope.agent.hangs import HangSource, NcclSource
-from stepscope.agent.health import HealthSource
-from stepscope.agent.isolation import GpuProbes, Timing
-from stepscope.agent.jobs import JobSettings, job_sources
-from stepscope.agent.kineto_link import KinetoBackend, KinetoSource
-from stepscope.agent.numbering import Renumbered
-from stepscope.agent.schedule import ScheduledSource
-from stepscope.agent.source_state import SourceState
-from stepscope.agent.training_link import TrainingServer, TrainingSource
+from stepscope.agent.captures.kineto_backend import KinetoBackend
+from stepscope.agent.captures.kineto_source import KinetoSource
+from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.fleet.fleet_source import FleetSource
+from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource
+from stepscope.agent.gpus.numbering import Renumbered
+from stepscope.agent.gpus.probes import GpuProbes
+from stepscope.agent.gpus.supervisor import Timing
+from stepscope.agent.hang_detection import HangSource
+from stepscope.agent.health.health_source import HealthSource
+from stepscope.agent.jobs.job_collector import job_sources
+from stepscope.agent.nccl_stalls import NcclSource
+from stepscope.agent.polling import ScheduledSource, SourceState
+from stepscope.agent.training_link.server import TrainingServer
+from stepscope.agent.training_link.training_source import TrainingSource
 from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
 from stepscope.collectors.dcgm_exporter.fetching import Endpoint
 from stepscope.collectors.host import GpuUsers, HostCollector, InfinibandCollector, gpu_users_of
+from stepscope.collectors.jobs.settings import JobSettings
 from stepscope.collectors.kernel_log import KernelLog
-from stepscope.core.jobs import assignments_of
+from stepscope.core.documents.jobs import assignments_of
 
 GPUS = "nvml"
 """The source of the GPUs' own driver."""

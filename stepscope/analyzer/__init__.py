@@ -1,1 +1,1 @@
-"""Pure functions from columns to findings: no I/O, no clock, no plotting."""
+"""Pure functions from trace columns and samples to findings with evidence: no I/O, no clock, no plotting."""

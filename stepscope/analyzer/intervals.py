@@ -1,4 +1,4 @@
-"""How much time do these spans cover, together, apart, and without one another? Exact int64 arithmetic.
+"""Sets of time spans in exact int64 arithmetic: union, intersection, coverage.
 
 An `Intervals` is sorted, disjoint and half-open: [start, end). Every function returns one again, so they compose.
 """

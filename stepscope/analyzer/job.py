@@ -1,57 +1,58 @@
-"""Where did the job's time go, and why? The cross-rank half: views of all ranks in, the whole answer out."""
+"""Analysis of a job, the cross-rank half: the views of all ranks in, the whole answer out."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stepscope.analyzer.alignment.arrivals import Arrival, needed_arrivals, seen_arrivals
+from stepscope.analyzer.alignment.arrivals import (
+    Arrival,
+    CallColumns,
+    WaitPieces,
+    call_columns,
+    needed_arrivals,
+    seen_arrivals,
+    split_communication,
+    waits_to_blame,
+)
 from stepscope.analyzer.alignment.clocks import Clocks, estimate_clocks
-from stepscope.analyzer.alignment.dimensions import by_only_dimension
-from stepscope.analyzer.alignment.exposure import CallColumns, call_columns
-from stepscope.analyzer.alignment.groupless import with_groups
 from stepscope.analyzer.alignment.host_calls import complete_together
 from stepscope.analyzer.alignment.matching import CallId, Matches, match_calls
-from stepscope.analyzer.alignment.split import WaitPieces, split_communication, waits_to_blame
-from stepscope.analyzer.blame.reasons import Grounds
+from stepscope.analyzer.alignment.normalization import movable_wait, on_job_clock, on_machines, with_common_steps
+from stepscope.analyzer.alignment.process_groups import by_only_dimension, with_groups
+from stepscope.analyzer.blame.reasons import VerdictInputs
 from stepscope.analyzer.blame.root_causes import CauseTable, cause_table, resample
 from stepscope.analyzer.blame.stragglers import ComputeComparison
-from stepscope.analyzer.blame.waits import blame_waits
-from stepscope.analyzer.collectives import collective_table
-from stepscope.analyzer.communication import arrivals_of_ranks, cost_by_dimension, transfer_faults
-from stepscope.analyzer.job_clock import movable_wait, on_job_clock
-from stepscope.analyzer.job_machines import on_machines
-from stepscope.analyzer.job_steps import with_common_steps
-from stepscope.analyzer.kernels.evidence import with_kernel_reasons
+from stepscope.analyzer.blame.waits import attribute_waits
+from stepscope.analyzer.communication import arrivals_of_ranks, collective_table, cost_by_dimension, transfer_faults
+from stepscope.analyzer.kernels.job_kernels import with_kernel_reasons
 from stepscope.analyzer.ledger.segments import CHARGE
-from stepscope.analyzer.notices import notices_of
-from stepscope.analyzer.pipeline.bubble import PipelineParts, explain
-from stepscope.analyzer.pipeline.chains import find_chains
-from stepscope.analyzer.pipeline.schedule_waits import charge_schedule
+from stepscope.analyzer.pipeline.bubble import PipelineParts, charge_schedule, explain
+from stepscope.analyzer.pipeline.stages import find_chains
 from stepscope.analyzer.rank_view import RankView, compute_by_step
-from stepscope.analyzer.step_likeness import comparable_step_ms
 from stepscope.analyzer.summaries import (
     JobContext,
+    comparable_step_ms,
     describe_job,
     is_oversubscribed,
     job_ledger,
     job_roofline,
+    notices_of,
     rank_ledger,
     trace_quality,
     world_size_of,
 )
-from stepscope.analyzer.verdict import Circumstances, judge, root_causes
+from stepscope.analyzer.verdict import VerdictContext, judge, root_causes
 from stepscope.analyzer.what_if.model import ReplayModel, build_model, why_not
-from stepscope.analyzer.what_if.named_causes import beside_verdict, replay_causes, replay_pipeline_causes
-from stepscope.analyzer.what_if.pipeline_schedule import PipelineSchedule, replay_schedules
-from stepscope.analyzer.what_if.predict import predict
+from stepscope.analyzer.what_if.pipeline_schedule import PipelineSchedule, replay_schedules, with_finer_cuts
+from stepscope.analyzer.what_if.predictions import beside_verdict, predict, replay_causes, replay_pipeline_causes
 from stepscope.analyzer.what_if.recorded_schedule import schedule_of
-from stepscope.analyzer.what_if.two_replays import with_finer_cuts
-from stepscope.core.analysis import Analysis, MeshSizes, Notice, RootCause, WhatIf
-from stepscope.core.causes import Cause
+from stepscope.core.documents.analysis import Analysis, MeshSizes, RootCause, WhatIf
+from stepscope.core.documents.evidence import Notice
+from stepscope.core.documents.what_if import WhatIfReport
 from stepscope.core.errors import DataError
-from stepscope.core.headings import Heading
-from stepscope.core.what_if import WhatIfReport
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause
 
 
 def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysis, list[RankView]]:
@@ -80,11 +81,11 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     )
     roofline = job_roofline(by_rank)
     ledger = job_ledger(by_rank)
-    grounds = Grounds(
+    grounds = VerdictInputs(
         views=by_rank,
         table=found.table,
         pipeline=pipeline,
-        arrivals_unknown=ledger[Heading.COMMUNICATION_UNSPLIT],
+        arrivals_unknown=ledger[TimeCategory.COMMUNICATION_UNSPLIT],
         oversubscribed=oversubscribed,
         movable=_movable_share(found, columns),
         communication=transfer_faults(collectives, by_rank, job.num_steps),
@@ -92,8 +93,8 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
     )
     resampled = resample(found.table)
     rows = with_kernel_reasons(root_causes(grounds, resampled, job.step_ms), roofline, job)
-    unexplained_loss = found.table.unexplained_waiting() + ledger[Heading.IDLE_OTHER]
-    about = Circumstances(job, oversubscribed, quality, pipeline, unexplained_loss, grounds.arrivals_unknown)
+    unexplained_loss = found.table.unexplained_waiting() + ledger[TimeCategory.IDLE_OTHER]
+    about = VerdictContext(job, oversubscribed, quality, pipeline, unexplained_loss, grounds.arrivals_unknown)
     what_if, left_out = _gains(found, [row for row in rows if not about.is_guess(row)], context)
     analysis = Analysis(
         job=job,
@@ -180,7 +181,7 @@ def _explain(views: Sequence[RankView], mesh: MeshSizes) -> _Explained:
     role = dict.fromkeys(by_rank, 0) | {rank: stage for chain in chains for stage, rank in enumerate(chain.ranks)}
     comparison = ComputeComparison({rank: compute_by_step(view) for rank, view in by_rank.items()}, role)
     waits = {rank: _waits(view, arrivals) for rank, view in by_rank.items()}
-    blamed = blame_waits(by_rank, waits, arrivals, matches, comparison.cause)
+    blamed = attribute_waits(by_rank, waits, arrivals, matches, comparison.cause)
     heavy = {rank: parts.heavy for parts in pipelines for rank in parts.chain.ranks}
     table = cause_table(by_rank, blamed, heavy)
     return _Explained(by_rank, matches, clocks, arrivals, pipelines, schedules, role, table)

@@ -1,4 +1,4 @@
-"""What does one rank's trace say on its own? The per-rank half of an analysis: a pure map, one trace in, a view out."""
+"""Analysis of one rank, the per-rank half: a trace's columns in, a `RankView` out."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ import numpy.typing as npt
 from stepscope.analyzer.alignment.device_calls import device_calls
 from stepscope.analyzer.alignment.host_calls import host_calls
 from stepscope.analyzer.intervals import Nanoseconds, covered_time
+from stepscope.analyzer.kernels.job_kernels import kernel_table
 from stepscope.analyzer.kernels.rank_kernels import no_kernels, rank_kernels
-from stepscope.analyzer.kernels.tables import kernel_table
 from stepscope.analyzer.ledger.activities import Activities, Work, device_activities
-from stepscope.analyzer.ledger.device_ledger import OwnLedger, book
-from stepscope.analyzer.ledger.host_ledger import book_host, host_window, main_lane
-from stepscope.analyzer.ledger.host_work import host_work
-from stepscope.analyzer.ledger.idle_rule import observe_host
+from stepscope.analyzer.ledger.device_ledger import OwnLedger, attribute_device_time
+from stepscope.analyzer.ledger.host_ledger import attribute_host_time, host_window, main_lane
+from stepscope.analyzer.ledger.idle_time import host_work, observe_host
 from stepscope.analyzer.ledger.steps import HostSteps, Window, device_window, file_window, host_steps
-from stepscope.analyzer.pipeline.micro_batches import device_micro_batches, host_micro_batches
-from stepscope.analyzer.pipeline.optimizer import launched_by_optimizer, optimizer_time
+from stepscope.analyzer.pipeline.passes import (
+    device_micro_batches,
+    host_micro_batches,
+    launched_by_optimizer,
+    optimizer_time,
+)
 from stepscope.analyzer.rank_view import RankView
-from stepscope.analyzer.read_facts import device_facts, host_facts
 from stepscope.analyzer.roofline.kernel_costs import Floats
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits, kernel_limits
-from stepscope.analyzer.roofline.operator_flops import operator_flops
+from stepscope.analyzer.roofline.operator_cost import operator_flops
 from stepscope.analyzer.roofline.utilization import (
     LOW_EFFICIENCY,
     StepFlops,
@@ -34,12 +36,14 @@ from stepscope.analyzer.roofline.utilization import (
     peak_is_convicted,
     step_flops,
 )
-from stepscope.analyzer.what_if.graph import build_graph
-from stepscope.analyzer.what_if.host_timeline import read_timeline
-from stepscope.core.analysis import Notice, RooflineCoverage
-from stepscope.core.counting import counted
+from stepscope.analyzer.trace_quality import device_facts, host_facts
+from stepscope.analyzer.what_if.device_graph import build_graph
+from stepscope.analyzer.what_if.host_graph import read_timeline
+from stepscope.core.documents.analysis import RooflineCoverage
+from stepscope.core.documents.evidence import Notice
 from stepscope.core.errors import DataError, TruncatedTraceError
-from stepscope.core.hardware import GpuModel, find_gpu
+from stepscope.core.hardware.gpu_catalogue import GpuModel, find_gpu
+from stepscope.core.text.numbers import counted
 from stepscope.trace.columns import NONE, TraceColumns
 
 
@@ -90,7 +94,7 @@ def _view_device(
     limits = kernel_limits(trace, activities.row[kernels], activities.launch_row[kernels], gpu=gpu)
     notices += _doubts_about_peak(rank, gpu, limits)
     host = observe_host(trace, steps, activities)
-    own = book(activities, window, host, limits.heading.astype(np.int8))
+    own = attribute_device_time(activities, window, host, limits.heading.astype(np.int8))
     flops = _flops_a_step(limits.model_flops, limits.flops, activities.launch_ns[kernels], steps, window)
     backward, optimizer = _by_launcher(trace, activities, own, window, steps, kernels)
     sums = rank_kernels(trace, activities, limits, own.kernel_owned_ns, window)
@@ -148,7 +152,7 @@ def _view_host(trace: TraceColumns, rank: int, steps: HostSteps) -> RankView:
     bounds = window.step_bounds_ns
     work = operator_flops(trace)
     flops = _flops_a_step(work.model_flops, work.flops, trace.start_ns[work.row], steps, window)
-    segments = book_host(trace, steps, window)
+    segments = attribute_host_time(trace, steps, window)
     return RankView(
         rank=rank,
         header=trace.header,

@@ -1,4 +1,4 @@
-"""What does the cross-rank half of an analysis need to know of one rank? The small result of the per-rank half."""
+"""View of one rank: the small result of the per-rank half that the cross-rank half needs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.call import Call
+from stepscope.analyzer.alignment.calls import Call
 from stepscope.analyzer.kernels.rank_kernels import RankKernels
-from stepscope.analyzer.ledger.host_work import HostWork
+from stepscope.analyzer.ledger.idle_time import HostWork
 from stepscope.analyzer.ledger.segments import CHARGE, Segments, TimeTable
 from stepscope.analyzer.ledger.steps import Window
-from stepscope.analyzer.pipeline.tasks import MicroBatch
-from stepscope.analyzer.read_facts import ReadFacts
-from stepscope.analyzer.what_if.host_timeline import HostTimeline
+from stepscope.analyzer.pipeline.schedules import MicroBatch
+from stepscope.analyzer.trace_quality import TraceFacts
+from stepscope.analyzer.what_if.host_graph import HostTimeline
 from stepscope.analyzer.what_if.rank_graph import RankGraph
-from stepscope.core.analysis import KernelTime, Notice, RooflineCoverage
-from stepscope.core.headings import COMPUTE_HEADINGS
-from stepscope.core.timeline import HEADING_CODE, HEADING_ORDER
+from stepscope.core.documents.analysis import KernelTime, RooflineCoverage
+from stepscope.core.documents.evidence import Notice
+from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, COMPUTE_CATEGORIES
 from stepscope.trace.columns import TraceHeader
 
 NUM_CHARGES = len(CHARGE) + 2
@@ -27,7 +27,7 @@ NUM_CHARGES = len(CHARGE) + 2
 COMPUTE = NUM_CHARGES - 1
 """Code that stands for all compute headings together when ranks are compared."""
 
-_IS_COMPUTE = np.isin(np.arange(len(HEADING_ORDER)), [HEADING_CODE[h] for h in COMPUTE_HEADINGS])
+_IS_COMPUTE = np.isin(np.arange(len(CATEGORY_ORDER)), [CATEGORY_CODE[h] for h in COMPUTE_CATEGORIES])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class RankView:
     step_flops: float | None
     executed_flops: float | None
     peak_flops: float | None
-    facts: ReadFacts
+    facts: TraceFacts
     host_work: HostWork
     on_device: bool
     notices: list[Notice]

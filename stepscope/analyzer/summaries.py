@@ -1,4 +1,8 @@
-"""How is each part of an analysis summed up: the job, its trace quality, the ledgers, the kernels?"""
+"""Summary sections of an analysis: job, trace quality, time breakdown, roofline, warnings.
+
+Step likeness: A checkpoint every third step, or loader workers that deliver at once, make some steps many times as
+long as others: a median of other steps is then of another kind, and the difference is not the profiler's.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +14,27 @@ from math import prod
 import numpy as np
 
 from stepscope.analyzer.alignment.clocks import Clocks
-from stepscope.analyzer.alignment.dimensions import dimension_of_members
 from stepscope.analyzer.alignment.matching import CallId, Matches
-from stepscope.analyzer.alignment.traffic import sizes_by_traffic
-from stepscope.analyzer.kernels.findings import kernel_findings, tiny_share
-from stepscope.analyzer.kernels.tables import copy_table, kernel_tables
+from stepscope.analyzer.alignment.process_groups import dimension_of_members, sizes_by_traffic
+from stepscope.analyzer.kernels.job_kernels import copy_table, kernel_findings, kernel_tables, tiny_share
 from stepscope.analyzer.ledger.device_ledger import fractions
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.rank_view import RankView
-from stepscope.analyzer.step_likeness import comparable_step_ms
-from stepscope.core.analysis import (
+from stepscope.core.documents.analysis import (
     Job,
     Ledger,
     MeshSizes,
-    Notice,
     RankLedger,
     Roofline,
     RooflineCoverage,
     StepLedger,
     TraceQuality,
 )
-from stepscope.core.timeline import HEADING_ORDER, RankTimeline
+from stepscope.core.documents.evidence import Notice
+from stepscope.core.documents.timeline import RankTimeline
+from stepscope.core.text.numbers import counted, form, listed
+from stepscope.core.text.verdict import NOTABLE_ACTIVITY, NOTABLE_DISTORTION
+from stepscope.core.vocabulary.categories import CATEGORY_ORDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +183,7 @@ def job_ledger(views: Mapping[int, RankView]) -> Ledger:
     """Sum of time over the sum of windows."""
     total = sum(view.window_ns for view in views.values())
     parts = [(fractions(view.segments, view.window_ns), view.window_ns / total) for view in views.values()]
-    return {heading: sum(ledger[heading] * weight for ledger, weight in parts) for heading in HEADING_ORDER}
+    return {heading: sum(ledger[heading] * weight for ledger, weight in parts) for heading in CATEGORY_ORDER}
 
 
 def rank_ledger(view: RankView) -> RankLedger:
@@ -247,3 +251,91 @@ def timeline(view: RankView) -> RankTimeline:
         step_starts_ns=view.window.boundary_ns.tolist(),
         step_indices=view.window.index.tolist(),
     )
+
+
+UNLIKE_FROM = 2.0
+"""The longest whole step of a rank over its shortest. Recorded: up to 1.4 where the fault strikes every step, 7 to 50
+where it strikes some."""
+
+
+def unlike_steps_ms(views: Mapping[int, RankView]) -> tuple[float, float] | None:
+    """Shortest and longest whole step of the rank whose steps differ most, in ms; None where all ranks' are alike."""
+    lengths = [view.window.whole_step_ns for view in views.values()]
+    spans = [(float(of_rank.min()), float(of_rank.max())) for of_rank in lengths if len(of_rank)]
+    shortest, longest = max(spans, key=lambda span: span[1] / max(span[0], 1.0), default=(0.0, 0.0))
+    return (shortest / 1e6, longest / 1e6) if longest > UNLIKE_FROM * shortest else None
+
+
+def comparable_step_ms(views: Mapping[int, RankView], unprofiled_step_ms: float | None) -> float | None:
+    """The unprofiled step, where captured ones can be compared with it."""
+    return unprofiled_step_ms if unlike_steps_ms(views) is None else None
+
+
+LOSS_WORTH_SAYING = 0.02
+"""Share of lost launches, and of activities before their launch, from which a reader is told."""
+
+
+def notices_of(
+    views: Mapping[int, RankView], job: Job, quality: TraceQuality, context: JobContext, *, oversubscribed: bool
+) -> list[Notice]:
+    """All of them, those about the input first."""
+    notices = [*context.notices]
+    for view in views.values():
+        notices += [notice for notice in view.notices if notice not in notices]
+    if job.missing_ranks:
+        missing = (
+            f"no trace of {len(job.missing_ranks)} of {counted(job.world_size, 'rank')} ({listed(job.missing_ranks)})"
+        )
+        notices.append(Notice("missing_ranks", missing))
+    if quality.profiler_distortion is not None and quality.profiler_distortion > NOTABLE_DISTORTION:
+        slowed = f"capturing slowed the step by {quality.profiler_distortion:.0%}: host-side headings are upper bounds"
+        notices.append(Notice("profiler_distortion", slowed))
+    unlike = unlike_steps_ms(views)
+    if unlike is not None:
+        differ = (
+            f"captured steps take {unlike[0]:,.1f} to {unlike[1]:,.1f} ms: shares and gains are of these steps, "
+            "and what capturing adds to them is not known"
+        )
+        notices.append(Notice("unlike_steps", differ))
+    hfu = hfu_of(views, job.step_ms)
+    if hfu is not None and hfu > 1.0:
+        wrong = f"HFU would be {hfu:.0%}: the peak assumed for this GPU, its clock or the FLOP model is wrong"
+        notices.append(Notice("impossible_mfu", wrong))
+    if quality.lost_launches > LOSS_WORTH_SAYING:
+        lost = (
+            f"{quality.lost_launches:.0%} of one rank's launches have no device activity: its idle time is overstated"
+        )
+        notices.append(Notice("lost_launches", lost))
+    notices += _doubts(views, job, quality)
+    if quality.unmatched_collectives:
+        unmatched = f"{quality.unmatched_collectives:.1%} of the communication calls have no match"
+        notices.append(Notice("unmatched_collectives", unmatched))
+    if oversubscribed:
+        queue = f"more ranks than the {counted(context.num_cpus or 0, 'core')}: waits also measure the queue for a core"
+        notices.append(Notice("oversubscribed", queue))
+    return notices
+
+
+def _doubts(views: Mapping[int, RankView], job: Job, quality: TraceQuality) -> list[Notice]:
+    """What the traces themselves make doubtful."""
+    found: list[tuple[str, str]] = []
+    if quality.early > LOSS_WORTH_SAYING:
+        early = f"{quality.early:.0%} of the device activities start before their launch"
+        found.append(("early_kernels", f"{early}: the device's clock is off, or records are mixed up"))
+    for rank, view in views.items():
+        facts = view.facts
+        if facts.empty_steps:
+            lost = (
+                f"rank {rank}: {len(facts.empty_steps)} of {counted(len(facts.step_indices), 'step')} "
+                f"{form(len(facts.empty_steps), 'has', 'have')} no device activity"
+            )
+            found.append(("empty_steps", f"{lost} ({listed(facts.empty_steps)})"))
+        if facts.largest_share > NOTABLE_ACTIVITY:
+            large = f"rank {rank}: {facts.largest_name[:80]!r} takes {facts.largest_share:.0%} of the time"
+            found.append(("large_activity", large))
+        if facts.untraced_iterations:
+            loops = f"rank {rank}: a graph ran longer than its recorded kernels"
+            found.append(("graph_loops", f"{loops}: of a while node only the first iteration is traced"))
+    if job.world_size > 1 and not any(view.calls for view in views.values()):
+        found.append(("no_communication", f"{job.world_size} ranks, but no communication is found in the traces"))
+    return [Notice(code, message) for code, message in found]

@@ -1,4 +1,4 @@
-"""What does a tired engineer need to read? One line with its evidence, confidence and first remedy."""
+"""Verdict of an analysis: the root causes and one line with evidence, confidence and remedy."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analyzer.blame.reasons import MOSTLY_UNKNOWN, NAMED_FROM, Grounds, reasons_of
+from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, MOSTLY_UNKNOWN, VerdictInputs, reasons_of
 from stepscope.analyzer.blame.remedies import COSTS, actions_for
 from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled, resample_whole
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, CHARGE
-from stepscope.core.analysis import Evidence, Job, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
-from stepscope.core.causes import HEALTHY_CAUSES, Cause
-from stepscope.core.counting import counted, form
-from stepscope.core.trace_doubts import NOTABLE_ACTIVITY
-from stepscope.core.words import cause_phrase, reason_words
+from stepscope.core.documents.analysis import Job, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
+from stepscope.core.documents.evidence import Evidence
+from stepscope.core.text.numbers import counted, form
+from stepscope.core.text.verdict import NOTABLE_ACTIVITY
+from stepscope.core.text.wording import cause_phrase, reason_words
+from stepscope.core.vocabulary.causes import HEALTHY_CAUSES, Cause
 
-SECONDARY_FROM = 0.05
+SECONDARY_THRESHOLD = 0.05
 OVERSUBSCRIBED_CONFIDENCE = 0.5
 UNTRUSTED_EMPTY_STEPS = 0.25
 """Share of marked steps without any device activity above which the rest says nothing of the job: a profiler that lost
@@ -25,7 +26,7 @@ whole steps (TraceLens#972: activities in 2 of 32 steps, reported as 0.04 % idle
 UNTRUSTED_UNLINKED = 0.2
 """Share of device activities without launch above which idle time cannot be told apart."""
 
-UNEXPLAINED_FROM = NAMED_FROM
+UNEXPLAINED_THRESHOLD = BOTTLENECK_THRESHOLD
 """A loss of this share that nothing explains may be any cause: no job that has one is called healthy."""
 UNKNOWN_ARRIVALS_CONFIDENCE = 0.5
 
@@ -33,7 +34,7 @@ _NEVER_NAMED = HEALTHY_CAUSES | {Cause.UNEXPLAINED, Cause.BEFORE_WINDOW}
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
+class VerdictContext:
     """What else bears on a verdict.
 
     Attributes:
@@ -55,7 +56,7 @@ class Circumstances:
         return row.cause is Cause.COMMUNICATION and self.arrivals_unknown > MOSTLY_UNKNOWN * row.fraction
 
 
-def root_causes(grounds: Grounds, resampled: Resampled, step_ms: float | None) -> list[RootCause]:
+def root_causes(grounds: VerdictInputs, resampled: Resampled, step_ms: float | None) -> list[RootCause]:
     """The root-cause table, largest first; causes without time are left out."""
     table = grounds.table
     fractions, whole = table.fractions(), table.whole_step_shares()
@@ -85,26 +86,26 @@ def root_causes(grounds: Grounds, resampled: Resampled, step_ms: float | None) -
     return sorted(rows, key=lambda row: -row.fraction)
 
 
-def judge(rows: Sequence[RootCause], resampled: Resampled, about: Circumstances) -> Verdict:
+def judge(rows: Sequence[RootCause], resampled: Resampled, about: VerdictContext) -> Verdict:
     """Name the largest loss if it is at least a tenth of the step, else what bounds the compute."""
     if (doubt := _doubt(about.quality)) is not None:
         return _insufficient(about, *doubt)
     by_cause = {row.cause: row for row in rows}
     losses = [row for row in rows if row.cause not in _NEVER_NAMED]
     unexplained = by_cause[Cause.UNEXPLAINED].fraction if Cause.UNEXPLAINED in by_cause else 0.0
-    named = losses[0] if losses and losses[0].fraction >= NAMED_FROM else None
+    named = losses[0] if losses and losses[0].fraction >= BOTTLENECK_THRESHOLD else None
     if unexplained > 0.5 and (named is None or named.fraction < unexplained):
         return _insufficient(about, *_unexplained(unexplained))
     if named is None:
         healthy = [row for row in rows if row.cause in HEALTHY_CAUSES]
         if not healthy:
             return _insufficient(about, *_unexplained(unexplained))
-        if about.unexplained_loss >= UNEXPLAINED_FROM:
+        if about.unexplained_loss >= UNEXPLAINED_THRESHOLD:
             return _neither(by_cause[Cause.UNEXPLAINED], losses, about)
         return _healthy(healthy[0], by_cause, losses, resampled, about)
     is_guess = about.is_guess(named)
     confidence = _confidence(named.cause, resampled, about)
-    if about.unexplained_loss >= UNEXPLAINED_FROM:  # it may be a larger cause than the one that was found
+    if about.unexplained_loss >= UNEXPLAINED_THRESHOLD:  # it may be a larger cause than the one that was found
         confidence = round(confidence * named.fraction / (named.fraction + about.unexplained_loss), 3)
     return Verdict(
         cause=named.cause,
@@ -118,11 +119,11 @@ def judge(rows: Sequence[RootCause], resampled: Resampled, about: Circumstances)
     )
 
 
-def _neither(row: RootCause, losses: Sequence[RootCause], about: Circumstances) -> Verdict:
+def _neither(row: RootCause, losses: Sequence[RootCause], about: VerdictContext) -> Verdict:
     """Nothing found is large enough to be named, but what was not found is too large for a healthy job."""
     waited = f"{about.unexplained_loss:.1%} of the time devices waited or idled, and these traces do not show for what"
     summary = f"neither healthy nor explained: {waited}{_where(row, about)}"
-    evidence = Evidence("unexplained_loss", about.unexplained_loss, "ratio", UNEXPLAINED_FROM, ranks=row.ranks)
+    evidence = Evidence("unexplained_loss", about.unexplained_loss, "ratio", UNEXPLAINED_THRESHOLD, ranks=row.ranks)
     unknown = _insufficient(about, summary, evidence)
     return replace(unknown, ranks=row.ranks, secondary=_secondary(losses, about))
 
@@ -132,7 +133,7 @@ def _healthy(
     by_cause: Mapping[Cause, RootCause],
     losses: Sequence[RootCause],
     resampled: Resampled,
-    about: Circumstances,
+    about: VerdictContext,
 ) -> Verdict:
     bound = "arithmetic" if row.cause is Cause.COMPUTE_BOUND else "memory bandwidth"
     mfu = "" if about.job.mfu is None else f" at {about.job.mfu:.0%} MFU"
@@ -144,7 +145,7 @@ def _healthy(
         evidence.append(Evidence("mfu", about.job.mfu, "ratio"))
     confidence = _confidence(row.cause, resampled, about)
     before = by_cause.get(Cause.BEFORE_WINDOW)
-    if before is not None and before.fraction >= UNEXPLAINED_FROM:
+    if before is not None and before.fraction >= UNEXPLAINED_THRESHOLD:
         confidence = round(confidence * (1.0 - before.fraction), 3)
         largest += f"; {before.fraction:.1%} is waiting for what began before the trace{_where(before, about)}"
     return Verdict(
@@ -179,7 +180,7 @@ def _unexplained(share: float) -> tuple[str, Evidence]:
     )
 
 
-def _insufficient(about: Circumstances, summary: str, evidence: Evidence) -> Verdict:
+def _insufficient(about: VerdictContext, summary: str, evidence: Evidence) -> Verdict:
     return Verdict(
         cause=Cause.INSUFFICIENT_EVIDENCE,
         reasons=[],
@@ -192,7 +193,7 @@ def _insufficient(about: Circumstances, summary: str, evidence: Evidence) -> Ver
     )
 
 
-def _summary(row: RootCause, about: Circumstances) -> str:
+def _summary(row: RootCause, about: VerdictContext) -> str:
     cost = f"{row.fraction:.1%} of the captured time"
     if row.ms_per_step is not None and about.job.step_ms is not None:
         cost += f", {row.ms_per_step:,.1f} ms of each {about.job.step_ms:,.1f} ms step"
@@ -206,7 +207,7 @@ def _summary(row: RootCause, about: Circumstances) -> str:
     return f"{COSTS.get(row.cause, cause_phrase(row.cause) + ' costs')} {cost}{pipeline}{where}"
 
 
-def _where(row: RootCause, about: Circumstances) -> str:
+def _where(row: RootCause, about: VerdictContext) -> str:
     """At whom to look, unless it is everybody."""
     if not 0 < len(row.ranks) < len(about.job.ranks):
         return ""
@@ -219,13 +220,15 @@ def _enumerate(ranks: Sequence[int], most: int = 8) -> str:
     return shown if len(ranks) <= most else f"{shown} and {len(ranks) - most} more"
 
 
-def _secondary(losses: Sequence[RootCause], about: Circumstances) -> list[SecondaryCause]:
+def _secondary(losses: Sequence[RootCause], about: VerdictContext) -> list[SecondaryCause]:
     return [
-        SecondaryCause(row.cause, row.fraction, _summary(row, about)) for row in losses if row.fraction > SECONDARY_FROM
+        SecondaryCause(row.cause, row.fraction, _summary(row, about))
+        for row in losses
+        if row.fraction > SECONDARY_THRESHOLD
     ][:3]
 
 
-def _confidence(cause: Cause, resampled: Resampled, about: Circumstances) -> float:
+def _confidence(cause: Cause, resampled: Resampled, about: VerdictContext) -> float:
     """Share of resamples in which the cause ranks first among its kind, lowered by what the traces lack."""
     rivals = [
         code

@@ -1,4 +1,4 @@
-"""`stepscope agent`: the daemon of a GPU node."""
+"""`stepscope agent`: the daemon of a GPU node, its check of what can be collected, and its settings."""
 
 from __future__ import annotations
 
@@ -8,14 +8,87 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import wraps
+from pathlib import Path
+from typing import Any
 
 import click
 
-from stepscope.agent.config import Configuration
-from stepscope.cli.agent_config import config, configured
+from stepscope.agent.config.configuration import Configuration, as_document, as_toml, load
+from stepscope.agent.config.keys import Key
+from stepscope.agent.config.settings import KEYS
+
+_Function = Callable[..., None]
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_FILE_HELP = "Settings in TOML; docs/agent.md lists them."
+_CLICK_TYPES: dict[type, Any] = {int: click.INT, float: click.FLOAT, str: click.STRING}
+_OF_FLAGS = {key.parameter: path for path, key in KEYS.items() if key.flag}
+
+
+def configured(*sections: str) -> Callable[[_Function], _Function]:
+    """Options for the settings that have a flag, and for the file; the function gets a Configuration first.
+
+    Args:
+        sections: whose settings get an option; none named: all.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        @wraps(function)
+        def call(file: Path | None, **options: Any) -> None:
+            given = {_OF_FLAGS[name]: options.pop(name) for name in list(options) if name in _OF_FLAGS}
+            flags = {path: None if value == () else value for path, value in given.items()}
+            function(load(file, environment=os.environ, flags=flags), **options)
+
+        for key in reversed(KEYS.values()):
+            if key.flag and (not sections or key.section in sections):
+                call = _option(key)(call)
+        return click.option("--config", "file", type=_FILE, envvar="STEPSCOPE_AGENT_CONFIG", help=_FILE_HELP)(call)
+
+    return decorate
+
+
+def _option(key: Key) -> Callable[..., Any]:
+    told = f"{key.help} [default: {key.default}]" if key.default not in ("", False, ()) else key.help
+    if key.type is bool:
+        return click.option(f"{key.flag}/--no-{key.flag.removeprefix('--')}", key.parameter, default=None, help=told)
+    if key.choices:
+        choices = click.Choice([choice for choice in key.choices if choice])
+        return click.option(key.flag, key.parameter, type=choices, help=told)
+    kind = _CLICK_TYPES.get(key.type, click.STRING)
+    is_list = key.type is tuple
+    metavar = key.metavar or None
+    return click.option(key.flag, key.parameter, type=kind, metavar=metavar, multiple=is_list, help=told)
+
+
+@click.group("config")
+def config_group() -> None:
+    """Show or check the agent's settings."""
+
+
+@config_group.command("show")
+@click.option("--origin", "with_origin", is_flag=True, help="Say of each setting who said so.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@configured()
+def show_settings(configuration: Configuration, with_origin: bool, as_json: bool) -> None:
+    """Show the settings that `run` would have with the same options and environment, without passwords."""
+    text = (
+        json.dumps(as_document(configuration), indent=1) if as_json else as_toml(configuration, with_origin=with_origin)
+    )
+    click.echo(text)
+
+
+@config_group.command("check")
+@click.argument("file", type=_FILE)
+def check_settings(file: Path) -> None:
+    """Check a file of settings: ends with 0, or with 2 and a line on the first that is wrong."""
+    from stepscope.agent.assembly import assembled
+
+    assembled(load(file))
+    click.echo(f"{file}: these settings can be used")
+
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +98,7 @@ def command() -> None:
     """Read this machine's GPUs and serve what they say to Prometheus."""
 
 
-command.add_command(config)
+command.add_command(config_group)
 
 
 @command.command("run")
@@ -55,7 +128,7 @@ def check(configuration: Configuration, as_json: bool) -> None:
     """Say what can be collected here, what not, and why; takes some seconds."""
     from stepscope.agent.assembly import sources_of
     from stepscope.agent.check import check_machine
-    from stepscope.cli.check_report import check_lines
+    from stepscope.cli.terminal.agent_check import check_lines
 
     logging.basicConfig(level=logging.WARNING, format="stepscope agent: %(message)s")
     found = check_machine(sources_of(configuration))

@@ -1,4 +1,4 @@
-"""`stepscope analyze`: where did the time of these traces go, and why?"""
+"""`stepscope analyze`: where the time of a job's traces goes, and why."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.fan_out_options import fan_out_options
+from stepscope.cli.options import fan_out_options
 
 if TYPE_CHECKING:
     from stepscope.workflow.analyze import AnalysisResult
-    from stepscope.workflow.fan_out import FanOut
+    from stepscope.workflow.fan_out.engine import FanOut
 
 
 @click.command("analyze")
@@ -48,7 +48,7 @@ def command(
 
     PATH is a run directory, a folder of traces, trace files, or any fsspec URL (s3://...).
     """
-    from stepscope.cli.progress import file_progress
+    from stepscope.cli.terminal.progress import file_progress
     from stepscope.workflow.analyze import analyze
 
     if html is not None:
@@ -67,7 +67,7 @@ def command(
         )
     try:
         if html is not None:
-            from stepscope.workflow.report import title_of, write_report
+            from stepscope.workflow.panels.report import title_of, write_report
 
             write_report(result.analysis, result.timelines, html, title=title_of(paths))
     finally:  # the verdict is shown all the same
@@ -80,7 +80,7 @@ def _show(result: AnalysisResult, *, as_json: bool) -> None:
     if as_json:
         click.echo(encode_analysis(result.analysis).decode())
         return
-    from stepscope.cli.analysis_report import print_analysis
+    from stepscope.cli.terminal.analysis import print_analysis
 
     print_analysis(result.analysis)
     for notice in result.analysis.warnings:

@@ -1,4 +1,4 @@
-"""`stepscope capture --run R --steps N`: trace a job that trains, without a restart."""
+"""`stepscope capture --run R --steps N`: profile steps of a running job, without a restart."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.agents import asks_agents
-from stepscope.core.counting import counted
+from stepscope.cli.options import asks_agents
+from stepscope.core.text.numbers import counted
 
 if TYPE_CHECKING:
-    from stepscope.workflow.agent_client import AgentClient
-    from stepscope.workflow.capture import CapturedJob
+    from stepscope.workflow.nodes.agent_client import AgentClient
+    from stepscope.workflow.nodes.capture import CapturedJob
 
 _MOST_SHOWN = 16
 
@@ -56,8 +56,8 @@ def command(
 
     All ranks begin with the same step. The traces go into the run's directory. Ctrl-C cancels the capture.
     """
-    from stepscope.core.captures import CaptureOrder
-    from stepscope.workflow.capture import capture_job
+    from stepscope.core.protocol.captures import CaptureOrder
+    from stepscope.workflow.nodes.capture import capture_job
 
     if run is None and job is None:
         raise click.UsageError("say what to capture: --run or --job")
@@ -88,8 +88,7 @@ def command(
 
 def _with_token(agents: list[AgentClient]) -> list[AgentClient]:
     """Where no file is named, the token of the agent that runs here as this user."""
-    from stepscope.agent.state_directory import TOKEN_FILE, state_directory
-    from stepscope.agent.token_file import token_in
+    from stepscope.agent.state_directory import TOKEN_FILE, state_directory, token_in
 
     if agents[0].token:
         return agents
@@ -108,7 +107,7 @@ def _ranks(text: str) -> tuple[int, ...] | None:
 
 def _lines(captured: CapturedJob) -> list[str]:
     from stepscope.core.errors import printable
-    from stepscope.core.words import size
+    from stepscope.core.text.numbers import size
 
     shown = captured.ranks[:_MOST_SHOWN]
     lines = []
@@ -129,7 +128,7 @@ def _lines(captured: CapturedJob) -> list[str]:
 
 
 def _document(captured: CapturedJob) -> dict[str, object]:
-    from stepscope.core.captures import CAPTURE_SCHEMA, report_document
+    from stepscope.core.protocol.captures import CAPTURE_SCHEMA, report_document
 
     return {
         "schema": CAPTURE_SCHEMA,
@@ -146,8 +145,8 @@ def _end(captured: CapturedJob) -> None:
     Raises:
         DataError: a rank that was asked for has left no trace.
     """
-    from stepscope.core.captures import CaptureState
     from stepscope.core.errors import DataError
+    from stepscope.core.protocol.captures import CaptureState
 
     if captured.order.ranks is not None and captured.missing_ranks:
         raise DataError("not all ranks asked for are there", where=f"capture {captured.order.id}")

@@ -1,4 +1,4 @@
-"""`stepscope compare`: did this change make training slower, by how much, and what became slower?"""
+"""`stepscope compare`: whether a change made training slower, by how much, and what became slower."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.fan_out_options import fan_out_options
+from stepscope.cli.options import fan_out_options
 
 if TYPE_CHECKING:
-    from stepscope.workflow.fan_out import FanOut
+    from stepscope.workflow.fan_out.engine import FanOut
 
 
 @click.command("compare")
@@ -48,8 +48,8 @@ def command(
     of runs, a glob.
     """
     from stepscope.analyzer.compare.comparison import RUN_SPREAD
-    from stepscope.cli.progress import file_progress
-    from stepscope.core.comparison import GateOutcome
+    from stepscope.cli.terminal.progress import file_progress
+    from stepscope.core.documents.comparison import GateOutcome
     from stepscope.store.documents import encode_comparison
     from stepscope.store.files import check_writable, write_whole
     from stepscope.workflow.compare import compare
@@ -67,7 +67,7 @@ def command(
         if as_json:
             click.echo(encode_comparison(comparison).decode())
         else:
-            from stepscope.cli.comparison_report import print_comparison
+            from stepscope.cli.terminal.comparison import print_comparison
 
             print_comparison(comparison)
             for notice in comparison.warnings:

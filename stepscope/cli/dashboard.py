@@ -1,4 +1,4 @@
-"""stepscope dashboard: open the web app over runs and their verdicts."""
+"""`stepscope dashboard`: open the web app over runs and their verdicts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def command(
     root: Path, host: str, port: int, open_browser: bool, insecure: bool, allowed_hosts: tuple[str, ...]
 ) -> None:
     """Open the web app over runs and their verdicts."""
-    from stepscope.dashboard.serve import serve
+    from stepscope.dashboard.app import serve
 
     def announce(url: str) -> None:
         click.echo(f"stepscope dashboard: {url} shows the runs in {root.resolve()}; stop it with Ctrl-C", err=True)

@@ -1,4 +1,4 @@
-"""`stepscope demo`: the main job end to end on this machine. Train, profile, analyse, print the verdict, check it."""
+"""`stepscope demo`: train, profile and analyse on this machine, print the verdict and check it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.core.causes import Cause
 from stepscope.core.errors import DataError
+from stepscope.core.vocabulary.causes import Cause
 
 if TYPE_CHECKING:
-    from stepscope.core.analysis import Analysis
+    from stepscope.core.documents.analysis import Analysis
     from stepscope.reference_workloads.job import Progress
 
 SIMULATED_LAYER_MS = 80.0
@@ -46,7 +46,7 @@ def command(out: str, open_dashboard: bool, port: int, as_json: bool) -> None:
     Without GPUs: 8 processes (TP2 x PP2 x DP2) whose layers sleep instead of computing, with too few
     micro-batches, so that the right verdict is known: a pipeline bubble. With GPUs: what fits.
     """
-    from stepscope.cli.analysis_report import print_analysis
+    from stepscope.cli.terminal.analysis import print_analysis
     from stepscope.reference_workloads import ParallelPlan, run_workload
     from stepscope.store.documents import encode_analysis
     from stepscope.workflow.analyze import analyze
@@ -116,7 +116,7 @@ def _check(analysis: Analysis, case: _Case, run: Path) -> None:
 def _open_dashboard(runs: Path, run_id: str, port: int) -> None:
     import webbrowser
 
-    from stepscope.dashboard.serve import serve
+    from stepscope.dashboard.app import serve
 
     def announce(url: str) -> None:
         page = f"{url.rstrip('/')}/runs/{run_id}"

@@ -1,4 +1,4 @@
-"""`stepscope doctor`: what stands in the way of measuring here?"""
+"""`stepscope doctor`: what stands in the way of measuring on this machine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from stepscope.core.agent_messages import SOCKET_VARIABLE
-from stepscope.core.doctor import Doctor, DoctorLine, DoctorState
+from stepscope.core.documents.machine_checks import Doctor, DoctorLine, DoctorState
 from stepscope.core.errors import UsageError
+from stepscope.core.protocol.messages import SOCKET_VARIABLE
 
 _COLOURS = {DoctorState.OK: "green", DoctorState.WARN: "yellow", DoctorState.FAIL: "red"}
 
@@ -30,8 +30,9 @@ def command(file: Path | None, as_json: bool) -> None:
 
     It needs no GPU, starts nothing and changes nothing. It ends with 0 whatever it finds.
     """
-    from stepscope.agent.config import Settings, load
-    from stepscope.workflow.doctor.run import examine
+    from stepscope.agent.config.configuration import load
+    from stepscope.agent.config.settings import Settings
+    from stepscope.workflow.doctor.examination import examine
 
     wrong = []
     try:

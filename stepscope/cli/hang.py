@@ -1,4 +1,4 @@
-"""`stepscope hang`: which ranks hold a job up, and is it their host or their GPU?"""
+"""`stepscope hang`: which ranks hold a job up, and whether it is their host or their GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from stepscope.core.hang import HangReport, WaitingGroup
+    from stepscope.core.documents.hang import HangReport, WaitingGroup
 
 
 @click.command("hang")
@@ -33,10 +33,10 @@ def command(paths: tuple[str, ...], as_json: bool) -> None:
 
 
 def _print(report: HangReport) -> None:
-    from stepscope.core.causes import Cause
-    from stepscope.core.counting import counted
     from stepscope.core.errors import printable
-    from stepscope.core.words import cause_phrase, ranks_words
+    from stepscope.core.text.numbers import counted, ranks_words
+    from stepscope.core.text.wording import cause_phrase
+    from stepscope.core.vocabulary.causes import Cause
 
     verdict = report.verdict
     kind = f", {verdict.kind}" if verdict.kind else ""
@@ -54,9 +54,8 @@ def _print(report: HangReport) -> None:
 
 
 def _where(group: WaitingGroup) -> str:
-    from stepscope.core.counting import form
-    from stepscope.core.hang import group_words
-    from stepscope.core.words import ranks_words
+    from stepscope.core.documents.hang import group_words
+    from stepscope.core.text.numbers import form, ranks_words
 
     if group.operation is None:
         return "no collective is open" + ("; the last was called from" if group.stack else "")

@@ -1,4 +1,4 @@
-"""How does a command of several verbs load only the one that is called, so that `--help` and the rest stay fast?"""
+"""Click group that loads only the command that is called, so that `--help` and the rest stay fast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import import_module
 import click
 
 from stepscope.core.errors import UsageError
-from stepscope.core.spelling import nearest
+from stepscope.core.text.names import nearest
 
 
 class LazyGroup(click.Group):

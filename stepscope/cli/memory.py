@@ -1,4 +1,4 @@
-"""`stepscope memory`: what held the GPU's memory, and why did it run out?"""
+"""`stepscope memory`: what held the GPU's memory, and why it ran out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stepscope.core.memory import MemoryReport
+    from stepscope.core.documents.memory import MemoryReport
 
 _MOST_ROWS = 12
 
@@ -40,10 +40,10 @@ def command(paths: tuple[str, ...], as_json: bool) -> None:
 
 
 def _print(name: str, report: MemoryReport) -> None:
-    from stepscope.cli.terminal import report_console
+    from stepscope.cli.terminal.console import report_console
+    from stepscope.core.documents.memory import own_call
     from stepscope.core.errors import printable
-    from stepscope.core.memory import own_call
-    from stepscope.core.words import size
+    from stepscope.core.text.numbers import size
 
     def say(line: str) -> None:
         console.print(line, soft_wrap=True)
@@ -74,9 +74,9 @@ def _holders(report: MemoryReport) -> Table:
     from rich import box
     from rich.table import Table
 
+    from stepscope.core.documents.memory import own_call
     from stepscope.core.errors import printable
-    from stepscope.core.memory import own_call
-    from stepscope.core.words import size
+    from stepscope.core.text.numbers import size
 
     table = Table("at the peak", box=box.SIMPLE_HEAD)
     for column in ("bytes", "share", "blocks"):

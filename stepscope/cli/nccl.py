@@ -1,4 +1,4 @@
-"""`stepscope nccl`: how do a job's GPUs reach each other, and what is wrong with it?"""
+"""`stepscope nccl`: how a job's GPUs reach each other, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from stepscope.core.nccl import NcclReport
+    from stepscope.core.documents.nccl import NcclReport
 
 _MOST_ROWS = 30
 
@@ -37,7 +37,7 @@ def command(paths: tuple[str, ...], as_json: bool) -> None:
 
 
 def _print(report: NcclReport) -> None:
-    from stepscope.cli.terminal import report_console
+    from stepscope.cli.terminal.console import report_console
     from stepscope.core.errors import printable
 
     console = report_console()

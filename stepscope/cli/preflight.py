@@ -1,4 +1,4 @@
-"""`stepscope preflight`: are this node's GPUs fit for a job?"""
+"""`stepscope preflight`: whether this node's GPUs are fit for a job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.core.preflight import Outcome
+from stepscope.core.documents.machine_checks import Outcome
 
 if TYPE_CHECKING:
     from stepscope.workflow.preflight.phases import Progress
@@ -68,11 +68,12 @@ def command(
     Memory, matrix products and their results, PCIe, NVLink, an all-reduce, and what the driver tells of errors. It ends
     with 1 when a GPU failed, with 3 when there is none to measure, with 4 when the driver does not answer.
     """
-    from stepscope.cli.preflight_report import report_lines
+    from stepscope.cli.terminal.preflight import report_lines
+    from stepscope.core.documents.machine_checks import CheckGroup
     from stepscope.core.errors import DataError, UsageError
-    from stepscope.core.preflight import CheckGroup
     from stepscope.store.files import check_writable, write_whole
     from stepscope.workflow.junit import checks_as_junit
+    from stepscope.workflow.preflight.phases import run_preflight
     from stepscope.workflow.preflight.request import (
         PreflightRequest,
         driver_seconds_of,
@@ -80,7 +81,6 @@ def command(
         groups_of,
         slurm_gpus_of,
     )
-    from stepscope.workflow.preflight.run import run_preflight
 
     if slurm_gpus is not None and (gpus is not None or device != "cuda"):
         other = "--gpus" if gpus is not None else f"--device {device}"

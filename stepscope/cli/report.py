@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.fan_out_options import fan_out_options
+from stepscope.cli.options import fan_out_options
 
 if TYPE_CHECKING:
-    from stepscope.workflow.fan_out import FanOut
+    from stepscope.workflow.fan_out.engine import FanOut
 
 
 @click.command("report")
@@ -30,8 +30,8 @@ def command(paths: tuple[str, ...], output: Path, fan_out: FanOut) -> None:
     RUN is a run directory, a folder of traces, trace files, a saved analysis.json, or any fsspec URL. What is analysed
     already is not analysed again.
     """
-    from stepscope.cli.progress import file_progress
-    from stepscope.workflow.report import report
+    from stepscope.cli.terminal.progress import file_progress
+    from stepscope.workflow.panels.report import report
 
     with file_progress("reading") as on_progress:
         written = report(paths, output, fan_out=fan_out, on_progress=on_progress)

@@ -1,4 +1,4 @@
-"""stepscope run: start a training command as it is, and let each of its processes measure its steps."""
+"""`stepscope run`: start a training command unchanged, and let each of its processes measure its steps."""
 
 from __future__ import annotations
 
@@ -56,9 +56,8 @@ def command(
     takes the place of this process: signals and exit code are its own. STEPSCOPE_DISABLE=1 turns measuring off.
     """
     from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, Schedule
-    from stepscope.training.run.run_naming import check_run_name
-    from stepscope.zero_code.launch import become, environment_for
-    from stepscope.zero_code.order import Order
+    from stepscope.training.run.run_name import check_run_name
+    from stepscope.zero_code.launch import RunOptions, become, environment_for
 
     if run is not None:
         try:
@@ -68,7 +67,7 @@ def command(
     if first is None:
         first = every or DEFAULT_SCHEDULE.first
     schedule = Schedule(first=first, warmup=min(warmup, first), active=active, period=every)
-    order = Order(str(out.absolute()), run, _ranks(ranks), schedule, with_stack)
+    order = RunOptions(str(out.absolute()), run, _ranks(ranks), schedule, with_stack)
     become(ctx.meta[_COMMAND], environment_for(order, os.environ))
 
 

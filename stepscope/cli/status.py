@@ -1,4 +1,4 @@
-"""`stepscope status`: is anything wrong with the GPUs of these machines?"""
+"""`stepscope status`: what is wrong with the GPUs of these machines."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.agents import asks_agents
-from stepscope.core.counting import counted
+from stepscope.cli.options import asks_agents
 from stepscope.core.errors import printable
-from stepscope.core.health import Severity
+from stepscope.core.hardware.health import Severity
+from stepscope.core.text.numbers import counted
 
 if TYPE_CHECKING:
-    from stepscope.core.node_status import StatusFinding, StatusReport
-    from stepscope.workflow.agent_client import AgentClient
+    from stepscope.core.documents.node import StatusFinding, StatusReport
+    from stepscope.workflow.nodes.agent_client import AgentClient
 
 _FOUND = 1
 
@@ -30,8 +30,8 @@ def command(context: click.Context, clients: list[AgentClient], as_json: bool) -
     Ends with 0 when nothing is but for notes (info), with 1 when anything is or an agent does not
     answer, with 4 when none does.
     """
-    from stepscope.workflow.node_status import status_of
-    from stepscope.workflow.nodes import answers_of, check_answers
+    from stepscope.workflow.nodes.answers import answers_of, check_answers
+    from stepscope.workflow.nodes.status import status_of
 
     answers = answers_of(clients)
     report = status_of(answers)

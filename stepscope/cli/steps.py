@@ -1,4 +1,4 @@
-"""`stepscope steps`: how long was every step, captured or not?"""
+"""`stepscope steps`: the length of every step, profiled or not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from stepscope.core.steps import StepReport, StepRow
+    from stepscope.core.documents.steps import StepReport, StepRow
 
 _SHOWN = ("loss", "grad_norm")
 """Figures that have a column of their own where they were told."""
@@ -39,7 +39,7 @@ def _print(report: StepReport, last: int) -> None:
     from rich import box
     from rich.table import Table
 
-    from stepscope.cli.terminal import report_console
+    from stepscope.cli.terminal.console import report_console
 
     console = report_console()
     console.print(_headline(report))
@@ -63,7 +63,7 @@ def _print(report: StepReport, last: int) -> None:
 
 
 def _headline(report: StepReport) -> str:
-    from stepscope.core.counting import counted
+    from stepscope.core.text.numbers import counted
 
     parts = [f"{counted(report.num_steps, 'step')} of {counted(len(report.ranks), 'rank')}"]
     times = report.step_ms

@@ -1,4 +1,4 @@
-"""`stepscope top`: what do the GPUs of one or many machines do now?"""
+"""`stepscope top`: what the GPUs of one or many machines do now."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.agents import asks_agents
+from stepscope.cli.options import asks_agents
 
 if TYPE_CHECKING:
-    from stepscope.core.analysis import Notice
-    from stepscope.workflow.agent_client import AgentClient
-    from stepscope.workflow.nodes import NodeAnswer, NodeWatch
+    from stepscope.core.documents.evidence import Notice
+    from stepscope.workflow.nodes.agent_client import AgentClient
+    from stepscope.workflow.nodes.answers import NodeAnswer, NodeWatch
 
 _SCHEMA = "stepscope.top/1"
 _REDRAW_SECONDS = 0.5
@@ -35,8 +35,7 @@ def command(clients: list[AgentClient], once: bool, interval: float, job: str, s
 
     What is not known is a dash; an agent that does not answer has a line with the reason, and what it said last is dim.
     """
-    from stepscope.workflow.node_choice import chosen, unknown_job
-    from stepscope.workflow.nodes import NodeWatch, answers_of, check_answers
+    from stepscope.workflow.nodes.answers import NodeWatch, answers_of, check_answers, chosen, unknown_job
 
     if not once and not as_json:
         with NodeWatch(clients) as watch:
@@ -49,7 +48,7 @@ def command(clients: list[AgentClient], once: bool, interval: float, job: str, s
 
 def _print(answers: Sequence[NodeAnswer], notices: Sequence[Notice], *, as_json: bool) -> None:
     if as_json:
-        from stepscope.workflow.nodes import silent_agents
+        from stepscope.workflow.nodes.answers import silent_agents
 
         nodes = [
             {"agent": one.agent, "error": one.error, "node": asdict(one.node) if one.node else None} for one in answers
@@ -57,8 +56,8 @@ def _print(answers: Sequence[NodeAnswer], notices: Sequence[Notice], *, as_json:
         warnings = [asdict(warning) for warning in (*silent_agents(answers), *notices)]
         click.echo(json.dumps({"schema": _SCHEMA, "nodes": nodes, "warnings": warnings}))
     else:
-        from stepscope.cli.node_table import node_table
-        from stepscope.cli.terminal import report_console
+        from stepscope.cli.terminal.console import report_console
+        from stepscope.cli.terminal.node_table import node_table
 
         report_console().print(node_table(answers, time.monotonic()))
         for notice in notices:
@@ -68,8 +67,8 @@ def _print(answers: Sequence[NodeAnswer], notices: Sequence[Notice], *, as_json:
 def _live(watch: NodeWatch, interval: float, answers: Callable[[], Sequence[NodeAnswer]]) -> None:
     from rich.live import Live
 
-    from stepscope.cli.node_table import node_table
-    from stepscope.cli.terminal import report_console
+    from stepscope.cli.terminal.console import report_console
+    from stepscope.cli.terminal.node_table import node_table
 
     next_question = 0.0
     with Live(console=report_console(), screen=True, auto_refresh=False) as live:

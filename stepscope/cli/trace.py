@@ -1,4 +1,4 @@
-"""`stepscope trace`: what is in these trace files?"""
+"""`stepscope trace`: what is in trace files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.core.counting import counted, form
-from stepscope.core.words import number_runs
+from stepscope.core.text.numbers import counted, form, number_runs
 
 if TYPE_CHECKING:
     from stepscope.workflow.trace_info import GroupInfo, Problems, TraceFileInfo, TraceInfo
@@ -29,7 +28,7 @@ def info(files: tuple[str, ...], as_json: bool) -> None:
 
     FILE is a trace file, a folder of traces, a run directory, or any fsspec URL (s3://...).
     """
-    from stepscope.cli.progress import file_progress
+    from stepscope.cli.terminal.progress import file_progress
     from stepscope.workflow.trace_info import read_trace_info
 
     with file_progress("reading") as on_progress:

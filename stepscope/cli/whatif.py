@@ -1,4 +1,4 @@
-"""`stepscope whatif`: what would the step take with one cause removed?"""
+"""`stepscope whatif`: the step time with one cause removed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.fan_out_options import fan_out_options
-from stepscope.core.words import cause_phrase
+from stepscope.cli.options import fan_out_options
+from stepscope.core.text.wording import cause_phrase
 
 if TYPE_CHECKING:
-    from stepscope.core.what_if import Fix, WhatIfReport
-    from stepscope.workflow.fan_out import FanOut
+    from stepscope.core.documents.what_if import Fix, WhatIfReport
+    from stepscope.workflow.fan_out.engine import FanOut
 
 
 @click.command("whatif")
@@ -28,10 +28,10 @@ def command(
     PATH is a run directory, a folder of traces, trace files, any fsspec URL (s3://...), or an operation table
     (trace-*.parquet, as ByteDance's StragglerAnalysis reads them).
     """
-    from stepscope.cli.progress import file_progress
-    from stepscope.core.causes import Cause
+    from stepscope.cli.terminal.progress import file_progress
+    from stepscope.core.vocabulary.causes import Cause
     from stepscope.store.documents import encode_what_if
-    from stepscope.workflow.whatif import FIXABLE, what_if
+    from stepscope.workflow.what_if import FIXABLE, what_if
 
     unknown = [cause for cause in causes if cause not in FIXABLE]
     if unknown:
@@ -56,7 +56,7 @@ def _print(report: WhatIfReport) -> None:
     from rich import box
     from rich.table import Table
 
-    from stepscope.cli.terminal import report_console
+    from stepscope.cli.terminal.console import report_console
 
     console = report_console()
     console.print(

@@ -1,1 +1,1 @@
-"""One source of measurements each; the node agent brings them."""
+"""Collectors: one data source each (GPUs, host, jobs, NCCL, PyTorch's dumps), turned into typed records."""

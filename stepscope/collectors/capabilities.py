@@ -1,12 +1,12 @@
-"""What is collected of each GPU, what is not, and why?"""
+"""Capabilities report: which metrics are collected for each GPU, which are missing, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stepscope.core.jobs import device_of
-from stepscope.core.readings import Collection, Labels, Missing, MissingReason
+from stepscope.core.hardware.devices import device_of
+from stepscope.core.metrics.readings import Collection, Labels, Missing, MissingReason
 
 
 @dataclass(frozen=True, slots=True)

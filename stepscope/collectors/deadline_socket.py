@@ -1,6 +1,6 @@
-"""How does an exchange over HTTP end in time, whatever the other side does?
+"""Socket with one deadline for a whole HTTP exchange.
 
-A socket's timeout holds for each of its calls: who sends a byte now and then gets as long as they like.
+A socket's timeout holds for each call: a server that sends one byte now and then is never timed out.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Which errors of GPUs and NVSwitches did the kernel log? It has those that NVML and DCGM do not tell.
+"""GPU and NVSwitch errors (XID, SXid) from the kernel log, /dev/kmsg.
 
     NVRM: Xid (PCI:0000:61:00): 45, pid=1496200, name=python3, Ch 00000008
     NVRM: The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:2330) ... fallen off the bus and is not responding to commands.
     nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20001, Non-fatal, Link 36 TLC RX ...
 
-DCGM missed XID 62, 79, 119 and 120 (NVIDIA/DCGM#162, #235); a GPU can fall off the bus without any (NVIDIA/
-NVSentinel#155), which is told as the XID 79 that it stands for.
+The kernel log has errors that NVML and DCGM do not report: DCGM missed XID 62, 79, 119 and 120 (NVIDIA/DCGM#162, #235).
+A GPU can fall off the bus without an XID (NVIDIA/NVSentinel#155); that is reported as the XID 79 it stands for.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stepscope.core.gpu_metrics import GPU
-from stepscope.core.readings import Collection, Finding, Missing, MissingReason, labels_of
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, labels_of
 
 KERNEL_LOG = Path("/dev/kmsg")
 
 _ADDRESS = r"(?:PCI:)?([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.[0-9a-fA-F])?"
 _XID = re.compile(rf"NVRM: Xid \({_ADDRESS}\): (\d+)(?:, (.*))?")
 _SXID = re.compile(rf"nvidia-nvswitch\d*: SXid \({_ADDRESS}\): (\d+)(?:, (.*))?")
-_NAMED = re.compile(rf"NVRM: (?:The NVIDIA GPU|GPU(?: at)?) {_ADDRESS}")
+_NAMED_GPU = re.compile(rf"NVRM: (?:The NVIDIA GPU|GPU(?: at)?) {_ADDRESS}")
 _PID = re.compile(r"\bpid='?(\d+)")
 _OFF_THE_BUS = "fallen off the bus"
 _OFF_THE_BUS_XID = 79
 _SAME_LOSS_NS = 60 * 10**9
 """The text and the XID 79 of one loss come within a second."""
-_MOST = 1000
+_MOST_RECORDS = 1000
 """Records read at once; the rest is read next time. The kernel keeps some thousands."""
-_LONGEST = 8192
+_LONGEST_RECORD_BYTES = 8192
 """Bytes of a record (CONSOLE_EXT_LOG_MAX)."""
 
 
@@ -64,9 +64,9 @@ class KernelLog:
             os.lseek(self._file, 0, os.SEEK_END)
         except PermissionError:
             detail = f"{path} may be read by root or with CAP_SYSLOG only"
-            self._missing = _not_read(MissingReason.NO_PERMISSION, detail)
+            self._missing = _missing(MissingReason.NO_PERMISSION, detail)
         except OSError as error:
-            self._missing = _not_read(MissingReason.NOT_SUPPORTED, f"{path}: {error.strerror}")
+            self._missing = _missing(MissingReason.NOT_SUPPORTED, f"{path}: {error.strerror}")
 
     def __enter__(self) -> KernelLog:
         return self
@@ -94,9 +94,9 @@ class KernelLog:
         return Collection(findings=tuple(findings))
 
     def _records(self, findings: list[Finding]) -> Iterator[str]:
-        for _ in range(_MOST):
+        for _ in range(_MOST_RECORDS):
             try:
-                record = os.read(self._file, _LONGEST)
+                record = os.read(self._file, _LONGEST_RECORD_BYTES)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -104,7 +104,7 @@ class KernelLog:
                     message = "the kernel logged more than could be read; errors may be missing"
                     findings.append(Finding("kernel_log_overrun", message, (), self._wall_clock_ns()))
                     continue
-                self._missing = _not_read(MissingReason.FAILED, f"the kernel log cannot be read: {error.strerror}")
+                self._missing = _missing(MissingReason.FAILED, f"the kernel log cannot be read: {error.strerror}")
                 return
             if not record:
                 return
@@ -116,12 +116,12 @@ class KernelLog:
         logged = fields[2] if len(fields) > 2 else ""
         time_ns = offset_ns + int(logged) * 1000 if logged.isdecimal() else self._wall_clock_ns()
         text = text.partition("\n ")[0].replace("\n", " ").strip()  # what follows are the device's properties
-        xid, sxid, named = _XID.search(text), _SXID.search(text), _NAMED.search(text)
+        xid, sxid, named = _XID.search(text), _SXID.search(text), _NAMED_GPU.search(text)
         if xid is not None:
             yield from self._xid(_bus_id(xid), int(xid[4]), xid[5] or "", time_ns)
         elif sxid is not None:
             labels = labels_of(pci_bus_id=_bus_id(sxid), sxid=int(sxid[4]))
-            yield Finding("sxid", _line(f"SXid {sxid[4]}", sxid[5]), labels, time_ns)
+            yield Finding("sxid", _message(f"SXid {sxid[4]}", sxid[5]), labels, time_ns)
         if named is not None:
             self._named = _bus_id(named)
         if _OFF_THE_BUS in text and xid is None and self._named is not None:  # the GPU is named here or just before
@@ -135,7 +135,7 @@ class KernelLog:
                 return
         pid = _PID.search(words)
         labels = labels_of(pci_bus_id=bus_id, xid=number, **({"pid": pid[1]} if pid else {}))
-        yield Finding("xid", _line(f"XID {number}", words), labels, time_ns)
+        yield Finding("xid", _message(f"XID {number}", words), labels, time_ns)
 
 
 def _bus_id(match: re.Match[str]) -> str:
@@ -143,9 +143,9 @@ def _bus_id(match: re.Match[str]) -> str:
     return f"{int(match[1], 16):08X}:{match[2].upper()}:{match[3].upper()}.0"
 
 
-def _line(name: str, words: str | None) -> str:
+def _message(name: str, words: str | None) -> str:
     return f"{name}: {words}" if words else name
 
 
-def _not_read(reason: MissingReason, detail: str) -> Missing:
+def _missing(reason: MissingReason, detail: str) -> Missing:
     return Missing(GPU + "xid_errors_total", (), reason, detail)

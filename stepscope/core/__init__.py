@@ -1,1 +1,1 @@
-"""The shared words of stepscope: what crosses a border between rooms. Standard library only."""
+"""Types and words that all parts of stepscope share; standard library only."""

@@ -1,4 +1,4 @@
-"""Which errors does stepscope expect, and with which exit code does each end a command?
+"""Errors that stepscope expects, and the exit code of each.
 
     StepscopeError            1   (never raised itself)
     +-- UsageError            2   the command line or an argument is wrong

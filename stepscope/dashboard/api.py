@@ -1,23 +1,33 @@
-"""What do programs get from the dashboard? The REST API under /api/v1, health and the server's own metrics."""
+"""The REST API under /api/v1, health probes and the server's own metrics.
+
+Time lines of the latest few runs are kept as arrays. Unexpected errors go into the log under an id that the reader is
+shown.
+"""
 
 from __future__ import annotations
 
+import logging
+import secrets
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepscope import __version__
-from stepscope.core.counting import counted
+from stepscope.core.documents.run_directory import TIMELINE_FILE
 from stepscope.core.errors import DataError, StepscopeError, UsageError
-from stepscope.core.timeline import HEADING_ORDER
-from stepscope.dashboard.failures import report
-from stepscope.dashboard.tracks import TrackCache
-from stepscope.store.documents import encode_document
-from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, RunSummary, UnknownRunError, encode_analysis
-from stepscope.workflow.timeline_tiles import SHARE_UNIT, Tile, make_tile
+from stepscope.core.text.numbers import counted
+from stepscope.core.vocabulary.categories import CATEGORY_ORDER
+from stepscope.store.documents import encode_analysis, encode_document
+from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, RunSummary, UnknownRunError
+from stepscope.workflow.panels.timeline_tiles import SHARE_UNIT, Tile, Track, make_tile, make_track
 
 RUNS_SCHEMA = "stepscope.runs/1"
 TILE_SCHEMA = "stepscope.timeline_tile/1"
@@ -72,11 +82,11 @@ def make_api(store: RunStore) -> APIRouter:
 
     @router.get("/api/v1/runs", summary="The runs in the directory, with their verdicts")
     def runs() -> Response:
-        return _answer(lambda: encode_document(_RunsDocument(RUNS_SCHEMA, str(store.root), store.list_runs(), [])))
+        return _response(lambda: encode_document(_RunsDocument(RUNS_SCHEMA, str(store.root), store.list_runs(), [])))
 
     @router.get("/api/v1/runs/{run_id}", summary="One run's analysis: the document of `stepscope analyze --json`")
     def run(run_id: str) -> Response:
-        return _answer(lambda: encode_analysis(store.load_analysis(run_id)))
+        return _response(lambda: encode_analysis(store.load_analysis(run_id)))
 
     @router.get("/api/v1/runs/{run_id}/timeline", summary="The ranks' time lines at one zoom")
     def timeline(
@@ -89,7 +99,7 @@ def make_api(store: RunStore) -> APIRouter:
         ] = None,
         width: Annotated[int, Query(ge=1, le=MAX_COLUMNS, description="columns, one a pixel")] = 1000,
     ) -> Response:
-        return _answer(lambda: encode_document(_tile_document(tracks, run_id, rank, start_ns, end_ns, width)))
+        return _response(lambda: encode_document(_tile_document(tracks, run_id, rank, start_ns, end_ns, width)))
 
     @router.get("/api/{rest:path}", include_in_schema=False)
     def unknown(rest: str) -> Response:
@@ -142,7 +152,7 @@ def _tile_document(
         end_ns=end,
         width=width,
         share_unit=SHARE_UNIT,
-        headings=[heading.value for heading in HEADING_ORDER],
+        headings=[heading.value for heading in CATEGORY_ORDER],
         ranks=[make_tile(window.tracks[rank], **place) for rank in wanted],
         warnings=[],
     )
@@ -171,7 +181,7 @@ def _metrics_text(store: RunStore) -> str:
     return "\n".join([*lines, ""])
 
 
-def _answer(make: Callable[[], bytes]) -> Response:
+def _response(make: Callable[[], bytes]) -> Response:
     """The document as JSON, or the expected error: 404 what is not there, 400 a wrong question, 422 a damaged file.
 
     What nobody expected is logged under an id and answered 500 with that id.
@@ -185,7 +195,9 @@ def _answer(make: Callable[[], bytes]) -> Response:
     except DataError as error:
         return refusal(422, error)
     except Exception as error:  # the edge of the API: a client gets JSON with an id, whatever happened
-        what_next = f"look for {report(error, doing='answering the API')} in the log of the dashboard, then ask again"
+        what_next = (
+            f"look for {log_failure(error, doing='answering the API')} in the log of the dashboard, then ask again"
+        )
         return refusal(500, StepscopeError("something unexpected happened", what_next=what_next))
     return Response(content, media_type="application/json", headers={"Cache-Control": "no-cache"})
 
@@ -194,3 +206,99 @@ def refusal(status: int, error: StepscopeError) -> Response:
     """The one shape in which a request is refused."""
     content = encode_document({"error": {"message": str(error), "what_next": error.what_next}})
     return Response(content, status_code=status, media_type="application/json")
+
+
+class HeadMiddleware:
+    """Answers HEAD with the head of GET's answer: FastAPI's routes take GET alone, load balancers ask with HEAD."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI scope."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_without_body)
+
+
+def refuse_in_one_shape(server: FastAPI) -> None:
+    """Let the framework's own refusals (wrong query, wrong method) read as the API's do."""
+    server.add_exception_handler(RequestValidationError, _wrong_question)
+    server.add_exception_handler(HTTPException, _wrong_method)
+
+
+def _wrong_question(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    problems = [f"{entry['loc'][-1]}: {entry['msg'].lower()}" for entry in error.errors()]
+    return refusal(422, UsageError("; ".join(problems), where=request.url.path, what_next="see /api/v1/openapi.json"))
+
+
+def _wrong_method(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what_next = "see /api/v1/openapi.json"
+    answer = refusal(error.status_code, UsageError(str(error.detail), where=request.url.path, what_next=what_next))
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+MAX_RUNS_KEPT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RunTracks:
+    """One run's time lines; the window begins with the first rank and ends with the last."""
+
+    origin_ns: int
+    length_ns: int
+    tracks: dict[int, Track]
+
+
+class TrackCache:
+    """Keeps the windows of the runs last asked for; safe to use from several threads."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, tuple[tuple[int, int], RunTracks]] = OrderedDict()
+
+    def load(self, run_id: str) -> RunTracks:
+        """The run's window.
+
+        Raises:
+            UnknownRunError: there is no such run.
+            DataError: it is not analysed, its timeline.json is damaged, or it holds no time.
+        """
+        path = self._store.path_of(run_id) / TIMELINE_FILE
+        with self._lock:  # one reader at a time: a page asks for several tiles at once, the file is read once
+            state = (path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else (0, 0)
+            kept = self._kept.get(run_id)
+            if kept is None or kept[0] != state:
+                kept = (state, self._read(run_id))
+                self._kept[run_id] = kept
+                while len(self._kept) > MAX_RUNS_KEPT:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(run_id)
+            return kept[1]
+
+    def _read(self, run_id: str) -> RunTracks:
+        tracks = {line.rank: make_track(line) for line in self._store.load_timeline(run_id) if line.start_ns}
+        if not tracks:
+            raise DataError("its time line holds no time", where=run_id, what_next="analyse the run again")
+        origin = min(int(track.edges_ns[0]) for track in tracks.values())
+        end = max(int(track.edges_ns[-1]) for track in tracks.values())
+        return RunTracks(origin, max(end - origin, 1), tracks)
+
+
+_LOG = logging.getLogger(__name__)
+
+
+def log_failure(error: Exception, *, doing: str) -> str:
+    """Log `error` with its traceback; the id it stands under."""
+    error_id = secrets.token_hex(4)
+    _LOG.error("error %s while %s", error_id, doing, exc_info=error)
+    return error_id

@@ -1,28 +1,99 @@
-"""How is the web app put together? One ASGI app: Dash's pages, the REST API, probes and security headers."""
+"""The web app: Dash's pages by path, the REST API, probes and security headers as one ASGI app, and its server."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
+import anyio.to_thread
 import dash
+import uvicorn
 from dash import ClientsideFunction, Input, Output
 from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepscope import __version__
-from stepscope.core.palette import DARK, LIGHT, mark_rules, variables
-from stepscope.dashboard.api import make_api
-from stepscope.dashboard.failures import report
+from stepscope.core.errors import DataError, UsageError
+from stepscope.core.vocabulary.palette import DARK, LIGHT, mark_rules, variables
+from stepscope.dashboard.api import HeadMiddleware, log_failure, make_api, refuse_in_one_shape
+from stepscope.dashboard.pages import run, runs
+from stepscope.dashboard.pages.placeholders import failed, not_found
 from stepscope.dashboard.pages.shell import make_shell
-from stepscope.dashboard.pages.states import failed
-from stepscope.dashboard.requests import HeadMiddleware, refuse_in_one_shape
-from stepscope.dashboard.routes import Page, PageMiddleware, render
-from stepscope.dashboard.security import SecurityMiddleware, content_security_policy
-from stepscope.store.runs import RunStore
+from stepscope.dashboard.security import LOOPBACK_NAMES, SecurityMiddleware, content_security_policy, is_loopback
+from stepscope.store.runs import RunStore, UnknownRunError
+
+
+def serve(
+    root: Path,
+    *,
+    host: str,
+    port: int,
+    insecure: bool = False,
+    allowed_hosts: Sequence[str] = (),
+    when_listening: Callable[[str], None],
+) -> None:
+    """Serve the runs under `root` until SIGINT or SIGTERM.
+
+    Args:
+        root: directory of runs.
+        host: address to bind.
+        port: port; 0 takes a free one.
+        insecure: allow an address that other machines can reach, though nobody is asked who they are.
+        allowed_hosts: further host names that requests may bear; on a loopback address only its own names else.
+        when_listening: called with the URL once the socket listens.
+
+    Raises:
+        UsageError: the address is not loopback and `insecure` is not set, or it cannot be bound.
+        DataError: root is no directory.
+    """
+    check_address(host, insecure=insecure)
+    if not root.is_dir():
+        raise DataError("is no directory", where=str(root), what_next="name a directory of runs with --runs")
+    names = [*LOOPBACK_NAMES, host.lower(), *(name.lower() for name in allowed_hosts)] if is_loopback(host) else None
+    app = create_app(RunStore(root), allowed_hosts=names)
+    with _bind(host, port) as listener:
+        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
+        server = uvicorn.Server(config)
+        when_listening(_url(host, listener.getsockname()[1]))
+        server.run(sockets=[listener])
+
+
+def check_address(host: str, *, insecure: bool) -> None:
+    """Refuse an address that others can reach, as there is no login.
+
+    Raises:
+        UsageError: the address is not loopback and `insecure` is not set.
+    """
+    if not insecure and not is_loopback(host):
+        raise UsageError(
+            f"binding {host} lets everyone who reaches this machine read all runs, and there is no login",
+            where="--host",
+            what_next="use an SSH tunnel to 127.0.0.1 or a proxy with a login, or pass --insecure",
+        )
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=128)
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"cannot listen on {host} port {port} ({error})",
+            what_next="choose another port with --port, or 0 for a free one",
+        ) from error
+
+
+def _url(host: str, port: int) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
+
 
 _ASSETS = Path(__file__).parent / "assets"
 
@@ -80,7 +151,9 @@ def _make_dash(server: FastAPI, store: RunStore) -> dash.Dash:
         try:
             page: Page = await render(store, path or "/")
         except Exception as error:  # the edge of the pages: one that fails says so, or it stays a skeleton for ever
-            page = Page(failed(report(error, doing=f"making the page {path}"), path or "/"), [], "Error – stepscope")
+            page = Page(
+                failed(log_failure(error, doing=f"making the page {path}"), path or "/"), [], "Error – stepscope"
+            )
         return page.body, page.breadcrumb, page.title
 
     app.callback(
@@ -124,3 +197,76 @@ def _heading_colours() -> str:
 
 def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+_NOT_PAGES = ("/_dash-", "/_favicon.ico", "/assets/", "/api/", "/healthz", "/readyz", "/metrics")
+"""Paths that begin so are answered by Dash itself or by the API."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What the shell shows for a path: Dash components and the browser's title."""
+
+    body: Any
+    breadcrumb: Any
+    title: str
+
+
+async def render(store: RunStore, path: str) -> Page:
+    """The page at `path`, made on a worker thread: Dash calls its callbacks on the server's event loop."""
+    return await anyio.to_thread.run_sync(_render, store, path)
+
+
+def run_of(path: str) -> str | None:
+    """The run that `path`, percent-encoded as in the URL, shows: its id, '' for the list of runs, None for no page."""
+    parts = path.strip("/").split("/")
+    if parts == [""]:
+        return ""
+    return unquote(parts[1]) if len(parts) == 2 and parts[0] == "runs" and parts[1] else None
+
+
+class PageMiddleware:
+    """Lets Dash's one HTML document answer every page, with an honest status: Dash's catch-all says 200 to any path."""
+
+    def __init__(self, app: ASGIApp, *, store: RunStore) -> None:
+        self._app = app
+        self._store = store
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI scope."""
+        if scope["type"] != "http" or scope["path"].startswith(_NOT_PAGES):
+            await self._app(scope, receive, send)
+            return
+        status = await anyio.to_thread.run_sync(_status, self._store, _encoded_path(scope))
+
+        async def send_with_status(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                message["status"] = status
+            await send(message)
+
+        await self._app({**scope, "path": "/", "raw_path": b"/"}, receive, send_with_status)
+
+
+def _encoded_path(scope: Scope) -> str:
+    """The path as the browser sent it; `scope["path"]` is decoded already and cannot be decoded once more."""
+    raw: bytes | None = scope.get("raw_path")  # optional in ASGI
+    return raw.decode("latin-1") if raw is not None else quote(scope["path"])
+
+
+def _status(store: RunStore, path: str) -> int:
+    run_id = run_of(path)
+    if run_id:
+        try:
+            store.path_of(run_id)
+        except UnknownRunError:
+            return 404
+    return 404 if run_id is None else 200
+
+
+def _render(store: RunStore, path: str) -> Page:
+    run_id = run_of(path)
+    if run_id is None:
+        return Page(not_found(f"There is no page at {unquote(path)}."), [], "Not found – stepscope")
+    if not run_id:
+        return Page(runs.make_page(store), [], "Runs – stepscope")
+    return Page(run.make_page(store, run_id), run_id, f"{run_id} – stepscope")

@@ -1,4 +1,4 @@
-"""What may a browser do with our pages, and under which names may it ask for them?"""
+"""Security headers of pages, and the host names under which a browser may ask for them."""
 
 from __future__ import annotations
 

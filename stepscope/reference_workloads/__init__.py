@@ -1,4 +1,8 @@
-"""Real 3D-parallel training with known bottlenecks: the ground truth."""
+"""Reference workloads: real 3D-parallel training with known bottlenecks, the ground truth of the analysis.
+
+A job is a `ParallelPlan` of a `Preset` under a `Recipe`; `run_workload` trains it. `injections` build a fault in,
+`estimate` plans a job without running it, `bench` measures throughput, `suite` scores the analysis on labelled runs.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,20 @@
-"""How are weights, running statistics and optimizer state written and read again, by any layout?
+"""Checkpoints: weights, running statistics and optimizer state, written and read by any layout.
 
 torch's own `get_state_dict` wants one model per optimizer and knows neither ZeroRedundancyOptimizer nor the bare shards
 that DDP trains under tensor parallelism. Here each tensor goes under its parameter's name in the uncut model, a cut one
 as a DTensor, so that another layout can read what this one wrote.
+
+torch reads a checkpoint's index with a plain unpickler, which obeys whatever a file says, and takes entries that are no
+tensors through another one. So `read_index` reads it before, with one that finds nothing but what torch writes for
+tensors. A file that changes afterwards is not checked again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import pickle
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +26,14 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.tensor import DTensor
 
-from stepscope.core.errors import DataError
-from stepscope.core.run_layout import CHECKPOINT_INDEX
-from stepscope.reference_workloads.gradient_norm import layout_of
-from stepscope.reference_workloads.gradients import named_parameters, uncut_name
-from stepscope.reference_workloads.loss_scale import LossScale
+from stepscope.core.documents.run_directory import CHECKPOINT_INDEX
+from stepscope.core.errors import DataError, from_os_error
+from stepscope.reference_workloads.models.mixed_precision import LossScale
+from stepscope.reference_workloads.models.resnet import ResNet
+from stepscope.reference_workloads.models.transformer import Stage
+from stepscope.reference_workloads.parallelism.full_gradients import named_parameters, uncut_name
+from stepscope.reference_workloads.parallelism.gradients import layout_of
+from stepscope.reference_workloads.presets import Preset
 
 MODEL_PREFIX = "model."
 """Before the names of the model's own tensors."""
@@ -188,3 +197,157 @@ def _as_cut(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
         tensor, layout.mesh, layout.placements, run_check=False, shape=layout.shape, stride=layout.stride
     )
     return whole
+
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_FOUND = {
+    *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties")),
+    *((_METADATA, name) for name in ("TensorStorageMetadata", "ChunkStorageMetadata", "_MEM_FORMAT_ENCODING")),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    *(("pathlib", name) for name in ("PosixPath", "WindowsPath")),
+    *(("pathlib._local", name) for name in ("PosixPath", "WindowsPath")),
+    ("collections", "OrderedDict"),
+}
+"""Module and name of all that an index of tensors asks for, besides torch's element types."""
+
+_BROKEN = (
+    EOFError,
+    pickle.UnpicklingError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)
+"""What unpickling raises for bytes that are no index."""
+
+WHAT_NEXT = "give another one of the run's checkpoints/step{n} folders"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointIndex:
+    """What a checkpoint holds.
+
+    Attributes:
+        shapes: of each tensor, by name.
+        least_bytes: that each file of the folder must have for its tensors to be whole, by name.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    least_bytes: dict[str, int]
+
+
+def read_index(folder: Path) -> CheckpointIndex:
+    """Read a checkpoint's index.
+
+    Raises:
+        DataError: it cannot be read, is damaged, or would do more than list tensors.
+    """
+    where = str(folder)
+    try:
+        with (folder / CHECKPOINT_INDEX).open("rb") as file:
+            metadata = _IndexUnpickler(file, where).load()
+        least_bytes: dict[str, int] = {}
+        for part in metadata.storage_data.values():
+            name, end = str(part.relative_path), part.offset + part.length
+            least_bytes[name] = max(end, least_bytes.get(name, 0))
+        shapes = {str(name): tuple(tensor.size) for name, tensor in metadata.state_dict_metadata.items()}
+        return CheckpointIndex(shapes, least_bytes)
+    except OSError as error:
+        raise from_os_error(error, f"has a {CHECKPOINT_INDEX} that cannot be read", where=where) from error
+    except _BROKEN as error:
+        raise DataError(
+            f"has a damaged {CHECKPOINT_INDEX} ({type(error).__name__})", where=where, what_next=WHAT_NEXT
+        ) from error
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    def __init__(self, file: Any, where: str) -> None:
+        super().__init__(file)
+        self._where = where
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        """What an index of tensors is made of, and nothing else."""
+        if (module_name, global_name) in _FOUND:
+            return super().find_class(module_name, global_name)
+        element_type = getattr(torch, global_name, None) if module_name == "torch" else None
+        if isinstance(element_type, torch.dtype):
+            return element_type
+        raise DataError(
+            f"has a {CHECKPOINT_INDEX} that asks for {module_name}.{global_name}, which no tensor needs; nothing of it"
+            " was run",
+            where=self._where,
+            what_next="give a checkpoint that a workload wrote",
+        )
+
+
+_Shapes = dict[str, tuple[int, ...]]
+
+
+def check_checkpoint(folder: Path, preset: Preset) -> None:
+    """Compare a checkpoint's index with the model and with the files that are there.
+
+    Raises:
+        DataError: there is no whole checkpoint, or it is of another model.
+    """
+    if not (folder / CHECKPOINT_INDEX).is_file():
+        raise DataError(
+            f"is no checkpoint: it has no {CHECKPOINT_INDEX}",
+            where=str(folder),
+            what_next="give one of a run's checkpoints/step{n} folders",
+        )
+    index = read_index(folder)
+    saved = {
+        name.removeprefix(MODEL_PREFIX): shape for name, shape in index.shapes.items() if name.startswith(MODEL_PREFIX)
+    }
+    why = _difference(saved, _model_shapes(preset))
+    if why is not None:
+        raise DataError(
+            f"is a checkpoint of another model: {why}",
+            where=str(folder),
+            what_next="give the workload, preset and layers that wrote it",
+        )
+    _check_files(folder, index.least_bytes)
+
+
+def _check_files(folder: Path, least_bytes: Mapping[str, int]) -> None:
+    """Raises DataError when a file that the index names is not there, or ends too early."""
+    for name, least in sorted(least_bytes.items()):
+        try:
+            size = (folder / name).stat().st_size
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise DataError(
+                f"is no whole checkpoint: {name} cannot be read ({why})",
+                where=str(folder),
+                what_next=WHAT_NEXT,
+            ) from error
+        if size < least:
+            raise DataError(
+                f"is no whole checkpoint: {name} has {size:,} bytes of {least:,}",
+                where=str(folder),
+                what_next=WHAT_NEXT,
+            )
+
+
+def _model_shapes(preset: Preset) -> _Shapes:
+    with torch.device("meta"):
+        model: nn.Module = Stage(preset, range(preset.num_layers)) if preset.image is None else ResNet(preset)
+    return {name: tuple(tensor.shape) for name, tensor in model_tensors([model]).items()}
+
+
+def _difference(saved: _Shapes, model: _Shapes) -> str | None:
+    """The first one in words; None when all are alike."""
+    for name in [*model, *(name for name in saved if name not in model)]:
+        if name not in saved:
+            return f"it has no {name}"
+        if name not in model:
+            return f"it has {name}, which the model has not"
+        if saved[name] != model[name]:
+            there, here = (" x ".join(map(str, shapes[name])) for shapes in (saved, model))
+            return f"{name} is {there} there and {here} here"
+    return None

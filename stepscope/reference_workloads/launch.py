@@ -1,4 +1,4 @@
-"""How does a workload start, on which processes, and what does it leave behind?"""
+"""Launch of a workload: checks of what is asked, the run directory, the ranks, and the result."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from stepscope.core.documents.run_directory import CHECKPOINT_FOLDER, RUN_FILE, STEPS_FOLDER
 from stepscope.core.errors import DataError, UsageError
-from stepscope.core.run_layout import CHECKPOINT_FOLDER, RUN_FILE, STEPS_FOLDER
-from stepscope.reference_workloads.host_room import refuse_on_processors
-from stepscope.reference_workloads.injections.applied import control_of, injected
-from stepscope.reference_workloads.injections.injection import Injection
-from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
-from stepscope.reference_workloads.placement import device_type_of, is_launched_rank
+from stepscope.reference_workloads.injections.injected_job import control_of, injected
+from stepscope.reference_workloads.job import Injection, Progress, TrainingJob, TrainingOutcome
+from stepscope.reference_workloads.placement import device_type_of, is_launched_rank, refuse_on_processors
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset, find_preset
 from stepscope.reference_workloads.processes import run_ranks
@@ -26,7 +24,7 @@ from stepscope.reference_workloads.run_folder import share_folder, taken_folder
 from stepscope.training import Schedule
 from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, State
 from stepscope.training.run.identity import identify
-from stepscope.training.run.run_naming import check_run_name, run_name
+from stepscope.training.run.run_name import check_run_name, run_name
 
 DEFAULT_NUM_STEPS = 9
 """Three to settle, one to warm the profiler up, three captured, and two after."""
@@ -191,11 +189,11 @@ def _train(
     job: TrainingJob, tell: Callable[[Progress], None], *, is_rank: bool, may_be_numbered: bool
 ) -> WorkloadResult:
     if job.recipe.resume_from is not None:
-        from stepscope.reference_workloads.resuming import check_checkpoint
+        from stepscope.reference_workloads.checkpoint import check_checkpoint
 
         check_checkpoint(Path(job.recipe.resume_from), job.preset)
     if job.recipe.data_dir is not None:
-        from stepscope.reference_workloads.images import check_images
+        from stepscope.reference_workloads.data_loading import check_images
 
         check_images(job.preset, Path(job.recipe.data_dir))
     with _folder(job, is_rank=is_rank, may_be_numbered=may_be_numbered) as run_directory:

@@ -1,4 +1,4 @@
-"""Which models and batches are there, by name?"""
+"""Presets: models and batches by name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from stepscope.core.counting import counted
 from stepscope.core.errors import UsageError
+from stepscope.core.text.numbers import counted
 
 DTYPES = ("float32", "bfloat16", "float16")
 _LLAMA_MULTIPLE = 256

@@ -1,4 +1,4 @@
-"""How do local ranks start, and how do they all end when one fails or the user interrupts?
+"""Processes of the local ranks: their start, and their end when one fails or the user interrupts.
 
 On CPU the ranks are forked from this process, which has imported torch once: eight imports on two processors take
 longer than the training. CUDA does not survive a fork, so there they are spawned.
@@ -20,11 +20,11 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
-from stepscope.core.counting import form
 from stepscope.core.errors import StepscopeError, UnreachableError
-from stepscope.core.forking import about_to_fork
+from stepscope.core.process import about_to_fork
+from stepscope.core.text.numbers import form
 from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
-from stepscope.reference_workloads.orphans import die_with
+from stepscope.reference_workloads.parent_death import die_with
 
 _GRACE_SECONDS = 3.0  # a terminated rank has this long before it is killed
 

@@ -1,13 +1,12 @@
-"""How are steps made, besides model, batch and layout? What leaves the maths alone and changes time and memory."""
+"""Recipe: options of a training step that leave its maths alone and change its time and memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from stepscope.core.errors import UsageError
-from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.plan import SPLIT_BACKWARD_SCHEDULES, ParallelPlan
 from stepscope.reference_workloads.presets import Preset
-from stepscope.reference_workloads.schedules import SPLIT_BACKWARD_SCHEDULES
 
 ACTIVATION_CHECKPOINTING = ("none", "selective", "full")
 CHECKPOINT_MODES = ("sync", "async")

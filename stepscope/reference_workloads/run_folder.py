@@ -1,4 +1,4 @@
-"""Which run directory is this run's, and no other's? Taken before training, so that no two runs ever share one."""
+"""Run directory of a workload, claimed before training so that no two runs share one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from stepscope.core.errors import UsageError
-from stepscope.reference_workloads.writing import writing
+from stepscope.core.errors import DataError, UsageError
 
 _HOLDS_SOMETHING = {errno.ENOTEMPTY, errno.EEXIST}
 
@@ -78,3 +77,19 @@ def _appears(run_directory: Path, first_folder: str) -> bool:
                 raise
             return False
         return True
+
+
+@contextmanager
+def writing(folder: Path, option: str) -> Iterator[None]:
+    """What the system says against writing, as an error of the folder that an option names.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise DataError(
+            f"cannot be written ({why})", where=str(folder), what_next=f"choose another {option}"
+        ) from error

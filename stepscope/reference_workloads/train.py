@@ -1,4 +1,4 @@
-"""What does one rank do from the process group's birth to the last step?"""
+"""Training of one rank, from its process group's start to the last step, with step times and flight recorder dumps."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as recorder
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from stepscope.core.run_layout import CHECKPOINT_FOLDER
+from stepscope.core.documents.run_directory import CHECKPOINT_FOLDER, flight_path
 from stepscope.reference_workloads.checkpoint import Checkpointer
-from stepscope.reference_workloads.data import batches, make_loader
-from stepscope.reference_workloads.flight import dump_flight, set_patience
-from stepscope.reference_workloads.injections.applied import write_injections
-from stepscope.reference_workloads.injections.injection import Site
-from stepscope.reference_workloads.job import Progress, TrainingJob, TrainingOutcome
-from stepscope.reference_workloads.loss_scale import LossScale
-from stepscope.reference_workloads.parallelize import make_optimizer
-from stepscope.reference_workloads.pipeline import Executor, make_executor
+from stepscope.reference_workloads.data_loading import batches, make_loader
+from stepscope.reference_workloads.injections.injected_job import write_injections
+from stepscope.reference_workloads.job import Progress, Site, TrainingJob, TrainingOutcome
+from stepscope.reference_workloads.models.mixed_precision import LossScale
+from stepscope.reference_workloads.models.simulated_compute import TruthLog
+from stepscope.reference_workloads.parallelism.gradients import WeightUpdate, forget_first_reductions, reduce_gradients
+from stepscope.reference_workloads.parallelism.pipeline import Executor, make_executor
+from stepscope.reference_workloads.parallelism.sharding import make_optimizer
 from stepscope.reference_workloads.plan import ParallelPlan
-from stepscope.reference_workloads.reduction import forget_first_reductions, reduce_gradients
-from stepscope.reference_workloads.step_clock import StepClock
-from stepscope.reference_workloads.truth import TruthLog
-from stepscope.reference_workloads.weight_update import WeightUpdate
 from stepscope.training import Profile, profile
 
 logger = logging.getLogger(__name__)
@@ -256,3 +254,62 @@ def _mean_over_batch(
     dist.all_reduce(sums, group=group)
     means: list[float] = (sums[0] / sums[1]).tolist()
     return means
+
+
+class StepClock:
+    """Times steps by the device, whose events are read when training is over: asking earlier would make the host wait.
+
+    What happens between `end` and `begin`, as writing a trace, is in no step. On CPU it is the host's clock.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_device = device.type == "cuda"
+        self._marks: list[tuple[torch.cuda.Event | float, torch.cuda.Event | float]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """The next step begins."""
+        self._started = self._mark()
+
+    def end(self) -> None:
+        """A step has ended."""
+        self._marks.append((self._started, self._mark()))
+
+    def seconds(self) -> list[float]:
+        """Of each step that has ended; waits for the device."""
+        if self._on_device:
+            torch.cuda.synchronize()
+        return [_seconds_between(*marks) for marks in self._marks]
+
+    def _mark(self) -> torch.cuda.Event | float:
+        if not self._on_device:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it so
+        event.record()
+        return event
+
+
+def _seconds_between(first: torch.cuda.Event | float, last: torch.cuda.Event | float) -> float:
+    if isinstance(first, float) or isinstance(last, float):
+        assert isinstance(first, float)
+        assert isinstance(last, float)
+        return last - first
+    milliseconds: float = first.elapsed_time(last)
+    return milliseconds / 1e3
+
+
+def set_patience(groups: Iterable[dist.ProcessGroup | None], seconds: float) -> None:
+    """How long a rank waits in these groups (None: the default one); else it is torch's own ten or thirty minutes."""
+    for group in groups:
+        distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
+
+
+def dump_flight(job: TrainingJob, rank: int) -> None:
+    """Write gloo's flight recorder; NCCL's watchdog writes its own. Does nothing where recording is off."""
+    if job.device_type != "cpu" or not os.environ.get("TORCH_FR_DUMP_TEMP_FILE"):
+        return
+    try:
+        content = recorder._dump_fr_trace()  # type: ignore[attr-defined]  # torch's stubs lack it
+        Path(job.out, job.run, flight_path(rank)).write_bytes(content)
+    except (AttributeError, OSError, RuntimeError) as error:  # the failure itself matters more
+        logger.warning("no flight recorder of rank %d: %s", rank, error)

@@ -1,1 +1,1 @@
-"""Keeps runs and what was found in them."""
+"""Run directories: which runs there are, what was found in them, and what their ranks wrote."""

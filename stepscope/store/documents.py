@@ -1,4 +1,4 @@
-"""How do an analysis, its time lines and a run's manifest read as JSON, and back?
+"""JSON documents of an analysis, its time lines and a run's manifest, read and written.
 
 The analysis document is the contract's `stepscope.analysis/1`: the JSON of `analyze --json` and of analysis.json.
 A time line is kept as durations, not start times, so that a segment costs about 8 bytes:
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from stepscope.core.analysis import ANALYSIS_SCHEMA, Analysis, Job
+from stepscope.core.documents.analysis import ANALYSIS_SCHEMA, Analysis, Job
+from stepscope.core.documents.run_directory import RUN_SCHEMA, RunManifest
+from stepscope.core.documents.timeline import RankTimeline
 from stepscope.core.errors import DataError
-from stepscope.core.headings import Heading
-from stepscope.core.run_layout import RUN_SCHEMA, RunManifest
-from stepscope.core.timeline import HEADING_ORDER, RankTimeline
+from stepscope.core.vocabulary.categories import CATEGORY_ORDER, TimeCategory
 
 if TYPE_CHECKING:  # an analysis has neither, and to load them takes as long as to write it
-    from stepscope.core.comparison import Comparison
-    from stepscope.core.nccl import NcclReport
-    from stepscope.core.what_if import WhatIfReport
+    from stepscope.core.documents.comparison import Comparison
+    from stepscope.core.documents.nccl import NcclReport
+    from stepscope.core.documents.what_if import WhatIfReport
 
 TIMELINE_SCHEMA = "stepscope.timeline/1"
 
@@ -133,7 +133,7 @@ def encode_timelines(timelines: list[RankTimeline]) -> bytes:
     """The `stepscope.timeline/1` document of these ranks."""
     document = _TimelineDocument(
         schema=TIMELINE_SCHEMA,
-        headings=[heading.value for heading in HEADING_ORDER],
+        headings=[heading.value for heading in CATEGORY_ORDER],
         ranks=[_encode_rank(timeline) for timeline in timelines],
     )
     return msgspec.json.encode(document)
@@ -251,7 +251,7 @@ def _check_figures(value: Any, *, where: str) -> None:
 
 def _codes_here(names: list[str], *, where: str) -> list[int]:
     """A document's codes follow its own list of names, so a heading added later does not shift old files."""
-    places: dict[Any, int] = {heading.value: place for place, heading in enumerate(HEADING_ORDER)}
+    places: dict[Any, int] = {heading.value: place for place, heading in enumerate(CATEGORY_ORDER)}
     unknown = sorted(set(names) - set(places))
     if unknown:
         raise DataError(
@@ -259,4 +259,4 @@ def _codes_here(names: list[str], *, where: str) -> list[int]:
             where=where,
             what_next="analyse the run again",
         )
-    return [places[Heading(name)] for name in names]
+    return [places[TimeCategory(name)] for name in names]

@@ -1,19 +1,20 @@
-"""Which runs lie in this directory, and what is known about each?"""
+"""Runs of a directory, and the analysis, time lines and manifest kept in each."""
 
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
-from stepscope.core.analysis import ANALYSIS_SCHEMA, Analysis, Job, MeshSizes, RootCause, Verdict
-from stepscope.core.causes import Cause
+from stepscope.core.documents.analysis import ANALYSIS_SCHEMA, Analysis, Job, MeshSizes, RootCause, Verdict
+from stepscope.core.documents.run_directory import ANALYSIS_FILE, RUN_FILE, TIMELINE_FILE, TRACES_FOLDER, RunManifest
+from stepscope.core.documents.timeline import RankTimeline
 from stepscope.core.errors import DataError, UsageError
-from stepscope.core.run_layout import ANALYSIS_FILE, RUN_FILE, TIMELINE_FILE, TRACES_FOLDER, RunManifest
-from stepscope.core.timeline import RankTimeline
+from stepscope.core.vocabulary.causes import Cause
 from stepscope.store.documents import (
     check_job,
     decode_analysis,
@@ -24,21 +25,6 @@ from stepscope.store.documents import (
     encode_timelines,
 )
 from stepscope.store.files import read_whole, write_whole
-
-__all__ = [
-    "NotAnalysedError",
-    "RunStatus",
-    "RunStore",
-    "RunSummary",
-    "UnknownRunError",
-    "decode_analysis",
-    "encode_analysis",
-    "load_analysis",
-    "load_manifest",
-    "load_timeline",
-    "save_analysis",
-    "save_timelines",
-]
 
 
 class UnknownRunError(UsageError):
@@ -311,3 +297,24 @@ def _name_of(root: Path) -> str:
 def _is_plain_name(name: str) -> bool:
     """One path component that a URL and JSON can carry; printable leaves out NUL, newlines and undecodable bytes."""
     return bool(name) and not name.startswith(".") and name.isprintable() and not set(name) & {"/", "\\"}
+
+
+_SAVED_ANALYSIS = re.compile(rb'"schema"\s*:\s*"stepscope\.analysis/')
+_HEAD_BYTES = 65_536
+
+
+def is_saved_analysis(path: Path) -> bool:
+    """Whether a file looks like the output of `analyze --json`."""
+    with path.open("rb") as file:
+        return _SAVED_ANALYSIS.search(file.read(_HEAD_BYTES)) is not None
+
+
+def captures(run: Path) -> list[Path]:
+    """The folders of captured traces of a run directory."""
+    return list((run / TRACES_FOLDER).glob("step*"))
+
+
+def is_outdated(run: Path) -> bool:
+    """Whether a capture is newer than the run's kept analysis."""
+    kept_ns = (run / ANALYSIS_FILE).stat().st_mtime_ns
+    return any(capture.stat().st_mtime_ns > kept_ns for capture in captures(run))

@@ -1,1 +1,1 @@
-"""Readers: profiler trace files to columns, whatever their age, layout or damage."""
+"""Readers of profiler traces: any format in, one rank's events as columns out."""

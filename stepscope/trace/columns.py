@@ -1,16 +1,87 @@
-"""What does a trace look like once read? One rank's events as columns: the type readers fill and the analyzer reads."""
+"""Columns of one rank's trace: the type that readers fill and the analyzer reads.
+
+`TraceColumns` and its parts (categories, lanes, shapes, process groups, header, read quality), the index of rows by
+category and name, and the numbering of repeated values (`Numbered`, `GrowingColumn`). Times are nanoseconds; `NONE`
+in an integer column is unknown.
+
+Row index: The analysis asks some fifty such questions of columns with millions of rows, mostly for names that are
+rare, or that a trace does not have at all (a checkpoint, a wait for an event): none of them passes over the rows
+again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.trace.row_index import RowIndex
+Rows = npt.NDArray[np.intp]
+
+
+class RowIndex:
+    """The rows of one trace, by category and name.
+
+    Args:
+        category, name: by row, small whole numbers; `name` is an index into `names`.
+        names: the texts.
+    """
+
+    __slots__ = ("_category", "_first", "_kinds", "_name", "_names", "_of_categories", "_rows")
+
+    def __init__(
+        self, category: npt.NDArray[np.signedinteger], name: npt.NDArray[np.signedinteger], names: Sequence[str]
+    ) -> None:
+        self._category = category
+        self._name = name
+        self._names = names
+        self._of_categories: dict[tuple[int, ...], Rows] = {}
+        self._kinds: dict[int, list[int]] | None = None
+
+    def of(self, categories: tuple[int, ...]) -> Rows:
+        """Indices of the rows in any of the categories, ascending; shared by all who ask, so not to be written."""
+        rows = self._of_categories.get(categories)
+        if rows is None:
+            wanted = np.zeros(len(self._category), np.bool_)
+            for category in categories:
+                wanted |= self._category == category
+            rows = self._of_categories[categories] = np.flatnonzero(wanted)
+            rows.flags.writeable = False
+        return rows
+
+    def named(self, categories: tuple[int, ...], wanted: Callable[[str], object]) -> Rows:
+        """Indices of the rows in any of the categories whose name is wanted, ascending; each name is asked once."""
+        if self._kinds is None:
+            self._kinds = self._sort()
+        kinds = [kind for category in categories for kind in self._kinds.get(category, ())]
+        names = {kind % len(self._names) for kind in kinds}
+        found = {name for name in names if wanted(self._names[name])}
+        parts = [
+            self._rows[self._first[kind] : self._first[kind + 1]] for kind in kinds if kind % len(self._names) in found
+        ]
+        return np.sort(np.concatenate(parts), kind="stable").astype(np.intp) if parts else np.empty(0, np.intp)
+
+    def _sort(self) -> dict[int, list[int]]:
+        """Sort the rows by kind, category * number of names + name; the kinds that there are, by category."""
+        num_names = max(len(self._names), 1)
+        kind = self._category.astype(np.int64) * num_names + self._name
+        num_rows = np.bincount(kind)
+        kinds = np.flatnonzero(num_rows)
+        number = np.cumsum(num_rows > 0) - 1
+        # mostly a few hundred kinds: in two bytes they are sorted by counting
+        width = np.int16 if len(kinds) < 2**15 else np.int32
+        self._rows = np.argsort(number.astype(width)[kind], kind="stable").astype(np.int32)
+        self._first = np.concatenate(([0], np.cumsum(num_rows)))
+        by_category: dict[int, list[int]] = {}
+        for one in kinds.tolist():
+            by_category.setdefault(one // num_names, []).append(one)
+        return by_category
+
 
 IntColumn = npt.NDArray[np.signedinteger]
 """An integer column; readers choose the width."""
@@ -287,3 +358,63 @@ class TraceColumns:
         answers = np.zeros(len(self.names), np.bool_)
         answers[asked] = [bool(wanted(self.names[name])) for name in np.flatnonzero(asked).tolist()]
         return answers[names]
+
+
+Value = TypeVar("Value", bound=Hashable)
+
+_WIDTHS = tuple(
+    (np.dtype(width), int(np.iinfo(width).min), int(np.iinfo(width).max)) for width in (np.int8, np.int16, np.int32)
+)
+
+
+class Numbered(dict[Value, int]):
+    """Value -> number; asking for a new value numbers it."""
+
+    def __missing__(self, value: Value) -> int:
+        number = self[value] = len(self)
+        return number
+
+
+def narrow(column: IntColumn) -> IntColumn:
+    """The same integers in the smallest type that holds them."""
+    if not len(column):
+        return column.astype(np.int8)
+    low, high = int(column.min()), int(column.max())
+    for width, least, most in _WIDTHS:
+        if least <= low and high <= most:
+            return column.astype(width)
+    return column
+
+
+def integers(values: Collection[int]) -> IntColumn:
+    """Integers as a narrow column; those beyond int64 become NONE. Packing takes less long than np.fromiter."""
+    try:
+        return narrow(np.frombuffer(struct.pack(f"{len(values)}q", *values), np.int64))
+    except struct.error:
+        fitting = (value if -(2**63) <= value < 2**63 else NONE for value in values)
+        return narrow(np.fromiter(fitting, np.int64, len(values)))
+
+
+class GrowingColumn:
+    """One column that grows: its room doubles, and what is not filled yet takes no memory."""
+
+    def __init__(self) -> None:
+        self._array: IntColumn = np.empty(0, np.int8)
+        self._count = 0
+
+    def add(self, part: IntColumn) -> None:
+        """Append a part; the column widens when a part is wider."""
+        count = self._count + len(part)
+        is_wider = part.dtype.itemsize > self._array.dtype.itemsize
+        if is_wider or count > len(self._array):
+            room = 2 * count if count > len(self._array) else len(self._array)
+            larger = np.empty(room, part.dtype if is_wider else self._array.dtype)
+            larger[: self._count] = self._array[: self._count]
+            self._array = larger
+        self._array[self._count : count] = part
+        self._count = count
+
+    def finish(self) -> IntColumn:
+        """The whole column; nothing can be added after it."""
+        self._array.resize(self._count, refcheck=False)
+        return self._array

@@ -1,9 +1,7 @@
-"""What runs inside the training process: `profile` and step telemetry. Needs torch only once profiling starts."""
+"""profile() and what runs in the training process: step telemetry, captures, hang detection. Imports torch lazily."""
 
-from stepscope.training.captures.schedule import Schedule, every, once
-from stepscope.training.captures.slow_steps import SlowStep, slow_step
-from stepscope.training.decorator import profiled
-from stepscope.training.entry import profile
-from stepscope.training.profile import Profile
+from stepscope.training.captures.schedule import Schedule, SlowStep, every, once, slow_step
+from stepscope.training.entry_points import profile, profiled
+from stepscope.training.profiling_session import Profile
 
 __all__ = ["Profile", "Schedule", "SlowStep", "every", "once", "profile", "profiled", "slow_step"]

@@ -1,17 +1,19 @@
-"""What did the caller of `profile` ask for?"""
+"""Arguments of `profile()`, the run context built from them, and warnings about arguments that do not fit the job."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from stepscope.training.captures.schedule import Schedule
-from stepscope.training.captures.slow_steps import SlowStep
-from stepscope.training.memory.memory_owners import MemoryOwners
+from stepscope.core.text.numbers import ranks_words
+from stepscope.training.captures.schedule import Schedule, SlowStep
+from stepscope.training.memory.owners import MemoryOwners
 from stepscope.training.run.identity import Identity
+from stepscope.training.run.mesh import KNOWN_DIMENSIONS, MESH_VARIABLE, is_dimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +58,35 @@ class RunContext:
     when_stuck: list[Callable[[], None]] = field(default_factory=list)
     attempt: int = 1
     first_step: int = 0
+
+
+_MOST_NAMED = 8
+
+_DISJOINT = ("tp", "pp", "dp", "cp")
+"""Dimensions that a rank has one place each in; expert parallelism lies across others."""
+
+
+def implausible_arguments(settings: Settings, mesh: Mapping[str, int], world_size: int) -> list[str]:
+    """One line each, for the log.
+
+    Args:
+        settings: as given.
+        mesh: sizes by dimension, as understood.
+        world_size: of the job.
+    """
+    found = []
+    if isinstance(settings.ranks, Collection) and not isinstance(settings.ranks, str):
+        absent = sorted(rank for rank in settings.ranks if isinstance(rank, int) and not 0 <= rank < world_size)
+        if absent:
+            more = f" and {len(absent) - _MOST_NAMED:,} more" if len(absent) > _MOST_NAMED else ""
+            named = ranks_words(absent[:_MOST_NAMED]) + more
+            found.append(f"ranks: the job has {world_size}, so that {named} will never be captured")
+    if isinstance(settings.mesh, Mapping):
+        unknown = [str(name) for name in settings.mesh if not is_dimension(str(name))]
+        found += [f"mesh: {name!r} is none of {', '.join(KNOWN_DIMENSIONS)} and is left out" for name in unknown]
+    size = prod(mesh.get(name, 1) for name in _DISJOINT)
+    is_said = settings.mesh is not None or bool(os.environ.get(MESH_VARIABLE))
+    if is_said and size and world_size % size:
+        said = ", ".join(f"{name}={mesh[name]}" for name in _DISJOINT if name in mesh)
+        found.append(f"mesh: {said} is {size} ranks, of which a job of {world_size} is not made")
+    return found

@@ -1,1 +1,1 @@
-"""The jobs people come for: open inputs, call the analyzer, keep the result."""
+"""The jobs behind the commands, one module a command: open inputs, call the analyzer, keep the result."""

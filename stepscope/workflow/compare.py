@@ -1,4 +1,7 @@
-"""How are two runs, or two sets of runs, compared? Find the runs, read or analyse each, compare, judge the gates."""
+"""Comparison of two runs, or of two sets of runs, and its gates.
+
+Finds the runs of each side, takes their kept analyses or makes them, and compares.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,19 @@ from stepscope.analyzer.compare.comparison import RUN_SPREAD
 from stepscope.analyzer.compare.comparison import compare as compare_records
 from stepscope.analyzer.compare.gates import parse_conditions
 from stepscope.analyzer.compare.run_record import RunRecord
-from stepscope.core.analysis import Analysis, Notice
-from stepscope.core.comparison import Comparison
+from stepscope.core.documents.analysis import Analysis
+from stepscope.core.documents.comparison import Comparison
+from stepscope.core.documents.evidence import Notice
+from stepscope.core.documents.run_directory import ANALYSIS_FILE, RUN_FILE, RunManifest
 from stepscope.core.errors import DataError, none_usable
-from stepscope.core.run_layout import ANALYSIS_FILE, RUN_FILE, RunManifest
 from stepscope.store.documents import decode_analysis
 from stepscope.store.files import read_whole
-from stepscope.store.runs import is_run, load_manifest
+from stepscope.store.runs import captures, is_outdated, is_run, is_saved_analysis, load_manifest
+from stepscope.store.step_records import StepTelemetry, read_step_telemetry
 from stepscope.workflow.analyze import analyze
-from stepscope.workflow.fan_out import HERE, FanOut
-from stepscope.workflow.given_paths import check_readable
-from stepscope.workflow.kept_analysis import captures, is_outdated, is_saved_analysis
-from stepscope.workflow.progress import Progress
-from stepscope.workflow.step_telemetry import StepTelemetry, read_step_telemetry
-from stepscope.workflow.trace_files import find_trace_files
+from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress
+from stepscope.workflow.inputs.paths import check_readable
+from stepscope.workflow.inputs.trace_files import find_trace_files
 
 
 def compare(

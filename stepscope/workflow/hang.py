@@ -1,4 +1,4 @@
-"""Which ranks hold a job up? From the dumps that its flight recorders left."""
+"""Ranks that hold a job up, from the flight recorder dumps of a job that stopped."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from stepscope.analyzer.hang import explain_hang
 from stepscope.collectors.flight_recorder import find_dumps, read_dumps
+from stepscope.core.documents.hang import HangReport
+from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE
 from stepscope.core.errors import DataError
-from stepscope.core.hang import HangReport
-from stepscope.core.run_layout import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE
 from stepscope.store.runs import load_manifest
-from stepscope.workflow.given_paths import check_readable, refuse_many_runs
+from stepscope.workflow.inputs.paths import check_readable, refuse_many_runs
 
 
 def read_hang(paths: Sequence[str]) -> HangReport:

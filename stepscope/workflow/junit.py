@@ -1,4 +1,4 @@
-"""How do gates and checks read to a CI server? JUnit XML: one test case each; what was not decided is skipped."""
+"""Gates and checks as JUnit XML for a CI server: one test case each; undecided ones are skipped."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree as Xml
 
-from stepscope.core.comparison import Comparison, GateOutcome
-from stepscope.core.preflight import CheckResult, Outcome, Preflight
-from stepscope.core.words import number_runs
+from stepscope.core.documents.comparison import Comparison, GateOutcome
+from stepscope.core.documents.machine_checks import CheckResult, Outcome, Preflight
+from stepscope.core.text.numbers import number_runs
 
 _NOT_IN_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

@@ -1,6 +1,7 @@
-"""Does the job of a run directory hang now? Run as a process of its own: whoever asks need not load what reads dumps.
+"""Hang check of a job that still runs, as a process of its own.
 
-It needs the standard library alone, as do training processes.
+The agent starts it, so that the daemon loads nothing that reads dumps. It needs the standard library alone, as training
+processes do.
 
     python -m stepscope.workflow.live_hang RUN_DIRECTORY [UID]     prints one `stepscope.live-hang/1` document
 """
@@ -21,12 +22,10 @@ from pathlib import Path
 from stepscope.analyzer.hang import explain_hang
 from stepscope.analyzer.hang.live import fresh_states, live_hang
 from stepscope.collectors.flight_recorder import read_dump
-from stepscope.core.checked_fields import any_rank, any_whole, flag, number, read_fields, text
+from stepscope.core.documents.hang import FlightDump, HangReport, LiveHang, RankState
+from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE, STEPS_FOLDER, live_record_path
 from stepscope.core.errors import DataError
-from stepscope.core.flight_recorder import FlightDump
-from stepscope.core.hang import HangReport
-from stepscope.core.live_hang import LiveHang, RankState
-from stepscope.core.run_layout import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE, STEPS_FOLDER, live_record_path
+from stepscope.core.protocol.fields import any_rank, any_whole, flag, number, read_fields, text
 
 _STATE = re.compile(r"rank(\d{1,7})\.state")
 _STEPS = re.compile(r"rank(\d{1,7})\.jsonl")

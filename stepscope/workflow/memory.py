@@ -1,4 +1,4 @@
-"""What held the GPU's memory? From snapshots of torch's allocator, and what training wrote down beside them."""
+"""GPU memory reports from snapshots of torch's caching allocator."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 
 from stepscope.analyzer.memory import explain_memory
 from stepscope.collectors.memory_snapshot import read_note, read_snapshot
-from stepscope.core.analysis import Notice
+from stepscope.core.documents.evidence import Notice
+from stepscope.core.documents.memory import MemoryReport
+from stepscope.core.documents.run_directory import MEMORY_FOLDER
 from stepscope.core.errors import DataError, none_usable
-from stepscope.core.memory import MemoryReport
-from stepscope.core.run_layout import MEMORY_FOLDER
-from stepscope.workflow.given_paths import check_readable, refuse_many_runs
-from stepscope.workflow.run_parts import part_of_run
+from stepscope.workflow.inputs.paths import check_readable, part_of_run, refuse_many_runs
 
 _SUFFIXES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
 

@@ -1,4 +1,4 @@
-"""How do a job's GPUs reach each other, and what went wrong? From any mixture of NCCL's files."""
+"""Report on a job's communication from any mixture of NCCL's files: logs, topology, RAS, inspector."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from itertools import chain, islice
 from pathlib import Path
 
 from stepscope.analyzer.nccl import explain_nccl
-from stepscope.collectors.nccl_inspector import read_inspector
-from stepscope.collectors.nccl_log import read_log
-from stepscope.collectors.nccl_ras import looks_like_ras, read_ras
-from stepscope.collectors.nccl_topology import looks_like_topology, read_topology
-from stepscope.collectors.xpu_timer import looks_like_xpu_timer, read_xpu_timer
-from stepscope.core.analysis import Notice
-from stepscope.core.counting import counted
+from stepscope.collectors.nccl.inspector import read_inspector
+from stepscope.collectors.nccl.log import read_log
+from stepscope.collectors.nccl.ras import looks_like_ras, read_ras
+from stepscope.collectors.nccl.topology import looks_like_topology, read_topology
+from stepscope.collectors.nccl.xpu_timer import looks_like_xpu_timer, read_xpu_timer
+from stepscope.core.documents.evidence import Notice
+from stepscope.core.documents.nccl import NcclReport
+from stepscope.core.documents.nccl_logs import HangFlags, InspectorCall, LogEvent, RasStatus
+from stepscope.core.documents.run_directory import NCCL_FOLDER
 from stepscope.core.errors import DataError
-from stepscope.core.nccl import NcclReport
-from stepscope.core.nccl_events import LogEvent
-from stepscope.core.nccl_sources import HangFlags, InspectorCall, RasStatus
-from stepscope.core.run_layout import NCCL_FOLDER
-from stepscope.workflow.given_paths import check_readable, refuse_many_runs
-from stepscope.workflow.run_parts import part_of_run
+from stepscope.core.text.numbers import counted
+from stepscope.workflow.inputs.paths import check_readable, part_of_run, refuse_many_runs
 
 _HEAD_LINES = 400
 _MOST_HEAD = 1 << 22

@@ -1,18 +1,17 @@
-"""What do a run's steps come to? From what its ranks told at every step, captured or not."""
+"""Report on every step of a run, profiled or not, from what its ranks wrote during training."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-from stepscope.analyzer.gradient_outliers import gradient_outliers
-from stepscope.analyzer.step_report import step_report
-from stepscope.collectors.torchtitan_spans import read_torchtitan_steps
+from stepscope.analyzer.step_telemetry import gradient_outliers, step_report
+from stepscope.collectors.torchtitan_logs import read_torchtitan_steps
+from stepscope.core.documents.steps import StepReport
 from stepscope.core.errors import DataError, from_os_error
-from stepscope.core.steps import StepReport
 from stepscope.store.runs import load_manifest
-from stepscope.store.step_lines import read_run_steps
-from stepscope.workflow.given_paths import check_readable, refuse_many_runs
+from stepscope.store.step_records import read_run_steps
+from stepscope.workflow.inputs.paths import check_readable, refuse_many_runs
 
 
 def read_steps(path: str) -> StepReport:

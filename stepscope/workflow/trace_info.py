@@ -1,4 +1,4 @@
-"""What is in a trace file? Who recorded it, what it holds, and what had to be mended to read it."""
+"""Contents of trace files: who recorded them, what they hold, what had to be repaired."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.core.analysis import Notice
+from stepscope.core.documents.evidence import Notice
 from stepscope.core.errors import DataError, none_usable
 from stepscope.trace.columns import Category, ProcessGroup, TraceColumns
-from stepscope.workflow.progress import Progress
-from stepscope.workflow.trace_files import find_trace_files, open_ranks
+from stepscope.workflow.fan_out.engine import Progress
+from stepscope.workflow.inputs.trace_files import find_trace_files, open_ranks
 
 TRACE_INFO_SCHEMA = "stepscope.trace_info/1"
 

@@ -1,1 +1,1 @@
-"""How is a training measured whose code nobody touches? What `stepscope run` brings into the processes it starts."""
+"""Profiling of unmodified training scripts: what `stepscope run` puts into the processes it starts."""

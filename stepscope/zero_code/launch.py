@@ -1,32 +1,34 @@
-"""How does a command run such that the Python processes of it measure themselves?
+"""Launch of a command whose Python processes profile themselves, and the options passed to them.
 
-The command takes this process's place instead of becoming its child: signals, job control and exit code are its own,
-to the last detail.
+The command replaces this process instead of becoming its child, so signals, job control and exit code are its own. The
+options travel in one environment variable.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from stepscope.core.errors import UsageError
-from stepscope.training.entry import is_disabled
-from stepscope.zero_code.order import VARIABLE, Order
+from stepscope.training.captures.schedule import Schedule
+from stepscope.training.entry_points import is_disabled
 
 _STARTUP = str(Path(__file__).resolve().parent / "startup")
 _PATH = "PYTHONPATH"
 
 
-def environment_for(order: Order, environment: Mapping[str, str]) -> dict[str, str]:
+def environment_for(order: RunOptions, environment: Mapping[str, str]) -> dict[str, str]:
     """The environment in which the command runs; the given one when STEPSCOPE_DISABLE turns measuring off."""
     if is_disabled(environment):
         return dict(environment)
     path = environment.get(_PATH, "")
     others = [entry for entry in path.split(os.pathsep) if entry != _STARTUP] if path else []  # "": where it starts
-    return dict(environment) | {VARIABLE: order.as_text(), _PATH: os.pathsep.join([_STARTUP, *others])}
+    return dict(environment) | {OPTIONS_VARIABLE: order.as_text(), _PATH: os.pathsep.join([_STARTUP, *others])}
 
 
 def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
@@ -47,3 +49,40 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"cannot be run ({reason})", where=program, what_next=what_next) from None
+
+
+OPTIONS_VARIABLE = "STEPSCOPE_ZERO_CODE"
+"""Without it nothing is measured: the process that measures takes it out of its own environment, so that what it
+starts in turn (compilers, tools, another training) does not write into the same run."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How to measure; `stepscope.profile` says what each means.
+
+    Attributes:
+        out: absolute, as a script may change its directory.
+    """
+
+    out: str
+    run: str | None
+    ranks: str | list[int]
+    schedule: Schedule
+    with_stack: bool
+
+    def as_text(self) -> str:
+        """The value of the variable."""
+        return json.dumps(asdict(self))
+
+
+def take_options(environment: MutableMapping[str, str]) -> RunOptions | None:
+    """The order in this environment, which no longer has it; None when there is none.
+
+    Raises:
+        ValueError, TypeError: it was written by a stepscope of another version.
+    """
+    text = environment.pop(OPTIONS_VARIABLE, None)
+    if text is None:
+        return None
+    fields = json.loads(text)
+    return RunOptions(**fields | {"schedule": Schedule(**fields["schedule"])})

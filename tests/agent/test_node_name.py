@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from stepscope.agent.exporter import MetricsPage
+from stepscope.agent.exporter.metrics_page import MetricsPage
 from stepscope.agent.node_name import node_name
 
 

@@ -13,17 +13,21 @@ from pathlib import Path
 import pytest
 
 from stepscope.agent.check import check_machine
-from stepscope.agent.exporter import DcgmNames, MetricsPage
-from stepscope.agent.gpu_sources import GpuSource, KernelLogSource
-from stepscope.agent.isolation import GpuProbes, Snapshot, TargetState, Timing
-from stepscope.agent.service import wait_for_all, what_is_read
-from stepscope.agent.source_state import SourceState
+from stepscope.agent.exporter.dcgm_names import DcgmNames
+from stepscope.agent.exporter.metrics_page import MetricsPage
+from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource
+from stepscope.agent.gpus.probes import GpuProbes
+from stepscope.agent.gpus.supervisor import Timing
+from stepscope.agent.gpus.targets import Snapshot, TargetState
+from stepscope.agent.polling import SourceState
+from stepscope.agent.service import summary_of_sources, wait_for_all
 from stepscope.agent.sources import Sources
-from stepscope.agent.web import Address, AgentServer, Route, text_reply
+from stepscope.agent.web.routes import Route, text_reply
+from stepscope.agent.web.server import Address, AgentServer
 from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
 from stepscope.collectors.kernel_log import KernelLog
-from stepscope.core.gpu_metrics import GPU
-from stepscope.core.readings import Collection, MissingReason, Reading, labels_of
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.readings import Collection, MissingReason, Reading, labels_of
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 
@@ -72,7 +76,7 @@ def test_without_a_driver_it_says_so_and_reads_the_host(machine: FakeNvml) -> No
     machine.write()
     with Sources(_QUICK, environment=machine.environment()) as sources:
         states = _until(sources, lambda now: not {"nvml", "host"} & {n for n in now if _is_not_yet(now[n])})
-        line = what_is_read(sources.states())
+        line = summary_of_sources(sources.states())
     assert states["nvml"].reason is MissingReason.NOT_INSTALLED
     assert states["host"].reason is None
     assert line.startswith("reads 0 GPUs and ")
@@ -90,7 +94,7 @@ def test_xids_are_logged_once_and_counted(machine: FakeNvml, tmp_path: Path, cap
     log_file = tmp_path / "kmsg"
     log_file.touch()
     with (
-        caplog.at_level(logging.WARNING, "stepscope.agent.gpu_sources"),
+        caplog.at_level(logging.WARNING, "stepscope.agent.gpus.gpu_source"),
         KernelLog(log_file) as kernel_log,
         GpuProbes(_QUICK, environment=machine.environment()) as probes,
     ):
@@ -183,7 +187,7 @@ def test_a_gpu_that_hangs_from_the_start_hides_no_other_and_is_named(machine: Fa
     sources = Sources(_QUICK, environment=machine.environment())
     with sources:
         assert wait_for_all(sources, threading.Event(), seconds=40)
-        line = what_is_read(sources.states())
+        line = summary_of_sources(sources.states())
     assert line.startswith("reads 3 GPUs and ")
     assert f", GPU {hanging} (timed_out: its driver does not answer)" in line
     found = check_machine(Sources(_QUICK, environment=machine.environment()), samples_seconds=0.5)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.systemd import Systemd
+from stepscope.agent.service import Systemd
 
 
 @pytest.fixture

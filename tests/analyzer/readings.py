@@ -7,10 +7,9 @@ from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_BLAME
 from stepscope.analyzer.rank import view_rank
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext
-from stepscope.core.analysis import Analysis, RootCause
-from stepscope.core.causes import Cause
-from stepscope.core.headings import COMPUTE_HEADINGS, Heading
-from stepscope.core.timeline import HEADING_ORDER
+from stepscope.core.documents.analysis import Analysis, RootCause
+from stepscope.core.vocabulary.categories import CATEGORY_ORDER, COMPUTE_CATEGORIES, TimeCategory
+from stepscope.core.vocabulary.causes import Cause
 from tests.analyzer.build import NS_PER_US, TraceBuilder
 
 COMPUTE = "compute"
@@ -25,19 +24,19 @@ def booked_us(view: RankView) -> dict[str, float]:
     """Microseconds by heading; headings without time are left out."""
     time: dict[str, float] = {}
     for code, duration in zip(view.segments.heading.tolist(), view.segments.duration_ns.tolist(), strict=True):
-        heading = HEADING_ORDER[code]
-        name = COMPUTE if heading in COMPUTE_HEADINGS else str(heading)
+        heading = CATEGORY_ORDER[code]
+        name = COMPUTE if heading in COMPUTE_CATEGORIES else str(heading)
         time[name] = time.get(name, 0.0) + duration / NS_PER_US
     return time
 
 
-def charged_us(view: RankView, heading: Heading) -> dict[str, float]:
+def charged_us(view: RankView, heading: TimeCategory) -> dict[str, float]:
     """Microseconds of one heading by the cause they are charged to."""
     time: dict[str, float] = {}
     segments = view.segments
     rows = zip(segments.heading.tolist(), segments.charge.tolist(), segments.duration_ns.tolist(), strict=True)
     for code, charge, duration in rows:
-        if HEADING_ORDER[code] is heading:
+        if CATEGORY_ORDER[code] is heading:
             cause = "to blame" if charge == TO_BLAME else str(CAUSE_ORDER[charge])
             time[cause] = time.get(cause, 0.0) + duration / NS_PER_US
     return time
@@ -56,13 +55,13 @@ def analyse(*traces: TraceBuilder, whole_file: bool = False, context: JobContext
         assert (view.segments.start_ns[1:] == view.segments.end_ns[:-1]).all()
     assert 0.0 <= analysis.verdict.confidence <= 1.0
     costs, ledger = analysis.communication_by_dimension, analysis.ledger
-    assert abs(sum(c.transfer for c in costs) - ledger[Heading.COMMUNICATION]) < 1e-9
-    assert abs(sum(c.wait for c in costs) - ledger[Heading.WAIT] - ledger[Heading.BUBBLE]) < 1e-9
-    assert abs(sum(c.unsplit for c in costs) - ledger[Heading.COMMUNICATION_UNSPLIT]) < 1e-9
+    assert abs(sum(c.transfer for c in costs) - ledger[TimeCategory.COMMUNICATION]) < 1e-9
+    assert abs(sum(c.wait for c in costs) - ledger[TimeCategory.WAIT] - ledger[TimeCategory.BUBBLE]) < 1e-9
+    assert abs(sum(c.unsplit for c in costs) - ledger[TimeCategory.COMMUNICATION_UNSPLIT]) < 1e-9
     return analysis
 
 
-def rank_us(analysis: Analysis, rank: int, heading: Heading) -> float:
+def rank_us(analysis: Analysis, rank: int, heading: TimeCategory) -> float:
     """Microseconds that a rank's window holds under a heading."""
     found = next(row for row in analysis.ranks if row.rank == rank)
     return round(found.ledger[heading] * found.window_ms * 1e3, 3)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.job import analyse_job
 from stepscope.analyzer.summaries import JobContext
-from stepscope.core.analysis import Analysis, RooflineCoverage
-from stepscope.core.causes import Cause, Reason
-from stepscope.core.headings import Heading
+from stepscope.core.documents.analysis import Analysis, RooflineCoverage
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause, Reason
 from tests.analyzer.build import MAIN, NS_PER_US, TraceBuilder
 from tests.analyzer.jobs import TRANSFER_US, chain_of_waits, data_parallel
 from tests.analyzer.readings import analyse, cause_us, notice_codes, rank_us, row_of, view_of
@@ -20,11 +20,11 @@ from tests.analyzer.readings import analyse, cause_us, notice_codes, rank_us, ro
 
 def test_waiting_ends_with_the_last_arrival_and_the_rest_is_transfer() -> None:
     analysis = analyse(*data_parallel([[100, 100], [300, 300]]))
-    assert rank_us(analysis, 0, Heading.WAIT) == 400
-    assert rank_us(analysis, 1, Heading.WAIT) == 0
+    assert rank_us(analysis, 0, TimeCategory.WAIT) == 400
+    assert rank_us(analysis, 1, TimeCategory.WAIT) == 0
     for rank in (0, 1):
-        assert rank_us(analysis, rank, Heading.COMMUNICATION) == 2 * TRANSFER_US
-        assert rank_us(analysis, rank, Heading.COMMUNICATION_UNSPLIT) == 0
+        assert rank_us(analysis, rank, TimeCategory.COMMUNICATION) == 2 * TRANSFER_US
+        assert rank_us(analysis, rank, TimeCategory.COMMUNICATION_UNSPLIT) == 0
 
 
 def test_a_rank_that_always_computes_longer_is_a_straggler() -> None:
@@ -54,8 +54,8 @@ def test_five_percent_more_compute_counts() -> None:
 
 def test_a_wait_for_a_rank_that_waited_itself_is_charged_to_the_one_it_waited_for() -> None:
     analysis = analyse(*chain_of_waits())
-    assert rank_us(analysis, 0, Heading.WAIT) == 3 * 320
-    assert rank_us(analysis, 1, Heading.WAIT) == 3 * 300
+    assert rank_us(analysis, 0, TimeCategory.WAIT) == 3 * 320
+    assert rank_us(analysis, 1, TimeCategory.WAIT) == 3 * 300
     straggler = row_of(analysis, Cause.STRAGGLER)
     assert straggler.ranks == [2]
     # of rank 0's 320 us in the first step and later ones, 300 are rank 2's compute and 20 rank 1's transfer with it
@@ -81,8 +81,8 @@ def late_host_job() -> list[TraceBuilder]:
 
 def test_a_wait_for_a_late_host_is_charged_to_what_that_host_did() -> None:
     analysis = analyse(*late_host_job())
-    assert rank_us(analysis, 1, Heading.DATA_LOADING) == 3 * 190
-    assert rank_us(analysis, 0, Heading.WAIT) == 3 * 200
+    assert rank_us(analysis, 1, TimeCategory.DATA_LOADING) == 3 * 190
+    assert rank_us(analysis, 0, TimeCategory.WAIT) == 3 * 200
     assert row_of(analysis, Cause.DATA_LOADING).ranks == [1]
     # rank 1's own 190 us a step, and its share of rank 0's 200: 190 loading, 8 host, 2 launch
     assert cause_us(analysis, Cause.DATA_LOADING) == pytest.approx(3 * (190 + 190))
@@ -99,7 +99,7 @@ def test_a_wait_while_the_own_host_is_late_too_is_the_own_hosts() -> None:
             trace.collective("allreduce", start, begin + 420, launch=begin + 3, group=(0, 1))
             trace.kernel(begin + 420, begin + 1100, launch=begin + 350)
     analysis = analyse(*traces)
-    assert rank_us(analysis, 0, Heading.WAIT) == 3 * 200
+    assert rank_us(analysis, 0, TimeCategory.WAIT) == 3 * 200
     assert cause_us(analysis, Cause.HOST_BOUND) == 3 * 150
     assert cause_us(analysis, Cause.STRAGGLER) == 3 * 50
 
@@ -111,15 +111,15 @@ def test_a_head_start_from_before_the_window_is_before_window() -> None:
         trace.kernel(1000 + late, 1100 + late, launch=10)
         trace.collective("allreduce", 1100 + late, 1620, launch=20, group=(0, 1))
     analysis = analyse(*traces)
-    assert rank_us(analysis, 0, Heading.WAIT) == 500
+    assert rank_us(analysis, 0, TimeCategory.WAIT) == 500
     assert cause_us(analysis, Cause.BEFORE_WINDOW) == 500
 
 
 def test_a_missing_rank_leaves_communication_unsplit_with_the_reason() -> None:
     traces = data_parallel([[100] * 3, [300] * 3])
     analysis = analyse(traces[0])
-    assert rank_us(analysis, 0, Heading.COMMUNICATION_UNSPLIT) == 3 * (200 + TRANSFER_US)
-    assert rank_us(analysis, 0, Heading.WAIT) == 0
+    assert rank_us(analysis, 0, TimeCategory.COMMUNICATION_UNSPLIT) == 3 * (200 + TRANSFER_US)
+    assert rank_us(analysis, 0, TimeCategory.WAIT) == 0
     assert row_of(analysis, Cause.COMMUNICATION).reasons == [Reason.ARRIVALS_UNKNOWN]
     assert analysis.job.missing_ranks == [1]
     assert "missing_ranks" in notice_codes(analysis)
@@ -144,8 +144,8 @@ def test_while_one_of_two_collectives_transfers_nobody_waits() -> None:
         trace.kernel(1400, 1500, launch=4)
     analysis = analyse(*traces)
     # rank 0: [1100, 1150) both lack rank 1; [1150, 1200) one transfers; [1200, 1300) the other still lacks it
-    assert rank_us(analysis, 0, Heading.WAIT) == 50 + 100
-    assert rank_us(analysis, 0, Heading.COMMUNICATION) == 50 + 20
+    assert rank_us(analysis, 0, TimeCategory.WAIT) == 50 + 100
+    assert rank_us(analysis, 0, TimeCategory.COMMUNICATION) == 50 + 20
 
 
 def test_communication_behind_compute_is_hidden_and_costs_nothing() -> None:
@@ -156,7 +156,7 @@ def test_communication_behind_compute_is_hidden_and_costs_nothing() -> None:
         trace.collective("allreduce", 1100, 1300, launch=2, group=(0, 1))
     analysis = analyse(*traces)
     assert analysis.ranks[0].hidden_communication == 0.5
-    assert rank_us(analysis, 0, Heading.COMMUNICATION) == 0
+    assert rank_us(analysis, 0, TimeCategory.COMMUNICATION) == 0
     assert analysis.collectives[0].hidden == 1.0
 
 
@@ -166,7 +166,7 @@ def test_ranks_on_hosts_whose_clocks_differ_are_aligned_first() -> None:
         trace.base_ns = rank * 123_456_789
 
     analysis = analyse(*data_parallel([[100] * 4, [300] * 4], adjust=on_own_host))
-    assert rank_us(analysis, 0, Heading.WAIT) == 4 * 200
+    assert rank_us(analysis, 0, TimeCategory.WAIT) == 4 * 200
     assert analysis.trace_quality.clock_residual_us == 0.0
 
 
@@ -176,7 +176,7 @@ def test_hosts_joined_by_nothing_that_tells_the_time_are_unsplit() -> None:
         trace.host = f"node{trace.rank}"
         trace._descriptions = [replace(told, kind="broadcast") for told in trace._descriptions]
     analysis = analyse(*traces)
-    assert rank_us(analysis, 0, Heading.COMMUNICATION_UNSPLIT) == 4 * (200 + TRANSFER_US)
+    assert rank_us(analysis, 0, TimeCategory.COMMUNICATION_UNSPLIT) == 4 * (200 + TRANSFER_US)
 
 
 def test_one_step_only_lowers_the_confidence() -> None:
@@ -198,7 +198,7 @@ def test_a_single_rank_is_a_job_of_one() -> None:
 
 def test_the_whole_file_has_no_steps_and_still_adds_up() -> None:
     analysis = analyse(*data_parallel([[100] * 3, [300] * 3]), whole_file=True)
-    assert rank_us(analysis, 0, Heading.WAIT) == 3 * 200
+    assert rank_us(analysis, 0, TimeCategory.WAIT) == 3 * 200
 
 
 def test_calls_that_cannot_have_met_are_not_split() -> None:
@@ -211,8 +211,8 @@ def test_calls_that_cannot_have_met_are_not_split() -> None:
         for row in trace._rows:
             row.name = row.name.replace("ProfilerStep", "Step")
     analysis = analyse(traces[0], late)
-    assert rank_us(analysis, 0, Heading.WAIT) == 0
-    assert rank_us(analysis, 0, Heading.COMMUNICATION_UNSPLIT) > 4 * 2000
+    assert rank_us(analysis, 0, TimeCategory.WAIT) == 0
+    assert rank_us(analysis, 0, TimeCategory.COMMUNICATION_UNSPLIT) > 4 * 2000
 
 
 def test_capturing_that_slows_the_step_is_said() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 _FREES_AND_TAKES_AGAIN = """
 import ctypes, resource, sys
-from stepscope.cli.freed_memory import keep_freed_memory
+from stepscope.cli.options import keep_freed_memory
 
 if sys.argv[1] == "keeps":
     keep_freed_memory()

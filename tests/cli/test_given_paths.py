@@ -106,7 +106,7 @@ def test_trouble_of_the_system_is_told_alike(
         raise trouble
 
     verb = ["compare", str(folder)] if verb[0] == "compare" else verb
-    monkeypatch.setattr("stepscope.workflow.given_paths.os.scandir", refuse)
+    monkeypatch.setattr("stepscope.workflow.inputs.paths.os.scandir", refuse)
     assert _refusal(capfd, *verb, str(folder)) == (3, f"stepscope: {folder}: {told}\n")
 
 

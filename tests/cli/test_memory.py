@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli import main
-from tests.collectors.memory_snapshot.allocator import Allocator
+from tests.collectors.fake_allocator import Allocator
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from tests.workflow.written_traces import write_straggling_job
 
 _COMMANDS = (
     (("analyze", "{job}", "--html"), "stepscope.workflow.analyze.analyze"),
-    (("report", "{job}", "-o"), "stepscope.workflow.report.analyze"),
+    (("report", "{job}", "-o"), "stepscope.workflow.panels.report.analyze"),
     (("compare", "{a}", "{a}", "--junit"), "stepscope.workflow.compare.compare"),
-    (("workload", "bench", "gpt", "-o"), "stepscope.reference_workloads.throughput.measure.run_bench"),
+    (("workload", "bench", "gpt", "-o"), "stepscope.reference_workloads.bench.measurement.run_bench"),
 )
 
 
@@ -52,7 +52,7 @@ def test_the_answer_is_shown_where_writing_fails_after_the_work(
 
     if verb == "analyze":
         words = ["analyze", "--no-keep", str(write_straggling_job(tmp_path / "job")), "--html"]
-        monkeypatch.setattr("stepscope.workflow.report.write_whole", full)
+        monkeypatch.setattr("stepscope.workflow.panels.report.write_whole", full)
     else:
         write_run(tmp_path / "a", step_ms=10.0)
         words = ["compare", str(tmp_path / "a"), str(tmp_path / "a"), "--junit"]

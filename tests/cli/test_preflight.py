@@ -11,9 +11,9 @@ from xml.etree import ElementTree as Xml
 import pytest
 
 from stepscope.cli import main
-from stepscope.core.analysis import Notice
+from stepscope.core.documents.evidence import Notice
+from stepscope.core.documents.machine_checks import CheckResult, Outcome, Preflight, PreflightGpu
 from stepscope.core.errors import UnreachableError
-from stepscope.core.preflight import CheckResult, Outcome, Preflight, PreflightGpu
 from stepscope.workflow.preflight.request import PreflightRequest
 
 
@@ -48,7 +48,7 @@ def run(monkeypatch: pytest.MonkeyPatch, answer: Preflight | Exception, *argumen
             raise answer
         return answer
 
-    monkeypatch.setattr("stepscope.workflow.preflight.run.run_preflight", run_preflight)
+    monkeypatch.setattr("stepscope.workflow.preflight.phases.run_preflight", run_preflight)
     with pytest.raises(SystemExit) as ended:
         main(["preflight", *arguments])
     return int(ended.value.code or 0)
@@ -118,7 +118,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[PreflightRequest]:
         requests.append(request)
         return document(Outcome.PASS)
 
-    monkeypatch.setattr("stepscope.workflow.preflight.run.run_preflight", run_preflight)
+    monkeypatch.setattr("stepscope.workflow.preflight.phases.run_preflight", run_preflight)
     return requests
 
 

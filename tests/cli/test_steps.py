@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli import main
-from stepscope.core.run_layout import RunManifest
-from stepscope.training.run.run_directory import write_manifest
+from stepscope.core.documents.run_directory import RunManifest
+from stepscope.training.run.run_files import write_manifest
 
 
 def _run(tmp_path: Path) -> Path:

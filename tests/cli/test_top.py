@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli import main
-from stepscope.core.node import NodeHealth, NodeJob
-from tests.workflow.made_nodes import device, event, node, served
+from stepscope.core.documents.node import NodeHealth, NodeJob
+from tests.workflow.nodes.made_nodes import device, event, node, served
 
 _NOBODY = "http://127.0.0.1:9"
 _INTERRUPTED = (  # a test run in the background ignores SIGINT, and its children do

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.collectors.contradictions import Contradictions
-from stepscope.core.gpu_metrics import GPU
-from stepscope.core.readings import Collection, MissingReason, Reading, labels_of, with_labels
+from stepscope.collectors.contradictions import ContradictionWatch
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.readings import Collection, MissingReason, Reading, labels_of, with_labels
 
 LABELS = labels_of(gpu=0, uuid="GPU-0")
 BUSY = {"utilization_ratio": 1.0, "power_watts": 400.0, "power_limit_watts": 700.0}
@@ -20,7 +20,7 @@ def sample(values: dict[str, float], *, processes: float | None = None) -> Colle
 
 
 def codes(*samples: Collection) -> list[str]:
-    watch = Contradictions()
+    watch = ContradictionWatch()
     return [finding.code for one in samples for finding in watch.observe(one, 5)]
 
 
@@ -31,7 +31,7 @@ def test_bug_17_and_303_counters_of_zero_while_the_gpu_works_are_a_finding() -> 
 
 
 def test_what_is_to_be_done_is_the_events_and_not_said_twice() -> None:
-    watch, silent = Contradictions(), sample({**BUSY, "sm_active_ratio": 0.0})
+    watch, silent = ContradictionWatch(), sample({**BUSY, "sm_active_ratio": 0.0})
     (finding,) = [watch.observe(silent, 5) for _ in range(10)][-1]
     assert finding.message == "all profiling counters are 0 at 100% utilisation and 400 W: they are not counting"
 
@@ -45,7 +45,7 @@ SILENT = {**BUSY, "sm_active_ratio": 0.0, "fp64_active_ratio": 0.0, "pcie_transm
 
 
 def test_bug_17_silent_counters_are_missing_until_they_count_again_also_while_the_gpu_rests() -> None:
-    watch = Contradictions()
+    watch = ContradictionWatch()
     told = []
     resting = {**SILENT, "utilization_ratio": 0.0, "power_watts": 70.0}
     for values in (*[SILENT] * 10, resting, {**SILENT, "sm_active_ratio": 0.5}, resting):
@@ -77,7 +77,7 @@ RESTING = {**SILENT, "utilization_ratio": 0.0, "power_watts": 90.0}
 
 
 def test_at_rest_silence_is_told_of_when_the_gpu_worked() -> None:
-    watch = Contradictions()
+    watch = ContradictionWatch()
     told = [watch.observe(sample(values), 5) for values in (*[SILENT] * 12, RESTING, SILENT)]
     (at_rest,), (at_work,) = told[-2:]
     assert at_rest.message == (
@@ -95,7 +95,7 @@ def test_at_rest_silence_is_told_of_when_the_gpu_worked() -> None:
     ],
 )
 def test_silence_ends_where_any_counter_counts_or_none_is_told(after: dict[str, float]) -> None:
-    watch = Contradictions()
+    watch = ContradictionWatch()
     told = [watch.observe(sample(values), 5) for values in (*[SILENT] * 12, after)]
     assert (len(told[-2]), told[-1]) == (1, [])
     assert watch.without_silent(sample(after)) == sample(after)
@@ -103,7 +103,7 @@ def test_silence_ends_where_any_counter_counts_or_none_is_told(after: dict[str, 
 
 
 def test_the_counters_of_other_gpus_stay() -> None:
-    watch, other = Contradictions(), labels_of(gpu=1, uuid="GPU-1")
+    watch, other = ContradictionWatch(), labels_of(gpu=1, uuid="GPU-1")
     counts = Reading(GPU + "sm_active_ratio", 0.0, other, 1)
     both = Collection((*sample(SILENT).readings, counts))
     for _ in range(10):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.collectors.kernel_log import KernelLog
-from stepscope.core.readings import Finding, MissingReason
+from stepscope.core.metrics.readings import Finding, MissingReason
 
 
 class Log:

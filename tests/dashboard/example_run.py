@@ -14,18 +14,16 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.core.analysis import (
+from stepscope.core.documents.analysis import (
     Analysis,
     Collective,
     CopyTime,
     DimensionCost,
-    Evidence,
     Job,
     KernelFinding,
     KernelTime,
     Ledger,
     MeshSizes,
-    Notice,
     Pipeline,
     RankArrivals,
     RankLedger,
@@ -38,10 +36,11 @@ from stepscope.core.analysis import (
     Verdict,
     WhatIf,
 )
-from stepscope.core.causes import Cause, Reason
-from stepscope.core.headings import Heading
-from stepscope.core.run_layout import RUN_FILE, Attempt, RunManifest
-from stepscope.core.timeline import HEADING_ORDER, RankTimeline
+from stepscope.core.documents.evidence import Evidence, Notice
+from stepscope.core.documents.run_directory import RUN_FILE, Attempt, RunManifest
+from stepscope.core.documents.timeline import RankTimeline
+from stepscope.core.vocabulary.categories import CATEGORY_ORDER, TimeCategory
+from stepscope.core.vocabulary.causes import Cause, Reason
 from stepscope.store.runs import save_analysis, save_timelines
 
 ORIGIN_NS = 1_785_938_592_123_456_789
@@ -51,7 +50,7 @@ NUM_MICRO_BATCHES = 4
 FORWARD_US = 7_000
 BACKWARD_US = 13_500
 
-Slice = tuple[Heading, int]
+Slice = tuple[TimeCategory, int]
 """Heading and duration in ns."""
 
 
@@ -74,7 +73,7 @@ def make_analysis(timelines: list[RankTimeline]) -> Analysis:
     ranks = [_rank_ledger(timeline) for timeline in timelines]
     windows = sum(rank.window_ms for rank in ranks)
     ledger: Ledger = {
-        heading: sum(rank.ledger[heading] * rank.window_ms for rank in ranks) / windows for heading in HEADING_ORDER
+        heading: sum(rank.ledger[heading] * rank.window_ms for rank in ranks) / windows for heading in CATEGORY_ORDER
     }
     step_ms = sorted(rank.step_ms or 0.0 for rank in ranks)[len(ranks) // 2]
     rows = _root_causes(ledger, step_ms)
@@ -161,7 +160,7 @@ def write_manifest(directory: Path, name: str, *, started_ns: int = ORIGIN_NS) -
 
 def _make_timeline(rank: int, slices: list[Slice], step_starts_ns: list[int]) -> RankTimeline:
     edges = list(accumulate((duration for _, duration in slices), initial=_start_ns(rank)))
-    codes = [HEADING_ORDER.index(heading) for heading, _ in slices]
+    codes = [CATEGORY_ORDER.index(heading) for heading, _ in slices]
     return RankTimeline(rank, edges[:-1], edges[-1], codes, step_starts_ns, list(range(20, 20 + NUM_STEPS)))
 
 
@@ -176,7 +175,7 @@ def _length_ns(slices: list[Slice]) -> int:
 def _padded(step: list[Slice], length_ns: int) -> list[Slice]:
     """The step with its wait for the last rank made longer."""
     missing = length_ns - _length_ns(step)
-    return [(heading, duration + missing if heading is Heading.WAIT else duration) for heading, duration in step]
+    return [(heading, duration + missing if heading is TimeCategory.WAIT else duration) for heading, duration in step]
 
 
 def _step(*, stage: int, chance: random.Random) -> list[Slice]:
@@ -185,21 +184,21 @@ def _step(*, stage: int, chance: random.Random) -> list[Slice]:
     whole = (FORWARD_US + BACKWARD_US) * 1000
     if stage == 0:
         slices += _work(FORWARD_US, chance) + _work(FORWARD_US, chance)
-        slices.append((Heading.BUBBLE, whole + chance.randint(0, 400_000)))
+        slices.append((TimeCategory.BUBBLE, whole + chance.randint(0, 400_000)))
     else:
-        slices.append((Heading.BUBBLE, FORWARD_US * 1000 + chance.randint(0, 300_000)))
+        slices.append((TimeCategory.BUBBLE, FORWARD_US * 1000 + chance.randint(0, 300_000)))
     for micro_batch in range(NUM_MICRO_BATCHES):
         slices += _work(FORWARD_US, chance) if stage == 1 or micro_batch < NUM_MICRO_BATCHES - 2 else []
-        slices.append((Heading.COMMUNICATION, chance.randint(180_000, 320_000)))
+        slices.append((TimeCategory.COMMUNICATION, chance.randint(180_000, 320_000)))
         slices += _work(BACKWARD_US, chance)
         if micro_batch < NUM_MICRO_BATCHES - 1 and stage == 0:
-            slices.append((Heading.BUBBLE, chance.randint(300_000, 900_000)))
+            slices.append((TimeCategory.BUBBLE, chance.randint(300_000, 900_000)))
     if stage == 1:
-        slices.append((Heading.BUBBLE, BACKWARD_US * 1000 + chance.randint(0, 400_000)))
-    slices.append((Heading.WAIT, chance.randint(300_000, 2_400_000)))
-    slices.append((Heading.COMMUNICATION, chance.randint(2_500_000, 2_900_000)))
-    slices.append((Heading.MEMORY_BOUND, chance.randint(3_100_000, 3_300_000)))
-    slices.append((Heading.HOST_BOUND, chance.randint(700_000, 1_500_000)))
+        slices.append((TimeCategory.BUBBLE, BACKWARD_US * 1000 + chance.randint(0, 400_000)))
+    slices.append((TimeCategory.WAIT, chance.randint(300_000, 2_400_000)))
+    slices.append((TimeCategory.COMMUNICATION, chance.randint(2_500_000, 2_900_000)))
+    slices.append((TimeCategory.MEMORY_BOUND, chance.randint(3_100_000, 3_300_000)))
+    slices.append((TimeCategory.HOST_BOUND, chance.randint(700_000, 1_500_000)))
     return slices
 
 
@@ -209,13 +208,13 @@ def _work(duration_us: int, chance: random.Random) -> list[Slice]:
     for _ in range(6):
         block = duration_us * 1000 // 6
         parts = [
-            (Heading.COMPUTE_BOUND, 0.56),
-            (Heading.DEVICE_GAP, 0.004),
-            (Heading.MEMORY_BOUND, 0.21),
-            (Heading.LATENCY_BOUND, 0.02),
-            (Heading.COMMUNICATION, 0.12),
-            (Heading.COMPUTE_OTHER, 0.05),
-            (Heading.HOST_BOUND, 0.036),
+            (TimeCategory.COMPUTE_BOUND, 0.56),
+            (TimeCategory.DEVICE_GAP, 0.004),
+            (TimeCategory.MEMORY_BOUND, 0.21),
+            (TimeCategory.LATENCY_BOUND, 0.02),
+            (TimeCategory.COMMUNICATION, 0.12),
+            (TimeCategory.COMPUTE_OTHER, 0.05),
+            (TimeCategory.HOST_BOUND, 0.036),
         ]
         slices += [(heading, int(block * share * chance.uniform(0.93, 1.07))) for heading, share in parts]
     return slices
@@ -239,26 +238,26 @@ def _rank_ledger(timeline: RankTimeline) -> RankLedger:
 
 
 def _ledger_between(timeline: RankTimeline, start: int, end: int) -> Ledger:
-    times: Counter[Heading] = Counter()
+    times: Counter[TimeCategory] = Counter()
     edges = [*timeline.start_ns, timeline.end_ns]
     for first, last, code in zip(edges, edges[1:], timeline.headings, strict=False):
-        times[HEADING_ORDER[code]] += max(0, min(last, end) - max(first, start))
-    return {heading: times[heading] / (end - start) for heading in HEADING_ORDER}
+        times[CATEGORY_ORDER[code]] += max(0, min(last, end) - max(first, start))
+    return {heading: times[heading] / (end - start) for heading in CATEGORY_ORDER}
 
 
 def _root_causes(ledger: Ledger, step_ms: float) -> list[RootCause]:
-    straggler = ledger[Heading.WAIT] * 0.7
+    straggler = ledger[TimeCategory.WAIT] * 0.7
     fractions = {
-        Cause.PIPELINE_BUBBLE: ledger[Heading.BUBBLE] * 0.78,
-        Cause.IMBALANCE: ledger[Heading.BUBBLE] * 0.22,
-        Cause.COMPUTE_BOUND: ledger[Heading.COMPUTE_BOUND],
-        Cause.MEMORY_BOUND: ledger[Heading.MEMORY_BOUND],
-        Cause.LATENCY_BOUND: ledger[Heading.LATENCY_BOUND],
-        Cause.COMMUNICATION: ledger[Heading.COMMUNICATION],
-        Cause.HOST_BOUND: ledger[Heading.HOST_BOUND],
-        Cause.DEVICE_GAP: ledger[Heading.DEVICE_GAP],
+        Cause.PIPELINE_BUBBLE: ledger[TimeCategory.BUBBLE] * 0.78,
+        Cause.IMBALANCE: ledger[TimeCategory.BUBBLE] * 0.22,
+        Cause.COMPUTE_BOUND: ledger[TimeCategory.COMPUTE_BOUND],
+        Cause.MEMORY_BOUND: ledger[TimeCategory.MEMORY_BOUND],
+        Cause.LATENCY_BOUND: ledger[TimeCategory.LATENCY_BOUND],
+        Cause.COMMUNICATION: ledger[TimeCategory.COMMUNICATION],
+        Cause.HOST_BOUND: ledger[TimeCategory.HOST_BOUND],
+        Cause.DEVICE_GAP: ledger[TimeCategory.DEVICE_GAP],
         Cause.STRAGGLER: straggler,
-        Cause.UNEXPLAINED: ledger[Heading.WAIT] - straggler + ledger[Heading.COMPUTE_OTHER],
+        Cause.UNEXPLAINED: ledger[TimeCategory.WAIT] - straggler + ledger[TimeCategory.COMPUTE_OTHER],
     }
     everyone = list(range(NUM_RANKS))
     rows = [
@@ -346,7 +345,7 @@ def _roofline(ranks: list[RankLedger]) -> Roofline:
         ("void at::native::reduce_kernel<512, 1, ReduceOp<float>>", 2400, 0.01, "latency_bound", "by_name", None, None),
     ]  # fmt: skip
     kernels = [
-        KernelTime(name, calls, share * total, Heading(limit), by, operator=operator, module=module,
+        KernelTime(name, calls, share * total, TimeCategory(limit), by, operator=operator, module=module,
                    mean_us=share * total / calls * 1e3)
         for name, calls, share, limit, by, operator, module in shares
     ]  # fmt: skip

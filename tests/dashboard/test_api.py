@@ -9,8 +9,9 @@ from urllib.parse import quote
 
 import pytest
 
-from stepscope.core.timeline import HEADING_ORDER
-from stepscope.store.runs import RunStore, decode_analysis
+from stepscope.core.vocabulary.categories import CATEGORY_ORDER
+from stepscope.store.documents import decode_analysis
+from stepscope.store.runs import RunStore
 from tests.dashboard import example_run as example
 from tests.dashboard.live_server import get, live_server
 
@@ -73,7 +74,7 @@ def test_a_tile_adds_up_to_the_ledger(url: str) -> None:
     painted = {int(code): sum(shares) / document["share_unit"] / 300 for code, shares in tile["shares"].items()}
     rank = analysis.ranks[5]
     scale = rank.window_ms * 1e6 / document["window_ns"]
-    for code, heading in enumerate(HEADING_ORDER):
+    for code, heading in enumerate(CATEGORY_ORDER):
         assert document["headings"][code] == heading.value
         assert abs(painted.get(code, 0.0) - rank.ledger[heading] * scale) < 0.002
 
@@ -135,7 +136,7 @@ def test_an_unexpected_error_is_json_with_an_id_that_the_log_knows(
         answer = get(f"{url}/api/v1/runs/{RUN}")
 
     assert answer.status == 500
-    (record,) = [record for record in caplog.records if record.name == "stepscope.dashboard.failures"]
+    (record,) = [record for record in caplog.records if record.name == "stepscope.dashboard.api"]
     assert record.args is not None
     assert next(iter(record.args)) in answer.json["error"]["what_next"]
     assert record.exc_info is not None

@@ -8,14 +8,14 @@ import pytest
 from dash.development.base_component import Component
 
 from stepscope.analyzer.blame.root_causes import INTERVAL
-from stepscope.core.analysis import Analysis, Evidence
-from stepscope.core.headings import Heading
-from stepscope.dashboard.components.bars import share_bar, stacked_bar
+from stepscope.core.documents.analysis import Analysis
+from stepscope.core.documents.evidence import Evidence
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.dashboard.components.elements import share_bar, stacked_bar
 from stepscope.dashboard.components.kernels import kernels_panel
 from stepscope.dashboard.components.ledger import ledger_panel
-from stepscope.dashboard.components.root_causes import root_causes_panel
 from stepscope.dashboard.components.timeline import timeline_panel
-from stepscope.dashboard.components.verdict import verdict_card
+from stepscope.dashboard.components.verdict import root_causes_panel, verdict_card
 from tests.dashboard import example_run as example
 
 
@@ -77,8 +77,8 @@ def test_evidence_reads_as_words_and_percent(analysis: Analysis) -> None:
 @pytest.mark.parametrize("share", [1e300, -3.0, float("inf")])
 def test_no_bar_is_wider_than_its_track(share: float) -> None:
     bars = [
-        share_bar(share, heading=Heading.WAIT, largest=0.5, interval=(0.0, share)),
-        stacked_bar({Heading.WAIT: share}, label="rank 0"),
+        share_bar(share, heading=TimeCategory.WAIT, largest=0.5, interval=(0.0, share)),
+        stacked_bar({TimeCategory.WAIT: share}, label="rank 0"),
     ]
     styles = [getattr(node, "style", None) or {} for bar in bars for node in nodes_of(bar)]
     widths = [style["width"] for style in styles if "width" in style]

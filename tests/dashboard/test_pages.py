@@ -11,7 +11,7 @@ from urllib.parse import urlparse
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, WebSocket, expect
 
-from stepscope.core.headings import Heading
+from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.store.runs import RunStore, save_analysis
 from tests.dashboard import example_run as example
 from tests.dashboard.live_server import live_server
@@ -213,7 +213,7 @@ def test_area_on_the_canvas_is_time(visit: Visit, root: Path) -> None:
     width = page.evaluate("document.querySelector('#timeline canvas').width") - 54
     rows = example.NUM_RANKS * 24  # each rank's row is 24 px high
 
-    assert abs(colours[bubble] / (width * rows) - RunStore(root).load_analysis(RUN).ledger[Heading.BUBBLE]) < 0.01
+    assert abs(colours[bubble] / (width * rows) - RunStore(root).load_analysis(RUN).ledger[TimeCategory.BUBBLE]) < 0.01
 
 
 def test_the_wheel_zooms_around_the_pointer_and_the_url_keeps_the_view(visit: Visit) -> None:

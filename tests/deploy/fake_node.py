@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from stepscope.cli import main
-from stepscope.workflow.preflight import run
+from stepscope.workflow.preflight import phases
 from stepscope.workflow.preflight.request import Programs
 
 _DEVICES = Path(__file__).parents[1] / "workflow" / "preflight" / "fake_devices.py"
 
 if __name__ == "__main__":
-    run.run_preflight = partial(run.run_preflight, programs=Programs(device=(sys.executable, str(_DEVICES))))
+    phases.run_preflight = partial(phases.run_preflight, programs=Programs(device=(sys.executable, str(_DEVICES))))
     main(sys.argv[1:])

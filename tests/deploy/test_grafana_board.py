@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from deploy.grafana.board import FILE, board
-from stepscope.agent.exporter.families import CATALOGUE
+from stepscope.agent.exporter.exposition import CATALOGUE
 
 _PANELS: list[dict[str, Any]] = board()["panels"]
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from stepscope.agent.assembly import assembled
-from stepscope.agent.config import load
+from stepscope.agent.config.configuration import load
 from tests.deploy.conftest import DEPLOY, Run
 
 _FOLDER = DEPLOY / "kubernetes"

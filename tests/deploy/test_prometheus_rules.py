@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from stepscope.agent.config.health import Thresholds
-from stepscope.agent.exporter.families import CATALOGUE
-from stepscope.agent.health.patience import patience_of
-from stepscope.core.xids import XIDS
+from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.exporter.exposition import CATALOGUE
+from stepscope.agent.health.episodes import hysteresis_of
+from stepscope.core.hardware.xids import XIDS
 from tests.deploy.conftest import DEPLOY, Run
 
 _FOLDER = DEPLOY / "prometheus"
@@ -59,6 +59,6 @@ def test_every_kind_of_event_belongs_to_one_alert(alerts: dict[str, dict[str, An
         for name, rule in alerts.items()
         if (found := re.search(r'health_event",.*?code=~?"(.+?)"', rule["expr"]))
     }
-    for code in [*patience_of(Thresholds()), *(f"xid_{number}" for number in XIDS), "xid_999", "sxid_20034"]:
+    for code in [*hysteresis_of(Thresholds()), *(f"xid_{number}" for number in XIDS), "xid_999", "sxid_20034"]:
         assert [name for name, pattern in patterns.items() if pattern.fullmatch(code)] != [], code
         assert sum(pattern.fullmatch(code) is not None for pattern in patterns.values()) == 1, code

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.agent.assembly import assembled
-from stepscope.agent.config import load
+from stepscope.agent.config.configuration import load
 from tests.deploy.conftest import DEPLOY, Run
 
 _UNIT = DEPLOY / "systemd/stepscope-agent.service"

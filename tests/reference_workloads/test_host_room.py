@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.core.errors import UsageError
-from stepscope.reference_workloads import host_room, run_workload
-from stepscope.reference_workloads.host_room import refuse_on_processors
+from stepscope.reference_workloads import placement, run_workload
 from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.placement import refuse_on_processors
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import find_preset
 
@@ -22,7 +22,7 @@ def _job(plan: ParallelPlan, preset: str = "one-gpu", device_type: str = "cpu", 
 
 @pytest.fixture(autouse=True)
 def _of_32_gib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_room, "free_memory_bytes", lambda: 32 * _GIB)
+    monkeypatch.setattr(placement, "free_memory_bytes", lambda: 32 * _GIB)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
 
 
@@ -47,7 +47,7 @@ def test_what_fits_or_is_not_known_to_need_more_trains(job: TrainingJob) -> None
 
 
 def test_what_takes_processors_minutes_is_refused_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_room, "free_memory_bytes", lambda: 1000 * _GIB)
+    monkeypatch.setattr(placement, "free_memory_bytes", lambda: 1000 * _GIB)
     with pytest.raises(UsageError, match="a step of one-gpu is 256 TFLOP"):
         refuse_on_processors(_job(ParallelPlan()), is_asked_for=False)
     refuse_on_processors(_job(ParallelPlan()), is_asked_for=True)
@@ -65,7 +65,7 @@ def test_only_the_ranks_of_this_machine_count(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_figures_of_the_machine_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_room, "free_memory_bytes", lambda: None)
+    monkeypatch.setattr(placement, "free_memory_bytes", lambda: None)
     refuse_on_processors(_job(ParallelPlan()), is_asked_for=True)
 
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.errors import UsageError
-from stepscope.reference_workloads.plan import ParallelPlan
+from stepscope.reference_workloads.plan import SCHEDULES, ParallelPlan
 from stepscope.reference_workloads.presets import find_preset, presets
-from stepscope.reference_workloads.schedules import SCHEDULES
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402  # needs torch
 
-from stepscope.reference_workloads.recompute import recompute  # noqa: E402
-from stepscope.reference_workloads.stage import seeded_stage  # noqa: E402
+from stepscope.reference_workloads.models.transformer import seeded_stage  # noqa: E402
+from stepscope.reference_workloads.parallelism.sharding import recompute  # noqa: E402
 
 _TINY = find_preset("tiny")
 _HALF = replace(_TINY, dtype="float16")

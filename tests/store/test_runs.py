@@ -11,19 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.core.causes import Cause
+from stepscope.core.documents.timeline import RankTimeline
 from stepscope.core.errors import DataError
-from stepscope.core.timeline import HEADING_ORDER, RankTimeline
-from stepscope.store.documents import decode_timelines, encode_timelines
-from stepscope.store.runs import (
-    NotAnalysedError,
-    RunStatus,
-    RunStore,
-    UnknownRunError,
-    decode_analysis,
-    encode_analysis,
-    save_analysis,
-)
+from stepscope.core.vocabulary.categories import CATEGORY_ORDER
+from stepscope.core.vocabulary.causes import Cause
+from stepscope.store.documents import decode_analysis, decode_timelines, encode_analysis, encode_timelines
+from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, UnknownRunError, save_analysis
 from tests.dashboard import example_run as example
 
 
@@ -234,7 +227,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_rest(tmp_path: Path, monk
 
 @given(
     start=st.integers(0, 2**62),
-    slices=st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, len(HEADING_ORDER) - 1)), max_size=40),
+    slices=st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, len(CATEGORY_ORDER) - 1)), max_size=40),
 )
 def test_any_time_line_survives_its_document(start: int, slices: list[tuple[int, int]]) -> None:
     starts, clock = [], start
@@ -266,7 +259,7 @@ def test_codes_follow_the_documents_own_list_of_headings() -> None:
 
     (line,) = decode_timelines(msgspec.json.encode(document))
 
-    assert [HEADING_ORDER[code].value for code in line.headings] == ["compute_bound", "host_bound"]
+    assert [CATEGORY_ORDER[code].value for code in line.headings] == ["compute_bound", "host_bound"]
     assert (line.start_ns, line.end_ns) == ([5, 7], 10)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import stepscope.store.step_lines as subject
-from stepscope.core.steps import Step
+import stepscope.store.step_records as subject
+from stepscope.core.documents.steps import Step
 from stepscope.training.anomalies.detectors import Anomaly
 from stepscope.training.steps.telemetry import StepRecord
 

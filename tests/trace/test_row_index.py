@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.trace.row_index import RowIndex
+from stepscope.trace.columns import RowIndex
 
 NAMES = ("a", "b", "c")
 _ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12)

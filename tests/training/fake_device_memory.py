@@ -31,7 +31,7 @@ class FakeDeviceMemory:
         monkeypatch.setattr(device_memory, "attach_observer", self._attach)
         monkeypatch.setattr(device_memory, "begin_history", lambda: self._set_history(True))
         monkeypatch.setattr(device_memory, "end_history", lambda: self._set_history(False))
-        monkeypatch.setattr("stepscope.training.memory.out_of_memory._is_observing", False)
+        monkeypatch.setattr("stepscope.training.memory.snapshots._is_observing", False)
         return self
 
     def begin_use(self) -> None:

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stepscope.core.forking import about_to_fork
+from stepscope.core.process import about_to_fork
 
 
 @dataclass(frozen=True, slots=True)

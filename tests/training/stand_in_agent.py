@@ -12,8 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from stepscope.core.agent_messages import Answer, Hello, Message
-from stepscope.core.agent_protocol import LineBuffer, decode, encode
+from stepscope.core.protocol.messages import Answer, Hello, LineBuffer, Message, decode, encode
 
 M = TypeVar("M")
 

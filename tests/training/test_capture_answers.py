@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.core.agent_messages import Answer, AnswerState, Bye, Cancel, CaptureRequest, EarlyStop, Hello, Step
+from stepscope.core.protocol.messages import Answer, AnswerState, Bye, Cancel, CaptureRequest, EarlyStop, Hello, Step
 from stepscope.training import Schedule, once, slow_step
-from stepscope.training.profile import Profile
+from stepscope.training.profiling_session import Profile
 from tests.training.stand_in_agent import StandInAgent
 
 torch = pytest.importorskip("torch")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.core.agent_messages import (
+from stepscope.core.protocol.messages import (
     Alignment,
     Answer,
     AnswerState,

@@ -142,8 +142,8 @@ logging.getLogger("stepscope").addHandler(Warnings(logging.WARNING))
 folder, what = pathlib.Path(sys.argv[1]), sys.argv[2]
 if what == "read-only":
     assert os.system(f"mount -o remount,ro {folder}") == 0
-from stepscope.training.trouble import attendant
-attendant._EVERY_SECONDS = 0.02
+from stepscope.training import background_loop
+background_loop._EVERY_SECONDS = 0.02
 num_steps = 0
 first = 0 if what == "full of a trace" else 10_000
 with stepscope.profile("r", folder, stepscope.once(wait=first, warmup=1, active=3)) as prof:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepscope.analyzer.hang import explain_hang
-from stepscope.collectors.flight_recorder.dump import read_dump
-from stepscope.core.flight_recorder import FlightDump
-from stepscope.core.hang import HangKind, HangVerdict
+from stepscope.collectors.flight_recorder import read_dump
+from stepscope.core.documents.hang import FlightDump, HangKind, HangVerdict
 
 _TIMEOUT_MS = 15_000
 _BEGIN_NS, _SECOND_NS, _MS_NS = 10**18, 10**9, 10**6

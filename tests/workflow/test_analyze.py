@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.core.analysis import Analysis
-from stepscope.core.causes import Cause
+from stepscope.core.documents.analysis import Analysis
 from stepscope.core.errors import DataError, TruncatedTraceError
-from stepscope.core.headings import Heading
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause
 from stepscope.workflow.analyze import analyze
 from tests.workflow.written_traces import STEPS, trace_document, write_straggling_job, write_trace
 
@@ -31,7 +31,7 @@ def test_a_folder_of_ranks_is_one_job(job: Path) -> None:
     assert analysis.job.num_steps == STEPS
     assert analysis.verdict.cause is Cause.STRAGGLER
     assert analysis.verdict.ranks == [1]
-    wait_us = analysis.ranks[0].ledger[Heading.WAIT] * analysis.ranks[0].window_ms * 1e3
+    wait_us = analysis.ranks[0].ledger[TimeCategory.WAIT] * analysis.ranks[0].window_ms * 1e3
     assert wait_us == pytest.approx(STEPS * 45)
     assert codes(analysis) == []
 
@@ -144,8 +144,8 @@ def test_a_missing_rank_is_said_and_its_arrivals_stay_unknown(job: Path) -> None
     (job / "rank1.json.gz").unlink()
     analysis = analyze([str(job)]).analysis
     assert "missing_ranks" in codes(analysis)
-    assert analysis.ledger[Heading.WAIT] == 0
-    assert analysis.ledger[Heading.COMMUNICATION_UNSPLIT] > 0
+    assert analysis.ledger[TimeCategory.WAIT] == 0
+    assert analysis.ledger[TimeCategory.COMMUNICATION_UNSPLIT] > 0
 
 
 def run_directory(tmp_path: Path) -> Path:

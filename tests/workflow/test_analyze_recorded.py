@@ -10,12 +10,17 @@ from typing import Any
 
 import pytest
 
-from stepscope.core.analysis import Analysis, RankLedger
-from stepscope.core.causes import Cause
+from stepscope.core.documents.analysis import Analysis, RankLedger
 from stepscope.core.errors import StepscopeError
-from stepscope.core.headings import COMPUTE_HEADINGS, EXPOSED_COMMUNICATION_HEADINGS, IDLE_HEADINGS, Heading
+from stepscope.core.vocabulary.categories import (
+    COMPUTE_CATEGORIES,
+    EXPOSED_COMMUNICATION_CATEGORIES,
+    IDLE_CATEGORIES,
+    TimeCategory,
+)
+from stepscope.core.vocabulary.causes import Cause
 from stepscope.workflow.analyze import analyze
-from stepscope.workflow.trace_files import open_ranks
+from stepscope.workflow.inputs.trace_files import open_ranks
 
 pytestmark = pytest.mark.shared
 
@@ -36,12 +41,12 @@ CASES = (
 )
 
 GROUPS = {
-    "compute": COMPUTE_HEADINGS,
-    "exposed_comm": EXPOSED_COMMUNICATION_HEADINGS,
-    "comm_wait": (Heading.WAIT, Heading.BUBBLE),
-    "comm_transfer": (Heading.COMMUNICATION,),
-    "copy": (Heading.COPY,),
-    "idle": IDLE_HEADINGS,
+    "compute": COMPUTE_CATEGORIES,
+    "exposed_comm": EXPOSED_COMMUNICATION_CATEGORIES,
+    "comm_wait": (TimeCategory.WAIT, TimeCategory.BUBBLE),
+    "comm_transfer": (TimeCategory.COMMUNICATION,),
+    "copy": (TimeCategory.COPY,),
+    "idle": IDLE_CATEGORIES,
 }
 """Words of the truth file -> the headings that they stand for."""
 
@@ -51,7 +56,7 @@ def analysis_of(path: Path, *, whole_file: bool = False) -> Analysis:
     return analyze([str(path)], whole_file=whole_file, keep=False).analysis
 
 
-def share(rank: RankLedger, headings: Iterable[Heading]) -> float:
+def share(rank: RankLedger, headings: Iterable[TimeCategory]) -> float:
     return sum(rank.ledger[heading] for heading in headings)
 
 
@@ -70,7 +75,7 @@ def assert_adds_up(analysis: Analysis) -> None:
 def _each_file_is_read_once() -> Iterator[None]:
     """Folders hold files that are also analysed alone, and some files are booked by steps and whole."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stepscope.workflow.file_views.open_ranks", cache(open_ranks))
+        patch.setattr("stepscope.workflow.fan_out.tasks.open_ranks", cache(open_ranks))
         yield
         analysis_of.cache_clear()
 
@@ -138,20 +143,20 @@ WHOLE_FILE_SHARES = {
 def test_a_whole_files_idle_and_compute_are_exact(name: str, shared_traces: Path) -> None:
     (rank,) = analysis_of(shared_traces / "public" / name, whole_file=True).ranks
     idle, compute = WHOLE_FILE_SHARES[name]
-    assert 100 * share(rank, IDLE_HEADINGS) == pytest.approx(idle, abs=0.006)
+    assert 100 * share(rank, IDLE_CATEGORIES) == pytest.approx(idle, abs=0.006)
     if compute is not None:
-        assert 100 * share(rank, COMPUTE_HEADINGS) == pytest.approx(compute, abs=0.006)
+        assert 100 * share(rank, COMPUTE_CATEGORIES) == pytest.approx(compute, abs=0.006)
 
 
 def test_all_reduces_of_symmetric_memory_are_communication_and_not_compute(shared_traces: Path) -> None:
     """The known figures (idle 86.27, compute 12.75) count only kernels named after NCCL as communication (22 us)."""
     path = shared_traces / "public" / "tracelens" / "b200_8gpu_rank0_eager.json.gz"
     (rank,) = analysis_of(path, whole_file=True).ranks
-    assert 100 * share(rank, IDLE_HEADINGS) == pytest.approx(86.27, abs=0.006)
-    communication = share(rank, EXPOSED_COMMUNICATION_HEADINGS)
+    assert 100 * share(rank, IDLE_CATEGORIES) == pytest.approx(86.27, abs=0.006)
+    communication = share(rank, EXPOSED_COMMUNICATION_CATEGORIES)
     assert communication * rank.window_ms == pytest.approx(2.1415, abs=0.001)
     without_nccl = communication - 0.022 / rank.window_ms
-    assert 100 * (share(rank, COMPUTE_HEADINGS) + without_nccl) == pytest.approx(12.75, abs=0.01)
+    assert 100 * (share(rank, COMPUTE_CATEGORIES) + without_nccl) == pytest.approx(12.75, abs=0.01)
 
 
 COMMUNICATION_US = {
@@ -169,7 +174,7 @@ def test_a_whole_files_communication_and_its_exposed_part_are_exact(name: str, s
     (rank,) = analysis_of(shared_traces / "public" / name, whole_file=True).ranks
     span_us, all_us, exposed_us = COMMUNICATION_US[name]
     window_us = rank.window_ms * 1e3
-    exposed = share(rank, EXPOSED_COMMUNICATION_HEADINGS)
+    exposed = share(rank, EXPOSED_COMMUNICATION_CATEGORIES)
     if span_us is not None:
         assert window_us == pytest.approx(span_us, abs=0.06)
     assert exposed * window_us == pytest.approx(exposed_us, abs=0.6)
@@ -181,7 +186,7 @@ def test_the_eight_dlrm_ranks_meet_span_communication_and_overlap(shared_traces:
     assert_adds_up(analysis)
     known = [(13009, 5798, 4.5), (18749, 11336, 2.5), (11350, 3492, 7.9), (18853, 9774, 3.3)]
     for rank, (span_us, all_us, overlap) in zip(analysis.ranks[:4], known, strict=True):
-        exposed = share(rank, EXPOSED_COMMUNICATION_HEADINGS)
+        exposed = share(rank, EXPOSED_COMMUNICATION_CATEGORIES)
         assert rank.window_ms * 1e3 == pytest.approx(span_us, abs=0.6)
         assert (exposed + rank.hidden_communication) * rank.window_ms * 1e3 == pytest.approx(all_us, abs=0.6)
         assert 100 * rank.hidden_communication / (exposed + rank.hidden_communication) == pytest.approx(
@@ -193,7 +198,7 @@ def test_loader_workers_show_as_less_data_loading(shared_traces: Path) -> None:
     folder = shared_traces / "public" / "kineto"
     none, four = (analysis_of(folder / f"resnet50_num_workers_{n}.pt.trace.json.gz") for n in (0, 4))
     assert none.verdict.cause == "data_loading"
-    assert four.ledger[Heading.DATA_LOADING] < 0.02 < 0.2 < none.ledger[Heading.DATA_LOADING]
+    assert four.ledger[TimeCategory.DATA_LOADING] < 0.02 < 0.2 < none.ledger[TimeCategory.DATA_LOADING]
 
 
 PUBLIC = ("cpu3d", "hta", "kineto", "param", "torch213_gloo", "tracelens")

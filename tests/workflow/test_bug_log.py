@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from stepscope.analyzer.rank import view_rank
-from stepscope.core.analysis import Analysis
-from stepscope.core.causes import Cause
+from stepscope.core.documents.analysis import Analysis
 from stepscope.core.errors import DataError
-from stepscope.core.headings import Heading
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause
 from stepscope.store.documents import encode_analysis
-from stepscope.trace.kineto import read_trace
-from stepscope.workflow.analyze import analyze
-from stepscope.workflow.rank_views import view_files
+from stepscope.trace.formats.kineto.reader import read_trace
+from stepscope.workflow.analyze import analyze, view_files
 from tests.workflow.written_traces import STEPS, trace_document
 
 Event = dict[str, Any]
@@ -92,7 +91,7 @@ def test_communication_kernels_are_known_under_all_their_names(
         for kernel in _kernels(document)[1::2]:
             kernel["name"], kernel["args"] = name, {"correlation": kernel["args"]["correlation"]}
     analysis = analysed(*documents)
-    communication = (Heading.COMMUNICATION, Heading.WAIT, Heading.COMMUNICATION_UNSPLIT)
+    communication = (TimeCategory.COMMUNICATION, TimeCategory.WAIT, TimeCategory.COMMUNICATION_UNSPLIT)
     assert sum(analysis.ledger[heading] for heading in communication) == pytest.approx(50 / 90, abs=0.06)
     assert "no_communication" not in _codes(analysis)
 
@@ -105,8 +104,8 @@ def test_custom_all_reduces_match_by_their_order(analysed: Analyse) -> None:  # 
             kernel["args"] = {"correlation": kernel["args"]["correlation"]}
     analysis = analysed(*documents)
     assert analysis.trace_quality.unmatched_collectives == 0
-    assert analysis.ledger[Heading.WAIT] == pytest.approx(3 * 15 / 2 / 280)  # rank 0 waits 15 us a step
-    assert analysis.ledger[Heading.COMMUNICATION] == pytest.approx(3 * 35 / 280)
+    assert analysis.ledger[TimeCategory.WAIT] == pytest.approx(3 * 15 / 2 / 280)  # rank 0 waits 15 us a step
+    assert analysis.ledger[TimeCategory.COMMUNICATION] == pytest.approx(3 * 35 / 280)
 
 
 def test_annotations_of_nccl_without_its_kernels_are_no_communication_and_a_warning(
@@ -123,7 +122,7 @@ def test_amd_kernels_that_merely_begin_with_hip_are_compute(analysed: Analyse) -
     document = _alone()
     for kernel in _kernels(document)[1::2]:
         kernel["name"], kernel["args"] = "hipCustomGemm", {"correlation": kernel["args"]["correlation"]}
-    assert analysed(document).ledger[Heading.COMMUNICATION_UNSPLIT] == 0
+    assert analysed(document).ledger[TimeCategory.COMMUNICATION_UNSPLIT] == 0
 
 
 def test_a_job_of_several_ranks_without_communication_is_a_warning(analysed: Analyse) -> None:  # entry 12
@@ -189,9 +188,11 @@ def test_kernels_of_a_graph_count_and_gaps_inside_it_are_the_devices(analysed: A
     analysis = analysed(_graph_document())
     quality = analysis.trace_quality
     assert (quality.graph_share, quality.unlinked) == (1.0, 0.0)
-    busy = sum(analysis.ledger[h] for h in Heading if h.value.endswith("_bound") and h is not Heading.HOST_BOUND)
-    assert busy + analysis.ledger[Heading.COMPUTE_OTHER] == pytest.approx(3 * 84 / 288)
-    assert analysis.ledger[Heading.DEVICE_GAP] == pytest.approx((3 * 4 + 2 * 12 - 2 * 1) / 288, abs=0.05)
+    busy = sum(
+        analysis.ledger[h] for h in TimeCategory if h.value.endswith("_bound") and h is not TimeCategory.HOST_BOUND
+    )
+    assert busy + analysis.ledger[TimeCategory.COMPUTE_OTHER] == pytest.approx(3 * 84 / 288)
+    assert analysis.ledger[TimeCategory.DEVICE_GAP] == pytest.approx((3 * 4 + 2 * 12 - 2 * 1) / 288, abs=0.05)
 
 
 def test_a_graph_that_ran_longer_than_its_kernels_is_told(analysed: Analyse) -> None:  # entry 23
@@ -252,9 +253,9 @@ def test_the_ledger_adds_up_whatever_overlaps(analysed: Analyse) -> None:  # ent
 
 
 _OVERLAPPED_US = {
-    Heading.MEMORY_BOUND: 65 + 70 + 70,  # the first 5 us lie before the first booked step
-    Heading.COMMUNICATION_UNSPLIT: 3 * 15,
-    Heading.IDLE_OTHER: 2 * 15,
+    TimeCategory.MEMORY_BOUND: 65 + 70 + 70,  # the first 5 us lie before the first booked step
+    TimeCategory.COMMUNICATION_UNSPLIT: 3 * 15,
+    TimeCategory.IDLE_OTHER: 2 * 15,
 }
 """Each moment once: compute hides communication."""
 

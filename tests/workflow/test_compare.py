@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stepscope.core.comparison import Change, GateOutcome
+from stepscope.core.documents.comparison import Change, GateOutcome
+from stepscope.core.documents.run_directory import RunManifest, steps_path
 from stepscope.core.errors import DataError, UsageError
-from stepscope.core.run_layout import RunManifest, steps_path
 from stepscope.store.documents import encode_analysis
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.compare import compare, find_runs

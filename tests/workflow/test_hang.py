@@ -68,7 +68,7 @@ def test_while_ranks_have_only_begun_to_stand_their_dumps_of_now_are_read(tmp_pa
     "case", sorted(Path(__file__).with_name("recorded_hangs").iterdir()), ids=lambda case: case.name
 )
 def test_hangs_of_two_gpus(case: Path) -> None:
-    """Made by `benchmarks.hang_accuracy --backend nccl`; `-ahead`: hosts that run ahead of their GPUs. `uneven_data` is
+    """Made by `benchmarks.accuracy.hang --backend nccl`; `-ahead`: hosts that run ahead of their GPUs. `uneven_data` is
     the suite's: the rank without data waits in another group until NCCL aborts that call, which it calls completed."""
     truth = json.loads((case / "truth.json").read_text())
     verdict = read_hang([str(case)]).verdict

@@ -9,15 +9,15 @@ import pytest
 
 from stepscope.analyzer.compare.comparison import compare
 from stepscope.analyzer.compare.run_record import RunRecord
-from stepscope.cli.analysis_report import print_analysis
-from stepscope.core.analysis import Analysis
+from stepscope.cli.terminal.analysis import print_analysis
+from stepscope.core.documents.analysis import Analysis
 from stepscope.core.errors import DataError
-from stepscope.core.headings import Heading
+from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.dashboard.components.ledger import ledger_panel
 from stepscope.dashboard.components.timeline import timeline_panel
 from stepscope.store.documents import decode_analysis, encode_analysis, encode_comparison
-from stepscope.workflow.rank_choice import most_different_ranks
-from stepscope.workflow.report_html.page import render
+from stepscope.workflow.panels.ledger import most_different_ranks
+from stepscope.workflow.panels.report import render
 from tests.dashboard import example_run as example
 
 
@@ -32,9 +32,11 @@ def _ledgers(document: dict[str, Any]) -> list[dict[str, float]]:
     return [document["ledger"], *(r["ledger"] for r in ranks), *(s["ledger"] for r in ranks for s in r["steps"])]
 
 
-@pytest.mark.parametrize("heading", [Heading.COMPUTE_BOUND, Heading.WAIT, Heading.BUBBLE, Heading.IDLE_OTHER])
+@pytest.mark.parametrize(
+    "heading", [TimeCategory.COMPUTE_BOUND, TimeCategory.WAIT, TimeCategory.BUBBLE, TimeCategory.IDLE_OTHER]
+)
 def test_without_a_heading_it_is_shown_everywhere(
-    whole: Analysis, heading: Heading, capsys: pytest.CaptureFixture[str]
+    whole: Analysis, heading: TimeCategory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = json.loads(encode_analysis(whole))
     for ledger in _ledgers(document):
@@ -57,7 +59,7 @@ def test_a_heading_that_only_one_rank_lacks_is_nothing_there(
     whole: Analysis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = json.loads(encode_analysis(whole))
-    del document["ranks"][0]["ledger"][Heading.BUBBLE]
+    del document["ranks"][0]["ledger"][TimeCategory.BUBBLE]
     print_analysis(decode_analysis(json.dumps(document).encode()))
     assert "bubble" in capsys.readouterr().out
 

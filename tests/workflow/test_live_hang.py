@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from stepscope.core.live_hang import LiveHangState, RankState
+from stepscope.core.documents.hang import LiveHangState, RankState
 from stepscope.workflow.live_hang import read_live_hang
 
 

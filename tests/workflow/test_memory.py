@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.collectors.memory_snapshot import read_snapshot
+from stepscope.core.documents.memory import MemoryCategory, OomCause
 from stepscope.core.errors import DataError
-from stepscope.core.memory import Category, OomCause
 from stepscope.workflow.memory import read_memory
 
 
@@ -20,8 +20,8 @@ def test_the_recorded_leak(shared_traces: Path) -> None:
     assert (report.oom.cause, report.oom.phase, report.oom.requested_bytes) == (OomCause.LEAK, "optimizer", 16 << 20)
     assert report.growth is not None
     assert report.growth.bytes_per_step == pytest.approx(36 << 20, rel=1e-3)
-    assert max(report.by_category, key=lambda category: report.by_category[category]) is Category.ACTIVATIONS
-    assert report.by_category[Category.PARAMETERS] == 134_283_264
+    assert max(report.by_category, key=lambda category: report.by_category[category]) is MemoryCategory.ACTIVATIONS
+    assert report.by_category[MemoryCategory.PARAMETERS] == 134_283_264
     assert report.warnings == []
 
 

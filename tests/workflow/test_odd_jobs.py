@@ -1,4 +1,4 @@
-"""Does an analysis survive what no profiler should write, but the fuzzer (benchmarks/fuzz.py) found to break it?"""
+"""Does an analysis survive what no profiler should write, but the fuzzer found to break it?"""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stepscope.core.causes import Cause
+from stepscope.core.vocabulary.causes import Cause
 from stepscope.store.documents import decode_analysis, encode_analysis
 from stepscope.workflow.analyze import analyze
-from stepscope.workflow.whatif import what_if
+from stepscope.workflow.what_if import what_if
 from tests.workflow.written_traces import STEPS, trace_document
 
 

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.core.causes import Cause
+from stepscope.core.documents.what_if import WhatIfInput
 from stepscope.core.errors import DataError
-from stepscope.core.what_if import WhatIfInput
-from stepscope.workflow.operation_tables import find_operation_table
-from stepscope.workflow.whatif import what_if
+from stepscope.core.vocabulary.causes import Cause
+from stepscope.workflow.what_if import find_operation_table, what_if
 from tests.analyzer.what_if.operations.pipelined_job import one_forward_one_backward, operation_table
 
 pyarrow = pytest.importorskip("pyarrow", reason="reading parquet needs pyarrow")

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 _COUNTING = """
 import gc, json, threading, torch
-from stepscope.zero_code.watch import _run
+from stepscope.zero_code.patches import _run
 torch.set_num_threads(1)
 counts = {}
 

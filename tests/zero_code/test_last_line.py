@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.zero_code.last_line import say, say_where, speaks_here
+from stepscope.zero_code.automatic_run import print_line, print_run_directory, prints_on_this_rank
 
 
 @pytest.mark.parametrize(("num_steps", "words"), [(1, "1 step measured"), (20, "20 steps measured")])
 def test_it_tells_how_many_steps_and_where(num_steps: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    say_where(Path("runs/a"), num_steps)
-    say_where(None, num_steps)
+    print_run_directory(Path("runs/a"), num_steps)
+    print_run_directory(None, num_steps)
     assert capsys.readouterr().err == f"stepscope: {words}; next: stepscope analyze runs/a\n"
 
 
@@ -22,15 +22,15 @@ def test_where_nobody_listens_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -
     closed.close()
     for stderr in (closed, None):
         monkeypatch.setattr("sys.stderr", stderr)
-        say("anything")
+        print_line("anything")
 
 
 @pytest.mark.parametrize("variable", ["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"])
 def test_rank_0_speaks_whoever_started_it(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for other in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         monkeypatch.delenv(other, raising=False)
-    assert speaks_here()
+    assert prints_on_this_rank()
     monkeypatch.setenv(variable, "0")
-    assert speaks_here()
+    assert prints_on_this_rank()
     monkeypatch.setenv(variable, "1")
-    assert not speaks_here()
+    assert not prints_on_this_rank()

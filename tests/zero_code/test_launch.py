@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from stepscope.training.captures.schedule import Schedule
-from stepscope.zero_code import watch
-from stepscope.zero_code.launch import environment_for
-from stepscope.zero_code.order import VARIABLE, Order, take_order
+from stepscope.zero_code import patches
+from stepscope.zero_code.launch import OPTIONS_VARIABLE, RunOptions, environment_for, take_options
 from stepscope.zero_code.startup.sitecustomize import WATCHED
 
-_ORDER = Order("/runs", None, [0, 3], Schedule(first=9, period=20), with_stack=True)
+_ORDER = RunOptions("/runs", None, [0, 3], Schedule(first=9, period=20), with_stack=True)
 
 
 def _refused(*arguments: str) -> str:
@@ -29,8 +28,8 @@ def _refused(*arguments: str) -> str:
 
 def test_an_order_arrives_as_it_was_given_and_only_once() -> None:
     environment = environment_for(_ORDER, {})
-    assert take_order(environment) == _ORDER
-    assert take_order(environment) is None
+    assert take_options(environment) == _ORDER
+    assert take_options(environment) is None
 
 
 @pytest.mark.parametrize("path", ["", "/mine::/yours", "/mine:", ":/mine"])
@@ -46,7 +45,7 @@ def test_an_empty_entry_of_the_path_is_still_the_folder_it_starts_in(tmp_path: P
     (tmp_path / "tools").mkdir()
     (tmp_path / "mine.py").write_text("print('found')")
     (tmp_path / "tools" / "script.py").write_text("import mine")
-    path = os.pathsep.join([str(Path(watch.__file__).parents[2]), ""])
+    path = os.pathsep.join([str(Path(patches.__file__).parents[2]), ""])
     ran = subprocess.run(
         [sys.executable, "-m", "stepscope", "run", "--", sys.executable, "tools/script.py"],
         cwd=tmp_path,
@@ -62,11 +61,11 @@ def test_an_empty_entry_of_the_path_is_still_the_folder_it_starts_in(tmp_path: P
 def test_disabled_hands_the_environment_on_unchanged() -> None:
     given = {"STEPSCOPE_DISABLE": "1", "PYTHONPATH": "/mine"}
     assert environment_for(_ORDER, given) == given
-    assert VARIABLE in environment_for(_ORDER, given | {"STEPSCOPE_DISABLE": "0"})
+    assert OPTIONS_VARIABLE in environment_for(_ORDER, given | {"STEPSCOPE_DISABLE": "0"})
 
 
 def test_what_is_watched_is_what_is_looked_into() -> None:
-    assert set(watch._LOOKS_INTO) == WATCHED
+    assert set(patches._PATCHES) == WATCHED
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_options_of_the_command_are_its_own() -> None:
 
 
 def test_a_python_without_stepscope_finds_the_one_that_started_it() -> None:
-    path = str(Path(watch.__file__).parent / "startup" / "sitecustomize.py")
+    path = str(Path(patches.__file__).parent / "startup" / "sitecustomize.py")
     code = f"""
 import importlib.util, sys, types
 spec = importlib.util.spec_from_file_location("startup", {path!r})
@@ -108,9 +107,9 @@ spec.loader.exec_module(startup)
 before = list(sys.path)
 startup._stepscope_looks_into(types.ModuleType("torch.serialization"))
 assert sys.path == before
-print(sys.modules["stepscope.zero_code.watch"].__file__)
+print(sys.modules["stepscope.zero_code.patches"].__file__)
 """
     ran = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert ran.stdout.strip() == watch.__file__
+    assert ran.stdout.strip() == patches.__file__

@@ -127,15 +127,15 @@ def test_an_optimizer_of_slots_is_measured_like_any_other(run_script: RunScript)
 
 
 _FAILING = """
-from stepscope.zero_code import cycle, waits
+from stepscope.zero_code import step_detection
 
 def failing(*_, **__):
     raise LookupError("ours")
 
 if WHERE == "an update":
-    cycle.Cycle.counts = cycle.Cycle.ends_with = failing
+    step_detection.StepCycle.counts = step_detection.StepCycle.ends_with = failing
 else:
-    waits.Waits.began = waits.Waits.gave = waits.Waits.ran_out = failing
+    step_detection.LoaderWaits.began = step_detection.LoaderWaits.gave = step_detection.LoaderWaits.ran_out = failing
 loader = torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2)
 train(3)
 print(len(list(loader)))

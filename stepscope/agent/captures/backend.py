@@ -1,4 +1,4 @@
-"""How is a training process captured? Each way to do it is a back end; none of their calls waits."""
+"""Interface of a capture backend: the processes it can capture, requests, and their answers. No call waits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from stepscope.core.agent_messages import Answer, CaptureRequest
-from stepscope.core.readings import Missing
+from stepscope.core.metrics.readings import Missing
+from stepscope.core.protocol.messages import Answer, CaptureRequest
 
 
 @dataclass(frozen=True, slots=True)

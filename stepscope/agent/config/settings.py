@@ -1,13 +1,92 @@
-"""Which settings has the agent? One section a topic; docs/agent.md has the table that is made of this file."""
+"""Settings of the agent, one section a topic; docs/agent.md has the table that is made from this file.
+
+`Thresholds` holds the limits of health checks; docs/health.md names the source of each.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepscope.agent.config.health import Thresholds
-from stepscope.agent.config.jobs import Jobs
 from stepscope.agent.config.keys import Key, key, keys_of
-from stepscope.core.agent_messages import DEFAULT_SOCKET, MAX_CAPTURED_STEPS
+from stepscope.collectors.jobs.settings import (
+    IDLE_SECONDS,
+    KUBELET_SOCKET,
+    PROJECT_NAMES,
+    TEAM_NAMES,
+    JobSettings,
+    TeamNaming,
+)
+from stepscope.core.protocol.messages import DEFAULT_SOCKET, MAX_CAPTURED_STEPS
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Thresholds and times of health, `[health]` in the file."""
+
+    expected_gpus: int = key(0, "How many GPUs there must be; 0: as many as there are.", least=0)
+    # memory
+    corrected_errors_per_second: float = key(
+        1.0, "Corrected memory errors that are a warning, averaged over a minute.", least=0.0
+    )
+    corrected_errors_critical_per_second: float = key(1000.0, "The rate of them that is critical.", least=0.0)
+    remapped_rows: int = key(512, "Memory rows replaced after errors that could not be corrected.", least=1)
+    retired_pages: int = key(63, "Memory pages retired, before Ampere.", least=1)
+    retired_pages_uncorrected: int = key(
+        15, "Those retired after double bit errors, if more than one came this week.", least=0
+    )
+    # links
+    pcie_replays_factor: float = key(1.0, "PCIe replays: times DCGM's limit for generation and width.", least=0.01)
+    nvlink_crc_per_second: float = key(1.0, "Wrong NVLink checksums that are a warning.", least=0.0)
+    nvlink_crc_critical_per_second: float = key(100.0, "The rate of them that is critical.", least=0.0)
+    nvlink_errors_per_minute: float = key(1.0, "Other errors of NVLinks.", least=0.01)
+    nvlink_effective_error_ratio: float = key(1e-12, "NVLink 5: wrong bits after correction.", least=0.0)
+    nvlink_symbol_error_ratio: float = key(
+        1.5e-237, "NVLink 5: wrong symbols; the default is its smallest, a zero.", least=0.0
+    )
+    # heat and power
+    thermal_seconds_per_minute: float = key(0.0, "More time slowed by heat than this is a warning.", least=0.0)
+    temperature_margin_celsius: float = key(0.0, "Degrees left up to the slowdown.")
+    slowdown_per_minute: float = key(0.6, "Share of minutes with a slowdown by the hardware.", least=0.01)
+    slowdown_minutes: int = key(10, "Over how many minutes.", least=1)
+    busy_ratio: float = key(0.5, "Utilisation from which a GPU is under load.", least=0.0, most=1.0)
+    # XIDs
+    repeats: int = key(3, "Processes that met XID 13 or 31 on one GPU, which may be the GPU's fault then.", least=2)
+    repeats_seconds: float = key(86_400.0, "Over how long they are counted.", least=1.0)
+    # times
+    hung_seconds: float = key(30.0, "How long a GPU, driver or link may not answer.", least=0.0)
+    stalls_per_minute: float = key(
+        0.3, "Share of 10 minutes in which a GPU stalled and then answered again.", least=0.01
+    )
+    load_seconds: float = key(60.0, "How long a PCIe link must be slow under load.", least=0.0)
+    fabric_seconds: float = key(120.0, "How long a GPU may take to join the NVLink fabric.", least=0.0)
+    leave_seconds: float = key(300.0, "How long no error must come for an episode to end.", least=0.0)
+    xid_leave_seconds: float = key(600.0, "The same for XIDs that need no reset.", least=0.0)
+    port_leave_seconds: float = key(600.0, "How long an InfiniBand port must be up again.", least=0.0)
+    stale_seconds: float = key(60.0, "Age from which a value proves nothing.", least=1.0)
+
+
+WARNS_BEFORE = {
+    "health.corrected_errors_per_second": "health.corrected_errors_critical_per_second",
+    "health.nvlink_crc_per_second": "health.nvlink_crc_critical_per_second",
+}
+"""Of each warning's key the one of the critical rate, which must not be less: what is critical is not passed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """What of jobs the operator decides."""
+
+    idle_seconds: float = key(IDLE_SECONDS, "A GPU that is held without kernels for so long is idle.", least=1.0)
+    team_names: tuple[str, ...] = key(TEAM_NAMES, "Labels and variables that name a team; the first counts.")
+    project_names: tuple[str, ...] = key(PROJECT_NAMES, "Labels and variables that name a project.")
+    hpc_job_folder: str = key("", "Folder of the files that job prologs write for dcgm-exporter.", metavar="FOLDER")
+    kubelet_socket: str = key(KUBELET_SOCKET, "Socket of the kubelet's pod-resources API.")
+    node: str = key("", "This machine's name, in Kubernetes the node's; empty: NODE_NAME, or the host's name.")
+
+    def settings(self) -> JobSettings:
+        """For those who look."""
+        naming = TeamNaming(self.team_names, self.project_names)
+        return JobSettings(self.idle_seconds, naming, self.kubelet_socket, self.node, self.hpc_job_folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +194,8 @@ class Settings:
     training: Training = Training()
     captures: Captures = Captures()
     kineto: Kineto = Kineto()
-    health: Thresholds = Thresholds()  # noqa: RUF009 - it is frozen
-    jobs: Jobs = Jobs()  # noqa: RUF009
+    health: Thresholds = Thresholds()
+    jobs: Jobs = Jobs()
 
 
 KEYS: dict[str, Key] = keys_of(Settings)

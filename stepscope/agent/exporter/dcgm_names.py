@@ -1,18 +1,14 @@
-"""Which series would dcgm-exporter show of these readings? So that boards made for it work.
-
-Names and units are DCGM's, labels those of dcgm-exporter 4.5: `gpu, UUID, pci_bus_id, device, modelName, Hostname`, and
-of MIG instances `GPU_I_PROFILE, GPU_I_ID`, whose UUID is the whole GPU's there. What we do not know is left out.
-"""
+"""Series under dcgm-exporter's names, so that dashboards made for it work."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
 
-from stepscope.agent.exporter.families import Series
-from stepscope.core.gpu_metrics import BY_NAME, GPU
+from stepscope.agent.exporter.exposition import Series
 from stepscope.core.metrics import MetricKind
-from stepscope.core.readings import GPU_LABELS, Labels, Reading
+from stepscope.core.metrics.gpu import BY_NAME, GPU
+from stepscope.core.metrics.readings import GPU_LABELS, Labels, Reading
 
 _OURS = frozenset(GPU_LABELS)
 

@@ -1,12 +1,198 @@
-"""What was a GPU like in the last minutes? Samples, and rates of what is only counted; a bounded number of them."""
+"""History of the last minutes: samples of each GPU, joined from all sources, and rates of the processes on it."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import inf
 
-from stepscope.agent.fleet.sampling import Told
-from stepscope.workflow.fleet_class import GpuFacts, Sample
+from stepscope.agent.polling import SourceState
+from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample
+from stepscope.core.hardware.devices import DevicePlace, GpuPlaces, device_of
+from stepscope.core.hardware.gpu_catalogue import board_power_watts
+from stepscope.core.metrics.agent import TRAINING
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.host import CGROUP, HOST, PROCESS
+from stepscope.core.metrics.readings import Labels, Reading, labels_of
+
+_STALE_NS = 60_000_000_000
+_INSTANCE = "gpu_instance"
+_WHOLE = {
+    "utilization_ratio": "utilization",
+    "memory_bandwidth_busy_ratio": "memory_busy",
+    "power_watts": "power_watts",
+    "sm_clock_hertz": "clock_hertz",
+    "graphics_engine_active_ratio": "engine",
+    "sm_active_ratio": "sm",
+    "tensor_active_ratio": "tensor",
+    "dram_active_ratio": "dram",
+    "pcie_transmit_bytes_per_second": "pcie_transmit",
+    "pcie_receive_bytes_per_second": "pcie_receive",
+    "memory_used_bytes": "memory_used",
+    "power_limit_watts": "",
+    "sm_clock_max_hertz": "",
+    "memory_total_bytes": "",
+    "mig_enabled": "",
+    "fp64_active_ratio": "",
+    "fp32_active_ratio": "",
+    "fp16_active_ratio": "",
+    "integer_active_ratio": "",
+    "nvlink_transmit_bytes_per_second": "",
+    "nvlink_receive_bytes_per_second": "",
+    "nvlink_data_bytes_per_second": "",
+}
+"""Metrics that a GPU has once, and the sample's field where they are it."""
+_FIELDS = {GPU + metric: metric for metric in _WHOLE}
+_WAYS = ("transmit", "receive")
+_COUNTERS = frozenset(f"{GPU}{link}_{way}_bytes_total" for link in ("nvlink", "pcie") for way in _WAYS)
+_UP = GPU + "up"
+_INFO, _REASON, _PROCESSES, _LINKS = (GPU + name for name in ("info", "throttle_reason", "processes", "nvlink_links"))
+_GPU_METRICS = frozenset(_FIELDS) | _COUNTERS | {_INFO, _REASON, _PROCESSES, _LINKS}
+
+
+@dataclass(slots=True)
+class GpuValues:
+    """What the sources say of one GPU or MIG instance; of what two say, the first counts.
+
+    Attributes:
+        labels: which it is.
+        values: of metrics that it has once, by name without prefix.
+        counters: bytes since the driver was loaded and when they were read, by name.
+        reasons: throttle reasons that hold; None where none is told of.
+        num_processes, num_links: None where not told.
+        processes_by: the source that counted them.
+        name: of the device.
+        newest_ns: time of its newest value.
+    """
+
+    labels: Labels
+    values: dict[str, float] = field(default_factory=dict)
+    counters: dict[str, tuple[float, int]] = field(default_factory=dict)
+    reasons: set[str] | None = None
+    num_processes: float | None = None
+    num_links: float | None = None
+    processes_by: str = ""
+    name: str = ""
+    newest_ns: int = 0
+
+    def facts(self, idle_watts: float | None) -> GpuFacts:
+        """What stays the same."""
+        limit = self.values.get("power_limit_watts") or board_power_watts(self.name)
+        links = None if self.num_links is None else self.num_links > 0
+        return GpuFacts(
+            self.name,
+            limit,
+            self.values.get("sm_clock_max_hertz"),
+            self.values.get("memory_total_bytes"),
+            idle_watts,
+            links,
+        )
+
+    def sample(self, rates: Mapping[str, float]) -> Sample:
+        """The sample.
+
+        Args:
+            rates: of counters, bytes/s by name, for what no source tells as a rate.
+        """
+        told = {name: self.values.get(metric) for metric, name in _WHOLE.items() if name}
+        for way in _WAYS:
+            if told[f"pcie_{way}"] is None:
+                told[f"pcie_{way}"] = rates.get(f"pcie_{way}_bytes_total")
+        return Sample(
+            self.newest_ns,
+            throttle_reasons=None if self.reasons is None else frozenset(self.reasons),
+            vector=_most(self.values, [f"{pipe}_active_ratio" for pipe in ("fp64", "fp32", "fp16", "integer")]),
+            link_bytes=self._link_bytes(rates),
+            num_processes=self.num_processes,
+            **told,
+        )
+
+    def _link_bytes(self, rates: Mapping[str, float]) -> float | None:
+        now = _most(self.values, [f"nvlink_{way}_bytes_per_second" for way in _WAYS])
+        if now is None:
+            now = _most(rates, [f"nvlink_{way}_bytes_total" for way in _WAYS])
+        both = self.values.get("nvlink_data_bytes_per_second")
+        return both / 2 if now is None and both is not None else now
+
+
+def values_of_gpus(states: Sequence[SourceState], until_ns: float = inf) -> dict[Labels, GpuValues]:
+    """What is said of each GPU, and of each MIG instance instead of its GPU.
+
+    Args:
+        states: the sources, in the order of their trust.
+        until_ns: what is newer was read before the clock was set back, and is left out.
+    """
+    gpus: dict[DevicePlace, GpuValues] = {}
+    for state in states:
+        if state.collected_ns is not None:
+            _take_gpu_readings(gpus, state, state.collected_ns - _STALE_NS, until_ns)
+    split = {_gpu(told) for told in gpus.values() if _INSTANCE in dict(told.labels)}
+    return {
+        told.labels: told
+        for told in gpus.values()
+        if _INSTANCE in dict(told.labels) or not (told.values.get("mig_enabled") or _gpu(told) in split)
+    }
+
+
+def _take_gpu_readings(gpus: dict[DevicePlace, GpuValues], state: SourceState, oldest_ns: int, until_ns: float) -> None:
+    """What one source tells, but for what is older or newer."""
+    readings = state.collection.readings
+    places = GpuPlaces(reading for reading in readings if reading.metric == _UP)
+    labels: Labels | None = None
+    told: GpuValues | None = None
+    for reading in readings:
+        if reading.metric in _GPU_METRICS and oldest_ns < reading.time_ns <= until_ns:
+            if reading.labels is not labels:  # those of one GPU mostly come one after the other
+                labels = reading.labels
+                told = _values_of(gpus, labels, places)
+            if told is not None:
+                _take_gpu_reading(told, reading, state.name)
+
+
+def _values_of(gpus: dict[DevicePlace, GpuValues], labels: Labels, places: GpuPlaces) -> GpuValues | None:
+    place = places.place(_by_name(labels))
+    if place is None:
+        return None
+    told = gpus.get(place)
+    if told is None:
+        told = gpus[place] = GpuValues(device_of(labels))
+    return told
+
+
+def _take_gpu_reading(told: GpuValues, reading: Reading, source: str) -> None:
+    metric = reading.metric
+    if metric in _FIELDS:
+        told.values.setdefault(_FIELDS[metric], reading.value)
+        told.newest_ns = max(told.newest_ns, reading.time_ns)
+    elif metric in _COUNTERS:
+        told.counters.setdefault(metric.removeprefix(GPU), (reading.value, reading.time_ns))
+    elif metric == _INFO:
+        told.name = told.name or _by_name(reading.labels).get("name", "")
+    elif metric == _REASON:
+        holds = {_by_name(reading.labels).get("reason", "")} if reading.value else set()
+        told.reasons = holds if told.reasons is None else told.reasons | holds
+    elif metric == _LINKS and _by_name(reading.labels).get("state") == "up":
+        told.num_links = reading.value
+    elif metric == _PROCESSES and told.processes_by in ("", source):
+        told.processes_by = source
+        told.num_processes = (told.num_processes or 0.0) + reading.value
+
+
+@lru_cache(maxsize=4096)
+def _by_name(labels: Labels) -> Mapping[str, str]:
+    """The same labels come every second."""
+    return dict(labels)
+
+
+def _gpu(told: GpuValues) -> str | None:
+    return dict(told.labels).get("gpu")
+
+
+def _most(values: Mapping[str, float], names: Sequence[str]) -> float | None:
+    return max((values[name] for name in names if name in values), default=None)
+
 
 KEPT_SECONDS = 300.0
 _MOST_SAMPLES = 1200
@@ -32,7 +218,7 @@ class GpuHistory:
         """Time of the newest sample; 0 without one."""
         return self._samples[-1].time_ns if self._samples else 0
 
-    def add(self, told: Told) -> None:
+    def add(self, told: GpuValues) -> None:
         """One more sample, unless it is the last one again."""
         if told.newest_ns <= self.newest_ns:
             return
@@ -49,7 +235,7 @@ class GpuHistory:
         since = self.newest_ns - seconds * 1e9
         return [sample for sample in self._samples if sample.time_ns > since]
 
-    def _count(self, told: Told) -> None:
+    def _count(self, told: GpuValues) -> None:
         """Rates of counters. They are read more seldom than the rest: the last rate stays until the next reading."""
         for name, (value, time_ns) in told.counters.items():
             before, before_ns = self._counted.get(name, (value, time_ns))
@@ -70,3 +256,134 @@ class GpuHistory:
         self._rested += 1
         if self._rested > _SETTLED:
             self._idle_watts = min(sample.power_watts, self._idle_watts or sample.power_watts)
+
+
+_HOST = "host"
+_MOST_LOOKS = 90
+_CPU, _PROCESS_INFO = PROCESS + "cpu_seconds_total", PROCESS + "info"
+_STOPPED = CGROUP + "cpu_throttled_seconds_total"
+_WAITS = (CGROUP + "pressure_seconds_total", HOST + "pressure_seconds_total")
+_PORTS = {HOST + f"infiniband_{way}_bytes_total": way for way in ("receive", "transmit")}
+_HOLDS = GPU + "process_memory_bytes"
+_RANK, _STEP, _DATA = (TRAINING + name for name in ("info", "step_seconds", "data_wait_seconds"))
+_HOST_METRICS = frozenset({_RANK, _STEP, _DATA, _CPU, _PROCESS_INFO, _STOPPED, *_WAITS, *_PORTS, _HOLDS})
+
+
+@dataclass(slots=True)
+class _Look:
+    """Counters at one moment.
+
+    Attributes:
+        time_ns: of the host's collection.
+        cpu: CPU seconds of processes by pid.
+        stopped, waited: seconds by cgroup; `waited` of the machine under "".
+        ports: bytes by direction, all ports.
+        cgroups: of processes by pid.
+        holders: pids by the uuid of the device.
+        ranks: run and rank of training processes by the uuid of their device.
+        steps, data_waits: seconds of the newest step, and of it for data, by run and rank.
+    """
+
+    time_ns: int
+    cpu: dict[str, float] = field(default_factory=dict)
+    stopped: dict[str, float] = field(default_factory=dict)
+    waited: dict[str, float] = field(default_factory=dict)
+    ports: dict[str, float] = field(default_factory=dict)
+    cgroups: dict[str, str] = field(default_factory=dict)
+    holders: dict[str, set[str]] = field(default_factory=dict)
+    ranks: dict[str, Labels] = field(default_factory=dict)
+    steps: dict[Labels, float] = field(default_factory=dict)
+    data_waits: dict[Labels, float] = field(default_factory=dict)
+
+    def data_wait_of(self, uuid: str) -> float | None:
+        """Share of the newest step of a device's rank that waited for data; None where training does not tell."""
+        rank = self.ranks.get(uuid, ())
+        step, waited = self.steps.get(rank), self.data_waits.get(rank)
+        return min(1.0, waited / step) if step and waited is not None else None
+
+
+class HostHistory:
+    """Looks at the host's counters, as many as the window needs."""
+
+    def __init__(self) -> None:
+        self._looks: deque[_Look] = deque(maxlen=_MOST_LOOKS)
+
+    def observe(self, states: Sequence[SourceState], until_ns: float = inf) -> None:
+        """Look, unless the host's source told nothing new.
+
+        Args:
+            states: the sources.
+            until_ns: what the host told later, it told before the clock was set back.
+        """
+        time_ns = next((state.collected_ns for state in states if state.name == _HOST), None)
+        if time_ns is None or time_ns > until_ns or (self._looks and time_ns <= self._looks[-1].time_ns):
+            return
+        look = _Look(time_ns)
+        for state in states:
+            for reading in state.collection.readings:
+                if reading.metric in _HOST_METRICS:
+                    _take_host_reading(look, reading)
+        self._looks.append(look)
+
+    def use_of(self, uuid: str, seconds: float) -> HostUse:
+        """What the processes on a device did in the last seconds; None for what is not known."""
+        if len(self._looks) < 2:
+            return HostUse()
+        last = self._looks[-1]
+        first = next(look for look in self._looks if last.time_ns - look.time_ns <= seconds * 1e9)
+        elapsed = (last.time_ns - first.time_ns) / 1e9
+        if elapsed <= 0:
+            return HostUse()
+        pids = last.holders.get(uuid, set()) & first.holders.get(uuid, set())
+        groups = {group for pid in pids for group in _with_parents(last.cgroups.get(pid, ""))}
+        cpus = _grown(first.cpu, last.cpu, pids)
+        stopped = _grown(first.stopped, last.stopped, groups)
+        waited = _grown(first.waited, last.waited, groups) or _grown(first.waited, last.waited, [""])
+        waits = [
+            wait
+            for look in self._looks
+            if look.time_ns >= first.time_ns and (wait := look.data_wait_of(uuid)) is not None
+        ]
+        ports = _grown(first.ports, last.ports, last.ports)
+        return HostUse(
+            cpus=sum(cpus) / len(cpus) / elapsed if cpus else None,
+            stopped_cpus=max(stopped) / elapsed if stopped else None,
+            io_wait=min(1.0, max(waited) / elapsed) if waited else None,
+            network_bytes=max(ports) / elapsed if ports else None,
+            data_wait=sum(waits) / len(waits) if waits else None,
+        )
+
+
+def _take_host_reading(look: _Look, reading: Reading) -> None:
+    labels = dict(reading.labels)
+    pid, group = labels.get("pid", ""), labels.get("cgroup", "")
+    if reading.metric == _CPU:
+        look.cpu[pid] = look.cpu.get(pid, 0.0) + reading.value
+    elif reading.metric == _PROCESS_INFO:
+        look.cgroups[pid] = group
+    elif reading.metric == _STOPPED:
+        look.stopped[group] = reading.value
+    elif reading.metric in _WAITS and labels.get("resource") == "io" and labels.get("share") == "some":
+        look.waited[group] = reading.value
+    elif reading.metric in _PORTS:
+        way = _PORTS[reading.metric]
+        look.ports[way] = look.ports.get(way, 0.0) + reading.value
+    elif reading.metric == _RANK:
+        look.ranks[labels.get("uuid", "")] = labels_of(run=labels.get("run", ""), rank=labels.get("rank", ""))
+    elif reading.metric == _STEP:
+        look.steps[reading.labels] = reading.value
+    elif reading.metric == _DATA:
+        look.data_waits[reading.labels] = reading.value
+    elif reading.metric == _HOLDS:
+        look.holders.setdefault(labels.get("uuid", ""), set()).add(pid)
+
+
+def _grown(first: dict[str, float], last: dict[str, float], keys: Iterable[str]) -> list[float]:
+    """Growth of those counters that both looks have and that were not reset."""
+    return [last[key] - first[key] for key in keys if key in first and key in last and last[key] >= first[key]]
+
+
+def _with_parents(group: str) -> list[str]:
+    """A cgroup and those above it: a limit stands at any level."""
+    parts = group.rstrip("/").split("/")
+    return ["/".join(parts[:count]) or "/" for count in range(len(parts), 0, -1)] if group else []

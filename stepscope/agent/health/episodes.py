@@ -1,8 +1,8 @@
-"""When does an episode begin and end? Time is an argument; what flaps is one episode, not many.
+"""Episodes of a health event: when one begins and ends, with hysteresis in time, so that flapping is one episode.
 
-It begins when samples have been bad for long enough without a good one between, and ends when they have been good for
-long enough without a bad one. Samples further apart than what is stale are not taken for what was between them. No
-sample proves nothing: an open episode stays open, with the time when it was last seen.
+An episode begins when samples have been bad for long enough without a good one between, and ends when they have been
+good for long enough without a bad one. Samples further apart than what is stale are not taken for what was between
+them. No sample proves nothing: an open episode stays open, with the time when it was last seen.
 """
 
 from __future__ import annotations
@@ -11,10 +11,76 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stepscope.agent.health.patience import Patience
-from stepscope.agent.health.signs import Evidence, Sign, Standing
-from stepscope.core.health import HealthEvent
-from stepscope.core.readings import Labels
+from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.health.samples import CheckSample, Evidence, SampleState
+from stepscope.core.hardware.health import HealthEvent
+from stepscope.core.metrics.readings import Labels
+
+
+@dataclass(frozen=True, slots=True)
+class Hysteresis:
+    """Hysteresis in time, seconds.
+
+    Attributes:
+        enter: how long it must be bad for an episode to begin.
+        leave: how long it must be good for it to end.
+    """
+
+    enter: float
+    leave: float
+
+
+def hysteresis_of(thresholds: Thresholds) -> dict[str, Hysteresis]:
+    """For each code that is not an XID's; these begin at once and end after `xid_leave_seconds`."""
+    errors = Hysteresis(0.0, thresholds.leave_seconds)
+    answers = Hysteresis(thresholds.hung_seconds, 60.0)
+    return {
+        # does it answer?
+        "gpu_lost": Hysteresis(0.0, 60.0),
+        "gpu_hung": answers,
+        "gpu_stalls": errors,
+        "gpu_unreadable": answers,
+        "recovery_action": Hysteresis(0.0, 60.0),
+        "dcgm_health": Hysteresis(0.0, 60.0),
+        "profiling_silent": Hysteresis(0.0, 60.0),
+        "busy_without_process": Hysteresis(0.0, 60.0),
+        # memory
+        "ecc_uncorrected": Hysteresis(5.0, 0.0),  # an XID that says that it was contained comes first
+        "ecc_corrected_rate": errors,
+        "row_remap_failed": Hysteresis(0.0, 0.0),
+        "row_remap_pending": Hysteresis(0.0, 0.0),
+        "remapped_rows": Hysteresis(0.0, 0.0),
+        "retired_pages": Hysteresis(0.0, 0.0),
+        "retired_pages_pending": Hysteresis(0.0, 0.0),
+        # PCIe
+        "pcie_replays": errors,
+        "pcie_downgrade": Hysteresis(thresholds.load_seconds, 60.0),
+        # NVLink
+        "nvlink_crc_errors": errors,
+        "nvlink_replays": errors,
+        "nvlink_recoveries": errors,
+        "nvlink_errors": errors,
+        "nvlink_bit_errors": errors,
+        "nvlink_down": Hysteresis(thresholds.hung_seconds, 60.0),
+        "fabric_state": Hysteresis(thresholds.fabric_seconds, 60.0),
+        "fabric_unhealthy": Hysteresis(thresholds.hung_seconds, 60.0),
+        # heat and power
+        "thermal_violation": errors,
+        "temperature_margin": Hysteresis(10.0, 120.0),
+        "hardware_slowdown": errors,
+        # what an XID tells
+        "xid_earlier": Hysteresis(0.0, 0.0),
+        "xid_repeats": Hysteresis(0.0, thresholds.repeats_seconds),
+        # the machine
+        "driver_mismatch": Hysteresis(0.0, 0.0),
+        "driver_hung": answers,
+        "driver_failed": answers,
+        "driver_gone": answers,
+        "gpu_count": Hysteresis(60.0, 60.0),
+        "infiniband_port_down": Hysteresis(10.0, thresholds.port_leave_seconds),
+        "infiniband_port_flaps": Hysteresis(0.0, thresholds.port_leave_seconds),
+    }
+
 
 MOST_ENDED = 256
 """Ended events that are kept."""
@@ -48,7 +114,7 @@ class Episodes:
         totals: how many began, by labels of the thing and code.
     """
 
-    def __init__(self, patience: Callable[[str], Patience], *, gap_seconds: float) -> None:
+    def __init__(self, patience: Callable[[str], Hysteresis], *, gap_seconds: float) -> None:
         """
         Args:
             patience: of a code.
@@ -60,7 +126,7 @@ class Episodes:
         self.ended: deque[HealthEvent] = deque(maxlen=MOST_ENDED)
         self.totals: Counter[tuple[Labels, str]] = Counter()
 
-    def observe(self, key: str, labels: Labels, sign: Sign) -> HealthEvent | None:
+    def observe(self, key: str, labels: Labels, sign: CheckSample) -> HealthEvent | None:
         """Take a sample; the event where an episode begins or ends with it.
 
         Args:
@@ -70,7 +136,7 @@ class Episodes:
         """
         track = self._tracks.setdefault((key, sign.code), _Track(labels))
         track.labels = labels
-        if sign.standing is Standing.OVER:
+        if sign.standing is SampleState.OVER:
             return self._end(track, sign.code, sign.time_ns)
         last_ns, is_first = track.last_ns, track.last_ns is None
         if sign.time_ns == last_ns:
@@ -78,11 +144,11 @@ class Episodes:
         if last_ns is not None and not 0 < sign.time_ns - last_ns <= self._gap_ns:
             track.candidate, track.good_since_ns = None, None
         track.last_ns = sign.time_ns
-        if sign.standing is Standing.BAD:
+        if sign.standing is SampleState.BAD:
             assert sign.evidence is not None
             return self._bad(track, sign, sign.evidence, since_start=is_first and not sign.is_new)
         track.candidate = None
-        if sign.standing is Standing.BETWEEN:
+        if sign.standing is SampleState.BETWEEN:
             track.good_since_ns = None
             return None
         if track.good_since_ns is None:
@@ -111,7 +177,7 @@ class Episodes:
         track = self._tracks.get((key, code))
         return None if track is None else track.last_ns
 
-    def _bad(self, track: _Track, sign: Sign, evidence: Evidence, *, since_start: bool) -> HealthEvent | None:
+    def _bad(self, track: _Track, sign: CheckSample, evidence: Evidence, *, since_start: bool) -> HealthEvent | None:
         track.good_since_ns = None
         episode = track.episode or track.candidate
         if episode is None:

@@ -1,6 +1,6 @@
-"""What do all sources say now of each GPU, port and switch, and of the driver? Old values are left out.
+"""Newest fresh values of each GPU, port and switch, and of the driver, joined from all sources.
 
-Of what two sources tell, the first with a fresh value counts, as on the page of metrics.
+Of what two sources report, the first with a fresh value counts, as on the page of metrics.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stepscope.agent.health.counters import Sample
-from stepscope.agent.source_state import SourceState
-from stepscope.core.fabric_metrics import SWITCH
-from stepscope.core.gpu_metrics import GPU
-from stepscope.core.host_metrics import HOST
-from stepscope.core.readings import Collection, Labels, Missing, MissingReason, Reading
+from stepscope.agent.health.samples import Sample
+from stepscope.agent.polling import SourceState
+from stepscope.core.metrics.gpu import GPU, SWITCH
+from stepscope.core.metrics.host import HOST
+from stepscope.core.metrics.readings import Collection, Labels, Missing, MissingReason, Reading
 
 _WHOSE = frozenset({"gpu", "uuid", "pci_bus_id"})
 _OF_GPU = {

@@ -1,9 +1,1 @@
-"""How do training processes on this node speak with the agent?"""
-
-from __future__ import annotations
-
-from stepscope.agent.training_link.backend import ProfileBackend
-from stepscope.agent.training_link.server import TrainingServer
-from stepscope.agent.training_link.source import TrainingSource
-
-__all__ = ["ProfileBackend", "TrainingServer", "TrainingSource"]
+"""Socket that training processes under `profile()` connect to, and the metrics of what they send."""

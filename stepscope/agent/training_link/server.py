@@ -1,26 +1,29 @@
-"""Who listens to training processes? One thread: whoever is idle, floods or says nonsense costs others nothing."""
+"""Server of the training socket: one thread for all connections, and the socket file that they connect to.
+
+A process that is idle, floods or sends garbage costs the others nothing.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
 import os
 import selectors
 import socket
+import stat
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-from stepscope.agent.training_link.budget import Budget
-from stepscope.agent.training_link.client import Client, LeftError
-from stepscope.agent.training_link.peer import is_hung_up, peer_of
-from stepscope.agent.training_link.socket_file import DEFAULT_MODE, SocketFile
-from stepscope.core.agent_messages import Answer, Cancel, CaptureRequest
-from stepscope.core.agent_protocol import encode
+from stepscope.agent.token_bucket import PacingBucket
+from stepscope.agent.training_link.connection import ConnectionEndedError, TrainingConnection, is_hung_up, peer_of
+from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import UsageError
-from stepscope.core.readings import Missing, MissingReason
-from stepscope.core.training_ranks import TrainingRank
+from stepscope.core.metrics.readings import Missing, MissingReason
+from stepscope.core.protocol.messages import Answer, Cancel, CaptureRequest, encode
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +37,10 @@ _LAST_READS = 4  # of what a process has left that is gone, though it said too m
 _ACCEPTS, _ACCEPTS_PER_SECOND = 256.0, 20.0
 _TURN_SECONDS = 0.5
 _MAX_ANSWERS = 4096
+
+
+DEFAULT_MODE = 0o666
+"""Training runs under any user, and connecting takes the right to write."""
 
 
 class TrainingServer:
@@ -56,12 +63,12 @@ class TrainingServer:
         self._file = SocketFile(path, mode=mode)
         self._is_required = is_required
         self._lock = threading.Lock()
-        self._clients: dict[socket.socket, Client] = {}
+        self._clients: dict[socket.socket, TrainingConnection] = {}
         self._paused: dict[socket.socket, float] = {}
         self._outbox: deque[tuple[str, bytes]] = deque(maxlen=_MAX_ANSWERS)
         self._answers: deque[tuple[str, Answer]] = deque(maxlen=_MAX_ANSWERS)
         self._refused: Counter[str] = Counter()
-        self._accepts = Budget(_ACCEPTS, time.monotonic())
+        self._accepts = PacingBucket(_ACCEPTS, time.monotonic())
         self._accept_at = 0.0
         self._has_warned = False
         self._closing = False
@@ -164,7 +171,7 @@ class TrainingServer:
         for connection, client in list(self._clients.items()):
             try:
                 client.check_patience(now)
-            except LeftError as left:
+            except ConnectionEndedError as left:
                 self._end(selector, connection, left.reason, str(left))
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
@@ -188,7 +195,7 @@ class TrainingServer:
             self._count("too_many")
             return
         with self._lock:
-            self._clients[connection] = Client(peer, time.monotonic())
+            self._clients[connection] = TrainingConnection(peer, time.monotonic())
         selector.register(connection, selectors.EVENT_READ)
 
     def _accept_later(self, selector: selectors.BaseSelector, seconds: float) -> None:
@@ -202,7 +209,7 @@ class TrainingServer:
             if events & selectors.EVENT_READ:
                 self._hear(connection, client)
             self._send(connection, client)
-        except LeftError as left:
+        except ConnectionEndedError as left:
             with suppress(OSError):  # a last word
                 connection.send(client.unsent)
             self._end(selector, connection, left.reason, str(left))
@@ -219,13 +226,13 @@ class TrainingServer:
         if connection in self._clients:
             self._end(selector, connection, "gone", "")
 
-    def _hear(self, connection: socket.socket, client: Client) -> None:
+    def _hear(self, connection: socket.socket, client: TrainingConnection) -> None:
         try:
             block = connection.recv(_READ_BYTES)
         except BlockingIOError:
             return
         if not block:
-            raise LeftError("gone")
+            raise ConnectionEndedError("gone")
         now, was_known = time.monotonic(), client.hello is not None
         with self._lock:
             answers = client.hear(block, now)
@@ -237,7 +244,7 @@ class TrainingServer:
         if answers or (client.hello is not None and not was_known):
             self.wake()
 
-    def _send(self, connection: socket.socket, client: Client) -> None:
+    def _send(self, connection: socket.socket, client: TrainingConnection) -> None:
         if client.unsent:
             with suppress(BlockingIOError):
                 client.unsent = client.unsent[connection.send(client.unsent, socket.MSG_NOSIGNAL) :]
@@ -265,7 +272,7 @@ class TrainingServer:
                     continue
                 try:
                     self._clients[connection].say(line)
-                except LeftError as left:
+                except ConnectionEndedError as left:
                     self._end(selector, connection, left.reason, str(left))
                 else:
                     self._serve(selector, connection, 0)
@@ -286,3 +293,109 @@ class TrainingServer:
     def _count(self, reason: str) -> None:
         with self._lock:
             self._refused[reason] += 1
+
+
+_LONGEST = 107
+"""Bytes of sockaddr_un's path, less the zero at its end."""
+_QUEUE = 128
+
+
+class SocketFile:
+    """A listening Unix socket that is this process's alone; a context manager that leaves nothing behind.
+
+    A lock beside it tells an agent that runs from a file that a killed one has left. An abstract socket (@name) has
+    neither file nor mode.
+
+    Attributes:
+        listening: never waits; there while it is open.
+    """
+
+    listening: socket.socket
+
+    def __init__(self, path: str, *, mode: int = DEFAULT_MODE) -> None:
+        self.path = path
+        self._mode = mode
+        self._lock = -1
+
+    def __enter__(self) -> SocketFile:
+        """
+        Raises:
+            UsageError: another agent listens there, or no socket can lie there.
+            OSError: this user cannot make one there, or the folder's own folder is not there.
+        """
+        try:
+            self.listening = self._abstract() if self.path.startswith("@") else self._in_folder()
+        except BaseException:
+            self._unlock()
+            raise
+        self.listening.setblocking(False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.path.startswith("@"):
+            with suppress(OSError):
+                os.unlink(self.path)
+        self.listening.close()
+        self._unlock()
+
+    def _abstract(self) -> socket.socket:
+        return self._bound("\0" + self.path[1:])
+
+    def _in_folder(self) -> socket.socket:
+        if len(os.fsencode(self.path)) > _LONGEST:  # before anything is made there
+            raise OSError(errno.ENAMETOOLONG, f"too long for a socket, which has at most {_LONGEST} bytes", self.path)
+        folder = os.path.dirname(self.path)
+        if folder and not os.path.isdir(folder):
+            os.mkdir(folder)
+            os.chmod(folder, 0o755)  # whatever the umask: training of other users is to pass
+        self._lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise self._taken() from None
+        self._remove_stale()
+        listening = self._bound(self.path)
+        os.chmod(self.path, self._mode)  # until now nobody else could connect
+        return listening
+
+    def _remove_stale(self) -> None:
+        try:
+            is_socket = stat.S_ISSOCK(os.lstat(self.path).st_mode)
+        except FileNotFoundError:
+            return
+        if not is_socket:
+            raise UsageError("is there and no socket", where=self.path, what_next="choose another with --socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(self.path)
+            except ConnectionRefusedError:
+                os.unlink(self.path)
+                return
+            except BlockingIOError:
+                pass  # somebody listens, and has much to do
+        raise self._taken()
+
+    def _bound(self, address: str) -> socket.socket:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.bind(address)
+            listening.listen(_QUEUE)
+        except OSError:
+            listening.close()
+            if address.startswith("\0"):
+                raise self._taken() from None
+            raise
+        return listening
+
+    def _taken(self) -> UsageError:
+        return UsageError(
+            "another agent listens at this socket",
+            where=self.path,
+            what_next="stop it, or choose another with --socket ('' for none)",
+        )
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)  # the file stays: to remove it would let two agents lock two files

@@ -1,19 +1,26 @@
-"""Who may ask what? Whoever knows the agent's token may have it do something; to look needs a password where users are.
+"""Access control: the agent's token for what changes something, users and passwords for reading.
 
-Basic and Bearer share one header: a token that is right also looks, without a password.
+Basic and Bearer share one header: the right token may also read, without a password. bcrypt is slow on purpose: checks
+never take more than a share of a core.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import hmac
-from collections.abc import Mapping
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from enum import Enum
 from http import HTTPStatus
 from typing import Any
 
-from stepscope.agent.web.guard import Guard
-from stepscope.agent.web.passwords import Answer, Passwords
+from stepscope.agent.token_bucket import TokenBucket
+from stepscope.agent.web.config_reload import WebConfigReloader
 from stepscope.agent.web.routes import Reply, Route, text_reply
 
 _SCHEME = "bearer"
@@ -27,9 +34,9 @@ class Access:
         guard: knows the users.
     """
 
-    def __init__(self, token: str | None = None, guard: Guard | None = None) -> None:
+    def __init__(self, token: str | None = None, guard: WebConfigReloader | None = None) -> None:
         self._token = None if token is None else token.encode()
-        self._guard = guard or Guard()
+        self._guard = guard or WebConfigReloader()
         self._passwords = Passwords()
 
     def refusal(self, route: Route | None, headers: Mapping[str, str] | Any, client: str = "") -> Reply | None:
@@ -81,3 +88,108 @@ def _user_and_password(given: str) -> tuple[str, bytes] | None:
     except (binascii.Error, ValueError):
         return None
     return (user.decode(errors="surrogateescape"), password) if colon else None
+
+
+_KEPT = 256
+"""Right passwords, wrong ones and clients that are remembered, each."""
+_WAIT_SECONDS = 2.0
+_LONGEST_PASSWORD = 72
+"""Bytes, bcrypt's own limit."""
+
+
+class Answer(Enum):
+    """What came of a check."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    BUSY = "busy"  # too many checks: ask again later
+
+
+class Passwords:
+    """Checks passwords; may be called by many threads.
+
+    Args:
+        clock: seconds, for the budgets.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._secret = os.urandom(32)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._one_check = threading.Lock()
+        self._known: dict[bool, OrderedDict[bytes, None]] = {True: OrderedDict(), False: OrderedDict()}
+        self._all = TokenBucket(3.0, 0.1, clock)
+        self._clients: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def check(self, users: Mapping[str, bytes], user: str, password: bytes, client: str) -> Answer:
+        """Whether the password is the user's.
+
+        Args:
+            users: bcrypt hashes by name; at least one.
+            user, password: as given.
+            client: who asks; each has a budget of its own, too.
+        """
+        hashed = users.get(user)
+        is_user = hashed is not None
+        if hashed is None:
+            hashed = next(iter(users.values()))
+        if len(password) > _LONGEST_PASSWORD or b"\0" in password:
+            return Answer.WRONG
+        digest = self._digest(user, hashed, password)
+        known = self._remembered(digest)
+        if known is not None:
+            return known
+        if not self._one_check.acquire(timeout=_WAIT_SECONDS):
+            return Answer.BUSY
+        try:
+            known = self._remembered(digest)  # by another thread, while this one waited
+            if known is not None:
+                return known
+            budgets = self._all, self._budget_of(client)
+            if not all(budget.has_any() for budget in budgets):
+                return Answer.BUSY
+            begin = self._clock()
+            is_right = _matches(password, hashed) and is_user
+            for budget in budgets:
+                budget.spend(self._clock() - begin)
+        finally:
+            self._one_check.release()
+        self._remember(digest, is_right)
+        return Answer.RIGHT if is_right else Answer.WRONG
+
+    def _digest(self, user: str, hashed: bytes, password: bytes) -> bytes:
+        digest = hashlib.blake2b(key=self._secret)
+        for part in (user.encode(errors="surrogateescape"), hashed, password):
+            digest.update(len(part).to_bytes(8, "big") + part)
+        return digest.digest()
+
+    def _remembered(self, digest: bytes) -> Answer | None:
+        with self._lock:
+            for is_right, known in self._known.items():
+                if digest in known:
+                    known.move_to_end(digest)
+                    return Answer.RIGHT if is_right else Answer.WRONG
+        return None
+
+    def _remember(self, digest: bytes, is_right: bool) -> None:
+        with self._lock:
+            known = self._known[is_right]  # apart: wrong ones never push right ones out
+            known[digest] = None
+            if len(known) > _KEPT:
+                known.popitem(last=False)
+
+    def _budget_of(self, client: str) -> TokenBucket:
+        budget = self._clients.setdefault(client, TokenBucket(1.0, 0.02, self._clock))
+        self._clients.move_to_end(client)
+        if len(self._clients) > _KEPT:
+            self._clients.popitem(last=False)
+        return budget
+
+
+def _matches(password: bytes, hashed: bytes) -> bool:
+    import bcrypt
+
+    try:
+        return bcrypt.checkpw(password, hashed)
+    except ValueError:
+        return False

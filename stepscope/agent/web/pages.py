@@ -1,15 +1,16 @@
-"""Which pages does every agent have? Metrics, a landing page, health and readiness."""
+"""Pages of every agent: metrics, landing page, health and readiness."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from html import escape
 from http import HTTPStatus
 
-from stepscope.agent.exporter import MetricsPage
-from stepscope.agent.source_state import SourceState
-from stepscope.agent.web.landing import landing_page
+from stepscope import __version__
+from stepscope.agent.exporter.metrics_page import MetricsPage
+from stepscope.agent.polling import SourceState
 from stepscope.agent.web.routes import Reply, Request, Route, text_reply
-from stepscope.core.readings import MissingReason
+from stepscope.core.metrics.readings import MissingReason
 
 
 def page_routes(page: MetricsPage, states: Callable[[], Sequence[SourceState]]) -> tuple[Route, ...]:
@@ -47,3 +48,32 @@ def page_routes(page: MetricsPage, states: Callable[[], Sequence[SourceState]]) 
 def _health(_: Request) -> Reply:
     """It answers, so it lives: a driver that hangs is no reason to start the agent anew."""
     return text_reply(HTTPStatus.OK, "ok")
+
+
+_STYLE = "body{font:15px system-ui;margin:2em}td,th{text-align:left;padding:.2em 1.5em .2em 0;vertical-align:top}"
+
+
+def landing_page(states: Sequence[SourceState]) -> str:
+    """The page as HTML; how the sources are."""
+    rows = "".join(_row(state) for state in states)
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>stepscope agent</title><style>{_STYLE}</style>"
+        f"<h1>stepscope agent {escape(__version__)}</h1>"
+        '<p><a href="metrics">Metrics</a> · <a href="api/v1/node">Node</a> · '
+        '<a href="healthz">Health</a> · <a href="readyz">Readiness</a></p>'
+        "<table><tr><th>source<th>state<th>values<th>missing<th>age<th></tr>"
+        f"{rows}</table></html>\n"
+    )
+
+
+def _row(state: SourceState) -> str:
+    age = "" if state.age_seconds is None else f"{state.age_seconds:.1f} s"
+    cells = (
+        state.name,
+        state.reason.value if state.reason else "up",
+        str(len(state.collection.readings)),
+        str(len(state.collection.missing)),
+        age,
+        state.detail,
+    )
+    return "<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells) + "</tr>"

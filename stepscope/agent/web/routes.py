@@ -1,4 +1,4 @@
-"""What is asked over HTTP, who answers it, and how does an answer look?"""
+"""Routes: requests, replies, and the function that answers a path."""
 
 from __future__ import annotations
 

@@ -1,26 +1,237 @@
-"""Who answers over HTTP? The routes that the agent was given; whatever they do, others are answered."""
+"""HTTP server: listens on an address, limits connections, performs the TLS handshake and answers by routes.
+
+One thread a connection, few at once, none for long: a slow client blocks no other. An address that other machines can
+reach needs TLS and users, or `--insecure`.
+"""
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import logging
 import socket
 import ssl
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from stepscope.agent.token_bucket import TokenBucket
 from stepscope.agent.web.access import Access
-from stepscope.agent.web.address import Address
-from stepscope.agent.web.budget import Budget
-from stepscope.agent.web.connections import CONNECTION_SECONDS, ConnectionServer
-from stepscope.agent.web.guard import Guard
-from stepscope.agent.web.handshake import shake_hands
+from stepscope.agent.web.config_reload import WebConfigReloader
 from stepscope.agent.web.routes import Reply, Request, Route, Routes, text_reply
+from stepscope.agent.web.web_config import TlsConfig
 from stepscope.core.errors import UsageError
 
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Host and port; port 0 takes a free one, an empty host is every address of the machine."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def address_of(text: str, *, insecure: bool = False, keeps_others_out: bool = False) -> Address:
+    """The address that a setting names.
+
+    Args:
+        text: HOST:PORT, with an IPv6 address in brackets.
+        insecure: allow one that other machines can reach although nobody is asked who they are.
+        keeps_others_out: they are asked, and what they say is encrypted.
+
+    Raises:
+        UsageError: it is none, or other machines can reach it.
+    """
+    host, colon, port = text.rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else -1
+    if not colon or not 0 <= number <= 65535 or (":" in host and not is_bracketed):
+        raise UsageError("is no HOST:PORT", where=text, what_next="write it as 127.0.0.1:9455 or [::1]:9455")
+    address = Address(host[1:-1] if is_bracketed else host, number)
+    if not (insecure or keeps_others_out) and not _is_loopback(address.host):
+        raise UsageError(
+            "other machines can reach this address and nobody would be asked who they are",
+            where=text,
+            what_next="give TLS and users with --web-config-file, or listen on 127.0.0.1, or allow it with --insecure",
+        )
+    return address
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+    except OSError:
+        return False
+    return bool(found) and all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
+
+
 _log = logging.getLogger(__name__)
+
+_MOST_CONNECTIONS = 64
+_MOST_OF_ONE_CLIENT = 32
+"""So that one that holds all it can get leaves room for others."""
+CONNECTION_SECONDS = 10.0
+"""From its begin to its end, as Prometheus' own scrapes."""
+_ASKING_SECONDS = 5.0
+"""Until it has said what it asks for. Where places are wanted, who has not must go before."""
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_PAUSE_SECONDS = 0.2
+_BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
+
+
+@dataclass(slots=True)
+class _Connection:
+    begin: float
+    client: str
+    has_asked: bool = False
+
+
+class ConnectionServer(ThreadingHTTPServer):
+    """Counts connections and ends those that take too long. Over the limits, who asks takes the place of who has asked
+    for nothing yet: silence costs nobody an answer.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.num_looks = 0
+        self._lock = threading.Lock()
+        self._connections: dict[Any, _Connection] = {}  # the oldest first
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        """Without asking for the machine's name, which may take as long as a name server likes."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def get_request(self) -> tuple[Any, Any]:
+        """The next connection. Where no descriptor is left for it, it waits, and is not asked for in a busy loop."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                time.sleep(_PAUSE_SECONDS)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin to answer, or say at once that too many are answered."""
+        client = str(client_address[0])
+        with self._lock:
+            has_room = self._make_room(client)
+            if has_room:
+                self._connections[request] = _Connection(time.monotonic(), client)
+        if has_room:
+            super().process_request(request, client_address)
+            return
+        request.setblocking(False)
+        try:
+            request.send(_BUSY)
+        except OSError:
+            _log.debug("%s was refused and is gone", client_address)
+        self.shutdown_request(request)
+
+    def has_asked(self, request: Any) -> None:
+        """A connection has said what it asks for, so that it keeps its place."""
+        with self._lock:
+            known = self._connections.get(request)
+            if known is not None:
+                known.has_asked = True
+
+    def shutdown_request(self, request: Any) -> None:
+        """A connection has ended."""
+        with self._lock:
+            self._connections.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Now and then: end those that take too long."""
+        self.num_looks += 1
+        self.cut(CONNECTION_SECONDS, _ASKING_SECONDS)
+
+    def cut(self, seconds: float, asking_seconds: float | None = None) -> None:
+        """End connections that are older, or older than `asking_seconds` and have asked for nothing yet; their threads
+        find them closed.
+        """
+        now = time.monotonic()
+        with self._lock:
+            for request, known in self._connections.items():
+                age = now - known.begin
+                if age >= seconds or (asking_seconds is not None and age >= asking_seconds and not known.has_asked):
+                    _close(request)
+
+    def _make_room(self, client: str) -> bool:
+        """Whether one more fits, if need be in the place of the oldest that has asked for nothing yet."""
+        of_client = [request for request, known in self._connections.items() if known.client == client]
+        if len(of_client) >= _MOST_OF_ONE_CLIENT:
+            candidates = of_client
+        elif len(self._connections) >= _MOST_CONNECTIONS:
+            candidates = list(self._connections)
+        else:
+            return True
+        silent = next((request for request in candidates if not self._connections[request].has_asked), None)
+        if silent is None:
+            return False
+        del self._connections[silent]
+        _close(silent)
+        return True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - its signature
+        """A client that went away is nobody's fault."""
+        _log.debug("%s: connection lost", client_address, exc_info=True)
+
+
+def _close(request: Any) -> None:
+    try:
+        socket.socket.shutdown(request, socket.SHUT_RDWR)  # TLS's own would disturb its thread
+    except OSError:
+        _log.debug("a connection was closed already")
+
+
+_PLAIN = (
+    b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\n\r\nthis address speaks HTTPS, and was asked in HTTP\n"
+)
+
+
+def shake_hands(connection: ssl.SSLSocket, tls: TlsConfig | None) -> None:
+    """Begin to talk in secret.
+
+    Args:
+        connection: not begun.
+        tls: which clients are allowed.
+
+    Raises:
+        OSError: they do not talk, or must not.
+    """
+    try:
+        connection.do_handshake()
+    except ssl.SSLError as error:
+        if error.reason == "HTTP_REQUEST":
+            socket.socket.send(connection, _PLAIN)  # as it came: unencrypted
+        raise
+    allowed = tls.client_allowed_sans if tls else ()
+    if allowed and not _names(connection) & set(allowed):
+        raise ssl.SSLError("the client's certificate has none of the allowed names")
+
+
+def _names(connection: ssl.SSLSocket) -> set[str]:
+    certificate: Mapping[str, Any] = connection.getpeercert() or {}
+    return {str(value) for _, value in certificate.get("subjectAltName", ())}
+
 
 _LOOK_SECONDS = 0.5
 _FIXED_HEADERS = {
@@ -38,7 +249,7 @@ class AgentServer:
         address: Address,
         routes: Iterable[Route],
         access: Access | None = None,
-        guard: Guard | None = None,
+        guard: WebConfigReloader | None = None,
     ) -> None:
         """
         Args:
@@ -51,7 +262,7 @@ class AgentServer:
             UsageError: the address cannot be had.
         """
         try:
-            self._server = _server(address, Routes(routes), access or Access(), guard or Guard())
+            self._server = _server(address, Routes(routes), access or Access(), guard or WebConfigReloader())
         except (OSError, UnicodeError) as error:
             said = getattr(error, "strerror", None) or error
             raise UsageError(
@@ -81,12 +292,12 @@ class AgentServer:
 
 
 class _Server(ConnectionServer):
-    def __init__(self, address: tuple[str, int], routes: Routes, access: Access, guard: Guard) -> None:
+    def __init__(self, address: tuple[str, int], routes: Routes, access: Access, guard: WebConfigReloader) -> None:
         self.routes = routes
         self.access = access
         self.guard = guard
         config = guard.config()  # as exporter-toolkit's, the limit is that of the start
-        self.rate = Budget(config.burst, config.requests_per_second) if config.requests_per_second else None
+        self.rate = TokenBucket(config.burst, config.requests_per_second) if config.requests_per_second else None
         super().__init__(address, _Handler)
 
     def get_request(self) -> tuple[Any, Any]:
@@ -98,7 +309,7 @@ class _Server(ConnectionServer):
         return connection, client
 
 
-def _server(address: Address, routes: Routes, access: Access, guard: Guard) -> _Server:
+def _server(address: Address, routes: Routes, access: Access, guard: WebConfigReloader) -> _Server:
     host = address.host or "::"
     if not address.host and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"

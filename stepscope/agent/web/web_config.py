@@ -1,18 +1,18 @@
-"""What does a web config file of Prometheus' exporter-toolkit say? docs/agent.md has what differs.
+"""Web config file in the format of Prometheus' exporter-toolkit: TLS, users, headers and rate limits.
 
-Source: prometheus/exporter-toolkit, docs/web-configuration.md and web/tls_config.go.
+docs/agent.md lists what differs. Errors name the place and never the value, which may be a secret.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import ssl
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from stepscope.agent.web.fields import mapping, refuse_others, text
-from stepscope.agent.web.tls_config import ClientAuth, TlsConfig, tls_of
 from stepscope.core.errors import UsageError, from_os_error
 
 _DEAREST = 15
@@ -62,15 +62,15 @@ def read_web_config(file: Path) -> WebConfig:
     Raises:
         UsageError: it cannot be read, or says what there is not. One line with the key.
     """
-    document = mapping(_document(file), str(file))
-    refuse_others(document, _SECTIONS, str(file))
-    tls = mapping(document.get("tls_server_config"), f"{file}: tls_server_config")
-    users = mapping(document.get("basic_auth_users"), f"{file}: basic_auth_users")
+    document = _mapping_field(_document(file), str(file))
+    _refuse_unknown_keys(document, _SECTIONS, str(file))
+    tls = _mapping_field(document.get("tls_server_config"), f"{file}: tls_server_config")
+    users = _mapping_field(document.get("basic_auth_users"), f"{file}: basic_auth_users")
     return WebConfig(
         tls_of(tls, file) if tls else None,
-        _headers(mapping(document.get("http_server_config"), f"{file}: http_server_config"), file),
+        _headers(_mapping_field(document.get("http_server_config"), f"{file}: http_server_config"), file),
         {str(name): _hash(hashed, f"{file}: basic_auth_users.{name}") for name, hashed in users.items()},
-        *_rate(mapping(document.get("rate_limit"), f"{file}: rate_limit"), f"{file}: rate_limit"),
+        *_rate(_mapping_field(document.get("rate_limit"), f"{file}: rate_limit"), f"{file}: rate_limit"),
     )
 
 
@@ -86,7 +86,7 @@ def _document(file: Path) -> Any:
 
 
 def _rate(content: dict[str, Any], where: str) -> tuple[float | None, int]:
-    refuse_others(content, ("interval", "burst"), where)
+    _refuse_unknown_keys(content, ("interval", "burst"), where)
     interval, burst = str(content.get("interval", "0")), content.get("burst", 0)
     if interval == "0":
         return None, 0
@@ -101,11 +101,11 @@ def _rate(content: dict[str, Any], where: str) -> tuple[float | None, int]:
 
 def _headers(content: dict[str, Any], file: Path) -> dict[str, str]:
     where = f"{file}: http_server_config"
-    refuse_others(content, ("http2", "headers"), where)
-    headers = mapping(content.get("headers"), f"{where}.headers")
-    refuse_others(headers, _HEADERS, f"{where}.headers")
+    _refuse_unknown_keys(content, ("http2", "headers"), where)
+    headers = _mapping_field(content.get("headers"), f"{where}.headers")
+    _refuse_unknown_keys(headers, _HEADERS, f"{where}.headers")
     for name in headers:
-        value, allowed = text(headers, name, f"{where}.headers"), _HEADERS[name]
+        value, allowed = _text_field(headers, name, f"{where}.headers"), _HEADERS[name]
         if allowed and value not in allowed:
             raise UsageError(f"must be one of {', '.join(allowed)}, not {value}", where=f"{where}.headers.{name}")
         if not value.isprintable() or not value.isascii():
@@ -120,3 +120,161 @@ def _hash(hashed: Any, where: str) -> bytes:
     if not 4 <= int(match[1]) <= _DEAREST:
         raise UsageError(f"has cost {match[1]}; a check must not take seconds", where=where, what_next="use 10 or 12")
     return str(hashed).encode()
+
+
+_VERSIONS = {
+    "TLS10": ssl.TLSVersion.TLSv1,
+    "TLS11": ssl.TLSVersion.TLSv1_1,
+    "TLS12": ssl.TLSVersion.TLSv1_2,
+    "TLS13": ssl.TLSVersion.TLSv1_3,
+}
+_INLINE = {"cert": "cert_file", "key": "key_file", "client_ca": "client_ca_file"}
+_FILES = ("cert_file", "key_file", "client_ca_file")
+_KEYS = (
+    *_FILES,
+    *("client_auth_type", "client_allowed_sans"),
+    *("min_version", "max_version", "cipher_suites", "prefer_server_cipher_suites"),
+)
+_CIPHERS = {
+    f"TLS_ECDHE_{key}_WITH_{go}": f"ECDHE-{key}-{openssl}"
+    for key in ("ECDSA", "RSA")
+    for go, openssl in (
+        ("AES_128_GCM_SHA256", "AES128-GCM-SHA256"),
+        ("AES_256_GCM_SHA384", "AES256-GCM-SHA384"),
+        ("CHACHA20_POLY1305_SHA256", "CHACHA20-POLY1305"),
+        ("AES_128_CBC_SHA", "AES128-SHA"),
+        ("AES_256_CBC_SHA", "AES256-SHA"),
+    )
+}
+"""Go's names of its secure suites up to TLS 1.2, and OpenSSL's. As in Go, those of TLS 1.3 cannot be chosen."""
+_ALWAYS = frozenset({"TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"})
+
+
+class ClientAuth(StrEnum):
+    """Whose certificate is asked for."""
+
+    NONE = "NoClientCert"
+    REQUEST = "RequestClientCert"  # it is not verified, so that it makes no difference
+    IF_GIVEN = "VerifyClientCertIfGiven"
+    REQUIRE = "RequireAndVerifyClientCert"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """How connections are encrypted.
+
+    Attributes:
+        cert_file, key_file: certificate chain and key, PEM.
+        client_auth: which clients must have a certificate.
+        client_ca_file: who signs those; None: nobody.
+        client_allowed_sans: one of these alternative names must be in a client's certificate; none: any.
+        min_version, max_version: of TLS.
+        ciphers: OpenSSL's names of the suites up to TLS 1.2, the best first; none: OpenSSL's choice.
+    """
+
+    cert_file: Path
+    key_file: Path
+    client_auth: ClientAuth
+    client_ca_file: Path | None
+    client_allowed_sans: tuple[str, ...]
+    min_version: ssl.TLSVersion
+    max_version: ssl.TLSVersion
+    ciphers: tuple[str, ...] = ()
+
+
+def tls_of(content: dict[str, Any], file: Path) -> TlsConfig:
+    """What the section says.
+
+    Args:
+        content: of the section.
+        file: which it is of; relative paths are beside it.
+
+    Raises:
+        UsageError: it says what there is not. One line with the key.
+    """
+    where = f"{file}: tls_server_config"
+    for inline, instead in _INLINE.items():
+        if inline in content:
+            raise UsageError("is not read from here", where=f"{where}.{inline}", what_next=f"name a file in {instead}")
+    _refuse_unknown_keys(content, _KEYS, where)
+    cert, key, client_ca = (_text_field(content, name, where) for name in _FILES)
+    if not cert or not key:
+        raise UsageError(f"{'key_file' if cert else 'cert_file'} is missing", where=where)
+    client_auth = _client_auth(_text_field(content, "client_auth_type", where, "NoClientCert"), where)
+    checks = client_auth in (ClientAuth.IF_GIVEN, ClientAuth.REQUIRE)
+    if checks and not client_ca:
+        raise UsageError(f"client_auth_type {client_auth} needs client_ca_file", where=where)
+    if client_ca and client_auth is ClientAuth.NONE:
+        raise UsageError(f"client_ca_file without client_auth_type {ClientAuth.REQUIRE} checks nobody", where=where)
+    sans = _text_list_field(content, "client_allowed_sans", where)
+    if sans and client_auth is not ClientAuth.REQUIRE:
+        raise UsageError(f"client_allowed_sans needs client_auth_type {ClientAuth.REQUIRE}", where=where)
+    least, most = _version(content, "min_version", where, "TLS12"), _version(content, "max_version", where, "TLS13")
+    if least > most:
+        raise UsageError("min_version is newer than max_version", where=where)
+    return TlsConfig(
+        file.parent / cert,
+        file.parent / key,
+        client_auth,
+        file.parent / client_ca if client_ca else None,
+        sans,
+        least,
+        most,
+        _ciphers(_text_list_field(content, "cipher_suites", where), where),
+    )
+
+
+def _client_auth(told: str, where: str) -> ClientAuth:
+    try:
+        return ClientAuth(told)
+    except ValueError:
+        known = ", ".join(ClientAuth)
+        raise UsageError(f"must be one of {known}, not {told}", where=f"{where}.client_auth_type") from None
+
+
+def _version(content: dict[str, Any], name: str, where: str, default: str) -> ssl.TLSVersion:
+    told = _text_field(content, name, where, default)
+    if told not in _VERSIONS:
+        raise UsageError(f"must be one of {', '.join(_VERSIONS)}, not {told}", where=f"{where}.{name}")
+    return _VERSIONS[told]
+
+
+def _ciphers(names: tuple[str, ...], where: str) -> tuple[str, ...]:
+    for name in names:
+        if name not in _CIPHERS and name not in _ALWAYS:
+            known = ", ".join(_CIPHERS)
+            raise UsageError(f"has no {name}; known: {known}", where=f"{where}.cipher_suites")
+    return tuple(_CIPHERS[name] for name in names if name in _CIPHERS)
+
+
+def _mapping_field(value: Any, where: str) -> dict[str, Any]:
+    """Keys and values; none where there is nothing."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UsageError("must have keys and values", where=where)
+    return {str(name): content for name, content in value.items()}
+
+
+def _text_list_field(content: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+    """A list of texts; empty where there is none."""
+    value = content.get(name) or []
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise UsageError("must be a list of texts", where=f"{where}.{name}")
+    return tuple(value)
+
+
+def _text_field(content: Mapping[str, Any], name: str, where: str, default: str = "") -> str:
+    """A text, or the default."""
+    value = content.get(name, default)
+    if not isinstance(value, str):
+        raise UsageError("must be a text", where=f"{where}.{name}")
+    return value
+
+
+def _refuse_unknown_keys(content: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """No other keys than these."""
+    known = sorted(known)
+    for name in content:
+        if name not in known:
+            raise UsageError(f"unknown or unsupported key {name}; known: {', '.join(known)}", where=where)

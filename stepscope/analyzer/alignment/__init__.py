@@ -1,1 +1,1 @@
-"""Which calls of different ranks belong together, on one clock, and who came last?"""
+"""Communication calls of all ranks: matched with each other, on one clock, with who arrived last."""

@@ -1,4 +1,4 @@
-"""Which communication calls did a rank make: of which group, what kind, how large, with which peers?"""
+"""Communication calls of a rank with a device: group, kind, size and peers of each."""
 
 from __future__ import annotations
 
@@ -8,14 +8,28 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.call import AFTER_STEPS, BEFORE_STEPS, Call, PeerCall
-from stepscope.analyzer.alignment.call_words import FROM_ROOT_KINDS, P2P_KINDS, TO_ROOT_KINDS, kind_in_name
-from stepscope.analyzer.alignment.dimensions import dimension_of_call
-from stepscope.analyzer.alignment.launch_context import LaunchContext, launch_contexts
-from stepscope.analyzer.alignment.told_calls import Issued, Told, operators_by_id, told_by
+from stepscope.analyzer.alignment.call_arguments import (
+    CallArguments,
+    Issued,
+    LaunchContext,
+    launch_contexts,
+    operators_by_id,
+    read_call_arguments,
+)
+from stepscope.analyzer.alignment.calls import (
+    AFTER_STEPS,
+    BEFORE_STEPS,
+    FROM_ROOT_KINDS,
+    P2P_KINDS,
+    TO_ROOT_KINDS,
+    Call,
+    PeerCall,
+    kind_in_name,
+)
+from stepscope.analyzer.alignment.process_groups import dimension_of_call
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
-from stepscope.analyzer.membership import distinct
+from stepscope.analyzer.rows import distinct
 from stepscope.trace.columns import NONE, Category, TraceColumns
 
 _GRAPH_LAUNCH = re.compile(r"GraphLaunch")
@@ -135,20 +149,20 @@ class _CallReader:
             dimension=dimension_of_call(group, context.open_spans, kind),
         )
 
-    def _told(self, row: int, position: int, context: LaunchContext) -> tuple[list[Told], bool]:
+    def _told(self, row: int, position: int, context: LaunchContext) -> tuple[list[CallArguments], bool]:
         """What arguments say of the kernel, and whether it is described by them (and not by an annotation)."""
         lane, launch = int(self._activities.launch_lane[position]), int(self._activities.launch_ns[position])
         issued = self._issued.since_last(lane, launch) if lane != NONE else []
         entry = self._entry_of_row.get(row)
         operator = self._operator_of_id.get(int(self._trace.external_id[row]))
         if entry is not None:
-            return [told_by(self._trace, entry, operator)], True
+            return [read_call_arguments(self._trace, entry, operator)], True
         if operator is not None and not issued:
-            return [told_by(self._trace, operator, operator)], True
+            return [read_call_arguments(self._trace, operator, operator)], True
         if issued:
             return issued, self._issued.by_arguments
         if context.kind in ("send", "recv") and context.peer is not None:
-            return [Told(context.kind, peer_place=context.peer, num_bytes=context.num_bytes)], False
+            return [CallArguments(context.kind, peer_place=context.peer, num_bytes=context.num_bytes)], False
         return [], False
 
     def _groups_by_stream(self) -> dict[int, tuple[int, ...]]:
@@ -157,12 +171,12 @@ class _CallReader:
         groups: dict[int, set[tuple[int, ...]]] = {}
         for position in self._chosen.tolist():
             entry = self._entry_of_row.get(int(self._activities.row[position]))
-            members = told_by(self._trace, entry, None).members if entry is not None else None
+            members = read_call_arguments(self._trace, entry, None).members if entry is not None else None
             if members is not None:
                 groups.setdefault(int(self._activities.stream[position]), set()).add(members)
         return {stream: next(iter(seen)) for stream, seen in groups.items() if len(seen) == 1}
 
-    def _peers(self, told: list[Told], members: tuple[int, ...] | None, step: int) -> tuple[PeerCall, ...]:
+    def _peers(self, told: list[CallArguments], members: tuple[int, ...] | None, step: int) -> tuple[PeerCall, ...]:
         peers = []
         for part in told:
             peer = _peer(part, members)
@@ -175,14 +189,14 @@ class _CallReader:
         return tuple(peers)
 
 
-def _peer(part: Told, members: tuple[int, ...] | None) -> int | None:
+def _peer(part: CallArguments, members: tuple[int, ...] | None) -> int | None:
     """The peer as a rank of the job; a place in an unknown group is taken for one."""
     if part.peer is not None or part.peer_place is None:
         return part.peer
     return members[part.peer_place] if members is not None and part.peer_place < len(members) else part.peer_place
 
 
-def _kind_of(told: list[Told], peers: tuple[PeerCall, ...], context: LaunchContext, name: str) -> str:
+def _kind_of(told: list[CallArguments], peers: tuple[PeerCall, ...], context: LaunchContext, name: str) -> str:
     if peers:
         return told[0].kind if len(peers) == 1 else "p2p"
     by_arguments = next((t.kind for t in reversed(told) if t.kind not in P2P_KINDS), None)
@@ -190,7 +204,7 @@ def _kind_of(told: list[Told], peers: tuple[PeerCall, ...], context: LaunchConte
     return by_arguments or by_span or kind_in_name(name)
 
 
-def _num_bytes(told: list[Told], kind: str) -> int | None:
+def _num_bytes(told: list[CallArguments], kind: str) -> int | None:
     """A coalesced group moves all its parts; of sends and receives at once, the busier direction counts."""
     if any(part.num_bytes is None for part in told):
         return None
@@ -201,7 +215,7 @@ def _num_bytes(told: list[Told], kind: str) -> int | None:
     return max(out, back) or None
 
 
-def _root(told: list[Told], context: LaunchContext, kind: str, members: tuple[int, ...] | None) -> int | None:
+def _root(told: list[CallArguments], context: LaunchContext, kind: str, members: tuple[int, ...] | None) -> int | None:
     """The root of a rooted kind as a rank of the job."""
     if kind not in FROM_ROOT_KINDS | TO_ROOT_KINDS:
         return None

@@ -1,4 +1,4 @@
-"""Which communication calls did a rank make when there is no device (gloo), and when did each finish?
+"""Communication calls of a rank without a device (gloo), and when each finished.
 
 gloo records no arguments. The operators on the main thread tell what was asked for and when; the backend's spans on
 its worker threads tell when it was done; the enclosing span tells which group it was for.
@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analyzer.alignment.call import BEFORE_STEPS, Call, PeerCall
-from stepscope.analyzer.alignment.call_words import P2P_KINDS
-from stepscope.analyzer.alignment.dimensions import dimension_of, dimension_of_call
-from stepscope.analyzer.alignment.launch_context import LaunchContext, arguments_of, launch_contexts
+from stepscope.analyzer.alignment.call_arguments import LaunchContext, arguments_of, launch_contexts
+from stepscope.analyzer.alignment.calls import BEFORE_STEPS, P2P_KINDS, Call, PeerCall
 from stepscope.analyzer.alignment.matching import Matches
+from stepscope.analyzer.alignment.process_groups import dimension_of, dimension_of_call
 from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.trace.columns import NONE, Category, TraceColumns

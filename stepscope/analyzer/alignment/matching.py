@@ -1,4 +1,4 @@
-"""Which call on one rank is the same collective as which call on another?
+"""Matching of calls: which call on one rank is the same operation as which call on another.
 
 Key: the group's own sequence number where the trace has it, else the i-th collective of a communicator within a step
 (within a graph launch of the step), kinds and sizes agreeing; never counted from the file's start (profilers start
@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from stepscope.analyzer.alignment.call import BEFORE_STEPS, Call, PeerCall
-from stepscope.analyzer.alignment.call_words import P2P_KINDS
+from stepscope.analyzer.alignment.calls import BEFORE_STEPS, P2P_KINDS, Call, PeerCall
 
 _Word = tuple[str, int | None]
 """What must agree on all members: kind and size."""

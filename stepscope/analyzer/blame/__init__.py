@@ -1,1 +1,1 @@
-"""Whose fault is the waiting, and what did each cause cost?"""
+"""Root causes: whom each wait is attributed to, what each cause costs, and why."""

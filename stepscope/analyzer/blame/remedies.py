@@ -1,10 +1,10 @@
-"""How is each cause said in words, and what should be done about it first?"""
+"""Remedies: what to do first about each cause and reason."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepscope.core.causes import Cause, Reason
+from stepscope.core.vocabulary.causes import Cause, Reason
 
 ACTIONS: dict[Cause, tuple[str, ...]] = {
     Cause.PIPELINE_BUBBLE: ("give each rank several smaller stages (interleaving)",),

@@ -1,4 +1,4 @@
-"""What cost how much, once every wait is charged to whoever was late? The table adds up to 1."""
+"""Table of root causes: time of each cause and the ranks that caused it; it adds up to 1."""
 
 from __future__ import annotations
 
@@ -11,10 +11,24 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.blame.waits import BlamedWait
-from stepscope.analyzer.culprits import culprits
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, CHARGE, TO_BLAME, TimeTable
 from stepscope.analyzer.rank_view import RankView
-from stepscope.core.causes import Cause
+from stepscope.core.vocabulary.causes import Cause
+
+CULPRIT_SHARE = 0.25
+"""A rank is named from this share of the worst rank's contribution on."""
+
+
+def culprits(contribution: Mapping[int, float]) -> list[int]:
+    """The ranks to name, worst first.
+
+    Args:
+        contribution: by rank, in any unit.
+    """
+    worst = max(contribution.values(), default=0)
+    named = [rank for rank, own in contribution.items() if own > 0 and own >= CULPRIT_SHARE * worst]
+    return sorted(named, key=lambda rank: (-contribution[rank], rank))
+
 
 NUM_RESAMPLES = 1000
 INTERVAL = (0.05, 0.95)

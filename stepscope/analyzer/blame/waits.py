@@ -1,7 +1,13 @@
-"""A rank waited: who was late, and what was that rank doing meanwhile? Waiting is never a cause.
+"""Wait attribution: each wait goes to the late rank and to what that rank did meanwhile.
 
-Each exposed wait is charged to the last arriver's excess over the waiting rank since they were last level
-(meetings.py); an excess in waiting is followed to whom that rank waited for in turn. Time only falls, so it ends.
+Meetings: Both leave a common operation at the same time, but one that ran behind compute levels nobody: a rank that
+began its backward late leaves each of its gradient buckets with the others and is as late as before. Only a rank that
+had nothing else to do when the operation ended brings no lateness along. HolisticTraceAnalysis and its like name who
+came last to each collective; with overlapped ones that is a rank in the middle of ordinary backward, and the cause is
+lost.
+
+Waits: Each exposed wait is charged to the last arriver's excess over the waiting rank since they were last level
+(`SyncPoints`); an excess in waiting is followed to whom that rank waited for in turn. Time only falls, so it ends.
 """
 
 from __future__ import annotations
@@ -14,14 +20,87 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.arrivals import Arrival
+from stepscope.analyzer.alignment.arrivals import Arrival, WaitPieces
+from stepscope.analyzer.alignment.calls import SYNCHRONIZING_KINDS
 from stepscope.analyzer.alignment.matching import CallId, Matches
-from stepscope.analyzer.alignment.split import WaitPieces
-from stepscope.analyzer.blame.meetings import Meetings
+from stepscope.analyzer.intervals import covered_time
 from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_BLAME
-from stepscope.analyzer.membership import distinct
 from stepscope.analyzer.rank_view import COMPUTE, NUM_CHARGES, RankView, comparison_table
-from stepscope.core.causes import Cause
+from stepscope.analyzer.rows import distinct
+from stepscope.core.vocabulary.categories import EXPOSED_COMMUNICATION_CATEGORIES
+from stepscope.core.vocabulary.causes import Cause
+
+SHORTEST_HOLD_NS = 5_000
+"""An operation that ends in a gap of 1-2 us between two queued kernels did not hold its device up."""
+
+_END_OF_TIME = 2**63
+
+_SyncPoint = tuple[int, int, bool]
+"""Both ranks' ends of an operation, and whether it held the other one up."""
+
+
+class SyncPoints:
+    """Every operation that ranks left together."""
+
+    def __init__(self, views: Mapping[int, RankView], matches: Matches) -> None:
+        self._views = views
+        self._partners_of: dict[int, list[tuple[CallId, Mapping[int, CallId]]]] = defaultdict(list)
+        for match in matches.collectives:
+            kinds = {views[rank].calls[call.place].kind for rank, call in match.items()}
+            if kinds <= SYNCHRONIZING_KINDS:
+                for call in match.values():
+                    self._partners_of[call.rank].append((call, match))
+        for call, others in matches.peers.items():
+            self._partners_of[call.rank].append((call, {other.rank: other for other in others}))
+        self._met: dict[tuple[int, int], list[_SyncPoint]] = {}
+        self._held_up: dict[int, list[bool]] = {}
+
+    def last_before(self, call: CallId, late: CallId) -> tuple[bool, int, int]:
+        """Since when the late rank's lateness at this call counts: the last operation that held it up with the other,
+        at most back to the last one of the step before.
+
+        Returns:
+            Whether they met, and each rank's own end of that operation; else where the step began on each.
+        """
+        view, late_view = self._views[call.rank], self._views[late.rank]
+        start = view.calls[call.place].start_ns
+        late_start = late_view.calls[late.place].start_ns
+        step_begin = _step_begin(view, start)
+        meetings = self._between(call.rank, late.rank)
+        for end, late_end, level in reversed(meetings[: bisect_right(meetings, (start, _END_OF_TIME, True))]):
+            if late_end <= late_start and (level or end <= step_begin):
+                return True, end, late_end
+        return False, step_begin, _step_begin(late_view, late_start)
+
+    def _between(self, rank: int, other: int) -> list[_SyncPoint]:
+        """In time order, by the first rank's end; made when first asked for."""
+        if (rank, other) not in self._met:
+            calls, others, held_up = self._views[rank].calls, self._views[other].calls, self._held(other)
+            met = [
+                (calls[call.place].end_ns, partners[other].place)
+                for call, partners in self._partners_of[rank]
+                if other in partners
+            ]
+            self._met[rank, other] = sorted((end, others[place].end_ns, held_up[place]) for end, place in met)
+        return self._met[rank, other]
+
+    def _held(self, rank: int) -> list[bool]:
+        """By call: whether at its end the rank did nothing but communicate."""
+        if rank not in self._held_up:
+            view = self._views[rank]
+            end = np.array([call.end_ns for call in view.calls], np.int64)
+            begin = np.array([call.exposed_from_ns for call in view.calls], np.int64)
+            begin = np.maximum(begin, end - SHORTEST_HOLD_NS)
+            alone = view.segments.intervals_of(*EXPOSED_COMMUNICATION_CATEGORIES)
+            self._held_up[rank] = (covered_time(begin, end, alone) == end - begin).tolist()
+        return self._held_up[rank]
+
+
+def _step_begin(view: RankView, time_ns: int) -> int:
+    """The boundary of the step that the time falls in; before the first, the window's start."""
+    place = int(np.searchsorted(view.window.boundary_ns, time_ns, side="right")) - 1
+    return int(view.window.boundary_ns[max(place, 0)])
+
 
 Shares = dict[tuple[Cause, int], float]
 """(cause, the rank that is to blame) -> nanoseconds."""
@@ -45,7 +124,7 @@ class BlamedWait:
     shares: Shares
 
 
-def blame_waits(
+def attribute_waits(
     views: Mapping[int, RankView],
     waits: Mapping[int, WaitPieces],
     arrivals: Mapping[CallId, Arrival],
@@ -53,21 +132,21 @@ def blame_waits(
     compute_cause: ComputeCause,
 ) -> list[BlamedWait]:
     """Charge every piece of waiting, earliest first, so that followed waits are already charged."""
-    meetings = Meetings(views, matches)
+    meetings = SyncPoints(views, matches)
     cases = [
-        _case(views, meetings, CallId(rank, place), (start, end), arrivals[CallId(rank, place)])
+        _wait(views, meetings, CallId(rank, place), (start, end), arrivals[CallId(rank, place)])
         for rank, wait in waits.items()
         for start, end, place in zip(wait.start_ns.tolist(), wait.end_ns.tolist(), wait.call.tolist(), strict=True)
     ]
     cases.sort(key=lambda case: (case.end_ns, case.rank, case.start_ns))
-    court = _Court(compute_cause)
+    court = _WaitAttribution(compute_cause)
     for case, excess in zip(cases, _excess(views, cases), strict=True):
         court.judge(case, excess)
     return court.blamed
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _Wait:
     """A piece of waiting, who came late, and what is compared: each rank's time from their last meeting to its arrival.
 
     `before_ns` is how much of the lateness lies before the late rank's window.
@@ -84,13 +163,13 @@ class _Case:
     before_ns: int
 
 
-def _case(
-    views: Mapping[int, RankView], meetings: Meetings, call: CallId, piece: tuple[int, int], arrival: Arrival
-) -> _Case:
+def _wait(
+    views: Mapping[int, RankView], meetings: SyncPoints, call: CallId, piece: tuple[int, int], arrival: Arrival
+) -> _Wait:
     met, since_own, since_late = meetings.last_before(call, arrival.call)
     unseen_own = max(views[call.rank].window.start_ns - since_own, 0)
     unseen_late = max(views[arrival.rank].window.start_ns - since_late, 0)
-    return _Case(
+    return _Wait(
         rank=call.rank,
         start_ns=piece[0],
         end_ns=piece[1],
@@ -103,7 +182,7 @@ def _case(
     )
 
 
-def _excess(views: Mapping[int, RankView], cases: list[_Case]) -> npt.NDArray[np.float64]:
+def _excess(views: Mapping[int, RankView], cases: list[_Wait]) -> npt.NDArray[np.float64]:
     """By case and charge: how much longer the late rank spent than the waiting one; shape (cases, charges)."""
     late = _spent(views, [(case.late, case.since_late_ns, case.arrived_late_ns) for case in cases])
     return late - _spent(views, [(case.rank, case.since_own_ns, case.arrived_own_ns) for case in cases])
@@ -119,7 +198,7 @@ def _spent(views: Mapping[int, RankView], spans: list[tuple[int, int, int]]) -> 
     return spent
 
 
-class _Court:
+class _WaitAttribution:
     """Charges waits in time order and remembers its earlier verdicts, which later waits follow."""
 
     def __init__(self, compute_cause: ComputeCause) -> None:
@@ -127,7 +206,7 @@ class _Court:
         self._compute_cause = compute_cause
         self._history: dict[int, list[BlamedWait]] = defaultdict(list)
 
-    def judge(self, case: _Case, excess: npt.NDArray[np.float64]) -> None:
+    def judge(self, case: _Wait, excess: npt.NDArray[np.float64]) -> None:
         length = case.end_ns - case.start_ns
         weights = _without_displaced(self._weigh(np.maximum(excess, 0.0), case), length)
         total = sum(weights.values())
@@ -140,7 +219,7 @@ class _Court:
         self.blamed.append(blamed)
         self._history[case.rank].append(blamed)
 
-    def _weigh(self, excess: npt.NDArray[np.float64], case: _Case) -> Shares:
+    def _weigh(self, excess: npt.NDArray[np.float64], case: _Wait) -> Shares:
         weights: Shares = defaultdict(float)
         if case.before_ns:
             weights[Cause.BEFORE_WINDOW, case.late] += case.before_ns

@@ -1,1 +1,1 @@
-"""What changed between two runs, or two sets of runs, and is it more than noise?"""
+"""Comparison of two runs, or sets of runs: what changed, and whether it is more than noise."""

@@ -1,4 +1,4 @@
-"""How do two sides differ, all told? Runs of both sides in, the whole comparison out."""
+"""Comparison of two sides: the runs of both in, differences and summary out."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stepscope.analyzer.compare.estimate import MIN_EFFECT, Average, Estimate, estimate, judge, summarise_steps
-from stepscope.analyzer.compare.findings import how_much_is_known, micro_batch_trap, stall_notice, summarise
 from stepscope.analyzer.compare.gates import Condition, judge_gate
-from stepscope.analyzer.compare.likeness import unlikeness
 from stepscope.analyzer.compare.parts import (
     COLLECTIVE_SPREAD,
-    Ground,
+    ComparisonBasis,
     Sides,
     compare_calls,
     compare_causes,
@@ -21,9 +18,169 @@ from stepscope.analyzer.compare.parts import (
     compare_kernels,
     compare_rates,
 )
-from stepscope.analyzer.compare.run_record import RunRecord, bandwidth_figure, captured_steps, mfu_figure
-from stepscope.core.analysis import Notice
-from stepscope.core.comparison import Change, ComparedSide, Comparison, MemoryDifference
+from stepscope.analyzer.compare.run_record import RunRecord, bandwidth_figure, captured_steps, mfu_figure, unlikeness
+from stepscope.analyzer.compare.statistics import (
+    MIN_EFFECT,
+    MIN_RUNS_TO_MEASURE,
+    Average,
+    Estimate,
+    estimate,
+    judge,
+    summarise_steps,
+)
+from stepscope.core.documents.comparison import (
+    CauseDifference,
+    Change,
+    ComparedSide,
+    Comparison,
+    Difference,
+    MemoryDifference,
+)
+from stepscope.core.documents.evidence import Notice
+from stepscope.core.text.numbers import counted, form
+from stepscope.core.text.wording import cause_phrase
+from stepscope.core.vocabulary.causes import HEALTHY_CAUSES, Cause
+
+FEW_STEPS = 10
+"""With fewer whole steps a run, its own noise is hardly known."""
+
+MORE_MICRO_BATCHES = 1.5
+"""From this ratio on, a smaller bubble is expected."""
+
+SHARE_OF_GAIN = 1 / 3
+"""Less of the gain that the schedule promises than this: the bubble was not what bound the job."""
+
+MOST_CAUSES_NAMED = 3
+
+LIKELY_SHARE = 1 / 3
+"""A cause that makes up this share of a sure change is named, also where its own change is not sure."""
+
+_CHANGED = (Change.SLOWER, Change.FASTER)
+
+
+def summarise(step: Difference, causes: Sequence[CauseDifference]) -> str:
+    """One line: how much slower or faster, and what makes it so."""
+    figures = f"{step.a:,.1f} -> {step.b:,.1f} ms a step"
+    low, high = step.interval or (0.0, 0.0)
+    size = f"{step.change or 0.0:+,.1f} ms, {step.relative or 0.0:+.1%}, 95 % interval {low:+,.1f} to {high:+,.1f} ms"
+    moved = [row for row in causes if row.ms.state in _CHANGED]
+    if step.state not in _CHANGED:
+        parts = f"; but {_named(moved)}" if moved else ""
+        if abs(step.relative or 0.0) >= MIN_EFFECT:
+            return f"not certain: {figures} ({size}): this may be noise{parts}"
+        return f"no change seen: {figures}{parts}"
+    same_way = [row for row in moved if row.ms.state is step.state]
+    return f"b is {step.state}: {figures} ({size}){_because(same_way, causes, step)}"
+
+
+def _because(sure: Sequence[CauseDifference], causes: Sequence[CauseDifference], step: Difference) -> str:
+    """The causes that surely changed, with what the others add, so that the line adds up; else the likeliest ones."""
+    if sure:
+        named = _ordered(sure)[:MOST_CAUSES_NAMED]
+        rest = sum(row.ms.change or 0.0 for row in causes) - sum(row.ms.change or 0.0 for row in named)
+        others = f", other causes together {rest:+,.1f} ms" if abs(rest) >= MIN_EFFECT * (step.a or 0.0) else ""
+        return f": {_named(sure)}{others}"
+    way = 1.0 if step.state is Change.SLOWER else -1.0
+    likely = [row for row in causes if way * (row.ms.change or 0.0) >= LIKELY_SHARE * abs(step.change or 0.0)]
+    if not likely:
+        return "; no single cause accounts for it"
+    return f"; likely {_named(likely)}, but no single cause is certain"
+
+
+def how_much_is_known(
+    sides: Sides, step: Difference, *, spread: float, source: str, num_steps: Sequence[int]
+) -> Notice:
+    """What the verdict stands on, and what would make it surer."""
+    few = min(num_steps) < FEW_STEPS
+    steps = f"{min(num_steps)} to {max(num_steps)}" if min(num_steps) != max(num_steps) else f"{num_steps[0]}"
+    runs = "one run" if len(sides[0]) == len(sides[1]) == 1 else f"{len(sides[0])} and {len(sides[1])} runs"
+    steps += f" {form(max(num_steps), f'{source} step')}"
+    basis = f"{runs}{' a side' if runs == 'one run' else ''} of {steps} each"
+    visible = f"changes under {(step.smallest_visible or 0.0) / (step.a or 1.0):.1%} cannot be seen"
+    if len(sides[0]) + len(sides[1]) >= MIN_RUNS_TO_MEASURE:
+        return Notice("evidence", f"stands on {basis}; runs of a side differ by {spread:.1%} (measured); {visible}")
+    advice = "give 3 or more runs a side to measure it"
+    if few and source == "captured":
+        advice += ", or runs whose telemetry (steps/rank0.jsonl) has hundreds of unprofiled steps"
+    assumed = f"that runs of the same code differ by {spread:.1%} is assumed, not measured; {visible}; {advice}"
+    if few:
+        return Notice("little_known", f"very little is known: {basis}; {assumed}")
+    return Notice("evidence", f"stands on {basis}; {assumed}")
+
+
+def stall_notice(step: Difference, mean: Difference) -> list[Notice]:
+    """A rare slow step moves the mean and not the median."""
+    if mean.state not in _CHANGED or step.state in _CHANGED:
+        return []
+    text = (
+        f"the median step did not change, the mean did ({mean.a:,.1f} -> {mean.b:,.1f} ms): "
+        "a few steps are much slower (checkpoint, evaluation, data, GC); gate on step_time_mean to catch it"
+    )
+    return [Notice("rare_stalls", text)]
+
+
+def micro_batch_trap(sides: Sides, step: Difference) -> list[Notice]:
+    """More micro-batches promise a smaller bubble; where throughput does not follow, the host is the limit."""
+    few, many, gain = _micro_batches(sides[0]), _micro_batches(sides[1]), _throughput_gain(sides, step)
+    if few is None or many is None or gain is None:
+        return []
+    if many < few:
+        few, many, gain = many, few, 1 / gain
+    stages = max(run.analysis.pipeline.stages for side in sides for run in side if run.analysis.pipeline)
+    if many < MORE_MICRO_BATCHES * few or stages < 2:
+        return []
+    promised = _busy_share(stages, many) / _busy_share(stages, few)
+    if gain - 1 >= SHARE_OF_GAIN * (promised - 1):
+        return []
+    text = (
+        f"{few:.0f} and {counted(many, 'micro-batch')}: the schedule promises "
+        f"{promised - 1:+.0%} throughput for more of "
+        f"them, measured {gain - 1:+.0%}: the job is bound by the host, not by the pipeline's bubble; "
+        "fewer, larger launches (torch.compile, CUDA graphs) help, more micro-batches do not"
+    )
+    return [Notice("host_bound_not_bubble", text)]
+
+
+def _busy_share(stages: int, micro_batches: float) -> float:
+    """The textbook's share of a step in which a stage works."""
+    return micro_batches / (micro_batches + stages - 1)
+
+
+def _micro_batches(side: Sequence[RunRecord]) -> float | None:
+    known = {run.analysis.pipeline.micro_batches for run in side if run.analysis.pipeline}
+    return float(known.pop()) if len(known) == 1 else None
+
+
+def _throughput_gain(sides: Sides, step: Difference) -> float | None:
+    """b's throughput over a's: from tokens, else from MFU, else from the step taken as the same work."""
+    tokens = [_mean([run.tokens for run in side]) for side in sides]
+    if step.a and step.b and tokens[0] and tokens[1]:
+        return (tokens[1] / step.b) / (tokens[0] / step.a)
+    used = [_mean([run.analysis.job.mfu for run in side]) for side in sides]
+    if used[0] and used[1]:
+        return used[1] / used[0]
+    return step.a / step.b if step.a and step.b else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def _named(rows: Sequence[CauseDifference]) -> str:
+    return ", ".join(_cause(row) for row in _ordered(rows)[:MOST_CAUSES_NAMED])
+
+
+def _ordered(rows: Sequence[CauseDifference]) -> list[CauseDifference]:
+    """Losses first: more compute time is mostly what a straggler or a slower clock shows as well."""
+    return sorted(rows, key=lambda row: (row.cause in HEALTHY_CAUSES | {Cause.UNEXPLAINED}, -abs(row.ms.change or 0)))
+
+
+def _cause(row: CauseDifference) -> str:
+    ranks = row.ranks_b if (row.ms.change or 0.0) > 0 else row.ranks_a
+    where = f" ({form(len(ranks), 'rank')} {', '.join(map(str, sorted(ranks)[:8]))})" if ranks else ""
+    return f"{cause_phrase(row.cause)} {row.ms.change:+,.1f} ms{where}"
+
 
 RUN_SPREAD = 0.015
 """Assumed standard deviation of the step time between runs of the same code on the same kind of node, as a share.
@@ -58,7 +215,7 @@ def compare(
     median, mean = (_estimate(steps, average, assumed_spread) for average in (np.median, np.mean))
     step_time, step_time_mean = (judge(found, smallest=MIN_EFFECT * found.a) for found in (median, mean))
     changed = step_time.state is not Change.NOT_SEEN or step_time_mean.state is not Change.NOT_SEEN
-    ground = Ground(float(np.mean([run.step_ms for run in a])), changed, assumed_spread)
+    ground = ComparisonBasis(float(np.mean([run.step_ms for run in a])), changed, assumed_spread)
     causes = compare_causes(sides, ground)
     spread = median.run_spread / median.a if median.is_measured else assumed_spread
     counts = [len(run) for side in steps for run in side]

@@ -1,4 +1,4 @@
-"""Which conditions may `--fail-on` name, and are they met?
+"""Gates of `--fail-on`: the conditions it may name, and whether they are met.
 
 METRIC:+N%   fails when the metric rises by more than N % of what it is in a
 METRIC:-N%   fails when it falls by more
@@ -12,7 +12,19 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stepscope.analyzer.compare.estimate import (
+from stepscope.analyzer.compare.parts import (
+    COLLECTIVE_SPREAD,
+    KERNEL_SPREAD,
+    ComparisonBasis,
+    Sides,
+    cause_figures,
+    estimate_rates,
+    have_steps,
+    heading_figures,
+    kernel_figures,
+)
+from stepscope.analyzer.compare.run_record import RunRecord, bandwidth_figure, mfu_figure
+from stepscope.analyzer.compare.statistics import (
     MIN_EFFECT,
     Estimate,
     Figures,
@@ -22,25 +34,12 @@ from stepscope.analyzer.compare.estimate import (
     needed_runs,
     unknown,
 )
-from stepscope.analyzer.compare.parts import (
-    COLLECTIVE_SPREAD,
-    KERNEL_SPREAD,
-    Ground,
-    Sides,
-    cause_figures,
-    estimate_rates,
-    have_steps,
-    heading_figures,
-    kernel_figures,
-)
-from stepscope.analyzer.compare.run_record import RunRecord, bandwidth_figure, mfu_figure
-from stepscope.core.causes import Cause
-from stepscope.core.comparison import Change, Gate, GateOutcome
-from stepscope.core.counting import counted
-from stepscope.core.digits import significant
+from stepscope.core.documents.comparison import Change, Gate, GateOutcome
 from stepscope.core.errors import UsageError
-from stepscope.core.headings import Heading
-from stepscope.core.spelling import nearest
+from stepscope.core.text.names import nearest
+from stepscope.core.text.numbers import counted, significant
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause
 
 _GATE = re.compile(r"\s*(?P<metric>.+?):(?P<sign>[+-])(?P<number>\d+(?:\.\d*)?|\.\d+)(?P<unit>%|ms)\s*(?:,|$)")
 _THE_LIST = "docs/compare.md lists the metrics"
@@ -54,7 +53,7 @@ METRICS = (
     "mfu",
     "busbw",
     *(cause.value for cause in Cause),
-    *(heading.value for heading in Heading if heading.value not in set(Cause)),
+    *(heading.value for heading in TimeCategory if heading.value not in set(Cause)),
     "cause:NAME",
     "heading:NAME",
     "kernel:REGEX",
@@ -95,7 +94,7 @@ def parse_conditions(text: str, *, option: str = "--fail-on") -> list[Condition]
     return conditions
 
 
-def judge_gate(condition: Condition, sides: Sides, ground: Ground, step: Estimate, mean: Estimate) -> Gate:
+def judge_gate(condition: Condition, sides: Sides, ground: ComparisonBasis, step: Estimate, mean: Estimate) -> Gate:
     """Hold the interval of the metric's difference against the limit."""
     found, unit = _measure(condition.metric, sides, ground, step, mean)
     if found is None:
@@ -150,8 +149,8 @@ def _check_metric(metric: str, unit: str, option: str) -> None:
             kinds = ", ".join(COLLECTIVE_KINDS)
             raise _wrong(metric, "is no kind of collective", f"give one of {kinds}", option=option)
     elif prefix == "heading:":
-        if name not in set(Heading):
-            raise _wrong(metric, "is no heading", _meant(name, Heading, prefix), option=option)
+        if name not in set(TimeCategory):
+            raise _wrong(metric, "is no heading", _meant(name, TimeCategory, prefix), option=option)
     elif prefix == "cause:":
         if name not in set(Cause):
             raise _wrong(metric, "is no cause", _meant(name, Cause, prefix), option=option)
@@ -168,7 +167,9 @@ def _wrong(text: str, why: str, what_next: str, *, option: str) -> UsageError:
     return UsageError(f"{text!r} {why}", where=option, what_next=what_next)
 
 
-def _measure(metric: str, sides: Sides, ground: Ground, step: Estimate, mean: Estimate) -> tuple[Estimate | None, str]:
+def _measure(
+    metric: str, sides: Sides, ground: ComparisonBasis, step: Estimate, mean: Estimate
+) -> tuple[Estimate | None, str]:
     """The metric's estimate (None where a side does not have it) and its unit."""
     if metric in ("step_time", "step_time_mean"):
         return step if metric == "step_time" else mean, "ms"
@@ -188,7 +189,7 @@ def _measure(metric: str, sides: Sides, ground: Ground, step: Estimate, mean: Es
 def _part_figures(sides: Sides, prefix: str, name: str) -> Figures:
     if prefix != "heading" and name in set(Cause):
         return cause_figures(sides, Cause(name))
-    return heading_figures(sides, Heading(name))
+    return heading_figures(sides, TimeCategory(name))
 
 
 def _estimate_kernels(sides: Sides, pattern: re.Pattern[str]) -> Estimate | None:
@@ -216,7 +217,7 @@ def _estimate_times(values: Sequence[Sequence[float]], spread: float) -> Estimat
     return estimate(a, b, assumed_spread=spread * max(v for side in values for v in side))
 
 
-def _base(metric: str, found: Estimate, ground: Ground) -> float:
+def _base(metric: str, found: Estimate, ground: ComparisonBasis) -> float:
     """What a percentage is of: the metric in a; of a part that a hardly has, the step."""
     if metric in _RATES or abs(found.a) >= MIN_EFFECT * ground.step_ms:
         return abs(found.a)

@@ -1,4 +1,4 @@
-"""Which part of the step changed: by ledger heading, by root cause, by kernel, by collective?
+"""Parts of the step that changed: by category, root cause, kernel and collective.
 
 Parts are tested one by one at 5 % only where the step time itself changed: they explain it. Where it did not, each
 table shares the 5 % among its rows, so that looking at many rows finds no change where there is none.
@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analyzer.compare.estimate import (
+from stepscope.analyzer.compare.run_record import RunRecord, cause_figure, heading_figure
+from stepscope.analyzer.compare.statistics import (
     LEVEL,
     MIN_EFFECT,
     Estimate,
@@ -22,18 +23,17 @@ from stepscope.analyzer.compare.estimate import (
     summarise_steps,
     unknown,
 )
-from stepscope.analyzer.compare.run_record import RunRecord, cause_figure, heading_figure
-from stepscope.core.analysis import Collective, KernelTime
-from stepscope.core.causes import Cause
-from stepscope.core.comparison import (
+from stepscope.core.documents.analysis import Collective, KernelTime
+from stepscope.core.documents.comparison import (
+    CategoryDifference,
     CauseDifference,
     Change,
     CollectiveDifference,
     Difference,
-    HeadingDifference,
     KernelDifference,
 )
-from stepscope.core.headings import Heading
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause
 
 KERNEL_SPREAD = 0.03
 """Assumed of one kernel's time between runs, where they are too few to measure it."""
@@ -49,7 +49,7 @@ RateFigure = Callable[[RunRecord], RunFigure | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class ComparisonBasis:
     """What all parts are judged on.
 
     Attributes:
@@ -66,15 +66,15 @@ class Ground:
         return LEVEL if self.step_changed else LEVEL / max(num_rows, 1)
 
 
-def compare_headings(sides: Sides, ground: Ground) -> list[HeadingDifference]:
+def compare_headings(sides: Sides, ground: ComparisonBasis) -> list[CategoryDifference]:
     """All headings that either side has, the largest change first."""
-    present = {h: pair for h in Heading if _is_there(pair := heading_figures(sides, h))}
+    present = {h: pair for h in TimeCategory if _is_there(pair := heading_figures(sides, h))}
     level = ground.level(len(present))
-    rows = [HeadingDifference(h, _part(pair, ground, level)) for h, pair in present.items()]
+    rows = [CategoryDifference(h, _part(pair, ground, level)) for h, pair in present.items()]
     return sorted(rows, key=lambda row: -abs(row.ms.change or 0.0))
 
 
-def compare_causes(sides: Sides, ground: Ground) -> list[CauseDifference]:
+def compare_causes(sides: Sides, ground: ComparisonBasis) -> list[CauseDifference]:
     """All causes that either side has, the largest change first."""
     present = {c: pair for c in Cause if _is_there(pair := cause_figures(sides, c))}
     level = ground.level(len(present))
@@ -85,7 +85,7 @@ def compare_causes(sides: Sides, ground: Ground) -> list[CauseDifference]:
     return sorted(rows, key=lambda row: -abs(row.ms.change or 0.0))
 
 
-def compare_kernels(sides: Sides, ground: Ground) -> list[KernelDifference]:
+def compare_kernels(sides: Sides, ground: ComparisonBasis) -> list[KernelDifference]:
     """All kernels of either side by name, the largest change first."""
     tables = [[{k.name: k for k in run.analysis.roofline.kernels} for run in side] for side in sides]
     names = dict.fromkeys(name for side in tables for table in side for name in table)
@@ -93,7 +93,7 @@ def compare_kernels(sides: Sides, ground: Ground) -> list[KernelDifference]:
     return sorted(rows, key=lambda row: -abs(row.ms.change or 0.0))
 
 
-def compare_calls(sides: Sides, ground: Ground) -> list[KernelDifference]:
+def compare_calls(sides: Sides, ground: ComparisonBasis) -> list[KernelDifference]:
     """Kernel time by operator and the shapes it was called with, where every run has the call.
 
     An analysis lists its largest calls alone, so that one that is missing from a list need not be gone.
@@ -105,7 +105,7 @@ def compare_calls(sides: Sides, ground: Ground) -> list[KernelDifference]:
     return sorted(rows, key=lambda row: -abs(row.ms.change or 0.0))
 
 
-def compare_collectives(sides: Sides, ground: Ground) -> list[CollectiveDifference]:
+def compare_collectives(sides: Sides, ground: ComparisonBasis) -> list[CollectiveDifference]:
     """All collectives of either side by group, kind and size, the largest change first."""
     tables = [[{_key(row): row for row in run.analysis.collectives} for run in side] for side in sides]
     keys = dict.fromkeys(key for side in tables for table in side for key in table)
@@ -130,7 +130,7 @@ def estimate_rates(sides: Sides, figure: RateFigure, spread: float) -> Estimate 
     return estimate(a, b, assumed_spread=spread * _mean(rate.value for rate in a))
 
 
-def heading_figures(sides: Sides, heading: Heading) -> Figures:
+def heading_figures(sides: Sides, heading: TimeCategory) -> Figures:
     """Milliseconds a step under a heading, of each run of both sides."""
     a, b = ([heading_figure(run.analysis, heading) for run in side] for side in sides)
     return a, b
@@ -146,7 +146,7 @@ def _is_there(pair: Figures) -> bool:
     return any(run.value for side in pair for run in side)
 
 
-def _part(pair: Figures, ground: Ground, level: float) -> Difference:
+def _part(pair: Figures, ground: ComparisonBasis, level: float) -> Difference:
     found = estimate(*pair, assumed_spread=ground.assumed_spread * ground.step_ms)
     return judge(found, smallest=MIN_EFFECT * ground.step_ms, level=level)
 
@@ -157,7 +157,7 @@ def _culprits(side: Sequence[RunRecord], cause: Cause) -> list[int]:
 
 
 def _kernel(
-    name: str, sides: Sides, tables: list[list[dict[str, KernelTime]]], ground: Ground, level: float
+    name: str, sides: Sides, tables: list[list[dict[str, KernelTime]]], ground: ComparisonBasis, level: float
 ) -> KernelDifference:
     found_in = [[[k] if (k := by_name.get(name)) else [] for by_name in by_run] for by_run in tables]
     by_step = have_steps(kernel for side in found_in for run in side for kernel in run)
@@ -208,7 +208,7 @@ def _collective(
     key: _CollectiveKey,
     sides: Sides,
     tables: list[list[dict[_CollectiveKey, Collective]]],
-    ground: Ground,
+    ground: ComparisonBasis,
     level: float,
 ) -> CollectiveDifference:
     members = key[0].count(",") + 1

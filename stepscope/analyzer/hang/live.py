@@ -1,8 +1,8 @@
-"""Does a job hang now, or is it waited for a rank that is at work? From what ranks say while their steps last long.
+"""Live hang detection: whether a running job hangs, from what its ranks report during a long step.
 
-A rank that takes long by nature, or visibly gets on, is not guilty, whatever waits for it. What the flight recorders
-say comes first; where they say nothing, who is in a collective waits for who is not. A rank that should have spoken
-and has not is the first suspect: it is dead, stopped, or keeps Python's lock.
+A rank that takes long by nature, or visibly gets on, is not the culprit, whatever waits for it. What the flight
+recorders say comes first; where they say nothing, who is in a collective waits for who is not. A rank that should
+have spoken and has not is the first suspect: it is dead, stopped, or keeps Python's lock.
 """
 
 from __future__ import annotations
@@ -11,11 +11,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from stepscope.analyzer.hang.verdict import NONE
-from stepscope.core.causes import Cause, Reason
-from stepscope.core.counting import counted, form
-from stepscope.core.hang import HangEvidence, HangKind, HangReport
-from stepscope.core.live_hang import STALE_SECONDS, LiveHang, LiveHangState, RankState
-from stepscope.core.words import ranks_words
+from stepscope.core.documents.hang import (
+    STALE_SECONDS,
+    HangEvidence,
+    HangKind,
+    HangReport,
+    LiveHang,
+    LiveHangState,
+    RankState,
+)
+from stepscope.core.text.numbers import counted, form, ranks_words
+from stepscope.core.vocabulary.causes import Cause, Reason
 
 GRACE_SECONDS = 3.0
 """All ranks come to their limit within about a second, and write within another."""

@@ -1,20 +1,24 @@
-"""Where did members of a group call different collectives under one number? All must call the same, in the same order.
+"""Mismatches (desync): members of a group that call different collectives, ranks that left the loop.
 
-Where they did not, all later numbers differ too: the first one counts. Who differs from most is named; torch's own
-script takes the first rank for right. Where a group's two halves disagree, groups of the same meaning tell which is
-usual. Sizes are compared where all must agree; those of all-to-all, gather and scatter
-may differ from rank to rank.
+Mismatches: Where they did not, all later numbers differ too: the first one counts. Who differs from most is named;
+torch's own script takes the first rank for right. Where a group's two halves disagree, groups of the same meaning
+tell which is usual. Sizes are compared where all must agree; those of all-to-all, gather and scatter may differ from
+rank to rank.
+
+Ways: A way is a call and the one before it: what they are, of groups of which meaning and how large. What any rank
+did before counts, as groups of one meaning do the same.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
-from stepscope.analyzer.hang.standings import Group, Standing, Standings
-from stepscope.core.flight_recorder import Operation
+from stepscope.analyzer.hang.progress import Group, GroupProgress, RankProgress
+from stepscope.core.documents.hang import FlightDump, Operation
 
 _SAME_SIZE = frozenset(
     ["all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base", "all_gather_into_tensor",
@@ -47,12 +51,12 @@ class Mismatch:
         return len(self.others) < sum(map(len, self.calls.values()))
 
 
-def first_mismatches(standings: Standings) -> list[Mismatch]:
+def first_mismatches(standings: GroupProgress) -> list[Mismatch]:
     """Of each group that has one, its first."""
     return [found for group in standings if (found := _first(group, standings)) is not None]
 
 
-def _first(group: Group, standings: Standings) -> Mismatch | None:
+def _first(group: Group, standings: GroupProgress) -> Mismatch | None:
     for sequence in sorted({number for standing in standings[group].values() for number in standing.calls}):
         callers = _callers(standings[group], sequence)
         if len(callers) > 1:
@@ -63,7 +67,7 @@ def _first(group: Group, standings: Standings) -> Mismatch | None:
     return None
 
 
-def _callers(ranks: Mapping[int, Standing], sequence: int) -> dict[_Call, list[int]]:
+def _callers(ranks: Mapping[int, RankProgress], sequence: int) -> dict[_Call, list[int]]:
     callers: dict[_Call, list[int]] = defaultdict(list)
     for rank, standing in sorted(ranks.items()):
         call = standing.calls.get(sequence)
@@ -72,7 +76,7 @@ def _callers(ranks: Mapping[int, Standing], sequence: int) -> dict[_Call, list[i
     return callers
 
 
-def _callers_of_alike(group: Group, standings: Standings, sequence: int) -> dict[_Call, list[int]]:
+def _callers_of_alike(group: Group, standings: GroupProgress, sequence: int) -> dict[_Call, list[int]]:
     """The callers of all groups of the same meaning and size: tensor-parallel groups do the same at the same time."""
     callers: dict[_Call, list[int]] = defaultdict(list)
     for other, ranks in standings.items():
@@ -97,3 +101,26 @@ def _key(call: Operation) -> _Call:
 def _words(call: _Call) -> str:
     name, size, dtypes = call
     return name if size is None else f"{name} of {size:,} {', '.join(dict.fromkeys(dtypes))}".rstrip()
+
+
+_Transition = tuple[object, ...]
+
+
+def diverged_ranks(dumps: Sequence[FlightDump], calls: Mapping[int, Operation], ranks: Iterable[int]) -> list[int]:
+    """Those of the ranks whose call followed the one before it for the first time."""
+    gone: Counter[_Transition] = Counter()
+    last: dict[int, _Transition] = {}
+    for dump in dumps:
+        collectives = [call for call in dump.operations if not call.is_p2p]
+        judged = calls.get(dump.rank)
+        for before, call in pairwise(collectives):
+            way = (*_kind(before), *_kind(call))
+            if judged is not None and call.record == judged.record:
+                last[dump.rank] = way
+                break
+            gone[way] += 1
+    return sorted(rank for rank in ranks if rank in last and not gone[last[rank]])
+
+
+def _kind(call: Operation) -> _Transition:
+    return call.description, call.name, call.input_sizes

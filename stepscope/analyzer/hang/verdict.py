@@ -1,9 +1,9 @@
-"""Which ranks hold the job up, and what of them is stuck?
+"""Verdict of a hang: the ranks that hold the job up, and what of them is stuck.
 
-In this order: ranks that called something else than the others (desync); dumps that are not of one moment, or of one in
-which nobody had waited yet, which tell nothing; ranks that others wait for and that left no dump, as they could not
-write one any more; ranks that are behind and wait for nobody (host or device); ranks that wait for each other in a
-circle (desync); the end of a chain of messages (host). What is left is nobody's proven fault.
+In this order: ranks that called something else than the others (desync); dumps that are not of one moment, or of one
+in which nobody had waited yet, which tell nothing; ranks that others wait for and that left no dump, as they could
+not write one any more; ranks that are behind and wait for nobody (host or device); ranks that wait for each other in
+a circle (desync); the end of a chain of messages (host). What is left is nobody's proven fault.
 """
 
 from __future__ import annotations
@@ -11,19 +11,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stepscope.analyzer.blame.remedies import REMEDIES
-from stepscope.analyzer.hang.given_up import with_timeouts_open
-from stepscope.analyzer.hang.guilty import Guilty, Lag, guilty_ranks
-from stepscope.analyzer.hang.mismatches import Mismatch, first_mismatches
-from stepscope.analyzer.hang.moments import LEAST_WAIT_SECONDS, longest_wait_seconds, older_dumps
-from stepscope.analyzer.hang.stacks import waiting_groups
-from stepscope.analyzer.hang.standings import Group, Standings, standings_of
-from stepscope.analyzer.hang.waits import OpenCall, message_waits, open_calls
-from stepscope.analyzer.hang.ways import strayed
-from stepscope.core.causes import Cause, Reason
-from stepscope.core.counting import counted, form
-from stepscope.core.flight_recorder import FlightDump
-from stepscope.core.hang import HangEvidence, HangKind, HangReport, HangVerdict, group_words
-from stepscope.core.words import ranks_words
+from stepscope.analyzer.hang.mismatches import Mismatch, diverged_ranks, first_mismatches
+from stepscope.analyzer.hang.progress import (
+    LEAST_WAIT_SECONDS,
+    Group,
+    GroupProgress,
+    group_progress,
+    longest_wait_seconds,
+    older_dumps,
+    with_timeouts_open,
+)
+from stepscope.analyzer.hang.waits import (
+    Lag,
+    LaggingRank,
+    OpenCall,
+    lagging_ranks,
+    message_waits,
+    open_calls,
+    waiting_groups,
+)
+from stepscope.core.documents.hang import FlightDump, HangEvidence, HangKind, HangReport, HangVerdict, group_words
+from stepscope.core.text.numbers import counted, form, ranks_words
+from stepscope.core.vocabulary.causes import Cause, Reason
 
 NONE = "none"
 
@@ -47,7 +56,7 @@ def explain_hang(dumps: Sequence[FlightDump], *, world_size: int = 0) -> HangRep
         world_size: of the job; 0 where it is not known.
     """
     dumps = with_timeouts_open(dumps, world_size)
-    standings = standings_of(dumps, world_size)
+    standings = group_progress(dumps, world_size)
     calls = open_calls(dumps, standings)
     present = sorted(dump.rank for dump in dumps)
     world = {*present, *range(world_size), *(rank for group in standings for rank in group.members)}
@@ -57,7 +66,7 @@ def explain_hang(dumps: Sequence[FlightDump], *, world_size: int = 0) -> HangRep
 
 
 def _verdict(
-    dumps: Sequence[FlightDump], standings: Standings, calls: Mapping[int, OpenCall], missing: Sequence[int]
+    dumps: Sequence[FlightDump], standings: GroupProgress, calls: Mapping[int, OpenCall], missing: Sequence[int]
 ) -> HangVerdict:
     mismatches = first_mismatches(standings)
     if mismatches:
@@ -65,7 +74,7 @@ def _verdict(
     if untold := _other_moments(dumps, standings):
         return untold
     awaited = _awaited(standings, calls, missing)
-    guilty = guilty_ranks(standings, calls, messages := message_waits(dumps, standings))
+    guilty = lagging_ranks(standings, calls, messages := message_waits(dumps, standings))
     if awaited and len(missing) <= len(dumps):
         return _missing(awaited, guilty)
     if guilty:
@@ -79,7 +88,7 @@ def _verdict(
     return _circle(dumps, calls) or _end_of_messages(dumps, messages) or _nobody(dumps, calls)
 
 
-def _other_moments(dumps: Sequence[FlightDump], standings: Standings) -> HangVerdict | None:
+def _other_moments(dumps: Sequence[FlightDump], standings: GroupProgress) -> HangVerdict | None:
     """Dumps from which nothing can be told of who holds up whom."""
     older = older_dumps(standings)
     wait = longest_wait_seconds(dumps)
@@ -101,7 +110,7 @@ def _other_moments(dumps: Sequence[FlightDump], standings: Standings) -> HangVer
     return _untold(summary, "dump all ranks anew, at one time and while the job stands still", evidence)
 
 
-def _awaited(standings: Standings, calls: Mapping[int, OpenCall], missing: Sequence[int]) -> list[int]:
+def _awaited(standings: GroupProgress, calls: Mapping[int, OpenCall], missing: Sequence[int]) -> list[int]:
     """Ranks without a dump that open calls wait for; any of them may be where recorders do not list groups."""
     awaited = {rank for call in calls.values() for rank in call.waits_for} & set(missing)
     if calls and not all(group.is_listed for group in standings):
@@ -109,12 +118,12 @@ def _awaited(standings: Standings, calls: Mapping[int, OpenCall], missing: Seque
     return sorted(awaited)
 
 
-def _desync(mismatch: Mismatch, dumps: Sequence[FlightDump], standings: Standings) -> HangVerdict:
+def _desync(mismatch: Mismatch, dumps: Sequence[FlightDump], standings: GroupProgress) -> HangVerdict:
     """Where no call has most, a rank that did something new has left the common way."""
     ranks = list(mismatch.others)
     if not mismatch.has_majority:
         calls = {rank: standings[mismatch.group][rank].calls[mismatch.sequence] for rank in ranks}
-        left = strayed(dumps, calls, ranks)
+        left = diverged_ranks(dumps, calls, ranks)
         ranks = left if 0 < len(left) < len(ranks) else ranks
     is_known = len(ranks) < sum(map(len, mismatch.calls.values()))
     do = "called something else than the others" if is_known else "do not call the same"
@@ -124,7 +133,7 @@ def _desync(mismatch: Mismatch, dumps: Sequence[FlightDump], standings: Standing
     return _hang(HangKind.DESYNC, ranks, confidence, summary, evidence)
 
 
-def _missing(awaited: list[int], guilty: Sequence[Guilty]) -> HangVerdict:
+def _missing(awaited: list[int], guilty: Sequence[LaggingRank]) -> HangVerdict:
     evidence = [
         HangEvidence(awaited, f"left no dump, and the others wait for {form(len(awaited), 'it', 'them')}"),
         *map(_evidence, guilty),
@@ -133,7 +142,7 @@ def _missing(awaited: list[int], guilty: Sequence[Guilty]) -> HangVerdict:
     return _hang(HangKind.UNKNOWN, awaited, _LIKELY, summary, evidence, [Reason.MISSING_RANK])
 
 
-def _behind(guilty: Sequence[Guilty], calls: Mapping[int, OpenCall]) -> HangVerdict:
+def _behind(guilty: Sequence[LaggingRank], calls: Mapping[int, OpenCall]) -> HangVerdict:
     kinds = {one.kind for one in guilty}
     lags = {one.lag for one in guilty}
     kind = guilty[0].kind if len(kinds) == 1 else HangKind.UNKNOWN
@@ -152,7 +161,7 @@ def _behind(guilty: Sequence[Guilty], calls: Mapping[int, OpenCall]) -> HangVerd
     return _hang(kind, ranks, confidence, summary, list(map(_evidence, guilty)))
 
 
-def _evidence(one: Guilty) -> HangEvidence:
+def _evidence(one: LaggingRank) -> HangEvidence:
     fewer = f"{one.behind} {form(one.behind, 'collective')} fewer"
     return HangEvidence([one.rank], f"has {one.lag} {fewer} of {_name(one.group)} than {ranks_words(list(one.ahead))}")
 
@@ -168,7 +177,7 @@ def _circle(dumps: Sequence[FlightDump], calls: Mapping[int, OpenCall]) -> HangV
     circle = sorted(rank for rank, others in mutual.items() if others)
     if not circle:
         return None
-    left = strayed(dumps, {rank: open_call.call for rank, open_call in calls.items()}, circle)
+    left = diverged_ranks(dumps, {rank: open_call.call for rank, open_call in calls.items()}, circle)
     if len(left) in (0, len(circle)):  # too little is recorded: then it is whom most others wait for
         awaited = {rank: (len(mutual[rank]), len(waiting[rank])) for rank in circle}
         left = [rank for rank in circle if awaited[rank] == max(awaited.values())]

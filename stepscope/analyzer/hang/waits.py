@@ -1,13 +1,22 @@
-"""Who waits for whom? By each rank's oldest call that has not ended."""
+"""Waits in a hang: who waits for whom, who is behind without waiting, who stands at the same place.
+
+Guilty: In each group with an open call, a rank is behind that has called less than another, or finished less. Being
+behind does not make it a culprit while its own oldest call waits for a rank that has not called it. Of the others,
+those that have called what their peers have finished are stuck on the device; those with nothing open do not come to
+call, on the host. Where NCCL tells starts (TORCH_NCCL_ENABLE_TIMING), those are stuck on the device as well of whose
+open calls none has begun there while a peer is in one of them: something else keeps their GPU. Messages between two
+ranks only excuse: they follow the pipeline's schedule, and name the neighbours of the guilty.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
-from stepscope.analyzer.hang.standings import Group, Standing, Standings
-from stepscope.core.flight_recorder import FlightDump, Operation
+from stepscope.analyzer.hang.progress import Group, GroupProgress, RankProgress
+from stepscope.core.documents.hang import FlightDump, HangKind, Operation, WaitingGroup, stack_lines
 
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)\Z")
 _OTHER_END = {"send": "recv", "recv": "send"}
@@ -28,7 +37,7 @@ class OpenCall:
     runs: bool = True
 
 
-def open_calls(dumps: Sequence[FlightDump], standings: Standings) -> dict[int, OpenCall]:
+def open_calls(dumps: Sequence[FlightDump], standings: GroupProgress) -> dict[int, OpenCall]:
     """Of each rank that has one, its oldest collective that has not ended."""
     groups = _groups_of(standings)
     late: dict[tuple[Group, int], tuple[int, ...]] = {}
@@ -51,7 +60,7 @@ def _running(dump: FlightDump) -> list[Operation]:
     return [call for call in still_open if call.started_ns is not None or call.group_id not in tells_starts]
 
 
-def message_waits(dumps: Sequence[FlightDump], standings: Standings) -> dict[int, int]:
+def message_waits(dumps: Sequence[FlightDump], standings: GroupProgress) -> dict[int, int]:
     """Of each rank whose oldest open call is a message that runs: the rank at its other end, where none runs to meet
     it."""
     groups = _groups_of(standings)
@@ -85,10 +94,106 @@ def _ends(call: Operation, group: Group | None) -> tuple[str, int, int] | None:
     return match[1], group.members[here], group.members[there]
 
 
-def _late(group: Group, ranks: Mapping[int, Standing], sequence: int) -> tuple[int, ...]:
+def _late(group: Group, ranks: Mapping[int, RankProgress], sequence: int) -> tuple[int, ...]:
     """Members that have not called it, as far as their dumps are there."""
     return tuple(rank for rank in group.members if rank not in ranks or ranks[rank].enqueued < sequence)
 
 
-def _groups_of(standings: Standings) -> Mapping[tuple[int, str], Group]:
+def _groups_of(standings: GroupProgress) -> Mapping[tuple[int, str], Group]:
     return {(rank, group.name): group for group, ranks in standings.items() for rank in ranks}
+
+
+class Lag(StrEnum):
+    """What a guilty rank has done less of."""
+
+    CALLED = "called"
+    STARTED = "started"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class LaggingRank:
+    """A rank, and one group in which it is behind: in what, by how many calls, and of whom."""
+
+    rank: int
+    lag: Lag
+    group: Group
+    behind: int
+    ahead: tuple[int, ...]
+
+    @property
+    def kind(self) -> HangKind:
+        """What of the rank is stuck."""
+        return HangKind.HOST if self.lag is Lag.CALLED else HangKind.DEVICE
+
+
+def lagging_ranks(
+    standings: GroupProgress, open_calls: Mapping[int, OpenCall], message_waits: Mapping[int, int]
+) -> list[LaggingRank]:
+    """Those who are behind and wait for nobody, in the order of their ranks."""
+    behind: dict[int, LaggingRank] = {}
+    for group, ranks in standings.items():
+        if not any(standing.is_open for standing in ranks.values()):
+            continue
+        for one in _behind(group, ranks, open_calls):
+            known = behind.get(one.rank)
+            if known is None or (one.kind is HangKind.DEVICE, one.behind) > (
+                known.kind is HangKind.DEVICE,
+                known.behind,
+            ):
+                behind[one.rank] = one
+    found = [one for _, one in sorted(behind.items())]
+    unexcused = [one for one in found if one.kind is HangKind.DEVICE or one.rank not in message_waits]
+    return unexcused or found
+
+
+def _behind(
+    group: Group, ranks: Mapping[int, RankProgress], open_calls: Mapping[int, OpenCall]
+) -> Iterator[LaggingRank]:
+    most_called = max(standing.enqueued for standing in ranks.values())
+    most_done = max(standing.completed for standing in ranks.values())
+    for rank, here in ranks.items():
+        own = open_calls.get(rank)
+        if own is not None and own.waits_for:
+            continue
+        if here.completed < min(most_done, here.enqueued):
+            ahead = tuple(other for other, one in ranks.items() if one.completed > here.completed)
+            yield LaggingRank(rank, Lag.FINISHED, group, most_done - here.completed, ahead)
+        elif own is None and here.enqueued < most_called:
+            ahead = tuple(other for other, one in ranks.items() if one.enqueued > here.enqueued)
+            yield LaggingRank(rank, Lag.CALLED, group, most_called - here.enqueued, ahead)
+        elif own is not None and not own.runs and here.is_open:
+            ahead = tuple(other for other, one in ranks.items() if one.has_started(here.first_open))
+            if ahead:
+                yield LaggingRank(rank, Lag.STARTED, group, 1, ahead)
+
+
+_OF_TORCH = "torch/distributed/"
+
+
+def waiting_groups(dumps: Sequence[FlightDump], open_calls: Mapping[int, OpenCall]) -> list[WaitingGroup]:
+    """Ranks by their oldest open call and its stack; those with nothing open by their last call's. Largest first."""
+    made: dict[tuple[object, ...], WaitingGroup] = {}
+    for dump in dumps:
+        group = _group_of(dump, open_calls.get(dump.rank))
+        key = (group.operation, group.process_group, group.sequence, *group.waits_for, None, *group.stack)
+        if made.setdefault(key, group) is not group:
+            made[key].ranks.append(dump.rank)
+    return sorted(made.values(), key=lambda group: (-len(group.ranks), group.ranks))
+
+
+def _group_of(dump: FlightDump, open_call: OpenCall | None) -> WaitingGroup:
+    last = dump.operations[-1] if dump.operations else None
+    if open_call is None:
+        return WaitingGroup([dump.rank], None, None, None, None, [], _stack(last))
+    call, group = open_call.call, open_call.group
+    waits_for = list(open_call.waits_for)
+    return WaitingGroup([dump.rank], call.name, group.name, group.description, call.sequence, waits_for, _stack(call))
+
+
+def _stack(call: Operation | None) -> list[str]:
+    """The frames from the user's call outwards: torch's own wrappers tell nothing."""
+    frames = list(call.frames) if call is not None else []
+    while frames and _OF_TORCH in frames[0].file:
+        frames.pop(0)
+    return stack_lines(frames)

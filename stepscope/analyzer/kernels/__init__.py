@@ -1,1 +1,1 @@
-"""What holds the kernels back, one by one and together: launch limits, tensor cores, size, fusion, copies."""
+"""Kernels and copies: which hold the time, and what holds them back."""

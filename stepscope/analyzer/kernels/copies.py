@@ -1,4 +1,4 @@
-"""How fast were the copies, against what the host's link carries, and did they start from pageable memory?
+"""Copies: bandwidth against the host's link, and pageable memory.
 
 A pageable copy is staged through a pinned buffer by the driver, piece by piece, and blocks the launching thread.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyzer.kernels.occupancy import is_nvidia
-from stepscope.core.links import PCIE_BYTES_PER_SECOND
+from stepscope.core.hardware.links import PCIE_BYTES_PER_SECOND
 from stepscope.trace.columns import NONE, Category, Device, IntColumn, TraceColumns
 
 _PCIE_GENERATION = {6: 3, 7: 3, 8: 4, 9: 5, 10: 5}

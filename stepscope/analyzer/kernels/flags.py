@@ -1,25 +1,114 @@
-"""Which kernels could be faster, and by the evidence of what?
+"""Flags of kernels that could be faster (tiny, low occupancy, no tensor cores), and their sums.
 
-Launches are faulted only where the kernel is not near its roof anyway: a matmul at 19 % occupancy and 80 % of peak is
-as it should be.
+Tensor cores: Judged by names, as cuBLAS, cuDNN, CUTLASS, MAGMA and torch give them; None where a name does not tell.
+A list of words that mean "tensor core" (torch-tb-profiler's way) takes `sm80_xmma_gemm_f32f32..._ffma` for one: here
+the words for the plain units are looked for first.
+
+Flags: Launches are faulted only where the kernel is not near its roof anyway: a matmul at 19 % occupancy and 80 % of
+peak is as it should be.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.kernels.occupancy import FULL_WAVES, LaunchFit, Limiter, is_nvidia
-from stepscope.analyzer.kernels.sums import Flag
-from stepscope.analyzer.kernels.tensor_cores import is_unaligned, uses_tensor_cores
 from stepscope.analyzer.ledger.activities import Activities
+from stepscope.analyzer.roofline.kernel_costs import DecidedBy
 from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.analyzer.roofline.kernel_limits import SHORT_KERNEL_NS, KernelLimits
-from stepscope.core.headings import Heading
-from stepscope.core.timeline import HEADING_CODE
+from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
 from stepscope.trace.columns import Device, IntColumn, TraceColumns
+
+Sums = npt.NDArray[np.float64]
+"""Sums of groups of kernels, shape (groups, SIZE)."""
+
+
+class Flag(IntEnum):
+    """What may be wrong with a kernel; docs/kernels.md tells the evidence of each."""
+
+    NO_TENSOR_CORES = 0
+    UNALIGNED = 1
+    SMALL_GRID = 2
+    TAIL_WAVE = 3
+    LOW_OCCUPANCY = 4
+    INEFFICIENT_KERNELS = 5
+    UNFUSED = 6
+    TINY_KERNELS = 7
+
+
+COUNT = 0
+"""kernels that own time in the window"""
+TINY_COUNT = 1
+OWNED_NS = 2
+DURATION_NS = 3
+MODELLED_NS = 4
+"""duration of those whose floors are known"""
+FLOOR_NS = 5
+"""their larger floors"""
+FITTED_NS = 6
+"""owned time of those whose occupancy is known"""
+OCCUPIED_NS = 7
+"""the same, each weighted with its theoretical occupancy"""
+ACHIEVED_NS = 8
+"""the same, with the one that its grid allows"""
+_SCALARS = 9
+
+FLAGS = slice(_SCALARS, _SCALARS + len(Flag))
+"""Owned time by flag; a kernel may have several."""
+HEADINGS = slice(FLAGS.stop, FLAGS.stop + len(CATEGORY_ORDER))
+"""Owned time by the heading of the limit."""
+DECIDED = slice(HEADINGS.stop, HEADINGS.stop + len(DecidedBy))
+"""Owned time by how the limit was decided."""
+LIMITERS = slice(DECIDED.stop, DECIDED.stop + len(Limiter))
+"""Owned time by what limits the occupancy."""
+SIZE = LIMITERS.stop
+
+
+def flagged(sums: npt.NDArray[np.float64], flag: Flag) -> float:
+    """Owned nanoseconds of a group's kernels that have a flag."""
+    return float(sums[FLAGS.start + flag])
+
+
+_PLAIN_UNITS = re.compile(
+    r"simt|ffma|hfma|scudnn(?!.*s\d{4,6}cudnn)"
+    r"|(^|[^0-9a-z])sgemm|_sgemm|magma_\w*gemm"
+    r"|winograd|fft2d|[wd]grad_(alg\d_)?engine|(im|ex)plicit_convolve_sgemm|convolve_common_engine"
+    r"|conv_depthwise|grouped_direct|cf32gemm|[cz]gemm",
+    re.IGNORECASE,
+)
+_TENSOR_CORES = re.compile(
+    r"tensorop|tensor\d+x\d+|[hsicdz]_?(884|1688|16816|161616|8816|16832)|hmma|imma|wgmma|wmma|nvjet"
+    r"|(bf16|f16|tf32|e4m3|e5m2|fp8|i8)\w*_(bf16|f16|tf32|e4m3|e5m2|fp8|i8)?\w*gemm"
+    r"|xmma_\w*gemm_\w*(bf16|f16|tf32|e4m3|e5m2|i8)|flash_(fwd|bwd)|cudnn_generated_fort_native_sdpa|fmha",
+    re.IGNORECASE,
+)
+_SKINNY = re.compile(r"gemv|gemmk1|gemmsn|dot_kernel|splitk_?reduce", re.IGNORECASE)
+"""Products with a vector: bound by memory on any unit."""
+_UNALIGNED = re.compile(r"align[abc]?[12](?!\d)", re.IGNORECASE)
+
+
+@lru_cache(maxsize=4096)
+def uses_tensor_cores(name: str) -> bool | None:
+    """Whether a matmul, attention or convolution kernel runs on the tensor cores; None when its name does not tell."""
+    if _SKINNY.search(name):
+        return None
+    if "tensorop" not in name and _PLAIN_UNITS.search(name):
+        return False
+    return True if _TENSOR_CORES.search(name) else None
+
+
+@lru_cache(maxsize=4096)
+def is_unaligned(name: str) -> bool:
+    """Whether a tensor-core kernel loads one or two elements at a time, for operands no wider load can be used on."""
+    return bool(_UNALIGNED.search(name)) and uses_tensor_cores(name) is True
+
 
 Mask = npt.NDArray[np.bool_]
 
@@ -65,8 +154,8 @@ def flag_kernels(
     by_grid = far & (limiter == Limiter.GRID)
     in_one_wave = fit.num_blocks[launch] < _num_sms(device)
     starved = (limiter == Limiter.REGISTERS) | (limiter == Limiter.SHARED_MEMORY)
-    memory_bound = limits.heading == HEADING_CODE[Heading.MEMORY_BOUND]
-    latency_bound = limits.heading == HEADING_CODE[Heading.LATENCY_BOUND]
+    memory_bound = limits.heading == CATEGORY_CODE[TimeCategory.MEMORY_BOUND]
+    latency_bound = limits.heading == CATEGORY_CODE[TimeCategory.LATENCY_BOUND]
     could_multiply = _has_tensor_cores(device) & multiplies & ~memory_bound
     plain = _named_where(could_multiply, trace, rows, lambda name: uses_tensor_cores(name) is False)
     return {

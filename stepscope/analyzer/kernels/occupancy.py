@@ -1,10 +1,10 @@
-"""How full can a launch keep the device, and what stops more: threads, registers, shared memory, blocks or its grid?
+"""Occupancy of a launch: how full it keeps the device, and what limits it.
 
-The arithmetic is CUDA's occupancy calculator (cuda_occupancy.h) for the limits that the trace lists of its device, with
-the largest shared memory that a kernel can opt in to. Kineto's own "est. achieved occupancy %" leaves that opt-in out:
-it reads 0 for every kernel with more than 48 KB, which are the tensor-core matmuls. torch-tb-profiler showed that
-number as it is and called any low one bad, yet a matmul is best with few fat warps: here a launch is faulted only where
-its kernel also stays far from its roof.
+The arithmetic is CUDA's occupancy calculator (cuda_occupancy.h) for the limits that the trace lists of its device,
+with the largest shared memory that a kernel can opt in to. Kineto's own "est. achieved occupancy %" leaves that
+opt-in out: it reads 0 for every kernel with more than 48 KB, which are the tensor-core matmuls. torch-tb-profiler
+showed that number as it is and called any low one bad, yet a matmul is best with few fat warps: here a launch is
+faulted only where its kernel also stays far from its roof.
 """
 
 from __future__ import annotations

@@ -1,11 +1,16 @@
-"""Which names, operators, modules and calls hold one rank's kernel time? The per-rank half: sums, ready to be added up.
+"""Kernels of one rank: time by name, operator, module and call, as sums that can be added up.
 
-Kernels that agree in name, operator, module, shapes and launch are summed once, over interned ids; everything after
-that works on these few combinations.
+Regions: Frames of modules are there when the profiler recorded stacks or modules; annotations are the user's own
+(record_function), the optimizer's and FSDP's. Backward is launched from a thread of its own, mostly without either:
+what is open on the training loop's thread, which waits for it, counts there.
+
+Rank kernels: Kernels that agree in name, operator, module, shapes and launch are summed once, over interned ids;
+everything after that works on these few combinations.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.kernels.copies import CopySums, copy_sums
-from stepscope.analyzer.kernels.flags import Mask, flag_kernels
-from stepscope.analyzer.kernels.occupancy import LaunchFit, fit_launches
-from stepscope.analyzer.kernels.regions import launching_regions, region_kind, region_name
-from stepscope.analyzer.kernels.sums import (
+from stepscope.analyzer.kernels.flags import (
     ACHIEVED_NS,
     COUNT,
     DECIDED,
@@ -33,14 +35,53 @@ from stepscope.analyzer.kernels.sums import (
     SIZE,
     TINY_COUNT,
     Flag,
+    Mask,
     Sums,
+    flag_kernels,
 )
+from stepscope.analyzer.kernels.occupancy import LaunchFit, fit_launches
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import Window
-from stepscope.analyzer.membership import combinations, distinct
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits
-from stepscope.core.timeline import HEADING_ORDER
-from stepscope.trace.columns import NONE, Device, IntColumn, KernelLaunch, TraceColumns
+from stepscope.analyzer.roofline.kernel_operator import innermost_on_thread, innermost_open
+from stepscope.analyzer.rows import combinations, distinct
+from stepscope.core.vocabulary.categories import CATEGORY_ORDER
+from stepscope.trace.columns import NONE, Category, Device, IntColumn, KernelLaunch, TraceColumns
+
+_MODULE_FRAME = "nn.Module: "
+_NO_REGION = re.compile(r"^(ProfilerStep#|nccl:|gloo:|c10d::|enumerate\(DataLoader\)#|\[pl]\[)|##")
+"""Annotations of the whole step, of communication and of loading say nothing of a kernel's place in the model."""
+_INSTANCE = re.compile(r"_\d+$")
+
+
+def launching_regions(trace: TraceColumns, launch: IntColumn) -> npt.NDArray[np.intp]:
+    """For each launch (a row, or NONE), the row of the innermost module or annotation open at it, or NONE."""
+    found = np.full(len(launch), NONE, np.intp)
+    modules = trace.rows_named(lambda name: name.startswith(_MODULE_FRAME), Category.PYTHON_FUNCTION)
+    regions = trace.rows_named(lambda name: not _NO_REGION.search(name), Category.USER_ANNOTATION)
+    rows = np.sort(np.concatenate((modules, regions)))
+    linked = np.flatnonzero(launch != NONE)
+    if not len(rows) or not len(linked):
+        return found
+    found[linked] = innermost_open(trace, rows, launch[linked])
+    lane = trace.lane[rows]
+    of_loop = rows[lane == np.bincount(lane).argmax()]
+    missing = linked[found[linked] == NONE]
+    found[missing] = innermost_on_thread(trace, of_loop, launch[missing])
+    return found
+
+
+def region_name(name: str) -> str:
+    """A module's or annotation's name as people know it."""
+    return name.removeprefix(_MODULE_FRAME)
+
+
+def region_kind(name: str) -> str:
+    """The same without the number by which torch tells modules of one class apart: layers are added up."""
+    if not name.startswith(_MODULE_FRAME):
+        return name
+    return _INSTANCE.sub("", region_name(name))
+
 
 NUM_NAMES_KEPT = 50
 NUM_GROUPS_KEPT = 20
@@ -226,7 +267,7 @@ def _sums(which: IntColumn, count: int, limits: KernelLimits, owned_ns: IntColum
     sums[:, FLOOR_NS] = total(np.where(owns & modelled, floor, 0.0))
     for flag, mask in flags.items():
         sums[:, FLAGS.start + flag] = total(owned_ns * mask)
-    sums[:, HEADINGS] = spread(limits.heading, len(HEADING_ORDER))
+    sums[:, HEADINGS] = spread(limits.heading, len(CATEGORY_ORDER))
     sums[:, DECIDED] = spread(limits.decided_by, DECIDED.stop - DECIDED.start)
     return sums
 

@@ -1,1 +1,1 @@
-"""Under which heading does each instant of one rank fall, as far as that rank alone can tell?"""
+"""Time breakdown of one rank: every instant attributed to one category."""

@@ -1,4 +1,4 @@
-"""What occupied the device, and which host thread asked for it, when?"""
+"""Device activities: what occupied the device, and which host thread launched it when."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
-from stepscope.analyzer.launches import launch_rows
-from stepscope.analyzer.ordering import order_of
 from stepscope.analyzer.roofline.kernel_family import is_communication
+from stepscope.analyzer.rows import launch_rows, order_of
 from stepscope.trace.columns import DEVICE_CATEGORIES, NONE, Category, IntColumn, TraceColumns
 
 _PEER_COPY = "Memcpy PtoP"

@@ -1,7 +1,7 @@
-"""Under which heading does each instant of a rank's device fall, as far as this rank alone can tell?
+"""Ledger of a rank's device: the sweep that attributes each instant to a category.
 
 Priority at each instant: a compute kernel runs > communication alone > a copy alone > nothing runs. Communication
-stays `communication_unsplit` here; alignment/split.py splits it once the other ranks are known.
+stays `communication_unsplit` here; alignment/arrivals.py splits it once the other ranks are known.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import numpy as np
 
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, clip, owned, pieces, single, subtract, union
 from stepscope.analyzer.ledger.activities import Activities, Work
-from stepscope.analyzer.ledger.idle_rule import Host, book_gaps, late_host
+from stepscope.analyzer.ledger.idle_time import Host, attribute_gaps, late_host
 from stepscope.analyzer.ledger.segments import Paint, Segments, assemble
 from stepscope.analyzer.ledger.steps import Window
-from stepscope.core.headings import Heading
-from stepscope.core.timeline import HEADING_CODE, HEADING_ORDER
+from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
 from stepscope.trace.columns import IntColumn
 
 
@@ -33,7 +32,7 @@ class OwnLedger:
     hidden_communication_ns: int
 
 
-def book(activities: Activities, window: Window, host: Host, kernel_headings: IntColumn) -> OwnLedger:
+def attribute_device_time(activities: Activities, window: Window, host: Host, kernel_headings: IntColumn) -> OwnLedger:
     """Book a rank's window. `kernel_headings` has one heading code for each compute kernel."""
     whole = single(window.start_ns, window.end_ns)
     compute = activities.of(Work.COMPUTE)
@@ -57,9 +56,9 @@ def book(activities: Activities, window: Window, host: Host, kernel_headings: In
     charges = host.copy_charges(activities)[copies][of_copy]
     by_start = np.argsort(piece_start, kind="stable")
     copying = Intervals(piece_start[by_start], piece_end[by_start])
-    paints.append(Paint(copying, Heading.COPY, charges[by_start]))
+    paints.append(Paint(copying, TimeCategory.COPY, charges[by_start]))
 
-    paints += book_gaps(subtract(free, union(copying.start, copying.end)), activities, host)
+    paints += attribute_gaps(subtract(free, union(copying.start, copying.end)), activities, host)
     return OwnLedger(
         segments=assemble(paints),
         kernel_owned_ns=computing.end - computing.start,
@@ -87,12 +86,12 @@ def _exposed(alone: Intervals, late: list[Paint]) -> list[Paint]:
     rest = alone
     for paint in late:
         charge = paint.codes()[1]
-        paints.append(Paint(paint.intervals, Heading.COMMUNICATION_UNSPLIT, charge))
+        paints.append(Paint(paint.intervals, TimeCategory.COMMUNICATION_UNSPLIT, charge))
         rest = subtract(rest, paint.intervals)
-    return [*paints, Paint(rest, Heading.COMMUNICATION_UNSPLIT)]
+    return [*paints, Paint(rest, TimeCategory.COMMUNICATION_UNSPLIT)]
 
 
-def fractions(segments: Segments, window_ns: int) -> dict[Heading, float]:
+def fractions(segments: Segments, window_ns: int) -> dict[TimeCategory, float]:
     """Share of the window by heading; every heading is there."""
-    time = np.bincount(segments.heading, weights=segments.duration_ns, minlength=len(HEADING_ORDER))
-    return {heading: float(time[HEADING_CODE[heading]]) / window_ns for heading in HEADING_ORDER}
+    time = np.bincount(segments.heading, weights=segments.duration_ns, minlength=len(CATEGORY_ORDER))
+    return {heading: float(time[CATEGORY_CODE[heading]]) / window_ns for heading in CATEGORY_ORDER}

@@ -1,4 +1,4 @@
-"""A run without a device (CPU and gloo): under which heading does each instant of the main thread fall?
+"""Ledger of a run without a device (CPU and gloo): category of each instant of the main thread.
 
 A checkpoint or the loader claims everything inside it; then operators and simulated compute; then communication in
 flight with no operator open; the rest is the host's own. Nested spans need no stack: each class is a union.
@@ -15,8 +15,8 @@ from stepscope.analyzer.intervals import Intervals, intersect, join, single, sub
 from stepscope.analyzer.ledger.host_spans import host_annotations
 from stepscope.analyzer.ledger.segments import Paint, Segments, assemble
 from stepscope.analyzer.ledger.steps import HostSteps, Window
-from stepscope.core.causes import Cause
-from stepscope.core.headings import Heading
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause
 from stepscope.trace.columns import NONE, Category, TraceColumns
 
 _COMMUNICATION_OPERATOR = re.compile(r"^(c10d::|_c10d_functional::|record_param_comms)|wait_tensor")
@@ -47,7 +47,7 @@ def host_window(trace: TraceColumns, steps: HostSteps) -> Window:
     return Window(start, end, np.array([0]), np.array([start], np.int64), 0)
 
 
-def book_host(trace: TraceColumns, steps: HostSteps, window: Window) -> Segments:
+def attribute_host_time(trace: TraceColumns, steps: HostSteps, window: Window) -> Segments:
     """Book the main thread's window."""
     lane = main_lane(trace, steps)
     annotations = host_annotations(trace, [lane])
@@ -56,15 +56,15 @@ def book_host(trace: TraceColumns, steps: HostSteps, window: Window) -> Segments
     left = single(window.start_ns, window.end_ns)
     paints = []
     for cover, heading, charge in (
-        (annotations.checkpoint, Heading.CHECKPOINT, None),
-        (annotations.data_loading, Heading.DATA_LOADING, None),
-        (operators, Heading.COMPUTE_OTHER, Cause.COMPUTE_BOUND),
-        (communicating, Heading.COMMUNICATION_UNSPLIT, None),
-        (annotations.profiler, Heading.PROFILER, None),
+        (annotations.checkpoint, TimeCategory.CHECKPOINT, None),
+        (annotations.data_loading, TimeCategory.DATA_LOADING, None),
+        (operators, TimeCategory.COMPUTE_OTHER, Cause.COMPUTE_BOUND),
+        (communicating, TimeCategory.COMMUNICATION_UNSPLIT, None),
+        (annotations.profiler, TimeCategory.PROFILER, None),
     ):
         paints.append(Paint(intersect(left, cover), heading, charge))
         left = subtract(left, cover)
-    return assemble([*paints, Paint(left, Heading.HOST_BOUND)])
+    return assemble([*paints, Paint(left, TimeCategory.HOST_BOUND)])
 
 
 def _classes(trace: TraceColumns, rows: npt.NDArray[np.intp], lane: int) -> tuple[Intervals, Intervals]:

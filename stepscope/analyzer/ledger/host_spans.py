@@ -1,4 +1,4 @@
-"""What was a host thread busy with: profiling, a checkpoint, loading data, or blocked on the device?"""
+"""Spans of a host thread: profiling, checkpoint, data loading, blocked on the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, join, time_of, union
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
-from stepscope.analyzer.membership import on_lanes
+from stepscope.analyzer.rows import on_lanes
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 AFTER_BLOCKING_CALL_NS = 20_000

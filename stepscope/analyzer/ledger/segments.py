@@ -1,4 +1,4 @@
-"""How is a window cut up? Segments: each with the heading it is booked under and the cause it is charged to."""
+"""Segments of a window: each with its category and the cause its time is attributed to."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Intervals, Nanoseconds
-from stepscope.core.causes import Cause
-from stepscope.core.headings import Heading
-from stepscope.core.timeline import HEADING_CODE, HEADING_ORDER
-from stepscope.trace.columns import IntColumn
-from stepscope.trace.interning import narrow
+from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
+from stepscope.core.vocabulary.causes import Cause
+from stepscope.trace.columns import IntColumn, narrow
 
 CAUSE_ORDER: tuple[Cause, ...] = tuple(Cause)
 CHARGE = {cause: code for code, cause in enumerate(CAUSE_ORDER)}
@@ -22,24 +20,24 @@ TO_BLAME = len(CAUSE_ORDER)
 """Charge of waiting: never a cause itself, blame/waits.py charges it to whoever was late."""
 
 _CAUSE_OF_HEADING = {
-    Heading.COMPUTE_BOUND: Cause.COMPUTE_BOUND,
-    Heading.MEMORY_BOUND: Cause.MEMORY_BOUND,
-    Heading.LATENCY_BOUND: Cause.LATENCY_BOUND,
-    Heading.COMPUTE_OTHER: Cause.UNEXPLAINED,
-    Heading.COMMUNICATION: Cause.COMMUNICATION,
-    Heading.BUBBLE: Cause.PIPELINE_BUBBLE,
-    Heading.COMMUNICATION_UNSPLIT: Cause.COMMUNICATION,
-    Heading.COPY: Cause.COPY,
-    Heading.DATA_LOADING: Cause.DATA_LOADING,
-    Heading.CHECKPOINT: Cause.CHECKPOINT,
-    Heading.SYNCHRONIZATION: Cause.SYNCHRONIZATION,
-    Heading.HOST_BOUND: Cause.HOST_BOUND,
-    Heading.DEVICE_GAP: Cause.DEVICE_GAP,
-    Heading.PROFILER: Cause.PROFILER,
-    Heading.IDLE_OTHER: Cause.UNEXPLAINED,
+    TimeCategory.COMPUTE_BOUND: Cause.COMPUTE_BOUND,
+    TimeCategory.MEMORY_BOUND: Cause.MEMORY_BOUND,
+    TimeCategory.LATENCY_BOUND: Cause.LATENCY_BOUND,
+    TimeCategory.COMPUTE_OTHER: Cause.UNEXPLAINED,
+    TimeCategory.COMMUNICATION: Cause.COMMUNICATION,
+    TimeCategory.BUBBLE: Cause.PIPELINE_BUBBLE,
+    TimeCategory.COMMUNICATION_UNSPLIT: Cause.COMMUNICATION,
+    TimeCategory.COPY: Cause.COPY,
+    TimeCategory.DATA_LOADING: Cause.DATA_LOADING,
+    TimeCategory.CHECKPOINT: Cause.CHECKPOINT,
+    TimeCategory.SYNCHRONIZATION: Cause.SYNCHRONIZATION,
+    TimeCategory.HOST_BOUND: Cause.HOST_BOUND,
+    TimeCategory.DEVICE_GAP: Cause.DEVICE_GAP,
+    TimeCategory.PROFILER: Cause.PROFILER,
+    TimeCategory.IDLE_OTHER: Cause.UNEXPLAINED,
 }
 CHARGE_OF_HEADING = np.array(
-    [TO_BLAME if h is Heading.WAIT else CHARGE[_CAUSE_OF_HEADING[h]] for h in HEADING_ORDER], np.int8
+    [TO_BLAME if h is TimeCategory.WAIT else CHARGE[_CAUSE_OF_HEADING[h]] for h in CATEGORY_ORDER], np.int8
 )
 """By heading code: the charge when nothing else is to blame."""
 
@@ -67,9 +65,9 @@ class Segments:
     def duration_ns(self) -> Nanoseconds:
         return self.end_ns - self.start_ns
 
-    def intervals_of(self, *headings: Heading) -> Intervals:
+    def intervals_of(self, *headings: TimeCategory) -> Intervals:
         """The time booked under any of the headings."""
-        keep = np.isin(self.heading, [HEADING_CODE[heading] for heading in headings])
+        keep = np.isin(self.heading, [CATEGORY_CODE[heading] for heading in headings])
         return Intervals(self.start_ns[keep], self.end_ns[keep])
 
 
@@ -78,14 +76,16 @@ class Paint:
     """Spans that get the same heading and charge, or one each; without a charge, the heading's own."""
 
     intervals: Intervals
-    heading: Heading | IntColumn
+    heading: TimeCategory | IntColumn
     charge: Cause | IntColumn | None = None
 
     def codes(self) -> tuple[IntColumn, IntColumn]:
         """Heading and charge of each span."""
         size = len(self.intervals)
         heading = (
-            np.full(size, HEADING_CODE[self.heading], np.int8) if isinstance(self.heading, Heading) else self.heading
+            np.full(size, CATEGORY_CODE[self.heading], np.int8)
+            if isinstance(self.heading, TimeCategory)
+            else self.heading
         )
         if self.charge is None:
             return heading, CHARGE_OF_HEADING[heading]

@@ -1,4 +1,4 @@
-"""Where does each training step begin and end, on the host and on the device?"""
+"""Training steps: where each begins and ends, on the host and on the device."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.ledger.activities import Activities, Work
-from stepscope.analyzer.membership import distinct
-from stepscope.core.analysis import Notice
+from stepscope.analyzer.rows import distinct
+from stepscope.core.documents.evidence import Notice
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)$")

@@ -1,9 +1,9 @@
-"""What was a block for? By who owned it where that is known, else by the calls that allocated it.
+"""Categories of memory blocks: parameters, gradients, optimizer state, activations and others.
 
 The innermost call that tells decides: a model that is wrapped for data-parallel training runs within calls of
 torch.distributed, and recomputed activations within the backward pass. torch's autograd engine allocates on a thread
-of its own, without Python's frames: what has no stack while a step is recorded is of the backward pass. Of that, and of
-the optimizer's, what is freed before the optimizer's step ends is temporary; a gradient is still there.
+of its own, without Python's frames: what has no stack while a step is recorded is of the backward pass. Of that, and
+of the optimizer's, what is freed before the optimizer's step ends is temporary; a gradient is still there.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from stepscope.analyzer.memory.history import Held
-from stepscope.core.flight_recorder import StackFrame
-from stepscope.core.memory import Category
+from stepscope.core.documents.hang import StackFrame
+from stepscope.core.documents.memory import MemoryCategory
 
 _SHARDED_TENSORS = ("/torch/distributed/tensor/", "/torch/distributed/_tensor/")
 """They pass each operation of a layer on: what it is for, the calls around say."""
@@ -49,7 +49,7 @@ def category_of(
     owners: Mapping[int, str],
     step_ends: Sequence[int] = (),
     noted_at: int = 0,
-) -> Category:
+) -> MemoryCategory:
     """The category of a block.
 
     Args:
@@ -61,13 +61,17 @@ def category_of(
     """
     known = owners.get(held.address)
     if known is not None and (held.died is None or held.died >= noted_at):
-        return Category(known)
+        return MemoryCategory(known)
     frames = stacks[held.stack]
     if not frames and held.born is None:
-        return Category.OTHER
-    category = _by_frames(frames) if frames else Category.GRADIENTS
+        return MemoryCategory.OTHER
+    category = _by_frames(frames) if frames else MemoryCategory.GRADIENTS
     is_short = held.born is not None and held.died is not None and _is_within_a_step(held.born, held.died, step_ends)
-    return Category.TEMPORARY if is_short and category in (Category.GRADIENTS, Category.OPTIMIZER) else category
+    return (
+        MemoryCategory.TEMPORARY
+        if is_short and category in (MemoryCategory.GRADIENTS, MemoryCategory.OPTIMIZER)
+        else category
+    )
 
 
 def _is_within_a_step(born: int, died: int, step_ends: Sequence[int]) -> bool:
@@ -76,7 +80,7 @@ def _is_within_a_step(born: int, died: int, step_ends: Sequence[int]) -> bool:
     return following < len(step_ends) and died < step_ends[following]
 
 
-def _by_frames(frames: tuple[StackFrame, ...]) -> Category:
+def _by_frames(frames: tuple[StackFrame, ...]) -> MemoryCategory:
     """By the innermost that tells."""
     in_modules = [frame for frame in frames if _MODULES in f"/{frame.file}" and not _is_in(frame, _TEMPORARY)]
     is_call = any(frame.function in _CALLS for frame in in_modules)
@@ -84,20 +88,20 @@ def _by_frames(frames: tuple[StackFrame, ...]) -> Category:
         if _is_in(frame, _SHARDED_TENSORS):
             continue
         if _is_in(frame, _OPTIMIZER):
-            return Category.OPTIMIZER
+            return MemoryCategory.OPTIMIZER
         if _is_in(frame, _COMMUNICATION):
-            return Category.COMMUNICATION
+            return MemoryCategory.COMMUNICATION
         if _is_in(frame, _TEMPORARY):
-            return Category.TEMPORARY
+            return MemoryCategory.TEMPORARY
         if frame.function == "backward":
-            return Category.GRADIENTS
+            return MemoryCategory.GRADIENTS
         if _MODULES in f"/{frame.file}":
             if frame.function in _COPIES or (frame.function in _BEFORE_TRAINING and not is_call):
-                return Category.PARAMETERS
+                return MemoryCategory.PARAMETERS
             if frame.function in _CALLS:
-                return Category.ACTIVATIONS
+                return MemoryCategory.ACTIVATIONS
     is_function = any(_is_in(frame, (_FUNCTIONS,)) for frame in in_modules)
-    return Category.ACTIVATIONS if is_function or not in_modules else Category.TEMPORARY
+    return MemoryCategory.ACTIVATIONS if is_function or not in_modules else MemoryCategory.TEMPORARY
 
 
 def phase_of(frames: Sequence[StackFrame]) -> str:

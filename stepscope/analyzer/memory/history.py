@@ -1,27 +1,40 @@
-"""How much was allocated when, and by whom? The recorded events, reckoned back from the snapshot's end.
+"""History of allocations: how much was held when, by whom, and what grows from step to step.
 
-A snapshot says exactly what is held at its end; events before it say what changed. So nothing need be known of what was
-allocated before the recording began.
+History: A snapshot says exactly what is held at its end; events before it say what changed. So nothing need be known
+of what was allocated before the recording began.
+
+Growth: Steps are told apart by the ends of the optimizer's steps, where torch noted them. What is allocated then
+should be the same each time; where it grows, what grows is what was born in many different steps and still lives.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.core.memory_snapshot import NO_STACK, Action, Events, MemorySnapshot, Segment
+from stepscope.core.documents.hang import StackFrame, stack_lines
+from stepscope.core.documents.memory import (
+    NO_STACK,
+    AllocatorAction,
+    AllocatorEvents,
+    Growth,
+    MemorySegment,
+    MemorySnapshot,
+)
 
 _MOST_POINTS = 400
 _RESERVED_SIGNS = {
-    Action.SEGMENT_ALLOC: 1,
-    Action.SEGMENT_MAP: 1,
-    Action.SEGMENT_FREE: -1,
-    Action.SEGMENT_UNMAP: -1,
+    AllocatorAction.SEGMENT_ALLOC: 1,
+    AllocatorAction.SEGMENT_MAP: 1,
+    AllocatorAction.SEGMENT_FREE: -1,
+    AllocatorAction.SEGMENT_UNMAP: -1,
 }
 
 
@@ -52,8 +65,8 @@ class History:
     """
 
     device: int
-    segments: Sequence[Segment]
-    events: Events
+    segments: Sequence[MemorySegment]
+    events: AllocatorEvents
     allocated: NDArray[np.int64]
     reserved: NDArray[np.int64]
     allocated_now: int
@@ -67,7 +80,7 @@ class History:
     @property
     def last_failure(self) -> int | None:
         """Number of the event of the last allocation that found no room; None without one."""
-        place = self.events.actions.tobytes().rfind(Action.OOM)
+        place = self.events.actions.tobytes().rfind(AllocatorAction.OOM)
         return place if place >= 0 else None
 
     def held_after(self, number: int) -> list[Held]:
@@ -81,9 +94,9 @@ class History:
         events = self.events
         for place in range(len(events.actions) - 1, number - 1, -1):
             action, address = events.actions[place], events.addresses[place]
-            if action == Action.ALLOC:
+            if action == AllocatorAction.ALLOC:
                 alive.pop(address, None)
-            elif action == Action.FREE_REQUESTED:
+            elif action == AllocatorAction.FREE_REQUESTED:
                 alive[address] = Held(address, events.sizes[place], NO_STACK, None, place)
         born = self._births(number)
         return [
@@ -97,9 +110,9 @@ class History:
         """Of each address, the last event before that allocated it and that no free followed."""
         events, born = self.events, dict[int, int]()
         for place in range(number):
-            if events.actions[place] == Action.ALLOC:
+            if events.actions[place] == AllocatorAction.ALLOC:
                 born[events.addresses[place]] = place
-            elif events.actions[place] == Action.FREE_REQUESTED:
+            elif events.actions[place] == AllocatorAction.FREE_REQUESTED:
                 born.pop(events.addresses[place], None)
         return born
 
@@ -123,12 +136,12 @@ def history_of(snapshot: MemorySnapshot, device: int) -> History:
     segments = [segment for segment in snapshot.segments if segment.device == device]
     allocated_now = sum(block.size for segment in segments for block in segment.blocks if block.is_allocated)
     reserved_now = sum(segment.size for segment in segments)
-    events = snapshot.events.get(device, Events())
+    events = snapshot.events.get(device, AllocatorEvents())
     actions = np.frombuffer(events.actions, dtype=np.uint8) if events.actions else np.zeros(0, dtype=np.uint8)
     sizes = _sizes(events, segments)
     allocated = np.zeros(len(actions), dtype=np.int64)
-    allocated[actions == Action.ALLOC] = sizes[actions == Action.ALLOC]
-    allocated[actions == Action.FREE_REQUESTED] = -sizes[actions == Action.FREE_REQUESTED]
+    allocated[actions == AllocatorAction.ALLOC] = sizes[actions == AllocatorAction.ALLOC]
+    allocated[actions == AllocatorAction.FREE_REQUESTED] = -sizes[actions == AllocatorAction.FREE_REQUESTED]
     reserved = np.zeros(len(actions), dtype=np.int64)
     for action, sign in _RESERVED_SIGNS.items():
         reserved[actions == action] = sign * sizes[actions == action]
@@ -143,10 +156,12 @@ def history_of(snapshot: MemorySnapshot, device: int) -> History:
     )
 
 
-def _sizes(events: Events, segments: Sequence[Segment]) -> NDArray[np.int64]:
+def _sizes(events: AllocatorEvents, segments: Sequence[MemorySegment]) -> NDArray[np.int64]:
     """Of each event; of a block that is still there its own, which is larger where the rest was too small to split."""
     sizes = np.array(events.sizes, dtype=np.int64)
-    newest = {events.addresses[place]: place for place, action in enumerate(events.actions) if action == Action.ALLOC}
+    newest = {
+        events.addresses[place]: place for place, action in enumerate(events.actions) if action == AllocatorAction.ALLOC
+    }
     for segment in segments:
         for block in segment.blocks:
             if block.is_allocated and block.address in newest:
@@ -158,3 +173,45 @@ def _reckoned_back(changes: NDArray[np.int64], now: int) -> NDArray[np.int64]:
     """The level before the first change and after each, such that the last one is `now`."""
     levels = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(changes)])
     return levels + (now - int(levels[-1]))
+
+
+_LEAST_STEPS = 4
+_LEAST_SHARE_OF_STEPS = 0.75
+"""Of the steps in which something was kept: fewer is a change, not a leak."""
+_LEAST_BYTES = 1 << 10
+
+
+def growth_of(history: History, step_ends_us: Sequence[int], stacks: Sequence[tuple[StackFrame, ...]]) -> Growth | None:
+    """What each step keeps; None where nothing grows, or fewer than five steps are recorded."""
+    ends = history.places_of(step_ends_us)
+    levels = [int(history.allocated[place]) for place in ends]
+    differences = [later - earlier for earlier, later in pairwise(levels)]
+    if len(differences) < _LEAST_STEPS:
+        return None
+    growing = sum(difference >= _LEAST_BYTES for difference in differences)
+    kept = int(median(differences))
+    if growing < _LEAST_SHARE_OF_STEPS * len(differences) or kept < _LEAST_BYTES:
+        return None
+    found = _what_grows(history, ends)
+    if found is None:
+        return None
+    stack, held = found
+    return Growth(kept, len(differences), stack_lines(stacks[stack]), held)
+
+
+def _what_grows(history: History, ends: Sequence[int]) -> tuple[int, int] | None:
+    """The stack of which blocks of most steps live on, and how much it holds after the last step; None where all that
+    is held is of few steps: then it is larger each time, as a longer sequence's, and none is kept."""
+    steps: dict[int, set[int]] = defaultdict(set)
+    recorded: dict[int, int] = defaultdict(int)
+    sizes: dict[int, int] = defaultdict(int)
+    for held in history.held_after(ends[-1]):
+        sizes[held.stack] += held.size
+        if held.born is not None:
+            steps[held.stack].add(bisect_right(ends, held.born))
+            recorded[held.stack] += held.size
+    lasting = [stack for stack in recorded if len(steps[stack]) >= _LEAST_SHARE_OF_STEPS * (len(ends) - 1)]
+    if not lasting:
+        return None
+    stack = max(lasting, key=lambda one: recorded[one])
+    return stack, sizes[stack]

@@ -1,20 +1,37 @@
-"""All that a snapshot says of one GPU's memory."""
+"""Report on one GPU's memory: everything that a snapshot says of it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from stepscope.analyzer.memory.categories import category_of
-from stepscope.analyzer.memory.fragmentation import fragmentation_of
-from stepscope.analyzer.memory.growth import growth_of
-from stepscope.analyzer.memory.history import History, history_of
-from stepscope.analyzer.memory.out_of_memory import out_of_memory_of
-from stepscope.analyzer.memory.remedies import remedies_for
-from stepscope.core.analysis import Notice
-from stepscope.core.flight_recorder import stack_lines
-from stepscope.core.memory import Category, Holder, MemoryReport
-from stepscope.core.memory_snapshot import MemorySnapshot, OutOfMemoryNote
+from stepscope.analyzer.memory.history import History, growth_of, history_of
+from stepscope.analyzer.memory.out_of_memory import out_of_memory_of, remedies_for
+from stepscope.core.documents.evidence import Notice
+from stepscope.core.documents.hang import stack_lines
+from stepscope.core.documents.memory import (
+    Fragmentation,
+    Holder,
+    MemoryCategory,
+    MemoryReport,
+    MemorySegment,
+    MemorySnapshot,
+    OutOfMemoryNote,
+)
+
+
+def fragmentation_of(segments: Iterable[MemorySegment]) -> Fragmentation:
+    """At the snapshot's end. A piece is one free block: torch joins those that lie beside each other."""
+    free, in_used = [], 0
+    for segment in segments:
+        pieces = [block.size for block in segment.blocks if not block.is_allocated and not block.is_awaited]
+        free += pieces
+        if sum(pieces) < segment.size:
+            in_used += sum(pieces)
+    inactive, largest = sum(free), max(free, default=0)
+    return Fragmentation(inactive, largest, in_used, 1 - largest / inactive if inactive else 0.0)
+
 
 _MOST_HOLDERS = 40
 
@@ -73,11 +90,11 @@ def _device(snapshot: MemorySnapshot, note: OutOfMemoryNote | None) -> tuple[int
 
 def _holders(
     history: History, snapshot: MemorySnapshot, owners: Mapping[int, str]
-) -> tuple[list[Holder], dict[Category, int]]:
+) -> tuple[list[Holder], dict[MemoryCategory, int]]:
     """At the peak: the largest, and all by category."""
-    sizes: dict[tuple[Category, int], int] = defaultdict(int)
-    counts: dict[tuple[Category, int], int] = defaultdict(int)
-    by_category = dict.fromkeys(Category, 0)
+    sizes: dict[tuple[MemoryCategory, int], int] = defaultdict(int)
+    counts: dict[tuple[MemoryCategory, int], int] = defaultdict(int)
+    by_category = dict.fromkeys(MemoryCategory, 0)
     step_ends = history.places_of(snapshot.step_ends_us)
     failed = history.last_failure
     noted_at = len(history.events.actions) if failed is None else failed

@@ -1,4 +1,4 @@
-"""How fast was each collective of each size? By what the inspector and nccl-tests measured."""
+"""Bandwidth of collectives by size, as the NCCL inspector and nccl-tests measured it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from stepscope.core.nccl import Bandwidth
-from stepscope.core.nccl_events import Benchmarked, LogEvent, Measured
-from stepscope.core.nccl_sources import InspectorCall
+from stepscope.core.documents.nccl import Bandwidth
+from stepscope.core.documents.nccl_logs import Benchmarked, InspectorCall, LogEvent, Measured
 
 _LEAST_SHARE = 0.5
 

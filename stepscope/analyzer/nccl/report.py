@@ -1,4 +1,4 @@
-"""All that NCCL's files say of a job, in one report: the worst first."""
+"""Report on all of a job's NCCL files, the worst first."""
 
 from __future__ import annotations
 
@@ -6,20 +6,31 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from stepscope.analyzer.nccl.bandwidths import inspected, tested
-from stepscope.analyzer.nccl.communicators import members_of
-from stepscope.analyzer.nccl.ras import flag_findings, ras_findings
-from stepscope.analyzer.nccl.settings import harmful_settings
-from stepscope.analyzer.nccl.topology import devices_of, planned_ways, shared_cards
-from stepscope.analyzer.nccl.trainer import trainer_findings
-from stepscope.analyzer.nccl.transfer_errors import transfer_error_advice, transfer_error_words
-from stepscope.analyzer.nccl.transports import SOCKET, transports_of
-from stepscope.analyzer.nccl.watchdog import timeouts
-from stepscope.core.counting import counted, form
-from stepscope.core.health import Severity
-from stepscope.core.nccl import Communicator, NcclFinding, NcclReport, Transport
-from stepscope.core.nccl_events import CardEvent, FailedTransfer, LogEvent, Path, Rings, Version, Warned
-from stepscope.core.nccl_sources import HangFlags, InspectorCall, RasStatus
-from stepscope.core.words import ranks_words
+from stepscope.analyzer.nccl.failures import (
+    flag_findings,
+    ras_findings,
+    timeouts,
+    trainer_findings,
+    transfer_error_advice,
+    transfer_error_words,
+)
+from stepscope.analyzer.nccl.topology import devices_of, members_of, planned_ways, shared_cards
+from stepscope.analyzer.nccl.transports import SOCKET, harmful_settings, transports_of
+from stepscope.core.documents.nccl import Communicator, NcclFinding, NcclReport, Transport
+from stepscope.core.documents.nccl_logs import (
+    CardEvent,
+    FailedTransfer,
+    HangFlags,
+    InspectorCall,
+    LogEvent,
+    RasStatus,
+    RingPath,
+    Rings,
+    Version,
+    Warned,
+)
+from stepscope.core.hardware.health import Severity
+from stepscope.core.text.numbers import counted, form, ranks_words
 
 _MOST_WARNINGS = 20
 _HARMLESS_EVENTS = frozenset(["client reregistration", "port active"])
@@ -77,7 +88,7 @@ def _slow_ways(transports: Sequence[Transport], events: Iterable[LogEvent]) -> I
             wrong[one.via, one.expected, one.why].append(one)
     for (via, expected, why), pairs in wrong.items():
         ranks = sorted({rank for one in pairs for rank in (one.source, one.target)})
-        place = next(event.place for event in events if isinstance(event, Path) and event.via.startswith(via))
+        place = next(event.place for event in events if isinstance(event, RingPath) and event.via.startswith(via))
         ways = counted(len(pairs), "way")
         message = f"{ways} between {ranks_words(ranks)} over {via}, not {expected}: {why}"
         severity = Severity.CRITICAL if via == SOCKET else Severity.WARNING

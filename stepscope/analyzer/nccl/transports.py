@@ -1,7 +1,7 @@
-"""Which way do ranks reach each other, which should it be, and why is it not?
+"""Transports between ranks: the one in use, the one to expect, the reason, harmful settings.
 
-Inside a node the expected way is P2P, over NVLink or PCIe; between nodes a network card that reads GPU memory itself
-(GPUDirect RDMA). What is slower works just as well, and says so in one line among thousands.
+Transports: Inside a node the expected way is P2P, over NVLink or PCIe; between nodes a network card that reads GPU
+memory itself (GPUDirect RDMA). What is slower works just as well, and says so in one line among thousands.
 """
 
 from __future__ import annotations
@@ -9,17 +9,40 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from stepscope.analyzer.nccl.communicators import Members
-from stepscope.analyzer.nccl.settings import ANY_DISTANCE
-from stepscope.core.nccl import Transport
-from stepscope.core.nccl_events import (
-    DirectMemory,
-    LogEvent,
-    NoInfiniBand,
-    NoPlugin,
-    Path,
-    Setting,
-)
+from stepscope.analyzer.nccl.topology import Members
+from stepscope.core.documents.nccl import NcclFinding, Transport
+from stepscope.core.documents.nccl_logs import DirectMemory, LogEvent, NoInfiniBand, NoPlugin, RingPath, Setting
+from stepscope.core.hardware.health import Severity
+
+ANY_DISTANCE = frozenset(["SYS", "sys", "5"])
+"""Values of NCCL_P2P_LEVEL and NCCL_NET_GDR_LEVEL that forbid nothing."""
+
+_HARMFUL: dict[str, tuple[str, frozenset[str]]] = {
+    "NCCL_P2P_DISABLE": ("GPUs of one node do not reach each other directly", frozenset("0")),
+    "NCCL_IB_DISABLE": ("no InfiniBand or RoCE is used", frozenset("0")),
+    "NCCL_SHM_DISABLE": ("ranks of one node without P2P go over the network", frozenset("0")),
+    "NCCL_NET_GDR_LEVEL": ("network cards read GPU memory themselves only up to this distance", ANY_DISTANCE),
+    "NCCL_P2P_LEVEL": ("GPUs reach each other directly only up to this distance", ANY_DISTANCE),
+    "NCCL_ALGO": ("NCCL may not choose its algorithm by size", frozenset()),
+    "NCCL_PROTO": ("NCCL may not choose its protocol by size", frozenset()),
+    "NCCL_MAX_NCHANNELS": ("no more channels than that, where the links could take more", frozenset()),
+    "NCCL_NVLS_ENABLE": ("NVSwitches do not sum up: large all-reduces within a node get less", frozenset("12")),
+}
+"""What follows from each, as a statement, and from which of its values nothing does."""
+
+
+def harmful_settings(events: Iterable[LogEvent]) -> list[NcclFinding]:
+    """Each variable once, where it is set first; whether it does harm here the transports tell."""
+    found: dict[str, NcclFinding] = {}
+    for event in events:
+        if isinstance(event, Setting) and event.name in _HARMFUL and event.name not in found:
+            does, harmless = _HARMFUL[event.name]
+            if event.value not in harmless:
+                message = f"{event.name}={event.value} set in the environment: {does}"
+                place = event.place
+                found[event.name] = NcclFinding("setting", Severity.INFO, message, place.file, place.line)
+    return list(found.values())
+
 
 P2P, SHM, IB, SOCKET = "P2P", "SHM", "NET/IB", "NET/Socket"
 _DIRECT = "GDRDMA"
@@ -59,7 +82,7 @@ def transports_of(events: Sequence[LogEvent], members: Members) -> list[Transpor
     around, nodes = Surroundings(events), _Nodes(members)
     channels: dict[tuple[str, int, int, str, str], Counter[str]] = defaultdict(Counter)  # lines, by process
     for number, event in enumerate(events):
-        if isinstance(event, Path):
+        if isinstance(event, RingPath):
             via, detail = _parts(event.via)
             name = members.at.get(number, ("", 0))[0]
             channels[name, event.source, event.target, via, detail][event.place.process] += 1

@@ -1,1 +1,1 @@
-"""How large is the pipeline's bubble, and which part of it is whose?"""
+"""Pipeline parallelism: schedules, stages, and the bubble by cause."""

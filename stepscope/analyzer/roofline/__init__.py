@@ -1,1 +1,1 @@
-"""What limits each kernel: arithmetic, memory bandwidth, or its own latency?"""
+"""Roofline: what limits each kernel: arithmetic, memory bandwidth, or its own latency."""

@@ -1,7 +1,7 @@
-"""How much arithmetic and memory traffic is each kernel's part, and how do we know?
+"""Cost of each kernel: its part of the arithmetic and memory traffic, and how that is known.
 
-By its operator's model first; passes over lists of tensors by their grid; what was launched before the trace begins by
-the same kernel seen later.
+By its operator's model first; passes over lists of tensors by their grid; what was launched before the trace begins
+by the same kernel seen later.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.roofline.borrowing import stand_ins
-from stepscope.analyzer.roofline.convolution_shapes import OutputSizes, learn_outputs, learned_cost, recorded_shapes
+from stepscope.analyzer.roofline.convolution_cost import OutputSizes, learn_outputs, learned_cost, recorded_shapes
 from stepscope.analyzer.roofline.kernel_family import Family
-from stepscope.analyzer.roofline.kernel_operator import launching_operators
+from stepscope.analyzer.roofline.kernel_operator import launching_operators, stand_ins
 from stepscope.analyzer.roofline.list_passes import list_pass_bytes
 from stepscope.analyzer.roofline.operator_call import distinct_calls
-from stepscope.analyzer.roofline.operator_cost import operator_cost
-from stepscope.analyzer.roofline.recomputation import recomputed
+from stepscope.analyzer.roofline.operator_cost import operator_cost, recomputed
 from stepscope.trace.columns import NONE, IntColumn, TraceColumns
 
 Floats = npt.NDArray[np.float64]

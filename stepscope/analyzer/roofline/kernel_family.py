@@ -1,4 +1,4 @@
-"""What kind of work does a kernel do, judged by its name alone?
+"""Families of kernels (matmul, convolution, attention, communication, ...), by name.
 
 Names come from torch, cuBLAS, cuDNN, CUTLASS, Tensile/hipBLASLt, Composable Kernel, MIOpen, Triton and the inference
 engines. To teach a new kernel, add a pattern to `_RULES`: the first that matches wins, so the particular stands above

@@ -1,8 +1,8 @@
-"""Which limit binds each kernel: arithmetic, memory bandwidth, or its own latency?
+"""Limit of each kernel: arithmetic, memory bandwidth, or its own latency.
 
-A kernel whose operator has a cost model gets two floors, FLOPs / peak and bytes / bandwidth. One that is short or small
-and far above both is latency-bound; any other is bound by its larger floor, however inefficient it is. Without a model
-the kernel's family decides, and that is marked.
+A kernel whose operator has a cost model gets two floors, FLOPs / peak and bytes / bandwidth. One that is short or
+small and far above both is latency-bound; any other is bound by its larger floor, however inefficient it is. Without
+a model the kernel's family decides, and that is marked.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from stepscope.analyzer.roofline.kernel_costs import DTYPES, Codes, DecidedBy, Floats, KernelCosts, kernel_costs
 from stepscope.analyzer.roofline.kernel_family import Family, family_of
-from stepscope.core.hardware import GpuModel
-from stepscope.core.headings import Heading
-from stepscope.core.timeline import HEADING_CODE
+from stepscope.core.hardware.gpu_catalogue import GpuModel
+from stepscope.core.vocabulary.categories import CATEGORY_CODE, TimeCategory
 from stepscope.trace.columns import NONE, IntColumn, TraceColumns
 
 SHORT_KERNEL_NS = 20_000
@@ -151,21 +150,21 @@ def _decide(
     floor_flops: Floats,
     floor_bytes: Floats,
 ) -> tuple[Codes, Codes]:
-    by_family = np.array([HEADING_CODE[_heading_of(kind)] for kind in Family], np.uint8)
+    by_family = np.array([CATEGORY_CODE[_heading_of(kind)] for kind in Family], np.uint8)
     modelled = ~np.isnan(floor_flops) & ~np.isnan(floor_bytes)
     heading = by_family[family]
-    decided_by = np.where(heading == HEADING_CODE[Heading.COMPUTE_OTHER], DecidedBy.NOTHING, DecidedBy.NAME)
+    decided_by = np.where(heading == CATEGORY_CODE[TimeCategory.COMPUTE_OTHER], DecidedBy.NOTHING, DecidedBy.NAME)
     decided_by[modelled] = source[modelled]
     larger = np.where(
-        floor_flops >= floor_bytes, HEADING_CODE[Heading.COMPUTE_BOUND], HEADING_CODE[Heading.MEMORY_BOUND]
+        floor_flops >= floor_bytes, CATEGORY_CODE[TimeCategory.COMPUTE_BOUND], CATEGORY_CODE[TimeCategory.MEMORY_BOUND]
     )
     heading[modelled] = larger[modelled]
     far_above = np.fmax(floor_flops, floor_bytes) < LATENCY_FLOOR_SHARE * duration
-    heading[modelled & small & far_above] = HEADING_CODE[Heading.LATENCY_BOUND]
+    heading[modelled & small & far_above] = CATEGORY_CODE[TimeCategory.LATENCY_BOUND]
     return heading, decided_by.astype(np.uint8)
 
 
-def _heading_of(family: Family) -> Heading:
+def _heading_of(family: Family) -> TimeCategory:
     if family in _COMPUTE_FAMILIES:
-        return Heading.COMPUTE_BOUND
-    return Heading.COMPUTE_OTHER if family in _UNDECIDED_FAMILIES else Heading.MEMORY_BOUND
+        return TimeCategory.COMPUTE_BOUND
+    return TimeCategory.COMPUTE_OTHER if family in _UNDECIDED_FAMILIES else TimeCategory.MEMORY_BOUND

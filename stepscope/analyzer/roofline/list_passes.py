@@ -1,4 +1,4 @@
-"""How many bytes does a pass over lists of tensors move (foreach operators, fused optimizers)?
+"""Cost of passes over lists of tensors (foreach operators, fused optimizers), from their grids.
 
 The profiler records no shapes for long lists, so neither the operator nor its name tells the size. The kernel does:
 each block of such a pass takes one chunk of one tensor, so the grid counts the chunks, and the template's arguments
@@ -16,9 +16,9 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.membership import distinct
-from stepscope.analyzer.roofline.kernel_types import element_bytes_of
+from stepscope.analyzer.element_types import element_bytes_of
 from stepscope.analyzer.roofline.operator_call import parse_call
+from stepscope.analyzer.rows import distinct
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 CHUNK_ELEMENTS = 65536

@@ -1,6 +1,11 @@
-"""How many FLOPs do matrix products need, and how few bytes?
+"""Cost of matrix products and attention: FLOPs and least bytes, forward and backward.
 
-To teach a new operator, add a row to `_MATMULS`. Argument numbers are those of the operator's schema.
+Matmul cost: To teach a new operator, add a row to `_MATMULS`. Argument numbers are those of the operator's schema.
+
+Attention cost: A causal mask halves the square of pairs, as every closed form has it (the diagonal is half a row too
+much). Packed sequences tell their number and their total, not their lengths: equal lengths give the fewest pairs, so
+that is counted. To teach a new operator, add a row to `_ATTENTIONS`. Argument numbers are those of the operator's
+schema.
 """
 
 from __future__ import annotations
@@ -9,7 +14,7 @@ from math import prod
 from typing import NamedTuple
 
 from stepscope.analyzer.roofline.kernel_family import Family
-from stepscope.analyzer.roofline.operator_call import CostModel, OperatorCall, OperatorCost
+from stepscope.analyzer.roofline.operator_call import CostModel, Dims, OperatorCall, OperatorCost
 
 _MATMUL_KERNELS = frozenset({Family.MATMUL})
 _PARTIAL_BYTES = 4
@@ -76,4 +81,127 @@ def _matmul_model(row: _Matmul, *, grouped: bool) -> CostModel:
 MATMUL_MODELS: dict[str, CostModel] = {
     name: _matmul_model(row, grouped="grouped" in name) for name, row in _MATMULS.items()
 }
+"""By the operator's name."""
+
+
+_KERNELS = frozenset({Family.ATTENTION})
+_ACCUMULATOR_BYTES = 4
+
+
+class _Attention(NamedTuple):
+    query: int
+    """key and value follow it"""
+    causal: int
+    """a flag; memory-efficient attention has a number: 0 no mask, 1 and 2 the corner where the diagonal starts"""
+    heads_first: bool
+    """[batch, heads, sequence, dim], else [batch, sequence, heads, dim]"""
+    backward: bool = False
+    varlen: int | None = None
+    """ends of the sequences that are packed into one, where given"""
+    window: int | None = None
+    """how far back a query sees, where that is limited"""
+    bottom_right: bool = False
+    """the mask's diagonal ends in the last corner: the last query sees all keys"""
+
+
+_ATTENTIONS = {
+    "aten::_flash_attention_forward": _Attention(0, 8, False, varlen=3, window=11, bottom_right=True),
+    "aten::_flash_attention_backward": _Attention(1, 11, False, True, varlen=6, window=15, bottom_right=True),
+    "aten::_efficient_attention_forward": _Attention(0, 9, False, varlen=4, window=13),
+    "aten::_efficient_attention_backward": _Attention(1, 14, False, True, varlen=6, window=18),
+    "aten::_cudnn_attention_forward": _Attention(0, 10, True, varlen=4),
+    "aten::_cudnn_attention_backward": _Attention(1, 14, True, True, varlen=9),
+    "aten::_scaled_dot_product_flash_attention": _Attention(0, 4, True, bottom_right=True),
+    "aten::_scaled_dot_product_flash_attention_backward": _Attention(1, 11, True, True, varlen=6, bottom_right=True),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _Attention(0, 4, True),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _Attention(1, 7, True, True),
+    "aten::_scaled_dot_product_efficient_attention": _Attention(0, 6, True),
+    "aten::_scaled_dot_product_efficient_attention_backward": _Attention(1, 11, True, True),
+    "aten::_scaled_dot_product_cudnn_attention": _Attention(0, 6, True),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _Attention(1, 14, True, True, varlen=9),
+    "flash_attn::_flash_attn_forward": _Attention(0, 5, False, window=6, bottom_right=True),
+    "flash_attn::_flash_attn_backward": _Attention(1, 11, False, True, window=12, bottom_right=True),
+    "flash_attn::_flash_attn_varlen_forward": _Attention(0, 9, False, varlen=3, window=10, bottom_right=True),
+    "flash_attn::_flash_attn_varlen_backward": _Attention(1, 15, False, True, varlen=9, window=16, bottom_right=True),
+}
+
+
+class _Mask(NamedTuple):
+    causal: bool
+    bottom_right: bool
+
+
+def _mask(call: OperatorCall, row: _Attention) -> _Mask | None:
+    if row.window is not None and (call.integer(row.window) or -1) != -1:
+        return None
+    corner = call.integer(row.causal)
+    if corner is not None:
+        return _Mask(corner != 0, corner == 2) if 0 <= corner <= 2 else None
+    causal = call.flag(row.causal)
+    return _Mask(causal, row.bottom_right) if causal is not None else None
+
+
+def _pairs(num_queries: float, num_keys: float, mask: _Mask) -> float:
+    """Pairs of a query and a key that meet, of one head of one sequence."""
+    square = num_queries * num_keys
+    if not mask.causal:
+        return square
+    overlap = min(num_queries, num_keys)
+    if num_queries <= num_keys:
+        before = num_keys - num_queries if mask.bottom_right else 0.0
+        return num_queries * before + overlap * overlap / 2
+    # queries past the last key see all keys, or, with the diagonal ending in the last corner, the first see none
+    past = 0.0 if mask.bottom_right else (num_queries - num_keys) * num_keys
+    return overlap * overlap / 2 + past
+
+
+def _sequences(call: OperatorCall, row: _Attention, query: Dims, key: Dims) -> tuple[float, float, float] | None:
+    """(sequences times heads, queries, keys of each); mean lengths where sequences are packed."""
+    ends = call.tensor(row.varlen) if row.varlen is not None else None
+    if ends:
+        if len(ends) != 1 or ends[0] < 2 or (len(query) == 4 and query[0] != 1):
+            return None
+        count, heads = ends[0] - 1, query[-2]
+        tokens = [prod(dims[:-2]) for dims in (query, key)]
+        return count * heads, tokens[0] / count, tokens[1] / count
+    if len(query) != 4 or len(key) != 4:
+        return None
+    heads, sequence = (1, 2) if row.heads_first else (2, 1)
+    return query[0] * query[heads], query[sequence], key[sequence]
+
+
+def _attention_model(row: _Attention) -> CostModel:
+    def model(call: OperatorCall) -> OperatorCost | None:
+        query, key, value = (call.tensor(row.query + i) for i in range(3))
+        mask, width = _mask(call, row), call.element_bytes(row.query)
+        if not query or not key or not value or not len(query) == len(key) == len(value) >= 3:
+            return None
+        sizes = [call.num_bytes(row.query + i) for i in range(3)]
+        found = _sequences(call, row, query, key)
+        if mask is None or width is None or found is None or None in sizes:
+            return None
+        pairs = found[0] * _pairs(found[1], found[2], mask)
+        scores, mix = 2.0 * pairs * query[-1], 2.0 * pairs * value[-1]
+        output = prod(query[:-1]) * value[-1] * width
+        traffic = float(sum(size or 0 for size in sizes) + output)
+        dtype = call.compute_dtype(row.query)
+        if not row.backward:
+            return OperatorCost(scores + mix, 0.0, traffic, dtype, _KERNELS)
+        # scores again, then dV, dP, dQ, dK; reads Q, K, V, O, dO and writes dQ, dK, dV
+        return OperatorCost(
+            flops=3.0 * scores + 2.0 * mix,
+            recomputed_flops=scores,
+            num_bytes=2 * traffic,
+            dtype=dtype,
+            families=_KERNELS,
+            side_bytes={
+                Family.REDUCTION: 2.0 * output,  # row sums of O times dO
+                Family.COPY_LIKE: prod(query) * (_ACCUMULATOR_BYTES + width),  # dQ from float32
+            },
+        )
+
+    return model
+
+
+ATTENTION_MODELS: dict[str, CostModel] = {name: _attention_model(row) for name, row in _ATTENTIONS.items()}
 """By the operator's name."""

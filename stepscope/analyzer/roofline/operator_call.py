@@ -1,4 +1,4 @@
-"""What was an operator called with, and in which words is its cost told?"""
+"""Calls of operators: their arguments, and the type that states an operator's cost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.element_types import bytes_of_dtype
-from stepscope.analyzer.membership import combinations
 from stepscope.analyzer.roofline.kernel_family import Family
+from stepscope.analyzer.rows import combinations
 from stepscope.trace.columns import NONE, IntColumn, Shapes, TraceColumns
 
 Dims = tuple[int, ...]

@@ -1,21 +1,34 @@
-"""How much arithmetic and how much memory traffic does an operator need at the least?
+"""Cost of operators: least FLOPs and bytes, FLOPs of a whole trace, recomputed operators.
 
-Only exact and simple models: an operator, or a form of it, that is not surely understood has no cost. The tables are
-in matmul_cost, attention_cost, convolution_cost, traffic_cost (all that streams through memory) and lookup_cost (rows
-and elements picked by index).
+Operator cost: Only exact and simple models: an operator, or a form of it, that is not surely understood has no cost.
+The tables are in matmul_cost (matrix products and attention), convolution_cost and traffic_cost (all that streams
+through memory or picks by index).
+
+Recomputation: Backward formulas call other operators than modules do: the gradient of a linear layer is `aten::mm`,
+that of a convolution `aten::convolution_backward`. A module's own operators inside a backward node are a forward that
+runs again.
+
+Operator flops: That is all there is to count on a CPU. A modelled operator often calls another (convolution,
+_convolution, mkldnn_convolution): the outermost one counts.
 """
 
 from __future__ import annotations
 
-from stepscope.analyzer.roofline.attention_cost import ATTENTION_MODELS
-from stepscope.analyzer.roofline.convolution_cost import CONVOLUTION_MODELS
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.element_types import element_bytes_of
+from stepscope.analyzer.intervals import Intervals, contains, intersect, time_of, union
+from stepscope.analyzer.roofline.convolution_cost import CONVOLUTION_MODELS, recorded_shapes
 from stepscope.analyzer.roofline.kernel_family import is_elementwise
-from stepscope.analyzer.roofline.kernel_types import element_bytes_of
-from stepscope.analyzer.roofline.lookup_cost import LOOKUP_MODELS
-from stepscope.analyzer.roofline.matmul_cost import MATMUL_MODELS
-from stepscope.analyzer.roofline.operator_call import CostModel, OperatorCost, parse_call
-from stepscope.analyzer.roofline.traffic_cost import TRAFFIC_MODELS, generated_kernel, pointwise_model
-from stepscope.trace.columns import Shapes
+from stepscope.analyzer.roofline.matmul_cost import ATTENTION_MODELS, MATMUL_MODELS
+from stepscope.analyzer.roofline.operator_call import CostModel, OperatorCost, distinct_calls, parse_call
+from stepscope.analyzer.roofline.traffic_cost import LOOKUP_MODELS, TRAFFIC_MODELS, generated_kernel, pointwise_model
+from stepscope.analyzer.rows import distinct
+from stepscope.trace.columns import NONE, Category, IntColumn, Shapes, TraceColumns
 
 _MODELS: dict[str, CostModel] = {
     **TRAFFIC_MODELS,
@@ -46,3 +59,87 @@ def operator_cost(name: str, shapes: Shapes, *, kernel_name: str = "") -> Operat
         return None
     call = parse_call(shapes, list_element_bytes=element_bytes_of(kernel_name))
     return model(call) if call is not None else None
+
+
+_BACKWARD = re.compile(r"^autograd::engine::evaluate_function: |Backward\d*$")
+_FORWARD = re.compile(
+    r"^aten::(linear|addmm|baddbmm|conv[123]d|convolution|scaled_dot_product_attention|_(flash|efficient|cudnn)_attention"
+    r"_forward|embedding|layer_norm|rms_norm|batch_norm|group_norm|cross_entropy_loss)$"
+    r"|^flash_attn::_flash_attn(_varlen)?_forward$"
+)
+"""Entry points of modules that no backward formula calls."""
+_PRODUCT = re.compile(r"^aten::(matmul|einsum)$")
+"""Called by modules, and by hand-written backward formulas: a repetition only beside an entry point of the others."""
+
+
+def recomputed(trace: TraceColumns, operator: IntColumn) -> npt.NDArray[np.bool_]:
+    """Whether each operator row (or NONE) lies in a forward that runs inside backward."""
+    result = np.zeros(len(operator), np.bool_)
+    forward = trace.rows_named(_FORWARD.match, Category.CPU_OP)
+    backward = trace.rows_named(_BACKWARD.search, Category.CPU_OP)
+    if not len(forward) or not len(backward):
+        return result
+    product = trace.rows_named(_PRODUCT.match, Category.CPU_OP)
+    known = np.flatnonzero(operator != NONE)
+    for lane in distinct(trace.lane[backward]):
+        mine = known[trace.lane[operator[known]] == lane]
+        nodes, starts, products = (
+            time_of(trace, some[trace.lane[some] == lane]) for some in (backward, forward, product)
+        )
+        repeated = intersect(starts, nodes)
+        holds_forward = np.searchsorted(repeated.start, nodes.end) > np.searchsorted(repeated.start, nodes.start)
+        nodes = Intervals(nodes.start[holds_forward], nodes.end[holds_forward])
+        again = union(
+            np.concatenate((repeated.start, intersect(products, nodes).start)),
+            np.concatenate((repeated.end, intersect(products, nodes).end)),
+        )
+        result[mine] = contains(again, trace.start_ns[operator[mine]])
+    return result
+
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorFlops:
+    """Operators with matrix FLOPs, one entry a call.
+
+    Attributes:
+        row: index into the trace's columns.
+        flops: executed.
+        model_flops: those that repeat nothing.
+    """
+
+    row: npt.NDArray[np.intp]
+    flops: Floats
+    model_flops: Floats
+
+
+def operator_flops(trace: TraceColumns) -> OperatorFlops:
+    """Matrix FLOPs of the host's operators."""
+    rows = trace.rows_of(Category.CPU_OP)
+    shapes = recorded_shapes(trace, rows)
+    rows, shapes = rows[shapes != NONE], shapes[shapes != NONE]
+    distinct, which = distinct_calls(trace, rows, shapes)
+    table = np.zeros((len(distinct), 2))
+    for place, call in enumerate(distinct):
+        cost = operator_cost(*call) if call is not None else None
+        if cost is not None:
+            table[place] = cost.flops, cost.flops - cost.recomputed_flops
+    flops, model_flops = table[which].T
+    counts = _outermost(trace, rows[flops > 0])
+    counted = np.flatnonzero(flops > 0)[counts]
+    rows = rows[counted]
+    return OperatorFlops(rows, flops[counted], np.where(recomputed(trace, rows), 0.0, model_flops[counted]))
+
+
+def _outermost(trace: TraceColumns, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+    """Whether no other of the rows encloses each of them on its thread."""
+    outermost = np.ones(len(rows), np.bool_)
+    start, end = trace.start_ns[rows], trace.end_ns[rows]
+    for lane in distinct(trace.lane[rows]):
+        mine = np.flatnonzero(trace.lane[rows] == lane)
+        mine = mine[np.lexsort((-end[mine], start[mine]))]
+        reach = np.maximum.accumulate(end[mine])
+        outermost[mine[1:]] = start[mine[1:]] >= reach[:-1]
+    return outermost

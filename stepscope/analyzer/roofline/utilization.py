@@ -1,4 +1,4 @@
-"""How much of its kernel time can a rank account for, how many FLOPs is a step, and can the GPU's peak be right?"""
+"""Utilization of a rank: modelled share of kernel time, FLOPs of a step, whether the peak can be right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from stepscope.analyzer.roofline.kernel_costs import DTYPES, DecidedBy, Floats
 from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits
-from stepscope.core.analysis import RooflineCoverage
+from stepscope.core.documents.analysis import RooflineCoverage
 
 CONVICTION_MARGIN = 1.05
 """A FLOP floor above the duration by more than this convicts the peak; less may be the timestamps' rounding."""

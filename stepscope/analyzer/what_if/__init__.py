@@ -1,1 +1,1 @@
-"""What would the step take without one of its causes? The job as a graph, replayed."""
+"""What-if: the step's time with one cause removed, by replay of the job's dependency graph."""

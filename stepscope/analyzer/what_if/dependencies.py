@@ -1,8 +1,13 @@
-"""What waits for what on one rank? Streams, events, blocking calls, back-pressure.
+"""Dependencies on one rank: streams, events, blocking calls, back-pressure, recorded or inferred.
 
-Where no synchronisation record tells which event a stream waited for, waits are inferred where the host called for
-one, and never against what was measured: an activity that began before another had ended did not wait for it. What was
-measured decides whether an edge exists, never how long it takes.
+Recorded waits: A stream that waits for an event waits for all that was queued on the event's stream before the event
+was recorded there; what was queued on it before the wait was called does not wait. A host that waits for a stream
+waits for all that was queued on it before it called. Records join their calls by correlation, never by the event's
+handle: that is used again.
+
+Dependencies: Where no synchronisation record tells which event a stream waited for, waits are inferred where the host
+called for one, and never against what was measured: an activity that began before another had ended did not wait for
+it. What was measured decides whether an edge exists, never how long it takes.
 """
 
 from __future__ import annotations
@@ -14,11 +19,114 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.ledger.activities import Activities, Work
-from stepscope.analyzer.membership import distinct, on_lanes, row_mask
-from stepscope.analyzer.what_if.observed_calls import ObservedCalls
+from stepscope.analyzer.rows import distinct, last_row_of_id, on_lanes, row_mask
+from stepscope.analyzer.what_if.launches import ObservedCalls
 from stepscope.analyzer.what_if.rank_graph import Edges
-from stepscope.analyzer.what_if.recorded_waits import recorded_blocking, recorded_waits
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+
+_STREAM_WAITS = re.compile(r"^Stream Wait Event$", re.IGNORECASE)
+_STREAM_SYNC = re.compile(r"^Stream Sync", re.IGNORECASE)
+_EVENT_SYNC = re.compile(r"^Event Sync", re.IGNORECASE)
+
+Rows = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedWaits:
+    """What the records say, as far as the trace holds both ends.
+
+    Attributes:
+        edges: activity -> the first activity of the waiting stream that was launched after the wait was called.
+        wait_rows: the rows of all wait calls that a record explains; nothing has to be inferred for these.
+    """
+
+    edges: Edges
+    wait_rows: Rows
+
+
+def recorded_waits(trace: TraceColumns, activities: Activities) -> RecordedWaits:
+    """The waits between streams. What began before that had ended did not wait for it: an edge the trace refutes."""
+    waits = trace.waits
+    mine = trace.named(waits.row, _STREAM_WAITS.search)
+    calls = _calls_of(trace, trace.correlation[waits.row[mine]])
+    recorded = _calls_of(trace, waits.record[mine])
+    source_stream = waits.stream[mine]
+    target_stream = _streams(trace)[trace.lane[waits.row[mine]]]
+    known = (calls != NONE) & (recorded != NONE)
+    source = _last_launched_on_stream(activities, source_stream[known], trace.start_ns[recorded[known]])
+    target = _next_launched_on_stream(activities, target_stream[known], trace.start_ns[calls[known]])
+    both = (source != NONE) & (target != NONE)
+    source, target = source[both], target[both]
+    holds = activities.end_ns[source] <= activities.start_ns[target]
+    return RecordedWaits(Edges(source[holds], target[holds]), calls[known])
+
+
+def recorded_blocking(trace: TraceColumns, activities: Activities, calls: ObservedCalls) -> tuple[Edges, Rows]:
+    """Activity -> the synchronize call that waits for it, as recorded; and the places of all calls with a record.
+
+    Calls that wait for the whole device need none: their names tell.
+    """
+    rows = trace.rows_named(lambda name: _STREAM_SYNC.search(name) or _EVENT_SYNC.search(name), Category.SYNC_RECORD)
+    synchronize = np.flatnonzero(calls.blocks)
+    place = last_row_of_id(trace.correlation[calls.row[synchronize]], synchronize, trace.correlation[rows])
+    rows, place = rows[place != NONE], place[place != NONE]
+    of_stream = trace.named(rows, _STREAM_SYNC.search)
+    stream = _streams(trace)[trace.lane[rows]]
+    until = calls.start_ns[place].copy()
+    known = of_stream.copy()
+    for at in np.flatnonzero(~of_stream).tolist():
+        told = np.flatnonzero(trace.waits.row == rows[at])
+        recorded = _calls_of(trace, trace.waits.record[told])
+        if len(recorded) and recorded[0] != NONE:
+            stream[at], until[at], known[at] = trace.waits.stream[told[0]], trace.start_ns[recorded[0]], True
+    place = place[known]
+    source = _last_launched_on_stream(activities, stream[known], until[known])
+    ended = (source != NONE) & (activities.end_ns[source] <= calls.end_ns[place])
+    return Edges(source[ended], place[ended]), place
+
+
+def _calls_of(trace: TraceColumns, correlation: npt.NDArray[np.signedinteger]) -> Rows:
+    """The runtime call with each correlation, or NONE."""
+    rows = trace.rows_of(Category.RUNTIME)
+    return last_row_of_id(trace.correlation[rows], rows, correlation)
+
+
+def _streams(trace: TraceColumns) -> npt.NDArray[np.int64]:
+    return np.array([lane.thread for lane in trace.lanes], np.int64)
+
+
+def _last_launched_on_stream(
+    activities: Activities, streams: npt.NDArray[np.signedinteger], time_ns: npt.NDArray[np.int64]
+) -> Rows:
+    """The last activity launched on each stream before each time, or NONE."""
+    return _launched(activities, streams, time_ns, shift=-1)
+
+
+def _next_launched_on_stream(
+    activities: Activities, streams: npt.NDArray[np.signedinteger], time_ns: npt.NDArray[np.int64]
+) -> Rows:
+    """The first activity launched on each stream from each time on, or NONE."""
+    return _launched(activities, streams, time_ns, shift=0)
+
+
+def _launched(
+    activities: Activities,
+    streams: npt.NDArray[np.signedinteger],
+    time_ns: npt.NDArray[np.int64],
+    *,
+    shift: int,
+) -> Rows:
+    found = np.full(len(streams), NONE, np.intp)
+    linked = activities.launch_row != NONE
+    for stream in np.unique(streams).tolist():
+        here = np.flatnonzero(streams == stream)
+        members = np.flatnonzero((activities.stream == stream) & linked)
+        members = members[np.argsort(activities.launch_ns[members], kind="stable")]
+        place = np.searchsorted(activities.launch_ns[members], time_ns[here]) + shift
+        inside = (place >= 0) & (place < len(members))
+        found[here[inside]] = members[place[inside]]
+    return found
+
 
 MOST_PENDING = 1026
 """Launches that have not started: the next one returns only when one of them starts. Measured on H100 with CUDA 13:
@@ -189,7 +297,7 @@ def blocking_edges(
     sources.append(ended_last[known])
     targets.append(synchronize[known])
     at_rest = synchronize[is_guess & ~took_long & trace.named(calls.row[synchronize], _ONE_STREAM.search)]
-    source = _last_launched(activities, calls, at_rest)
+    source = _last_launched_by_thread(activities, calls, at_rest)
     sources.append(source[source != NONE])
     targets.append(at_rest[source != NONE])
     edges = Edges(np.concatenate(sources), np.concatenate(targets))
@@ -226,7 +334,9 @@ def _keep_later(activities: Activities, best: npt.NDArray[np.intp], other: npt.N
     best[later] = other[later]
 
 
-def _last_launched(activities: Activities, calls: ObservedCalls, chosen: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+def _last_launched_by_thread(
+    activities: Activities, calls: ObservedCalls, chosen: npt.NDArray[np.intp]
+) -> npt.NDArray[np.intp]:
     """What the thread had launched last before each call (the stream it waits for is not told)."""
     source = np.full(len(chosen), NONE, np.intp)
     for lane in distinct(calls.lane[chosen]).tolist():

@@ -1,39 +1,106 @@
-"""How does a CPU run's rank become its part of the graph? From its main thread's timeline and its communication calls.
+"""Graph of a rank without a device: its main thread's timeline and communication calls.
 
-There are no launches and no streams: the thread computes itself, so each piece of compute is an activity that the
-thread starts and waits for. A communication starts where the thread calls for it and goes on beside the thread, until
-the thread needs it: at its end (a send's or receive's: when it was asked for), where the thread was idle then; else (it
-ended behind compute) where the thread next waited for one, or where the step ended.
+Host timeline: What computes is cut where an outermost operator begins, so that ranks can be compared operator by
+operator.
+
+Host graph: There are no launches and no streams: the thread computes itself, so each piece of compute is an activity
+that the thread starts and waits for. A communication starts where the thread calls for it and goes on beside the
+thread, until the thread needs it: at its end (a send's or receive's: when it was asked for), where the thread was
+idle then; else (it ended behind compute) where the thread next waited for one, or where the step ended.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.call import Call
-from stepscope.analyzer.alignment.call_words import P2P_KINDS
-from stepscope.analyzer.intervals import Nanoseconds, covered_time
+from stepscope.analyzer.alignment.calls import P2P_KINDS, Call
+from stepscope.analyzer.intervals import Intervals, Nanoseconds, covered_time
 from stepscope.analyzer.ledger.activities import Work
+from stepscope.analyzer.ledger.host_ledger import computing_rows
+from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.ledger.steps import Window
-from stepscope.analyzer.ordering import order_of
-from stepscope.analyzer.what_if.host_timeline import COMPUTES, HostTimeline
+from stepscope.analyzer.rows import order_of
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, DeviceWork, Edges, HostCalls, RankGraph
-from stepscope.core.causes import Cause
-from stepscope.core.headings import Heading
-from stepscope.core.timeline import HEADING_CODE
-from stepscope.trace.columns import NONE, IntColumn
+from stepscope.core.vocabulary.categories import CATEGORY_CODE, TimeCategory
+from stepscope.core.vocabulary.causes import Cause
+from stepscope.trace.columns import NONE, IntColumn, TraceColumns
+
+MOST_PIECES = 500_000
+"""Pieces of a rank above which none are kept (as activities of a device)."""
+
+COMPUTES = CATEGORY_CODE[TimeCategory.COMPUTE_OTHER]
+
+
+@dataclass(frozen=True, slots=True)
+class HostTimeline:
+    """The window of one rank's main thread, without holes, on the rank's own clock.
+
+    Attributes:
+        start_ns, end_ns: by piece.
+        heading: code of the heading it is booked under.
+        word: of what computes, a number that is the same for the same operator on every rank; else 0.
+    """
+
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    heading: IntColumn
+    word: IntColumn
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def intervals_of(self, heading: TimeCategory) -> Intervals:
+        """The pieces booked under a heading."""
+        keep = self.heading == CATEGORY_CODE[heading]
+        return Intervals(self.start_ns[keep], self.end_ns[keep])
+
+
+def read_timeline(trace: TraceColumns, lane: int, segments: Segments) -> HostTimeline | None:
+    """Cut the booked window up; None when it has too many pieces.
+
+    Args:
+        trace: one rank's events.
+        lane: its main thread.
+        segments: that thread's window, as booked.
+    """
+    rows = _outermost(trace, computing_rows(trace, lane))
+    opens = trace.start_ns[rows]
+    place = np.searchsorted(segments.start_ns, opens, side="right") - 1
+    inside = (place >= 0) & (segments.heading[place] == COMPUTES)
+    inside &= (opens > segments.start_ns[place]) & (opens < segments.end_ns[place])
+    start = np.concatenate((segments.start_ns, opens[inside]))
+    if not len(segments) or len(start) > MOST_PIECES:
+        return None
+    heading = np.concatenate((segments.heading, np.full(int(inside.sum()), COMPUTES, np.int8)))
+    order = np.argsort(start, kind="stable")
+    start, heading = start[order], heading[order]
+    names = np.array([zlib.crc32(name.encode(errors="replace")) for name in trace.names] or [0], np.int64)
+    under = np.searchsorted(opens, start, side="right") - 1
+    word = np.where((heading == COMPUTES) & (under >= 0), names[trace.name[rows[under]]] if len(rows) else 0, 0)
+    return HostTimeline(start, np.concatenate((start[1:], segments.end_ns[-1:])), heading, word)
+
+
+def _outermost(trace: TraceColumns, rows: IntColumn) -> IntColumn:
+    """Those that lie in no other, by start."""
+    rows = rows[np.lexsort((-trace.end_ns[rows], trace.start_ns[rows]))]
+    if not len(rows):
+        return rows
+    reach = np.maximum.accumulate(trace.end_ns[rows])
+    return rows[np.concatenate(([True], trace.start_ns[rows[1:]] >= reach[:-1]))]
+
 
 _SPANS = (
-    (Cause.PROFILER, Heading.PROFILER),
-    (Cause.CHECKPOINT, Heading.CHECKPOINT),
-    (Cause.DATA_LOADING, Heading.DATA_LOADING),
+    (Cause.PROFILER, TimeCategory.PROFILER),
+    (Cause.CHECKPOINT, TimeCategory.CHECKPOINT),
+    (Cause.DATA_LOADING, TimeCategory.DATA_LOADING),
 )
-_IDLE = [HEADING_CODE[heading] for heading in (Heading.COMMUNICATION_UNSPLIT, Heading.HOST_BOUND)]
-_IN_SPAN = [HEADING_CODE[heading] for heading in (Heading.CHECKPOINT, Heading.DATA_LOADING)]
+_IDLE = [CATEGORY_CODE[heading] for heading in (TimeCategory.COMMUNICATION_UNSPLIT, TimeCategory.HOST_BOUND)]
+_IN_SPAN = [CATEGORY_CODE[heading] for heading in (TimeCategory.CHECKPOINT, TimeCategory.DATA_LOADING)]
 
 FOUND_DONE_NS = 200_000
 """A thread that asks for what is done goes on sooner than this, also on a busy machine."""
@@ -234,5 +301,5 @@ def _labels(timeline: HostTimeline, time_ns: Nanoseconds) -> IntColumn:
     label = np.full(len(time_ns), HOST_COLUMN[Cause.HOST_BOUND], np.int8)
     heading = timeline.heading[np.maximum(np.searchsorted(timeline.start_ns, time_ns, side="left") - 1, 0)]
     for cause, code in _SPANS:
-        label[heading == HEADING_CODE[code]] = HOST_COLUMN[cause]
+        label[heading == CATEGORY_CODE[code]] = HOST_COLUMN[cause]
     return label

@@ -1,4 +1,4 @@
-"""What does the job's step take in a scenario? The graph with what is needed to measure steps on it."""
+"""Replay model of a job: its graph, expected transfers, and what measures steps on it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,64 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.alignment.call import Call
+from stepscope.analyzer.alignment.calls import P2P_KINDS, Call
 from stepscope.analyzer.alignment.matching import Matches
+from stepscope.analyzer.communication import link_of
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.rank_view import RankView
-from stepscope.analyzer.what_if.edge_blocks import Nodes
+from stepscope.analyzer.what_if.device_graph import MOST_ACTIVITIES
 from stepscope.analyzer.what_if.fixes import FixedJob
-from stepscope.analyzer.what_if.graph import MOST_ACTIVITIES
-from stepscope.analyzer.what_if.host_graph import host_graph
-from stepscope.analyzer.what_if.host_timeline import MOST_PIECES
-from stepscope.analyzer.what_if.job_graph import JobGraph, join_ranks
-from stepscope.analyzer.what_if.links import alike, expected_transfers, reductions
+from stepscope.analyzer.what_if.host_graph import MOST_PIECES, host_graph
+from stepscope.analyzer.what_if.job_graph import JobGraph, Nodes, join_ranks
 from stepscope.analyzer.what_if.rank_graph import RankGraph
 from stepscope.analyzer.what_if.replay import Scenario, as_measured, measured_steps, replay, step_times
+from stepscope.core.hardware.links import expected_seconds
+from stepscope.trace.columns import NONE
+
+
+def expected_transfers(views: Mapping[int, RankView]) -> Nanoseconds:
+    """By communication, rank by rank: what it should take, or NONE: no size, no link known, a member without trace."""
+    known: dict[tuple[tuple[int, ...], str, int | None], int] = {}
+    expected = []
+    for view in views.values():
+        for call in view.calls:
+            members = {peer for p in call.peers for peer in (p.source, p.destination)} or set(call.group or ())
+            kind = "p2p" if call.kind in P2P_KINDS else call.kind
+            key = tuple(sorted(members)), kind, call.num_bytes
+            if key not in known:
+                known[key] = _expected_ns(views, *key)
+            expected.append(known[key])
+    return np.array(expected, np.int64)
+
+
+def _expected_ns(views: Mapping[int, RankView], members: tuple[int, ...], kind: str, num_bytes: int | None) -> int:
+    if num_bytes is None or len(members) < 2 or not views.keys() >= set(members):
+        return NONE
+    link = link_of(views, members)
+    return NONE if link is None else round(expected_seconds(link, kind, len(members), num_bytes) * 1e9)
+
+
+def alike(calls_of_rank: Mapping[int, Sequence[Call]]) -> Nodes:
+    """By communication, rank by rank, a number that those of the same group, kind and size share."""
+    numbers: dict[tuple[object, ...], int] = {}
+    result = []
+    for calls in calls_of_rank.values():
+        for call in calls:
+            result.append(numbers.setdefault((call.group, call.kind, call.num_bytes), len(numbers)))
+    return np.array(result, np.int64)
+
+
+def reductions(calls_of_rank: Mapping[int, Sequence[Call]]) -> npt.NDArray[np.bool_]:
+    """By communication, rank by rank, whether it sums gradients over data-parallel ranks within a step."""
+    return np.array(
+        [
+            call.dimension == "dp" and call.kind in ("all_reduce", "reduce_scatter")
+            for calls in calls_of_rank.values()
+            for call in calls
+        ],
+        np.bool_,
+    )
+
 
 BEFORE_WINDOW_SHARE = 0.10
 """A step that lost more than this to what began before the traces is left out: no fix can reach it there."""

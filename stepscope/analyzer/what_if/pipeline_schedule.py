@@ -1,12 +1,15 @@
-"""What would another cut of the batch, or of the model, make of a pipelined step? By replay of its schedule.
+"""Replay of a pipeline's schedule with another cut of the batch or of the model.
 
-More micro-batches are other operators, which no replay of the recorded ones can tell. The schedule can: passes in their
-order, each with its measured time outside the pipeline's own transfers, step by step: a pass that was slow once holds
-up whoever waits for it then, which the mean of all steps would hide. What lies between the last backward and the next
-first forward (optimizer, loader, gradients reduced after the schedule) is kept as it was measured. Smaller kernels are
-taken to be as efficient, but a host has as many more to launch: below what that takes no cut goes. Others print
-the closed form (P-1)/(M+P-1) of the schedule that the configuration names: it knows neither uneven passes, nor
-transfers, nor what follows, nor the host.
+Pipeline schedule: More micro-batches are other operators, which no replay of the recorded ones can tell. The schedule
+can: passes in their order, each with its measured time outside the pipeline's own transfers, step by step: a pass
+that was slow once holds up whoever waits for it then, which the mean of all steps would hide. What lies between the
+last backward and the next first forward (optimizer, loader, gradients reduced after the schedule) is kept as it was
+measured. Smaller kernels are taken to be as efficient, but a host has as many more to launch: below what that takes
+no cut goes. Others print the closed form (P-1)/(M+P-1) of the schedule that the configuration names: it knows neither
+uneven passes, nor transfers, nor what follows, nor the host.
+
+Two replays: The calls and kernels hold everything that was measured; only the schedule can be continued with more
+micro-batches.
 """
 
 from __future__ import annotations
@@ -18,13 +21,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analyzer.pipeline.chains import Chain
-from stepscope.analyzer.pipeline.replay import replay
-from stepscope.analyzer.pipeline.schedules import Schedule, interleaved_order, recognise
-from stepscope.analyzer.pipeline.tasks import Order, Pass, Task
-from stepscope.core.analysis import Notice
-from stepscope.core.causes import Cause
-from stepscope.core.what_if import Fix, WhatIfInput, WhatIfReport
+from stepscope.analyzer.pipeline.schedules import Order, Pass, Schedule, Task, interleaved_order, recognise, replay
+from stepscope.analyzer.pipeline.stages import Chain
+from stepscope.core.documents.evidence import Notice
+from stepscope.core.documents.what_if import Fix, WhatIfInput, WhatIfReport
+from stepscope.core.vocabulary.causes import Cause
 
 PassTimes = Mapping[Task, float]
 """One step's passes, ns."""
@@ -239,3 +240,27 @@ def _order_of(schedule: Schedule, num_devices: int, num_micro_batches: int, num_
         backwards = [Task(Pass.BACKWARD, stage, m) for stage in reversed(stages) for m in range(num_micro_batches)]
         order.append(forwards + backwards)
     return order
+
+
+def with_finer_cuts(
+    report: WhatIfReport, schedules: Sequence[PipelineSchedule], causes: Collection[Cause]
+) -> WhatIfReport:
+    """A replay of the calls, with what only the schedule can tell: the batch cut into more micro-batches.
+
+    Args:
+        report: of the same job.
+        schedules: one a pipeline, at least one.
+        causes: the fixes; all that apply when empty.
+    """
+    if causes and Cause.PIPELINE_BUBBLE not in causes:
+        return report
+    by_schedule = replay_schedules(schedules, [Cause.PIPELINE_BUBBLE])
+    others = [notice for notice in report.warnings if notice.code != "no_pipeline_fix"]
+    unchanged = f"{by_schedule.replayed_step_ms:,.1f} ms with nothing changed ({by_schedule.replay_error:+.1%})"
+    told = f"the pipeline bubble is from the replay of the schedule alone: {unchanged}"
+    notices = [notice for notice in by_schedule.warnings if notice.code != "schedule_only"]
+    return replace(
+        report,
+        fixes=sorted([*report.fixes, *by_schedule.fixes], key=lambda fix: fix.step_ms),
+        warnings=[*others, *([Notice("schedule_only", told)] if by_schedule.fixes else []), *notices],
+    )

@@ -1,4 +1,4 @@
-"""What does a replay need to know of one rank? Its host calls, its device activities and what waits for what.
+"""Dependency graph of one rank: host calls, device activities, and what waits for what.
 
 Weights are what the work itself takes (host work between calls, activities, transfers) and a handful of constants of
 the machine. When something ran is kept to order the graph and to measure the replay against, never as a weight.
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
-from stepscope.core.causes import Cause
+from stepscope.core.vocabulary.causes import Cause
 from stepscope.trace.columns import IntColumn
 
 HOST_WORK: tuple[Cause, ...] = (

@@ -1,8 +1,8 @@
-"""Which passes did a job's pipeline run in each step, how long did each take, and what lay between them?
+"""Pipeline schedule of a job as recorded: its passes, how long each took, and what lay between.
 
-Between the end of a pass and the beginning of the one that waits for its result on another device lies a hand-over: the
-transfer, and until the waiting thread has its core again. Between two passes of one device that need not wait lie the
-calls that send and receive: next to nothing, but on a busy machine milliseconds.
+Between the end of a pass and the beginning of the one that waits for its result on another device lies a hand-over:
+the transfer, and until the waiting thread has its core again. Between two passes of one device that need not wait lie
+the calls that send and receive: next to nothing, but on a busy machine milliseconds.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from stepscope.analyzer.alignment.call_words import P2P_KINDS
+from stepscope.analyzer.alignment.calls import P2P_KINDS
 from stepscope.analyzer.intervals import contains, covered_time, intersect, union
-from stepscope.analyzer.pipeline.chains import Chain
-from stepscope.analyzer.pipeline.replay import received
-from stepscope.analyzer.pipeline.stage_times import observe
-from stepscope.analyzer.pipeline.tasks import MicroBatch, Order, Pass, Task
+from stepscope.analyzer.pipeline.schedules import MicroBatch, Order, Pass, Task, received
+from stepscope.analyzer.pipeline.stages import Chain, observe
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.what_if.pipeline_schedule import HostTime, PipelineSchedule
 from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN
-from stepscope.core.causes import Cause
-from stepscope.core.headings import EXPOSED_COMMUNICATION_HEADINGS
+from stepscope.core.vocabulary.categories import EXPOSED_COMMUNICATION_CATEGORIES
+from stepscope.core.vocabulary.causes import Cause
 from stepscope.trace.columns import NONE
 
 
@@ -159,7 +157,7 @@ def _pass_times(view: RankView) -> list[float]:
     """Of each mark: its time without waiting for other stages; collectives inside it belong to it."""
     start = np.array([mark.start_ns for mark in view.micro_batches], np.int64)
     end = np.array([mark.end_ns for mark in view.micro_batches], np.int64)
-    exposed = view.segments.intervals_of(*EXPOSED_COMMUNICATION_HEADINGS)
+    exposed = view.segments.intervals_of(*EXPOSED_COMMUNICATION_CATEGORIES)
     others = [call for call in view.calls if call.kind not in P2P_KINDS]
     collective = intersect(exposed, union([c.start_ns for c in others], [c.end_ns for c in others]))
     own = end - start - covered_time(start, end, exposed) + covered_time(start, end, collective)

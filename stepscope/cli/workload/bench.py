@@ -1,4 +1,4 @@
-"""`stepscope workload bench gpt --preset one-gpu --scales 1,2 -o bench.json`: how fast, and how well does it scale?"""
+"""`stepscope workload bench gpt --preset one-gpu --scales 1,2 -o bench.json`: throughput, and how it scales."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def command(
 
     Ends with 1 only when a gate failed beyond noise.
     """
+    from stepscope.reference_workloads.bench.baseline import against_baseline, failed, parse_gates, read_bench
     from stepscope.reference_workloads.placement import is_spokesman
-    from stepscope.reference_workloads.throughput.baseline import against_baseline, failed, parse_gates, read_bench
     from stepscope.store.files import check_writable
 
     if result is not None:
@@ -94,7 +94,7 @@ def _show(bench: Any, output: Path | None, *, as_json: bool) -> None:
         if as_json:
             click.echo(document.decode())
         else:
-            from stepscope.cli.bench_report import print_bench
+            from stepscope.cli.terminal.workload import print_bench
 
             print_bench(bench)
 
@@ -115,8 +115,8 @@ def _refuse_unused(context: click.Context) -> None:
 
 
 def _request(name: str, options: dict[str, Any], *, is_strong: bool) -> Any:
-    from stepscope.reference_workloads.throughput.measure import BenchRequest
-    from stepscope.reference_workloads.throughput.result import STRONG, WEAK
+    from stepscope.reference_workloads.bench.measurement import BenchRequest
+    from stepscope.reference_workloads.bench.result import STRONG, WEAK
 
     scales, batch_size = options.pop("scales"), options.pop("batch_size")
     simulate_compute_ms = options.pop("simulate_compute")
@@ -140,9 +140,9 @@ def _measure(
     request: Any, earlier: Any, conditions: Sequence[Any], *, baseline_name: str
 ) -> tuple[Any, BaseException | None]:
     """The bench, and with which error the command is to end once it is shown."""
-    from stepscope.reference_workloads.throughput.baseline import against_baseline, not_compared
-    from stepscope.reference_workloads.throughput.measure import run_bench
-    from stepscope.reference_workloads.throughput.work import check_same_work, work_of
+    from stepscope.reference_workloads.bench.baseline import against_baseline, not_compared
+    from stepscope.reference_workloads.bench.measurement import run_bench
+    from stepscope.reference_workloads.bench.result import check_same_work, work_of
 
     if earlier is not None:
         check_same_work(request.work(), work_of(earlier), baseline_name)

@@ -1,4 +1,4 @@
-"""`stepscope workload faults`: which faults are there, what must each look like, and how severe is it by default?"""
+"""`stepscope workload faults`: the faults that can be injected, their expected verdicts and default severity."""
 
 from __future__ import annotations
 

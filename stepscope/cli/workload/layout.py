@@ -1,4 +1,4 @@
-"""Which options say what is trained and how it is laid out? Shared by all verbs that train or plan."""
+"""Options that say what is trained and how it is laid out, shared by all commands that train or plan."""
 
 from __future__ import annotations
 

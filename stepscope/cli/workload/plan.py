@@ -26,16 +26,17 @@ from stepscope.core.errors import UsageError
 @click.option("--json", "as_json", is_flag=True, help="Print one stepscope.workload-plan/1 document.")
 def command(name: str, as_json: bool, emit: str | None, **options: Any) -> None:
     """Estimate workload NAME (gpt or llama): memory, FLOPs, communication, bubble, step time and cost. Runs nothing."""
-    from stepscope.cli.plan_report import print_plan
-    from stepscope.reference_workloads.estimate.cost import parse_amount, training_cost
+    from stepscope.cli.terminal.workload import print_plan
     from stepscope.reference_workloads.estimate.document import plan_document
     from stepscope.reference_workloads.estimate.estimate import (
         DEFAULT_EFFICIENCY,
         Assumptions,
         estimate,
         known_gpu,
+        parse_amount,
+        training_cost,
     )
-    from stepscope.reference_workloads.estimate.script import launch_script
+    from stepscope.reference_workloads.launch_script import launch_script
 
     layout = read_layout(name, options)
     if options["price_per_gpu_hour"] is not None and not options["tokens"]:

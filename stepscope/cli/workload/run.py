@@ -1,18 +1,22 @@
-"""`stepscope workload run gpt --preset tiny --pp 2 ...`: train one workload, profiled."""
+"""`stepscope workload run gpt --preset tiny --pp 2 ...`: train one workload, profiled; with `--against-plan` beside its
+estimate.
+"""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stepscope.cli.workload.layout import Layout, layout_options, read_layout
-from stepscope.core.counting import counted
 from stepscope.core.errors import UsageError
+from stepscope.core.text.numbers import counted
 
 if TYPE_CHECKING:
     from stepscope.reference_workloads.job import Progress
     from stepscope.reference_workloads.launch import WorkloadResult
+
 
 SCHEMA = "stepscope.workload/1"
 
@@ -72,8 +76,6 @@ def command(name: str, as_json: bool, **options: Any) -> None:
         return
     rows = None
     if options["with_plan"]:
-        from stepscope.cli.workload.against_plan import against_plan
-
         rows = against_plan(result, profiled=not options["no_profile"])
     if as_json:
         document = _document(name, layout, result, profiled=not options["no_profile"])
@@ -86,9 +88,9 @@ def command(name: str, as_json: bool, **options: Any) -> None:
             f"{where}\nloss {result.first_loss:.4f} -> {result.last_loss:.4f} in {counted(len(result.losses), 'step')}"
         )
         if rows is not None:
-            from stepscope.cli.plan_report import print_comparison
+            from stepscope.cli.terminal.workload import print_against_plan
 
-            print_comparison(rows)
+            print_against_plan(rows)
 
 
 def _check_gpu(device: str) -> None:
@@ -162,3 +164,33 @@ def _document(name: str, layout: Layout, result: WorkloadResult, *, profiled: bo
         ],
         "warnings": warnings,
     }
+
+
+def against_plan(result: WorkloadResult, *, profiled: bool) -> list[dict[str, Any]]:
+    """One row a quantity: what, unit, planned, measured, ratio. The run was on this machine's GPUs.
+
+    Raises:
+        UsageError: the estimate does not know the layout or the GPU.
+        DataError: the run's traces cannot be analysed.
+    """
+    import torch
+
+    from stepscope.reference_workloads.estimate.comparison import compare_with_run
+    from stepscope.reference_workloads.estimate.estimate import Assumptions, estimate, known_gpu
+
+    job = result.job
+    gpu = known_gpu(torch.cuda.get_device_name())
+    planned = estimate(job.plan, job.preset, job.recipe, Assumptions(gpu))
+    flops = _measured_flops(result, gpu.peak_flops(job.preset.dtype)) if profiled else None
+    rows = compare_with_run(planned, result, flops_per_rank=flops)
+    return [asdict(row) | {"ratio": row.ratio} for row in rows]
+
+
+def _measured_flops(result: WorkloadResult, peak_flops: float | None) -> float | None:
+    """What the analysis counts: its MFU is of the captured step."""
+    from stepscope.workflow.analyze import analyze
+
+    job = analyze([str(result.run_dir)], keep=False).analysis.job
+    if job.mfu is None or job.step_ms is None or peak_flops is None:
+        return None
+    return job.mfu * peak_flops * job.step_ms / 1e3

@@ -1,4 +1,4 @@
-"""`stepscope workload suite --preset two-gpu -o DIR`: are faults that we built in found, and their gains predicted?"""
+"""`stepscope workload suite --preset two-gpu -o DIR`: whether injected faults are found and their gains predicted."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def command(out: str | None, only_list: bool, as_json: bool, **options: Any) -> 
 
 
 def _run(cases: list[Any], out: Path, options: dict[str, Any], *, as_json: bool) -> None:
-    from stepscope.cli.progress import run_progress
+    from stepscope.cli.terminal.progress import run_progress
     from stepscope.reference_workloads.suite.cases import find_cases
     from stepscope.reference_workloads.suite.report import (
         TEXT_FILE,
@@ -68,7 +68,7 @@ def _run(cases: list[Any], out: Path, options: dict[str, Any], *, as_json: bool)
         write_report,
     )
     from stepscope.reference_workloads.suite.results import SuiteFolder
-    from stepscope.reference_workloads.suite.run import SuiteOptions, SuiteRuns, known_results, run_suite
+    from stepscope.reference_workloads.suite.runner import SuiteOptions, SuiteRuns, known_results, run_suite
     from stepscope.reference_workloads.suite.score import score
 
     folder = SuiteFolder(out)
@@ -114,7 +114,7 @@ def _run(cases: list[Any], out: Path, options: dict[str, Any], *, as_json: bool)
 
 def _missed(rows: list[Any], needed: float, *, is_complete: bool) -> str | None:
     """Why the cases that were asked for do not reach the accuracy; None when they do."""
-    from stepscope.core.counting import counted
+    from stepscope.core.text.numbers import counted
     from stepscope.reference_workloads.suite.score import SCORED, accuracy
 
     if not is_complete:

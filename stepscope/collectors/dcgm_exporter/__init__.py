@@ -1,4 +1,4 @@
-"""What does a dcgm-exporter's page tell, whichever version wrote it?"""
+"""GPU metrics from a dcgm-exporter's page, whichever version wrote it."""
 
 from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
 from stepscope.collectors.dcgm_exporter.fetching import Endpoint, endpoint_of

@@ -1,18 +1,17 @@
-"""What does a dcgm-exporter tell of the GPUs of its machine?"""
+"""dcgm-exporter collector: fetches one exporter's page and turns it into readings."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-from stepscope.collectors.dcgm_exporter.collection import collection_of, values_by_gpu
-from stepscope.collectors.dcgm_exporter.fetching import Endpoint, FetchError, fetch
-from stepscope.collectors.dcgm_exporter.page import parse_page
-from stepscope.collectors.dcgm_exporter.reading import read_page
-from stepscope.collectors.dcgm_exporter.values import STALE_SECONDS
-from stepscope.collectors.dcgm_exporter.watching import PageWatch
-from stepscope.core.counting import counted
-from stepscope.core.readings import Collection, Finding, Missing, MissingReason
+from stepscope.collectors.dcgm_exporter.fetching import Endpoint, FetchError, fetch_page
+from stepscope.collectors.dcgm_exporter.merged_values import merge_page
+from stepscope.collectors.dcgm_exporter.page_history import PageHistory
+from stepscope.collectors.dcgm_exporter.readings import STALE_SECONDS, collection_of, values_by_gpu
+from stepscope.collectors.dcgm_exporter.text_format import parse_page
+from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason
+from stepscope.core.text.numbers import counted
 
 TIMEOUT_SECONDS = 5.0
 """The exporter answers from memory; where DCGM hangs, it does not answer at all."""
@@ -49,9 +48,9 @@ class DcgmExporterCollector:
         self._endpoint = endpoint
         self._timeout_seconds = timeout_seconds
         self._expected_gpus = expected_gpus
-        self._fetcher = fetcher or (lambda where, seconds: fetch(where, timeout_seconds=seconds))
+        self._fetcher = fetcher or (lambda where, seconds: fetch_page(where, timeout_seconds=seconds))
         self._wall_clock_ns = wall_clock_ns
-        self._watch = PageWatch(stale_seconds)
+        self._watch = PageHistory(stale_seconds)
 
     def collect(self) -> Collection:
         """Fetch the page and read it. What is not known is missing, with its reason; nothing is raised.
@@ -69,7 +68,7 @@ class DcgmExporterCollector:
             return self._none(MissingReason.NOT_YET, "an empty page: the exporter is starting or loading its settings")
         if not any(sample.name.lower().startswith("dcgm_") for sample in page.samples):
             return self._none(MissingReason.UNREADABLE, "what is there is no page of dcgm-exporter")
-        content = read_page(page)
+        content = merge_page(page)
         self.unknown_fields = frozenset(content.unknown_fields)
         values = values_by_gpu(content)
         told = collection_of(page, content, values, time_ns)

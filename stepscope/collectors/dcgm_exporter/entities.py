@@ -1,9 +1,9 @@
-"""Whose is a sample, and who works there? The labels of all versions of dcgm-exporter.
+"""Entities and workloads of a page: which GPU, MIG instance, NVLink, switch or CPU a sample is of, and who uses it.
 
-Names changed (`Hostname` and `hostname`, `UUID`, `uuid` and `gpu_uuid`, `pod` and `pod_name`), so that they are
-compared without case and underscores. Prometheus puts `exported_` before the exporter's labels where its own have the
-same name. `device` is "nvidia" and DCGM's id, no minor number; `Hostname` is "localhost" where the host engine is
-remote (NVIDIA/dcgm-exporter#572): neither is used.
+Read from the labels of all versions of dcgm-exporter. Label names changed (`Hostname` and `hostname`, `UUID`, `uuid`
+and `gpu_uuid`, `pod` and `pod_name`), so they are compared without case and underscores. Prometheus puts `exported_`
+before the exporter's labels where its own have the same name. `device` is "nvidia" and DCGM's id, not a minor number;
+`Hostname` is "localhost" where the host engine is remote (NVIDIA/dcgm-exporter#572): neither is used.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from stepscope.collectors.dcgm_exporter.blanks import text_of
-from stepscope.core.label_texts import LONGEST_ID, label_text
-from stepscope.core.readings import Labels, labels_of
+from stepscope.collectors.dcgm_exporter.text_format import parse_label_text
+from stepscope.core.metrics.readings import Labels, labels_of
+from stepscope.core.text.names import LONGEST_ID, label_text
 
 _OLD_MIG_UUID = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
 
@@ -111,14 +111,14 @@ class Workload:
 NO_WORKLOAD = Workload()
 
 
-def plain_labels(labels: Mapping[str, str]) -> dict[str, str]:
+def normalized_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """The labels with names in lower case and without underscores, and without DCGM's words for none.
 
     The exporter writes values as users wrote them: they are cut, and freed of what cannot be seen.
     """
     plain: dict[str, str] = {}
     for name, value in labels.items():
-        plain.setdefault(name.lower().replace("_", ""), label_text(text_of(value), LONGEST_ID))
+        plain.setdefault(name.lower().replace("_", ""), label_text(parse_label_text(value), LONGEST_ID))
     return plain
 
 
@@ -191,7 +191,7 @@ class LabelReader:
         return Entity(Kind.GPU, gpu=gpu, uuid=uuid, gpu_instance=instance, mig_profile=profile, mig_uuid=mig_uuid)
 
 
-FACTS = {
+FACT_LABELS = {
     "modelname": "name",
     "model": "name",
     "pcibusid": "pci_bus_id",
@@ -207,7 +207,7 @@ def facts_of(labels: Mapping[str, str]) -> dict[str, str]:
     """What a line's plain labels tell of its GPU, by the names of the info metric's labels."""
     facts = {}
     for name, value in labels.items():
-        fact = FACTS.get(name)
+        fact = FACT_LABELS.get(name)
         if fact and value:
             facts[fact] = value
     version = facts.get("cuda", "")

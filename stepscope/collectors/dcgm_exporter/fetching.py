@@ -1,4 +1,4 @@
-"""How does a page come here over HTTP or HTTPS, within a deadline and a size?"""
+"""Fetches a page over HTTP or HTTPS, within a deadline and a size."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from urllib.parse import unquote, urlsplit
 
 from stepscope.collectors.deadline_socket import DeadlineSocket
 from stepscope.core.errors import UsageError
-from stepscope.core.readings import MissingReason
+from stepscope.core.metrics.readings import MissingReason
 
 DEFAULT_PORT = 9400
 """dcgm-exporter's."""
-LARGEST_PAGE = 32 << 20
+LARGEST_PAGE_BYTES = 32 << 20
 """Bytes. 16 GPUs in 7 instances each with 100 fields come to 4 MiB."""
-_CHUNK = 1 << 16
+_CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,11 @@ def endpoint_of(text: str, *, ca_file: str = "") -> Endpoint:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise UsageError(f"not an address ({error})", where=_shown(text), what_next="say host:port or a URL") from None
+        raise UsageError(
+            f"not an address ({error})", where=_redacted(text), what_next="say host:port or a URL"
+        ) from None
     if parts.scheme not in ("http", "https") or not host or any(c.isspace() or not c.isprintable() for c in text):
-        raise UsageError("not an address", where=_shown(text), what_next="say host:port or a URL with http or https")
+        raise UsageError("not an address", where=_redacted(text), what_next="say host:port or a URL with http or https")
     is_https = parts.scheme == "https"
     path = parts.path if parts.path not in ("", "/") else "/metrics"
     return Endpoint(
@@ -78,7 +80,7 @@ def endpoint_of(text: str, *, ca_file: str = "") -> Endpoint:
     )
 
 
-def _shown(text: str) -> str:
+def _redacted(text: str) -> str:
     """The text without what may be a password."""
     return text.rpartition("@")[2]
 
@@ -97,7 +99,7 @@ class FetchError(Exception):
         self.detail = detail
 
 
-def fetch(endpoint: Endpoint, *, timeout_seconds: float, largest: int = LARGEST_PAGE) -> str:
+def fetch_page(endpoint: Endpoint, *, timeout_seconds: float, largest: int = LARGEST_PAGE_BYTES) -> str:
     """The page's text.
 
     Args:
@@ -115,7 +117,7 @@ def fetch(endpoint: Endpoint, *, timeout_seconds: float, largest: int = LARGEST_
             connection.connect()
             with connection.sock as channel:
                 connection.sock = DeadlineSocket(channel, deadline)
-                return _ask(connection, endpoint, largest)
+                return _get_page(connection, endpoint, largest)
         finally:
             connection.close()
     except TimeoutError:
@@ -145,7 +147,7 @@ def _connection(endpoint: Endpoint, timeout_seconds: float) -> http.client.HTTPC
     return http.client.HTTPSConnection(endpoint.host, endpoint.port, timeout=timeout_seconds, context=context)
 
 
-def _ask(connection: http.client.HTTPConnection, endpoint: Endpoint, largest: int) -> str:
+def _get_page(connection: http.client.HTTPConnection, endpoint: Endpoint, largest: int) -> str:
     headers = {"Accept": "text/plain", "Accept-Encoding": "identity", "Connection": "close"}
     if endpoint.user or endpoint.password:
         secret = base64.b64encode(f"{endpoint.user}:{endpoint.password}".encode()).decode()
@@ -159,18 +161,18 @@ def _ask(connection: http.client.HTTPConnection, endpoint: Endpoint, largest: in
         hint = ": is that the path?" if response.status == 404 else ""
         raise FetchError(MissingReason.UNREACHABLE, f"answers {response.status} {response.reason}{hint}")
     body = bytearray()
-    while chunk := response.read1(_CHUNK):
+    while chunk := response.read1(_CHUNK_BYTES):
         body += chunk
         if len(body) > largest:
             raise FetchError(MissingReason.UNREADABLE, f"the page is larger than {largest >> 20} MiB")
     if response.length:  # what the header promised and the connection did not bring
         raise FetchError(MissingReason.UNREACHABLE, f"the page was cut, {response.length} bytes are missing")
     if response.headers.get("Content-Encoding", "") == "gzip":
-        body = _unpacked(bytes(body), largest)
+        body = _gunzipped(bytes(body), largest)
     return body.decode("utf-8", errors="replace")
 
 
-def _unpacked(body: bytes, largest: int) -> bytearray:
+def _gunzipped(body: bytes, largest: int) -> bytearray:
     unpacker = zlib.decompressobj(wbits=31)
     try:
         data = unpacker.decompress(body, largest + 1)

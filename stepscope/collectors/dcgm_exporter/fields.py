@@ -1,4 +1,4 @@
-"""Which metric is a field of the page, and what must its value be multiplied with?
+"""DCGM fields: the metric that each field of a page stands for, and the scale of its value.
 
 Three spellings: DCGM's own, those of DCGM 4.6 (both in `core.gpu_metrics`), and those of dcgm-exporter 1.x
 (etc/1.x-compatibility-metrics.csv). The 1.x violation counters are left out: their unit changed.
@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stepscope.collectors.dcgm_exporter.entities import Kind
-from stepscope.core.fabric_metrics import FABRIC_METRICS
-from stepscope.core.gpu_metrics import BY_DCGM_NAME, GPU
-from stepscope.core.host_metrics import CPU_METRICS_OF_DCGM
 from stepscope.core.metrics import Metric
-from stepscope.core.readings import Labels, labels_of
+from stepscope.core.metrics.gpu import BY_DCGM_NAME, FABRIC_METRICS, GPU
+from stepscope.core.metrics.host import CPU_METRICS_OF_DCGM
+from stepscope.core.metrics.readings import Labels, labels_of
 
 _FIRST_VERSION = {
     "dcgm_sm_clock": "sm_clock_hertz",
@@ -52,7 +51,7 @@ _LINK_ERROR = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class FieldMeaning:
     """What a field is.
 
     Attributes:
@@ -66,20 +65,20 @@ class Meaning:
     further: Labels = ()
 
 
-def _known() -> dict[str, Meaning]:
+def _all_meanings() -> dict[str, FieldMeaning]:
     rows: list[Metric] = [*BY_DCGM_NAME.values(), *FABRIC_METRICS, *CPU_METRICS_OF_DCGM]
     known = {}
     for metric in rows:
         if metric.dcgm:
             for name in (metric.dcgm.name, metric.dcgm.new_name):
-                known[name] = Meaning(metric.name, metric.dcgm.scale)
+                known[name] = FieldMeaning(metric.name, metric.dcgm.scale)
     by_metric = {meaning.metric: meaning for meaning in known.values()}
     known |= {name: by_metric[GPU + metric] for name, metric in _FIRST_VERSION.items()}
     first_profiling = {name.lower(): meaning for name, meaning in known.items() if name.startswith("DCGM_FI_PROF_")}
     return known | first_profiling
 
 
-_KNOWN = _known()
+_MEANINGS = _all_meanings()
 LINK_ERRORS = "nvlink_link_errors_total"
 
 
@@ -97,7 +96,7 @@ _CLOCK_EVENTS = {
 """dcgm-exporter's words where they are others."""
 
 
-def meaning_of(field: str, kind: Kind, labels: Mapping[str, str]) -> Meaning | None:
+def meaning_of(field: str, kind: Kind, labels: Mapping[str, str]) -> FieldMeaning | None:
     """The metric of a sample's field, or None where it is none of ours.
 
     Args:
@@ -108,31 +107,31 @@ def meaning_of(field: str, kind: Kind, labels: Mapping[str, str]) -> Meaning | N
     if kind is Kind.NOBODY:
         return None
     if field.startswith("DCGM_EXP_"):
-        return _exporters_own(field, labels)
+        return _exporter_series(field, labels)
     if kind in (Kind.GPU, Kind.GPU_LINK):
         match = _LINK_ERROR.fullmatch(field)
         if match and (kind is Kind.GPU_LINK or not match[4]):
             further = {"kind": match[1].lower(), "link": match[2] or match[3]}
-            return Meaning(GPU + LINK_ERRORS, 1.0, labels_of(**{k: v for k, v in further.items() if v}))
-    meaning = _KNOWN.get(field)
+            return FieldMeaning(GPU + LINK_ERRORS, 1.0, labels_of(**{k: v for k, v in further.items() if v}))
+    meaning = _MEANINGS.get(field)
     return meaning if meaning and (kind is Kind.GPU) == meaning.metric.startswith(GPU) else None
 
 
-def _exporters_own(field: str, labels: Mapping[str, str]) -> Meaning | None:
+def _exporter_series(field: str, labels: Mapping[str, str]) -> FieldMeaning | None:
     """Series that dcgm-exporter makes itself, told apart by their labels."""
     milliseconds = labels.get("windowsizeinms", "")
     has_window = milliseconds.isdecimal() and len(milliseconds) < 16
     window = {"window_seconds": f"{int(milliseconds) / 1000:g}"} if has_window else {}
     xid = labels.get("xid", "")
     if field == "DCGM_EXP_XID_ERRORS_COUNT" and _XID.fullmatch(xid):  # without an XID it is a 0 for all of them
-        return Meaning(GPU + "xid_recent", 1.0, labels_of(xid=xid, **window))
+        return FieldMeaning(GPU + "xid_recent", 1.0, labels_of(xid=xid, **window))
     if field == "DCGM_EXP_CLOCK_EVENTS_COUNT" and labels.get("clockevent"):
         event = labels["clockevent"]
-        return Meaning(GPU + "throttle_recent", 1.0, labels_of(reason=_CLOCK_EVENTS.get(event, event), **window))
+        return FieldMeaning(GPU + "throttle_recent", 1.0, labels_of(reason=_CLOCK_EVENTS.get(event, event), **window))
     if field == "DCGM_EXP_GPU_HEALTH_STATUS" and labels.get("healthwatch"):
         further = labels_of(watch=labels["healthwatch"].lower(), error=labels.get("healtherrorcode", ""))
-        return Meaning(GPU + "dcgm_health_status", 1.0, further)
+        return FieldMeaning(GPU + "dcgm_health_status", 1.0, further)
     if field == "DCGM_EXP_P2P_STATUS" and labels.get("peergpu"):
         further = labels_of(peer=labels["peergpu"], status=labels.get("linkstatus", ""))
-        return Meaning(GPU + "p2p_status", 1.0, further)
+        return FieldMeaning(GPU + "p2p_status", 1.0, further)
     return None

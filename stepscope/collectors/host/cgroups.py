@@ -1,25 +1,25 @@
-"""Are training processes stopped at the limits of their cgroups, for want of CPU time or memory?
+"""Cgroups of training processes: CPU throttling, memory use and limits, pressure; both versions, also in containers.
 
-A limit stands at any level: a pod's, a Slurm job's. The cgroup of the process is told, and each above it with a limit.
+A limit may stand at any level (a pod's, a Slurm job's): the cgroup of the process is reported, and each above it that
+has a limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from stepscope.collectors.host.cgroup_places import Mount, folder_of, mounts_of, parse_membership, place_of
-from stepscope.collectors.host.files import Files, Unread
-from stepscope.collectors.host.gathering import Gathering
-from stepscope.collectors.host.memory import parse_vmstat
-from stepscope.collectors.host.pressure import RESOURCES, parse_pressure
-from stepscope.core.host_metrics import CGROUP
-from stepscope.core.readings import MissingReason
+from stepscope.collectors.host.files import Files, HostReadings, Unread
+from stepscope.collectors.host.machine import RESOURCES, parse_counts, parse_pressure
+from stepscope.core.metrics.host import CGROUP
+from stepscope.core.metrics.readings import MissingReason
 
 _NO_LIMIT = 1 << 62
 """Bytes. Version 1 says 2^63 less a page for none."""
-_CPU = ("cpu_periods_total", "cpu_throttled_periods_total", "cpu_throttled_seconds_total")
-_USAGE = "cpu_seconds_total"
-_EVENTS = ("low", "high", "max", "oom", "oom_kill")
+_CPU_METRICS = ("cpu_periods_total", "cpu_throttled_periods_total", "cpu_throttled_seconds_total")
+_CPU_SECONDS = "cpu_seconds_total"
+_MEMORY_EVENTS = ("low", "high", "max", "oom", "oom_kill")
 
 
 def parse_cpu_limit(text: str) -> float | None:
@@ -30,7 +30,7 @@ def parse_cpu_limit(text: str) -> float | None:
     return int(words[0]) / int(words[1])
 
 
-def parse_bytes(text: str) -> int | None:
+def parse_limit_bytes(text: str) -> int | None:
     """Bytes of a memory limit, None without one."""
     word = text.strip()
     if not (word.isascii() and word.isdecimal()) or int(word) >= _NO_LIMIT:
@@ -38,7 +38,7 @@ def parse_bytes(text: str) -> int | None:
     return int(word)
 
 
-def read_cgroups(files: Files, into: Gathering, pids: Iterable[int]) -> dict[int, str]:
+def read_cgroups(files: Files, into: HostReadings, pids: Iterable[int]) -> dict[int, str]:
     """Read the cgroups of processes, each once.
 
     Args:
@@ -49,7 +49,7 @@ def read_cgroups(files: Files, into: Gathering, pids: Iterable[int]) -> dict[int
     Returns:
         The cgroup of each process, where it is known.
     """
-    mounts = mounts_of(files)
+    mounts = cgroup_mounts(files)
     of_process: dict[int, str] = {}
     done: set[tuple[str, str]] = set()
     for pid in pids:
@@ -58,22 +58,22 @@ def read_cgroups(files: Files, into: Gathering, pids: Iterable[int]) -> dict[int
             continue  # the process is told of as gone
         membership = parse_membership(text)
         for controller, read in _READERS.items():
-            place = place_of(mounts, membership, controller)
+            place = hierarchy_of(mounts, membership, controller)
             if place is None:
                 continue
             mount, path = place
             of_process[pid] = max(of_process.get(pid, ""), path, key=len)  # the one that says most
-            for level in _levels(path, mount):
+            for level in _levels_above(path, mount):
                 if (controller, level) not in done:
                     done.add((controller, level))
                     read(files, into, mount, level, is_leaf=level == path)
     return of_process
 
 
-def _levels(path: str, mount: Mount) -> list[str]:
+def _levels_above(path: str, mount: Mount) -> list[str]:
     """The cgroup and those above it, without the root, which has no limits."""
     levels: list[str] = []
-    if isinstance(folder_of(mount, path), Unread):
+    if isinstance(cgroup_folder(mount, path), Unread):
         return [path]
     while path.strip("/") and len(path) > len(mount.root.rstrip("/")):
         levels.append(path)
@@ -81,31 +81,31 @@ def _levels(path: str, mount: Mount) -> list[str]:
     return levels or [path or "/"]
 
 
-def _read_cpu(files: Files, into: Gathering, mount: Mount, path: str, *, is_leaf: bool) -> None:
-    names = [CGROUP + name for name in (_CPU if not mount.is_unified else (_USAGE, *_CPU))]
-    folder = folder_of(mount, path)
+def _read_cpu(files: Files, into: HostReadings, mount: Mount, path: str, *, is_leaf: bool) -> None:
+    names = [CGROUP + name for name in (_CPU_METRICS if not mount.is_unified else (_CPU_SECONDS, *_CPU_METRICS))]
+    folder = cgroup_folder(mount, path)
     if isinstance(folder, Unread):
         into.miss(names, folder, cgroup=path)
         return
     limit = _cpu_limit(files, folder, mount)
     if not is_leaf and isinstance(limit, Unread):
         return
-    _add(into, "cpu_limit_cpus", limit, path)
+    _report(into, "cpu_limit_cpus", limit, path)
     text = files.read(f"{folder}/cpu.stat")
     if isinstance(text, Unread):
         into.miss(names, text, cgroup=path)
         return
-    counts = parse_vmstat(text)
+    counts = parse_counts(text)
     if mount.is_unified:
-        _add(into, _USAGE, _of(counts, "usage_usec", f"{folder}/cpu.stat", 1e-6), path)
-        throttled = _of(counts, "throttled_usec", f"{folder}/cpu.stat", 1e-6)
+        _report(into, _CPU_SECONDS, _count(counts, "usage_usec", f"{folder}/cpu.stat", 1e-6), path)
+        throttled = _count(counts, "throttled_usec", f"{folder}/cpu.stat", 1e-6)
     else:
-        throttled = _of(counts, "throttled_time", f"{folder}/cpu.stat", 1e-9)
-    _add(into, "cpu_periods_total", _of(counts, "nr_periods", f"{folder}/cpu.stat"), path)
-    _add(into, "cpu_throttled_periods_total", _of(counts, "nr_throttled", f"{folder}/cpu.stat"), path)
-    _add(into, "cpu_throttled_seconds_total", throttled, path)
+        throttled = _count(counts, "throttled_time", f"{folder}/cpu.stat", 1e-9)
+    _report(into, "cpu_periods_total", _count(counts, "nr_periods", f"{folder}/cpu.stat"), path)
+    _report(into, "cpu_throttled_periods_total", _count(counts, "nr_throttled", f"{folder}/cpu.stat"), path)
+    _report(into, "cpu_throttled_seconds_total", throttled, path)
     if mount.is_unified:
-        _read_pressure(files, into, folder, path)
+        _read_cgroup_pressure(files, into, folder, path)
 
 
 def _cpu_limit(files: Files, folder: str, mount: Mount) -> float | Unread:
@@ -122,60 +122,60 @@ def _cpu_limit(files: Files, folder: str, mount: Mount) -> float | Unread:
     return Unread(MissingReason.NOT_SUPPORTED, f"/{folder}/{name}: no limit") if limit is None else limit
 
 
-def _read_usage(files: Files, into: Gathering, mount: Mount, path: str, *, is_leaf: bool) -> None:
+def _read_usage(files: Files, into: HostReadings, mount: Mount, path: str, *, is_leaf: bool) -> None:
     """CPU time by version 1, where it may be a hierarchy of its own."""
     if mount.is_unified or not is_leaf:
         return
-    folder = folder_of(mount, path)
+    folder = cgroup_folder(mount, path)
     text = folder if isinstance(folder, Unread) else files.read(f"{folder}/cpuacct.usage")
     if isinstance(text, Unread):
-        into.miss([CGROUP + _USAGE], text, cgroup=path)
+        into.miss([CGROUP + _CPU_SECONDS], text, cgroup=path)
         return
-    nanoseconds = parse_bytes(text)
+    nanoseconds = parse_limit_bytes(text)
     if nanoseconds is None:
-        into.miss_line(CGROUP + _USAGE, f"{folder}/cpuacct.usage", "a number", cgroup=path)
+        into.miss_line(CGROUP + _CPU_SECONDS, f"{folder}/cpuacct.usage", "a number", cgroup=path)
         return
-    into.add(CGROUP + _USAGE, nanoseconds / 1_000_000_000, cgroup=path)
+    into.add(CGROUP + _CPU_SECONDS, nanoseconds / 1_000_000_000, cgroup=path)
 
 
-def _read_memory(files: Files, into: Gathering, mount: Mount, path: str, *, is_leaf: bool) -> None:
+def _read_memory(files: Files, into: HostReadings, mount: Mount, path: str, *, is_leaf: bool) -> None:
     names = ("memory_bytes", "memory_limit_bytes", "memory_events_total")
-    folder = folder_of(mount, path)
+    folder = cgroup_folder(mount, path)
     if isinstance(folder, Unread):
         into.miss([CGROUP + name for name in names], folder, cgroup=path)
         return
     used_file, limit_file = (
         ("memory.current", "memory.max") if mount.is_unified else ("memory.usage_in_bytes", "memory.limit_in_bytes")
     )
-    limit = _bytes(files, f"{folder}/{limit_file}")
+    limit = _read_bytes(files, f"{folder}/{limit_file}")
     if not is_leaf and isinstance(limit, Unread):
         return
-    _add(into, "memory_limit_bytes", limit, path)
-    _add(into, "memory_bytes", _bytes(files, f"{folder}/{used_file}"), path)
+    _report(into, "memory_limit_bytes", limit, path)
+    _report(into, "memory_bytes", _read_bytes(files, f"{folder}/{used_file}"), path)
     if mount.is_unified:
         text = files.read(f"{folder}/memory.events")
         if isinstance(text, Unread):
             into.miss([CGROUP + "memory_events_total"], text, cgroup=path)
             return
-        counts = parse_vmstat(text)
-        for event in _EVENTS:
-            _add(into, "memory_events_total", _of(counts, event, f"{folder}/memory.events"), path, event=event)
+        counts = parse_counts(text)
+        for event in _MEMORY_EVENTS:
+            _report(into, "memory_events_total", _count(counts, event, f"{folder}/memory.events"), path, event=event)
         return
-    _add(into, "memory_events_total", _bytes(files, f"{folder}/memory.failcnt"), path, event="max")
+    _report(into, "memory_events_total", _read_bytes(files, f"{folder}/memory.failcnt"), path, event="max")
     text = files.read(f"{folder}/memory.oom_control")
-    kills = text if isinstance(text, Unread) else _of(parse_vmstat(text), "oom_kill", f"{folder}/memory.oom_control")
-    _add(into, "memory_events_total", kills, path, event="oom_kill")
+    kills = text if isinstance(text, Unread) else _count(parse_counts(text), "oom_kill", f"{folder}/memory.oom_control")
+    _report(into, "memory_events_total", kills, path, event="oom_kill")
 
 
-def _bytes(files: Files, path: str) -> float | Unread:
+def _read_bytes(files: Files, path: str) -> float | Unread:
     text = files.read(path)
     if isinstance(text, Unread):
         return text
-    value = parse_bytes(text)
+    value = parse_limit_bytes(text)
     return Unread(MissingReason.NOT_SUPPORTED, f"/{path}: no limit") if value is None else value
 
 
-def _read_pressure(files: Files, into: Gathering, folder: str, path: str) -> None:
+def _read_cgroup_pressure(files: Files, into: HostReadings, folder: str, path: str) -> None:
     for resource in RESOURCES:
         text = files.read(f"{folder}/{resource}.pressure")
         if isinstance(text, Unread):
@@ -185,13 +185,13 @@ def _read_pressure(files: Files, into: Gathering, folder: str, path: str) -> Non
             into.add(CGROUP + "pressure_seconds_total", line.seconds, cgroup=path, resource=resource, share=line.share)
 
 
-def _of(counts: dict[str, int], field: str, path: str, scale: float = 1.0) -> float | Unread:
+def _count(counts: dict[str, int], field: str, path: str, scale: float = 1.0) -> float | Unread:
     if field not in counts:
         return Unread(MissingReason.NOT_SUPPORTED, f"/{path}: without {field}")
     return counts[field] / round(1 / scale)
 
 
-def _add(into: Gathering, name: str, value: float | Unread, path: str, **labels: str) -> None:
+def _report(into: HostReadings, name: str, value: float | Unread, path: str, **labels: str) -> None:
     if isinstance(value, Unread):
         into.miss([CGROUP + name], value, cgroup=path, **labels)
     else:
@@ -199,3 +199,104 @@ def _add(into: Gathering, name: str, value: float | Unread, path: str, **labels:
 
 
 _READERS = {"cpu": _read_cpu, "cpuacct": _read_usage, "memory": _read_memory}
+
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+_USUAL_MOUNTS = (
+    ("sys/fs/cgroup/cgroup.controllers", frozenset[str](), "/sys/fs/cgroup"),
+    *((f"sys/fs/cgroup/{name}", frozenset({name}), f"/sys/fs/cgroup/{name}") for name in ("cpu", "cpuacct", "memory")),
+)
+"""A file that is there, the controllers, the mount point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mounted hierarchy.
+
+    Attributes:
+        controllers: of version 1; empty of version 2.
+        root: the cgroup that the mount point shows.
+        point: where it is mounted, from the root of the files.
+    """
+
+    controllers: frozenset[str]
+    root: str
+    point: str
+
+    @property
+    def is_unified(self) -> bool:
+        """Whether it is version 2."""
+        return not self.controllers
+
+
+def parse_mounts(text: str) -> list[Mount]:
+    """The cgroup hierarchies of /proc/<pid>/mountinfo."""
+    mounts = []
+    for line in text.splitlines():
+        before, dash, after = line.partition(" - ")
+        left, right = before.split(" "), after.split(" ")
+        if not dash or len(left) < 6 or len(right) < 3 or right[0] not in ("cgroup", "cgroup2"):
+            continue
+        is_named = any(option.startswith("name=") for option in right[2].split(","))  # systemd's own: no controller
+        controllers = frozenset() if right[0] == "cgroup2" else frozenset(right[2].split(",")) - {"rw", "ro", "xattr"}
+        if right[0] == "cgroup" and (is_named or not controllers):
+            continue
+        mounts.append(Mount(controllers, _unescaped(left[3]), _unescaped(left[4])))
+    return mounts
+
+
+def parse_membership(text: str) -> dict[frozenset[str], str]:
+    """The cgroup of a process in each hierarchy, by its controllers (none: version 2), of /proc/<pid>/cgroup."""
+    paths = {}
+    for line in text.splitlines():
+        parts = line.split(":", 2)
+        if len(parts) == 3 and parts[2].startswith("/"):
+            controllers = frozenset(parts[1].split(",")) if parts[1] else frozenset[str]()
+            paths[controllers] = parts[2].removesuffix(" (deleted)")
+    return paths
+
+
+def cgroup_folder(mount: Mount, path: str) -> str | Unread:
+    """The folder of a cgroup, from the root of the files.
+
+    Args:
+        mount: of its hierarchy.
+        path: of the cgroup in it.
+    """
+    root = mount.root.rstrip("/")
+    if "/../" in f"{path}/" or not f"{path}/".startswith(f"{root}/"):
+        detail = f"cgroup {path} lies outside of what is mounted at {mount.point}"
+        return Unread(MissingReason.NOT_SUPPORTED, detail)
+    return (mount.point + path[len(root) :]).strip("/")
+
+
+def cgroup_mounts(files: Files) -> list[Mount]:
+    """The hierarchies of the machine; the usual places where it does not tell."""
+    for process in ("1", "self") if files.is_mounted else ("self", "1"):
+        text = files.read(f"proc/{process}/mountinfo")
+        mounts = [] if isinstance(text, Unread) else parse_mounts(text)
+        if mounts:
+            return mounts
+    return [Mount(controllers, "/", point) for file, controllers, point in _USUAL_MOUNTS if files.exists(file)]
+
+
+def hierarchy_of(
+    mounts: Sequence[Mount], membership: dict[frozenset[str], str], controller: str
+) -> tuple[Mount, str] | None:
+    """The hierarchy that has this controller and a process's cgroup in it; None where there is none.
+
+    Version 1 comes first: on machines with both, its controllers are where work is limited.
+    """
+    for controllers, path in membership.items():
+        if controller in controllers:
+            for mount in mounts:
+                if controller in mount.controllers:
+                    return mount, path
+    for mount in mounts:
+        if mount.is_unified and frozenset() in membership:
+            return mount, membership[frozenset()]
+    return None
+
+
+def _unescaped(text: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)

@@ -1,4 +1,4 @@
-"""How is the machine beside its GPUs, and how are the processes that use them?"""
+"""Collectors of host metrics and of InfiniBand ports."""
 
 from __future__ import annotations
 
@@ -7,19 +7,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stepscope.collectors.host.affinity import read_affinity, read_gpu_node
 from stepscope.collectors.host.cgroups import read_cgroups
-from stepscope.collectors.host.cpu import read_cpu
-from stepscope.collectors.host.disks import read_disks
-from stepscope.collectors.host.files import Files
-from stepscope.collectors.host.gathering import Gathering
-from stepscope.collectors.host.gpu_users import GpuUsers
-from stepscope.collectors.host.infiniband import read_infiniband
-from stepscope.collectors.host.memory import read_memory, read_numa_memory
-from stepscope.collectors.host.networks import read_networks
-from stepscope.collectors.host.pressure import read_pressure
+from stepscope.collectors.host.files import Files, HostReadings
+from stepscope.collectors.host.gpus import GpuUsers, read_affinity, read_gpu_node
+from stepscope.collectors.host.machine import read_cpu, read_disks, read_memory, read_numa_memory, read_pressure
+from stepscope.collectors.host.networks import read_infiniband, read_networks
 from stepscope.collectors.host.processes import read_process
-from stepscope.core.readings import Collection
+from stepscope.core.metrics.readings import Collection
 
 
 class HostCollector:
@@ -50,7 +44,7 @@ class HostCollector:
 
     def collect(self) -> Collection:
         """Read everything once. What is not there, or not for us, is missing with its reason; nothing is raised."""
-        files, into = self._files, Gathering(self._wall_clock_ns())
+        files, into = self._files, HostReadings(self._wall_clock_ns())
         read_cpu(files, into, ticks_per_second=self._ticks_per_second)
         read_memory(files, into, page_bytes=self._page_bytes)
         read_numa_memory(files, into)
@@ -88,6 +82,6 @@ class InfinibandCollector:
 
     def collect(self) -> Collection:
         """Read all ports once; nothing is raised."""
-        into = Gathering(self._wall_clock_ns())
+        into = HostReadings(self._wall_clock_ns())
         read_infiniband(self._files, into)
         return into.collection()

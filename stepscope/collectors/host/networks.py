@@ -1,16 +1,20 @@
-"""How much goes over each network interface, and what is lost?
+"""Network interfaces, and InfiniBand and RoCE ports: traffic, errors, drops, congestion, link state.
 
-Interfaces with hardware behind them; where there is none (a container has one end of a pair), all but the loopback.
+Network interfaces with hardware behind them; where there is none (a container has one end of a pair), all but the
+loopback. InfiniBand's `port_xmit_data` counts words of 4 bytes. Old counters stop at the end of their width and stay
+there; the InfiniBand specification gives the widths (PortCounters, 16.1.3.5), Linux reads 64 bits of the data counters
+where the adapter has them (drivers/infiniband/core/sysfs.c).
 """
 
 from __future__ import annotations
 
-from stepscope.collectors.host.files import Files, Unread
-from stepscope.collectors.host.gathering import Gathering
-from stepscope.core.host_metrics import HOST
-from stepscope.core.readings import MissingReason
+import re
 
-_COLUMNS = {
+from stepscope.collectors.host.files import Files, HostReadings, Unread
+from stepscope.core.metrics.host import HOST
+from stepscope.core.metrics.readings import MissingReason
+
+_NET_DEV_COLUMNS = {
     0: HOST + "network_receive_bytes_total",
     1: HOST + "network_receive_packets_total",
     2: HOST + "network_receive_errors_total",
@@ -20,9 +24,9 @@ _COLUMNS = {
     10: HOST + "network_transmit_errors_total",
     11: HOST + "network_transmit_drops_total",
 }
-_UP, _SPEED = HOST + "network_up", HOST + "network_speed_bytes_per_second"
-_CHANGES = HOST + "network_carrier_changes_total"
-_TCP = {"OutSegs": HOST + "tcp_segments_sent_total", "RetransSegs": HOST + "tcp_retransmits_total"}
+_NETWORK_UP, _NETWORK_SPEED = HOST + "network_up", HOST + "network_speed_bytes_per_second"
+_CARRIER_CHANGES = HOST + "network_carrier_changes_total"
+_TCP_METRICS = {"OutSegs": HOST + "tcp_segments_sent_total", "RetransSegs": HOST + "tcp_retransmits_total"}
 
 
 def parse_net_dev(text: str) -> dict[str, tuple[int, ...]]:
@@ -45,24 +49,24 @@ def parse_snmp(text: str, protocol: str) -> dict[str, int]:
     return {name: int(word) for name, word in pairs if word.lstrip("-").isascii() and word.lstrip("-").isdecimal()}
 
 
-def read_networks(files: Files, into: Gathering) -> None:
+def read_networks(files: Files, into: HostReadings) -> None:
     """Read the interfaces of the machine, or of our network namespace where the files are our own."""
     text = _read_net(files, "dev")
     if isinstance(text, Unread):
-        into.miss(_COLUMNS.values(), text)
+        into.miss(_NET_DEV_COLUMNS.values(), text)
     else:
         interfaces = {name: numbers for name, numbers in parse_net_dev(text).items() if name != "lo"}
         real = [name for name in interfaces if files.exists(f"sys/class/net/{name}/device")]
         for name in real or list(interfaces):
-            for column, metric in _COLUMNS.items():
+            for column, metric in _NET_DEV_COLUMNS.items():
                 into.add(metric, interfaces[name][column], device=name)
             _read_link(files, into, name)
     text = _read_net(files, "snmp")
     if isinstance(text, Unread):
-        into.miss(_TCP.values(), text)
+        into.miss(_TCP_METRICS.values(), text)
         return
     counts = parse_snmp(text, "Tcp")
-    for field, metric in _TCP.items():
+    for field, metric in _TCP_METRICS.items():
         if counts.get(field, -1) >= 0:
             into.add(metric, counts[field])
         else:
@@ -78,25 +82,178 @@ def _read_net(files: Files, name: str) -> str | Unread:
     return files.read(f"proc/net/{name}")
 
 
-def _read_link(files: Files, into: Gathering, name: str) -> None:
+def _read_link(files: Files, into: HostReadings, name: str) -> None:
     folder = f"sys/class/net/{name}"
     state = files.read(f"{folder}/operstate")
     if isinstance(state, Unread):
-        into.miss([_UP], state, device=name)
+        into.miss([_NETWORK_UP], state, device=name)
     elif state.strip() == "unknown":  # drivers that do not tell, as of most virtual ones
-        into.miss_line(_UP, f"{folder}/operstate", "a known state", device=name)
+        into.miss_line(_NETWORK_UP, f"{folder}/operstate", "a known state", device=name)
     else:
-        into.add(_UP, 1 if state.strip() == "up" else 0, device=name)
+        into.add(_NETWORK_UP, 1 if state.strip() == "up" else 0, device=name)
     speed = files.read(f"{folder}/speed")
     if isinstance(speed, Unread):
-        into.miss([_SPEED], speed, device=name)
+        into.miss([_NETWORK_SPEED], speed, device=name)
     elif speed.strip().isdecimal() and int(speed) != 2**32 - 1:  # -1 where it is not known
-        into.add(_SPEED, int(speed) * 1e6 / 8, device=name)
+        into.add(_NETWORK_SPEED, int(speed) * 1e6 / 8, device=name)
     else:
         why = Unread(MissingReason.NOT_SUPPORTED, f"/{folder}/speed: {speed.strip()}, the link is down or has no speed")
-        into.miss([_SPEED], why, device=name)
+        into.miss([_NETWORK_SPEED], why, device=name)
     changes = files.read(f"{folder}/carrier_changes")
     if isinstance(changes, Unread):
-        into.miss([_CHANGES], changes, device=name)
+        into.miss([_CARRIER_CHANGES], changes, device=name)
     elif changes.strip().isdecimal():
-        into.add(_CHANGES, int(changes), device=name)
+        into.add(_CARRIER_CHANGES, int(changes), device=name)
+
+
+_IB_ROOT = "sys/class/infiniband"
+IB = HOST + "infiniband_"
+_IB_TRAFFIC = {
+    "port_xmit_data": (IB + "transmit_bytes_total", 4),
+    "port_rcv_data": (IB + "receive_bytes_total", 4),
+    "port_xmit_packets": (IB + "transmit_packets_total", 1),
+    "port_rcv_packets": (IB + "receive_packets_total", 1),
+    "port_xmit_wait": (IB + "transmit_waits_total", 1),
+}
+_IB_ERRORS = {
+    "symbol_error": 16,
+    "link_error_recovery": 8,
+    "link_downed": 8,
+    "port_rcv_errors": 16,
+    "port_rcv_remote_physical_errors": 16,
+    "port_rcv_switch_relay_errors": 16,
+    "port_xmit_discards": 16,
+    "port_xmit_constraint_errors": 8,
+    "port_rcv_constraint_errors": 8,
+    "local_link_integrity_errors": 4,
+    "excessive_buffer_overrun_errors": 4,
+    "VL15_dropped": 16,
+}
+"""Counters and their width in bits."""
+_IB_HARDWARE_ERRORS = (
+    *("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err", "out_of_buffer"),
+    *("duplicate_request", "implied_nak_seq_err", "req_cqe_error", "resp_cqe_error", "rx_icrc_encapsulated"),
+    *("roce_slow_restart", "roce_adp_retrans", "roce_adp_retrans_to", "req_transport_retries_exceeded"),
+)
+"""Of Mellanox/NVIDIA adapters, in hw_counters."""
+_IB_CONGESTION = ("np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled", "rp_cnp_ignored")
+_IB_RATE = re.compile(r"([\d.]+) Gb/sec", re.ASCII)
+
+
+def parse_port_state(text: str) -> tuple[int, str]:
+    """Number and word of "4: ACTIVE", in lower case; 0 and the text where it is something else."""
+    number, colon, word = text.strip().partition(":")
+    if colon and number.isascii() and number.isdecimal():
+        return int(number), word.strip().lower()
+    return 0, text.strip().lower()
+
+
+def parse_port_rate(text: str) -> float | None:
+    """Bytes per second of "400 Gb/sec (4X NDR)", None where it tells none."""
+    match = _IB_RATE.match(text.strip())
+    try:
+        return float(match[1]) * 1e9 / 8 if match else None
+    except ValueError:  # "1.2.3 Gb/sec"
+        return None
+
+
+def is_saturated(value: int, width: int) -> bool:
+    """Whether a counter stands at the end of its width, where it stays."""
+    return value == (1 << width) - 1
+
+
+def read_infiniband(files: Files, into: HostReadings) -> None:
+    """Read all ports; without adapters one line about it."""
+    devices = files.names(_IB_ROOT)
+    if isinstance(devices, Unread) or not devices:
+        detail = f"/{_IB_ROOT}: no InfiniBand or RoCE adapter, or its driver is not loaded"
+        reason = MissingReason.NOT_INSTALLED
+        if isinstance(devices, Unread) and devices.reason is not MissingReason.NOT_SUPPORTED:
+            reason, detail = devices.reason, devices.detail
+        into.miss([IB + "up"], Unread(reason, detail))
+        return
+    for device in devices:
+        ports = files.names(f"{_IB_ROOT}/{device}/ports")
+        if isinstance(ports, Unread):
+            into.miss([IB + "up"], ports, device=device)
+            continue
+        for port in ports:
+            _read_port_state(files, into, device, port)
+            _read_port_counters(files, into, device, port)
+            _read_hardware_counters(files, into, device, port)
+
+
+def _read_port_state(files: Files, into: HostReadings, device: str, port: str) -> None:
+    folder = f"{_IB_ROOT}/{device}/ports/{port}"
+    texts = {name: files.read(f"{folder}/{name}") for name in ("state", "phys_state", "link_layer", "rate")}
+    known = {name: "" if isinstance(text, Unread) else text.strip() for name, text in texts.items()}
+    state = texts["state"]
+    if isinstance(state, Unread):
+        into.miss([IB + "up"], state, device=device, port=port)
+    else:
+        into.add(IB + "up", 1 if parse_port_state(state)[0] == 4 else 0, device=device, port=port)
+    into.add(
+        IB + "info",
+        1,
+        device=device,
+        port=port,
+        state=parse_port_state(known["state"])[1],
+        physical_state=parse_port_state(known["phys_state"])[1],
+        link_layer=known["link_layer"].lower(),
+        rate=known["rate"],
+    )
+    rate = parse_port_rate(known["rate"])
+    if rate is not None:
+        into.add(IB + "speed_bytes_per_second", rate, device=device, port=port)
+    else:
+        why = texts["rate"] if isinstance(texts["rate"], Unread) else None
+        detail = f"/{folder}/rate: {known['rate']!r} is no rate"
+        into.miss(
+            [IB + "speed_bytes_per_second"],
+            why or Unread(MissingReason.UNREADABLE, detail),
+            device=device,
+            port=port,
+        )
+
+
+def _read_number(files: Files, path: str) -> int | Unread:
+    text = files.read(path)
+    if isinstance(text, Unread):
+        return text
+    word = text.strip()
+    if not (word.isascii() and word.isdecimal()):
+        return Unread(MissingReason.UNREADABLE, f"/{path}: {word[:40]!r} is no number")
+    return int(word)
+
+
+def _read_port_counters(files: Files, into: HostReadings, device: str, port: str) -> None:
+    folder = f"{_IB_ROOT}/{device}/ports/{port}/counters"
+    for name, (metric, scale) in _IB_TRAFFIC.items():
+        value = _read_number(files, f"{folder}/{name}")
+        if isinstance(value, int) and is_saturated(value, 32):
+            value = Unread(MissingReason.UNREADABLE, f"/{folder}/{name}: stands still at the end of its 32 bits")
+        if isinstance(value, Unread):
+            into.miss([metric], value, device=device, port=port)
+        else:
+            into.add(metric, value * scale, device=device, port=port)
+    for name, width in _IB_ERRORS.items():
+        value = _read_number(files, f"{folder}/{name}")
+        if isinstance(value, Unread):
+            into.miss([IB + "errors_total"], value, device=device, port=port, kind=name.lower())
+            continue
+        into.add(IB + "errors_total", value, device=device, port=port, kind=name.lower())
+        if is_saturated(value, width):
+            message = (
+                f"{device} port {port}: {name} stands still at {value}, the end of its width; clear it (perfquery -R)"
+            )
+            into.note("counter_full", message, device=device, port=port, kind=name.lower())
+
+
+def _read_hardware_counters(files: Files, into: HostReadings, device: str, port: str) -> None:
+    """What the adapter's driver counts beside; each has others, so that those that are not there are not missed."""
+    folder = f"{_IB_ROOT}/{device}/ports/{port}/hw_counters"
+    for names, metric in ((_IB_HARDWARE_ERRORS, "errors_total"), (_IB_CONGESTION, "congestion_total")):
+        for name in names:
+            value = _read_number(files, f"{folder}/{name}")
+            if isinstance(value, int):
+                into.add(IB + metric, value, device=device, port=port, kind=name)

@@ -1,15 +1,15 @@
-"""What do given processes do on the CPU side: time, memory, waiting for a core, reading?"""
+"""Processes as the kernel sees them: CPU time, memory, run-queue wait, I/O, context switches, and their state."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from stepscope.collectors.host.files import Files, Unread
-from stepscope.collectors.host.gathering import Gathering
-from stepscope.core.host_metrics import PROCESS
-from stepscope.core.readings import MissingReason
+from stepscope.collectors.host.files import Files, HostReadings, Unread
+from stepscope.core.metrics.host import PROCESS
+from stepscope.core.metrics.readings import MissingReason
 
-_OF_STAT = ("cpu_seconds_total", "major_page_faults_total", "threads")
+_STAT_METRICS = ("cpu_seconds_total", "major_page_faults_total", "threads")
 _SWITCHES = {"voluntary_ctxt_switches": "voluntary", "nonvoluntary_ctxt_switches": "involuntary"}
 _IO = {"read_bytes": "read_bytes_total", "write_bytes": "written_bytes_total"}
 
@@ -57,7 +57,7 @@ def parse_run_delay(text: str) -> float | None:
 
 
 def read_process(
-    files: Files, into: Gathering, pid: int, *, ticks_per_second: float, cgroup: str
+    files: Files, into: HostReadings, pid: int, *, ticks_per_second: float, cgroup: str
 ) -> dict[str, str] | None:
     """Read one process.
 
@@ -94,7 +94,7 @@ def read_process(
     return _read_status(files, into, pid)
 
 
-def _read_io(files: Files, into: Gathering, pid: int) -> None:
+def _read_io(files: Files, into: HostReadings, pid: int) -> None:
     text = files.read(f"proc/{pid}/io")
     if isinstance(text, Unread):
         into.miss([PROCESS + name for name in _IO.values()], text, pid=pid)
@@ -107,7 +107,7 @@ def _read_io(files: Files, into: Gathering, pid: int) -> None:
             into.miss_line(PROCESS + metric, f"proc/{pid}/io", field, pid=pid)
 
 
-def _read_status(files: Files, into: Gathering, pid: int) -> dict[str, str]:
+def _read_status(files: Files, into: HostReadings, pid: int) -> dict[str, str]:
     text = files.read(f"proc/{pid}/status")
     resident, switches = PROCESS + "resident_memory_bytes", PROCESS + "context_switches_total"
     if isinstance(text, Unread):
@@ -125,3 +125,12 @@ def _read_status(files: Files, into: Gathering, pid: int) -> dict[str, str]:
         else:
             into.miss_line(switches, f"proc/{pid}/status", field, pid=pid, kind=kind)
     return fields
+
+
+def process_state(pid: int, *, proc: Path = Path("/proc")) -> str:
+    """Its letter as ps shows it: R, S, D, T, ...; empty when it has ended or is a zombie."""
+    try:
+        letter = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+    return "" if letter in "ZX" else letter

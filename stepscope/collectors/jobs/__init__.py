@@ -1,1 +1,1 @@
-"""What tells of jobs on this node: processes and their cgroups, Slurm, the kubelet, the Kubernetes API."""
+"""Who uses the GPUs of this node: processes and their cgroups, Slurm jobs, Kubernetes pods."""

@@ -1,21 +1,25 @@
-"""Which GPUs and MIG instances are there, who holds them, and do kernels run there? From what GPU collectors saw.
+"""GPUs and MIG instances, the processes that hold them, and the lookup of a device by a name that others give it.
 
-What a process holds is its GPU's, or its instance's; a GPU that is split is no device itself.
+What a process holds is its GPU's, or its instance's; a GPU that is split is not a device itself. Slurm, CUDA, the
+kubelet and device plugins name devices differently, and a number is ambiguous: Slurm's and those of device files are
+minor numbers, NVML's index is another order on some machines (PrincetonUniversity/jobstats#34), and CUDA's are relative
+to what a process may see.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.core.gpu_metrics import GPU
-from stepscope.core.jobs import device_of
-from stepscope.core.readings import Collection, Labels, Reading
+from stepscope.core.hardware.devices import device_of
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.readings import Collection, Labels, Reading
 
 _ACTIVITY = tuple(GPU + name for name in ("utilization_ratio", "graphics_engine_active_ratio", "sm_active_ratio"))
-_MEMORY, _SM_TIME = GPU + "process_memory_bytes", GPU + "process_sm_utilization_ratio"
+_PROCESS_MEMORY, _PROCESS_SM_TIME = GPU + "process_memory_bytes", GPU + "process_sm_utilization_ratio"
 _USED, _TOTAL = GPU + "memory_used_bytes", GPU + "memory_total_bytes"
-_WORKS = frozenset({"compute", "mps"})
+_WORKING_KINDS = frozenset({"compute", "mps"})
 """Of NVML's lists of processes. One that only draws has no job."""
 
 
@@ -86,18 +90,18 @@ def devices_of(collections: Iterable[Collection]) -> list[Device]:
     Args:
         collections: of the sources of GPUs. The first that tells of a device names it; the others add to it.
     """
-    survey = _Survey()
+    survey = _DeviceFinder()
     for collection in collections:
         told = [(one, dict(one.labels)) for one in collection.readings if one.metric.startswith(GPU)]
         survey.find(told)
         for missing in collection.missing:  # a process whose memory is not told holds the device all the same
-            if missing.metric == _MEMORY:
+            if missing.metric == _PROCESS_MEMORY:
                 survey.hold(dict(missing.labels), None)
         survey.fill(told)
     return survey.devices()
 
 
-class _Survey:
+class _DeviceFinder:
     """What has been found so far."""
 
     def __init__(self) -> None:
@@ -131,7 +135,7 @@ class _Survey:
         """A process holds a device."""
         kinds = set(labels.get("kind", "").split("+"))
         device = self._found.get(self._place(labels))
-        if device is not None and kinds & _WORKS:
+        if device is not None and kinds & _WORKING_KINDS:
             holder = device.holders.setdefault(int(labels["pid"]), Holder())
             holder.is_mps |= "mps" in kinds
             holder.memory_bytes = memory_bytes
@@ -139,12 +143,12 @@ class _Survey:
     def fill(self, told: Sequence[tuple[Reading, dict[str, str]]]) -> None:
         """What is told of them."""
         for reading, labels in told:
-            if reading.metric == _MEMORY:
+            if reading.metric == _PROCESS_MEMORY:
                 self.hold(labels, reading.value)
         for reading, labels in told:
             place = self._place(labels)
             device = self._found.get(place)
-            if reading.metric == _SM_TIME:
+            if reading.metric == _PROCESS_SM_TIME:
                 self._ran(place[0], int(labels["pid"]), reading.value)
             elif device is None:
                 continue
@@ -164,7 +168,7 @@ class _Survey:
             used, total = self._memory.get((place, _USED)), self._memory.get((place, _TOTAL))
             device.memory_ratio = used / total if used is not None and total else None
         kept = [device for place, device in self._found.items() if place[1] or place[0] not in self._split]
-        return sorted(kept, key=lambda device: (_number(device.gpu), _number(device.gpu_instance)))
+        return sorted(kept, key=lambda device: (_sort_number(device.gpu), _sort_number(device.gpu_instance)))
 
     def _place(self, labels: Mapping[str, str]) -> _Place:
         gpu = labels.get("gpu", "")
@@ -177,5 +181,100 @@ class _Survey:
                 device.holders[pid].sm_ratio = ratio
 
 
-def _number(word: str) -> int:
+def _sort_number(word: str) -> int:
     return int(word) if word.isdecimal() else -1
+
+
+_SHARE_SUFFIX = re.compile(r"::\d+$")
+"""What NVIDIA's device plugin puts behind the device of which it gives shares."""
+_OLD_MIG_UUID = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
+_GKE_NAME = re.compile(r"nvidia(\d+)(?:/gi(\d+))?(/vgpu\d+)?")
+_DRA_GPU_NAME = re.compile(r"gpu-(\d+)")
+_NUMBER_RANGE = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
+
+
+def find_by_uuid(devices: Sequence[Device], name: str) -> Device | None:
+    """The device of this UUID: "GPU-...", also its beginning, as CUDA allows; "MIG-...", of old drivers too."""
+    old = _OLD_MIG_UUID.fullmatch(name)
+    if old:
+        return next((one for one in devices if one.gpu_uuid == old[1] and one.gpu_instance == old[2]), None)
+    if not name.startswith(("GPU-", "MIG-")) or len(name) <= len("GPU-"):
+        return None
+    exact = next((one for one in devices if one.uuid == name), None)
+    if exact is not None:
+        return exact
+    like = [one for one in devices if one.uuid.startswith(name)]
+    return like[0] if len(like) == 1 else None
+
+
+def find_by_minor(devices: Sequence[Device], number: str) -> Device | None:
+    """The whole GPU with this file in /dev; None where it is split: a number does not tell which instance."""
+    return _single(one for one in devices if one.minor == number and not one.gpu_instance)
+
+
+def find_by_number(devices: Sequence[Device], number: str) -> Device | None:
+    """The whole GPU of this number, where minor number and NVML's index mean the same one."""
+    device = find_by_minor(devices, number)
+    return device if device is not None and device.gpu == number else None
+
+
+def parse_device_list(text: str) -> list[str]:
+    """Numbers and other names of "0,2-3,GPU-..."; none of "NoDevFiles", which Slurm says where it knows no files."""
+    names: list[str] = []
+    for word in text.split(","):
+        match = _NUMBER_RANGE.fullmatch(word.strip())
+        if match is not None:
+            names += map(str, range(int(match[1]), int(match[2] or match[1]) + 1))
+        elif word.strip() and word.strip() != "NoDevFiles":
+            names.append(word.strip())
+    return names
+
+
+def is_gpu_name(name: str) -> bool:
+    """Whether NVIDIA's or GKE's device plugin calls a GPU or an instance so; other plugins have other names."""
+    return name.startswith(("GPU-", "MIG-")) or _GKE_NAME.fullmatch(name) is not None
+
+
+def devices_visible_to_cuda(devices: Sequence[Device], text: str) -> list[Device]:
+    """Devices that CUDA_VISIBLE_DEVICES names by UUID, as Slurm 25.11 sets it (SlinkyProject/slurm-operator#112).
+
+    Numbers there count what the process may see in CUDA's order, and tell nothing to others.
+    """
+    return [device for name in text.split(",") if (device := find_by_uuid(devices, name.strip())) is not None]
+
+
+def plugin_device(devices: Sequence[Device], name: str) -> tuple[Device | None, bool]:
+    """The device that a device plugin calls so, and whether it gave a share of it.
+
+    NVIDIA's own: UUIDs, with "::0" behind shares. GKE's: "nvidia0", "nvidia0/gi1", "nvidia0/vgpu2".
+    """
+    gke = _GKE_NAME.fullmatch(name)
+    if gke:
+        minor, instance, share = gke[1], gke[2] or "", bool(gke[3])
+        return _single(one for one in devices if one.minor == minor and one.gpu_instance == instance), share
+    bare = _SHARE_SUFFIX.sub("", name)
+    return find_by_uuid(devices, bare), bare != name
+
+
+def dra_device(devices: Sequence[Device], name: str) -> Device | None:
+    """The whole GPU that NVIDIA's DRA driver calls so: "gpu-0", by minor number.
+
+    Its names of MIG instances ("gpu-0-mig-1g10gb-19-0") tell where on the GPU they were to be made, not which they are:
+    they are known where the GPU has one instance of the profile.
+    """
+    whole = _DRA_GPU_NAME.fullmatch(name)
+    if whole:
+        return find_by_minor(devices, whole[1])
+    gpu, mig, rest = name.partition("-mig-")
+    number = _DRA_GPU_NAME.fullmatch(gpu)
+    if not mig or not number:
+        return None
+    profile = rest.rsplit("-", 2)[0]
+    return _single(
+        one for one in devices if one.minor == number[1] and profile and one.mig_profile.replace(".", "") == profile
+    )
+
+
+def _single(devices: Iterable[Device]) -> Device | None:
+    found = list(devices)
+    return found[0] if len(found) == 1 else None

@@ -1,14 +1,22 @@
-"""What do /proc's files say of the processes on GPUs: whose, started by whom, in which cgroup, with which variables?"""
+"""Processes on GPUs: owner, parent, cgroups, environment; their container, launcher and user name.
+
+Where no scheduler says so, the processes of one container or of one launcher are one job. User names are looked up in a
+thread of its own: a directory service may hang.
+"""
 
 from __future__ import annotations
 
+import pwd
+import re
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from stepscope.collectors.host.files import Files, Unread
 from stepscope.collectors.host.processes import parse_fields
 
-_VARIABLES = (
+_ENVIRONMENT_VARIABLES = (
     *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_USER", "SLURM_JOB_ACCOUNT", "SLURM_JOB_PARTITION"),
     *("SLURM_STEP_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS"),
     *("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "TORCHELASTIC_RUN_ID", "LOCAL_RANK"),
@@ -58,7 +66,7 @@ class Processes:
             further_variables: names that are asked for beside: of a team, a project.
         """
         self._files = files
-        self._names = frozenset((*_VARIABLES, *further_variables))
+        self._names = frozenset((*_ENVIRONMENT_VARIABLES, *further_variables))
         self._known: dict[int, Process] = {}
         self._read: dict[int, Process] = {}
 
@@ -88,13 +96,13 @@ class Processes:
             command,
             self._words(f"proc/{pid}/cmdline"),
             int(uids[0]) if uids and uids[0].isdecimal() else None,
-            () if isinstance(cgroup, Unread) else parse_cgroups(cgroup),
+            () if isinstance(cgroup, Unread) else parse_cgroup_paths(cgroup),
             self._variables(pid),
         )
 
     def _stat(self, pid: int) -> tuple[str, int, int, int] | None:
         text = self._files.read(f"proc/{pid}/stat")
-        return None if isinstance(text, Unread) else parse_stat(text)
+        return None if isinstance(text, Unread) else parse_process_stat(text)
 
     def _words(self, path: str) -> tuple[str, ...]:
         text = self._files.read(path)
@@ -108,7 +116,7 @@ class Processes:
         return {name: value for name, sign, value in pairs if sign and name in self._names}
 
 
-def parse_stat(text: str) -> tuple[str, int, int, int] | None:
+def parse_process_stat(text: str) -> tuple[str, int, int, int] | None:
     """Command, parent, process group and start (ticks since boot) of /proc/<pid>/stat; None where it is no such."""
     before, bracket, after = text.rpartition(")")
     words = after.split()
@@ -119,7 +127,111 @@ def parse_stat(text: str) -> tuple[str, int, int, int] | None:
     return command, int(words[1]), int(words[2]), int(words[19])
 
 
-def parse_cgroups(text: str) -> tuple[str, ...]:
+def parse_cgroup_paths(text: str) -> tuple[str, ...]:
     """Paths of /proc/<pid>/cgroup, each once."""
     paths = (line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2)
     return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in paths))
+
+
+_CONTAINER = re.compile(r"(?:docker|libpod|cri-containerd|crio|nerdctl|lxc)[-/]([0-9a-f]{64})(?:\.scope)?(?:/|$)")
+_RANK_VARIABLES = ("TORCHELASTIC_RUN_ID", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+_LAUNCHER = re.compile(
+    r"(?:^|[/ ])(?:torchrun|torch\.distributed\.(?:run|launch)|mpirun|mpiexec\S*|prterun|orted|hydra_pmi_proxy|"
+    r"accelerate|deepspeed|horovodrun)(?: |$)"
+)
+_SERVICE_COMMANDS = ("nvidia-cuda-mps", "nv-hostengine", "nvidia-persiste", "nvidia-smi", "dcgm-exporter")
+"""Beginnings of the commands that hold a GPU for others."""
+_MOST_ABOVE = 4
+
+
+def is_service(process: Process) -> bool:
+    """Whether it holds the GPU for others, and is no job."""
+    return process.command.startswith(_SERVICE_COMMANDS)
+
+
+def container_of(process: Process) -> str:
+    """Id of its container, 64 digits; empty without."""
+    return next((match[1] for path in process.cgroups if (match := _CONTAINER.search(path))), "")
+
+
+def leader_of(process: Process, processes: Processes) -> Process:
+    """Whoever stands for the job: the leader of its process group (what a shell started), or that of its launcher.
+
+    torchrun gives each rank a session of its own, so that sessions tell nothing.
+    """
+    leader = _group_leader(process, processes)
+    for _ in range(_MOST_ABOVE):
+        parent = processes.read(leader.parent) if leader.parent > 1 else None
+        if parent is None or not (_is_rank(leader) or _LAUNCHER.search(" ".join(parent.arguments))):
+            break
+        leader = _group_leader(parent, processes)
+    return leader
+
+
+def program_name_of(process: Process) -> str:
+    """What it runs: the script, "train.py", or the module; else its command."""
+    for word, following in pairwise((*process.arguments, "")):
+        if word == "-m" and following:
+            return following
+        if word.endswith(".py"):
+            return word.rpartition("/")[2]
+    return process.command
+
+
+def _is_rank(process: Process) -> bool:
+    return any(process.variable(name) for name in _RANK_VARIABLES)
+
+
+def _group_leader(process: Process, processes: Processes) -> Process:
+    leader = processes.read(process.group) if process.group not in (0, process.pid) else None
+    return leader or process
+
+
+_MOST_NAMES = 1000
+
+
+class UserNames:
+    """Names by user id; the number until the name is known, and where there is none."""
+
+    def __init__(self, files: Files) -> None:
+        """
+        Args:
+            files: of the machine. Where they are another's than ours, its /etc/passwd alone is asked.
+        """
+        self._files = files
+        self._names: dict[int, str] = {}
+        self._asking: threading.Thread | None = None
+
+    def name(self, uid: int | None) -> str:
+        """The name now; waits for nothing."""
+        if uid is None:
+            return ""
+        if uid not in self._names:
+            if len(self._names) >= _MOST_NAMES:
+                self._names.clear()
+            self._names |= _name_in_passwd(self._files, uid)
+        if uid not in self._names:
+            self._ask(uid)
+        return self._names.get(uid, str(uid))
+
+    def _ask(self, uid: int) -> None:
+        if self._files.is_mounted:
+            self._names[uid] = str(uid)
+        elif self._asking is None or not self._asking.is_alive():  # one that hangs is waited for, in its own thread
+            self._asking = threading.Thread(target=self._look_up, args=(uid,), name="stepscope-users", daemon=True)
+            self._asking.start()
+
+    def _look_up(self, uid: int) -> None:
+        try:
+            self._names[uid] = pwd.getpwuid(uid).pw_name
+        except (KeyError, OSError):
+            self._names[uid] = str(uid)  # there is none: not asked again
+
+
+def _name_in_passwd(files: Files, uid: int) -> dict[int, str]:
+    text = files.read("etc/passwd")
+    for line in [] if isinstance(text, Unread) else text.splitlines():
+        parts = line.split(":")
+        if len(parts) > 2 and parts[2] == str(uid):
+            return {uid: parts[0]}
+    return {}

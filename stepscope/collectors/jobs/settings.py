@@ -1,4 +1,4 @@
-"""What of jobs does the operator decide?"""
+"""Settings of job attribution that the operator decides: sockets, folders, names of teams and projects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PROJECT_NAMES = ("STEPSCOPE_PROJECT", "stepscope.io/project", "project", "PROJEC
 
 
 @dataclass(frozen=True, slots=True)
-class Naming:
+class TeamNaming:
     """Labels and annotations of pods, and variables of processes; of each list the first that is set counts.
 
     Attributes:
@@ -35,7 +35,7 @@ class JobSettings:
     """
 
     idle_seconds: float = IDLE_SECONDS
-    naming: Naming = field(default_factory=Naming)
+    naming: TeamNaming = field(default_factory=TeamNaming)
     kubelet_socket: str = KUBELET_SOCKET
     node: str = ""
     hpc_job_folder: str = ""

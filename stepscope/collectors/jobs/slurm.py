@@ -1,19 +1,35 @@
-"""Which Slurm job does a process belong to, and which GPUs does Slurm say it has?
+"""Slurm jobs: the job of a process, its GPUs, jobs in the cgroup tree, names from squeue, job prolog files.
 
-The cgroup counts, as a user can change the environment: who pays must not be theirs to choose.
+The cgroup decides which job a process is in, because a user can change the environment and must not choose who pays.
+squeue is asked only where environments may not be read: one question for all unknown jobs, at most once a minute, in a
+thread of its own, because its server is one for all nodes. Job prologs write files for dcgm-exporter that are named
+after the GPU ("0", or "0.7" for GPU instance 7), one job a line; an epilog that failed leaves its file behind.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
-from stepscope.collectors.jobs.designations import by_minor, by_uuid, names_of, visible_to_cuda
-from stepscope.collectors.jobs.devices import Device
+from stepscope.collectors.host.cgroups import Mount, cgroup_mounts
+from stepscope.collectors.host.files import Files, Unread
+from stepscope.collectors.jobs.devices import (
+    Device,
+    devices_visible_to_cuda,
+    find_by_minor,
+    find_by_number,
+    find_by_uuid,
+    parse_device_list,
+)
 from stepscope.collectors.jobs.processes import Process
+from stepscope.core.metrics.agent import JOB
+from stepscope.core.metrics.readings import Collection, Missing, MissingReason
 
-_PATH = re.compile(r"slurm[^/]*(?:/[^/]+)*?/job_(\d+)(?:/step_([^/]+))?")
+_JOB_PATH = re.compile(r"slurm[^/]*(?:/[^/]+)*?/job_(\d+)(?:/step_([^/]+))?")
 """/slurm/uid_1000/job_123/step_0/task_1, /system.slice/node1_slurmstepd.scope/job_123/step_batch/user/task_0; the one
 of a pod that holds slurmd has more before it."""
 
@@ -30,11 +46,11 @@ class SlurmPlace:
 
 def place_in_cgroup(path: str) -> SlurmPlace | None:
     """The job and step of a cgroup; None where it is no job's."""
-    match = _PATH.search(path)
+    match = _JOB_PATH.search(path)
     return SlurmPlace(match[1], match[2] or "") if match else None
 
 
-def place_of(process: Process) -> SlurmPlace | None:
+def slurm_place_of(process: Process) -> SlurmPlace | None:
     """The job and step of a process; None where it is in none."""
     places = [place for path in process.cgroups if (place := place_in_cgroup(path)) is not None]
     if places:
@@ -53,14 +69,14 @@ def array_task_of(process: Process) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SlurmGpus:
     """What Slurm gave: devices, and names that mean none, or more than one."""
 
     devices: tuple[Device, ...] = ()
     unknown: tuple[str, ...] = ()
 
 
-def given_by_slurm(process: Process, devices: Sequence[Device]) -> Given:
+def slurm_gpus_of(process: Process, devices: Sequence[Device]) -> SlurmGpus:
     """Devices that a process's job has by the variables that Slurm sets.
 
     SLURM_STEP_GPUS is set on each node; SLURM_JOB_GPUS on the first, from where steps on others inherit it: it counts
@@ -68,19 +84,244 @@ def given_by_slurm(process: Process, devices: Sequence[Device]) -> Given:
     count instances, and tell nothing. UUIDs, which CUDA_VISIBLE_DEVICES has from Slurm 25.11 on, tell more; they count
     in a job that has GPUs, as users set that variable themselves.
     """
-    place = place_of(process)
+    place = slurm_place_of(process)
     numbers = process.variable("SLURM_STEP_GPUS")
     if not numbers and place is not None and place.step in _OUTSIDE_OF_STEPS:
         numbers = process.variable("SLURM_JOB_GPUS")
     if not numbers:
-        return Given()
-    visible = visible_to_cuda(devices, process.variable("CUDA_VISIBLE_DEVICES"))
+        return SlurmGpus()
+    visible = devices_visible_to_cuda(devices, process.variable("CUDA_VISIBLE_DEVICES"))
     if visible:
-        return Given(tuple(visible))
+        return SlurmGpus(tuple(visible))
     is_split = any(device.gpu_instance for device in devices)
     by_name = {
-        name: by_uuid(devices, name) if not name.isdecimal() else None if is_split else by_minor(devices, name)
-        for name in names_of(numbers)
+        name: find_by_uuid(devices, name)
+        if not name.isdecimal()
+        else None
+        if is_split
+        else find_by_minor(devices, name)
+        for name in parse_device_list(numbers)
     }
     known = tuple(device for device in by_name.values() if device is not None)
-    return Given(known, tuple(name for name, device in by_name.items() if device is None))
+    return SlurmGpus(known, tuple(name for name, device in by_name.items() if device is None))
+
+
+_JOB_FOLDER = re.compile(r"job_(\d+)")
+_SLURM_SCOPE = re.compile(r"(?:[^/]+_)?slurmstepd\.scope")
+_MOST_NODE_JOBS, _MOST_PIDS = 512, 8
+_NVIDIA_DEVICE = re.compile(r"c 195:(\d{1,3}) ")
+_FIRST_NO_GPU_MINOR = 254
+"""Minor numbers from here on are nvidia-modeset and nvidiactl."""
+
+
+@dataclass(slots=True)
+class SlurmNodeJob:
+    """A job on this node.
+
+    Attributes:
+        pids: some processes of each step, those of the steps' daemons left out.
+        minors: numbers of the GPUs' files that it alone may open; None where the cgroup does not tell.
+    """
+
+    pids: dict[str, list[int]] = field(default_factory=dict)
+    minors: list[str] | None = None
+
+
+def slurm_jobs_on_node(files: Files) -> dict[str, SlurmNodeJob]:
+    """Jobs by number; none where Slurm keeps no cgroups."""
+    found: dict[str, SlurmNodeJob] = {}
+    for mount in cgroup_mounts(files):
+        if not mount.is_unified and not mount.controllers & {"devices", "memory", "cpuset", "freezer"}:
+            continue
+        for job_id, folder in _job_folders(files, mount):
+            if job_id not in found and len(found) >= _MOST_NODE_JOBS:
+                continue
+            job = found.setdefault(job_id, SlurmNodeJob())
+            if not job.pids:
+                job.pids = dict(_step_pids(files, folder))
+            if "devices" in mount.controllers:
+                job.minors = _allowed_minors(files, folder)
+    return found
+
+
+def _job_folders(files: Files, mount: Mount) -> Iterator[tuple[str, str]]:
+    """Number and folder of each job: slurm[_node]/uid_1/job_2, or system.slice/[node_]slurmstepd.scope/job_2."""
+    point = mount.point.strip("/")
+    if mount.is_unified:
+        parents = [
+            f"{point}/system.slice/{name}"
+            for name in _names(files, f"{point}/system.slice")
+            if _SLURM_SCOPE.fullmatch(name)
+        ]
+    else:
+        roots = [f"{point}/{name}" for name in _names(files, point) if name.startswith("slurm")]
+        parents = [f"{root}/{name}" for root in roots for name in _names(files, root) if name.startswith("uid_")]
+    for parent in parents:
+        for name in _names(files, parent):
+            match = _JOB_FOLDER.fullmatch(name)
+            if match:
+                yield match[1], f"{parent}/{name}"
+
+
+def _step_pids(files: Files, folder: str) -> Iterator[tuple[str, list[int]]]:
+    for name in _names(files, folder):
+        if name.startswith("step_"):
+            pids = _pids(files, f"{folder}/{name}", depth=2)
+            if pids:
+                yield name.removeprefix("step_"), pids
+
+
+def _pids(files: Files, folder: str, depth: int) -> list[int]:
+    """The first processes here and below; the daemon's own cgroup is called slurm."""
+    text = files.read(f"{folder}/cgroup.procs")
+    pids = [] if isinstance(text, Unread) else [int(word) for word in text.split() if word.isdecimal()]
+    if depth:
+        for name in _names(files, folder):
+            if name == "user" or name.startswith("task_"):
+                pids += _pids(files, f"{folder}/{name}", depth - 1)
+    return sorted(pids)[:_MOST_PIDS]
+
+
+def _allowed_minors(files: Files, folder: str) -> list[str] | None:
+    """GPUs of devices.list; None where it allows everything, as it says of a cgroup from which devices were taken."""
+    text = files.read(f"{folder}/devices.list")
+    if isinstance(text, Unread) or any(line.startswith(("a ", "c *", "c 195:*")) for line in text.splitlines()):
+        return None
+    numbers = [match[1] for line in text.splitlines() if (match := _NVIDIA_DEVICE.match(line))]
+    return [number for number in numbers if int(number) < _FIRST_NO_GPU_MINOR]
+
+
+def _names(files: Files, folder: str) -> list[str]:
+    names = files.names(folder)
+    return [] if isinstance(names, Unread) else names
+
+
+_SQUEUE_FORMAT = "%A|%F|%K|%u|%a|%P|%j"
+_SECONDS = 10.0
+_PAUSE_SECONDS = 60.0
+_LONGEST_PAUSE_SECONDS = 3600.0
+_MOST_JOBS_ASKED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNames:
+    """What squeue tells of a job: its user, account, partition, name, and "120_3" of an array."""
+
+    user: str
+    account: str
+    queue: str
+    name: str
+    array: str
+
+
+class SlurmNamesCollector:
+    """Names of the jobs that are wanted. `collect` asks, all else answers at once from what is known."""
+
+    def __init__(self, command: str | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            command: squeue's path; looked for where none is given.
+            clock: seconds.
+        """
+        self._command = command or shutil.which("squeue")
+        self._clock = clock
+        self._known: dict[str, SlurmNames | None] = {}
+        self._wanted: frozenset[str] = frozenset()
+        self._due = 0.0
+        self._pause = _PAUSE_SECONDS
+        self._failure: Missing | None = None
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there is a squeue."""
+        return self._command is not None
+
+    def names(self, job_id: str) -> SlurmNames | None:
+        """What is known of a job."""
+        return self._known.get(job_id)
+
+    def want(self, job_ids: Iterable[str]) -> None:
+        """Jobs of which more would be good to know; all others are forgotten."""
+        self._wanted = frozenset(job_ids)
+
+    def collect(self) -> Collection:
+        """Ask if there is anything to ask; nothing is raised."""
+        now, wanted = self._clock(), self._wanted
+        self._known = {job_id: names for job_id, names in self._known.items() if job_id in wanted}
+        unknown = sorted(wanted - self._known.keys())[:_MOST_JOBS_ASKED]
+        if unknown and now >= self._due and self._command:
+            failure = self._ask(self._command, unknown)
+            self._pause = min(self._pause * 2, _LONGEST_PAUSE_SECONDS) if failure else _PAUSE_SECONDS
+            self._due = now + self._pause
+            self._failure = Missing(JOB + "info", (), *failure) if failure else None
+        return Collection(missing=(self._failure,) if self._failure else ())
+
+    def _ask(self, command: str, job_ids: list[str]) -> tuple[MissingReason, str] | None:
+        """Fill `_known`; why it cannot be."""
+        line = [command, "--noheader", "--all", "--format", _SQUEUE_FORMAT, "--jobs", ",".join(job_ids)]
+        try:
+            told = subprocess.run(line, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            return MissingReason.TIMED_OUT, f"squeue: no answer within {_SECONDS:g} s"
+        except OSError as error:
+            return MissingReason.FAILED, f"{command}: {error.strerror}"
+        if told.returncode and "Invalid job id" not in told.stderr:
+            reason = told.stderr.strip().partition("\n")[0] or f"status {told.returncode}"
+            return MissingReason.UNREACHABLE, f"squeue: {reason}"
+        found = parse_squeue(told.stdout)
+        self._known.update({job_id: found.get(job_id) for job_id in job_ids})
+        return None
+
+
+def parse_squeue(text: str) -> dict[str, SlurmNames]:
+    """Jobs by number, of lines in our format; a job's name may hold bars."""
+    found = {}
+    for line in text.splitlines():
+        parts = line.strip().split("|", 6)
+        if len(parts) == 7 and parts[0].isdecimal():
+            array = f"{parts[1]}_{parts[2]}" if parts[2].isdecimal() else ""
+            found[parts[0]] = SlurmNames(parts[3], parts[4], parts[5], parts[6], array)
+    return found
+
+
+_JOB_FILE_NAME = re.compile(r"(\d{1,3})(?:\.(\d{1,3}))?", re.ASCII)
+_MOST_JOBS_A_FILE = 16
+_LONGEST_JOB_NAME = 64
+
+
+def read_hpc_job_files(
+    files: Files, folder: str, devices: Sequence[Device]
+) -> tuple[list[tuple[Device, str]], list[str]]:
+    """Devices and their jobs.
+
+    Args:
+        files: of the machine.
+        folder: where the files are, below the files' root.
+        devices: of the machine.
+
+    Returns:
+        Pairs of a device and a job, and names of files whose number may mean one GPU or another: NVML's index, or the
+        number that Slurm tells the prolog.
+    """
+    names = files.names(folder)
+    found: list[tuple[Device, str]] = []
+    ambiguous: list[str] = []
+    for name in [] if isinstance(names, Unread) else names:
+        match = _JOB_FILE_NAME.fullmatch(name)
+        if match is None:
+            continue
+        text = files.read(f"{folder}/{name}")
+        jobs = [] if isinstance(text, Unread) else [line.strip() for line in text.splitlines() if line.strip()]
+        device = _device_of_file(match, devices)
+        if device is None:
+            ambiguous += [name] if jobs else []
+            continue
+        found += [(device, job) for job in dict.fromkeys(jobs[:_MOST_JOBS_A_FILE]) if len(job) <= _LONGEST_JOB_NAME]
+    return found, ambiguous
+
+
+def _device_of_file(match: re.Match[str], devices: Sequence[Device]) -> Device | None:
+    if not match[2]:
+        return find_by_number(devices, match[1])
+    like = [one for one in devices if one.gpu == one.minor == match[1] and one.gpu_instance == match[2]]
+    return like[0] if like else None

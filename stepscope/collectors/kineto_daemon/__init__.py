@@ -1,4 +1,4 @@
-"""How is a PyTorch process captured that knows nothing of stepscope? By libkineto's own daemon protocol.
+"""Profiling of PyTorch processes that know nothing of stepscope, by libkineto's own daemon protocol.
 
-A process started with KINETO_USE_DAEMON=1 asks a daemon every 5 s whether it should trace; here is that daemon.
+A process started with KINETO_USE_DAEMON=1 asks a daemon every 5 s whether it should trace. This package is that daemon.
 """

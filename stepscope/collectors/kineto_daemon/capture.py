@@ -1,20 +1,36 @@
-"""How do the processes of a node come to traces of the same N steps? Decided from what is seen, time is an argument.
+"""Capture: decides how the processes of a node come to traces of the same N steps. Pure: time is an argument.
 
 An attempt asks all processes at once. Its traces are read; where one does not hold what was asked for, or ranks did not
-start together, all are asked again, with what the traces told of the length of a step.
+start together, all are asked again, with what the traces showed of the length of a step.
+
+State of one process (`RankCapture`), known from its polls and its file alone, as libkineto confirms nothing:
+
+    held -> sent -> running -> written -> read
+             ^ |        |
+             +-+--------+   refused, or left for the script's own profiler: it is asked again
+
+A poll that would take a request, after one that was given and without a file, means a refusal: the process has taken no
+optimizer step yet. It may also wait for its next multiple of steps; then asking again does nothing ("another profile
+request is pending").
+
+Alignment of the start: each rank asks every 5 s by its own clock, and starts at the next multiple of M of its own count
+of steps. All start at the same step when no multiple falls between the first rank's question and the last one's. So the
+request is laid out in the longest pause between questions, and M is large against the time that the questions then
+take. The length of a step is unknown beforehand; the first attempt's traces show it, and whether ranks did start
+together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil
 
-from stepscope.collectors.kineto_daemon.alignment import is_time_to_offer, spread, start_multiple, steps_apart
-from stepscope.collectors.kineto_daemon.rank_capture import RankCapture, Sight, Stage
-from stepscope.collectors.kineto_daemon.registry import POLL_SECONDS
-from stepscope.collectors.kineto_daemon.verification import TraceSummary, what_is_wrong
-from stepscope.core.agent_messages import AnswerState
-from stepscope.core.counting import counted
+from stepscope.collectors.kineto_daemon.processes import POLL_SECONDS, KinetoProcess
+from stepscope.collectors.kineto_daemon.verification import TraceSummary, find_fault
+from stepscope.core.protocol.messages import AnswerState
+from stepscope.core.text.numbers import counted
 
 _MOST_ATTEMPTS = 4
 _PATIENCE_SECONDS = 120.0
@@ -118,7 +134,7 @@ class Capture:
         news, self._news = self._news, []
         return news
 
-    def step(self, sights: Mapping[str, Sight], now: float) -> list[Action]:
+    def step(self, sights: Mapping[str, ProcessView], now: float) -> list[Action]:
         """What to do now, given what is seen of the processes."""
         before = {key: rank.stage for key, rank in self._ranks.items()}
         for key, rank in self._ranks.items():
@@ -150,7 +166,7 @@ class Capture:
         """Leave it all. A process that traces already does so to the end; its trace is dropped."""
         return list(self._end_all(AnswerState.CANCELLED, "asked to be left"))
 
-    def _offers(self, sights: Mapping[str, Sight], now: float) -> Iterator[Action]:
+    def _offers(self, sights: Mapping[str, ProcessView], now: float) -> Iterator[Action]:
         wanting = [key for key, rank in self._ranks.items() if rank.wants_request]
         if not wanting or now < self._begin:
             return
@@ -162,7 +178,7 @@ class Capture:
             if not is_time_to_offer(polls, interval, _SLACK_SECONDS):
                 return
             num_failed = max(0, self._attempt - 2)
-            self._multiple = start_multiple(len(wanting), spread(polls, interval), self._step_seconds, num_failed)
+            self._multiple = start_multiple(len(wanting), poll_spread(polls, interval), self._step_seconds, num_failed)
         yield from (Offer(key, self._attempt, self._multiple) for key in wanting)
 
     def _leave_ended(self) -> Iterator[Action]:
@@ -195,7 +211,7 @@ class Capture:
         summaries = self.summaries()
         if not summaries or len(summaries) < len(self._ranks):
             return
-        wrong = {key: fault for key, one in summaries.items() if (fault := what_is_wrong(one, self._num_steps))}
+        wrong = {key: fault for key, one in summaries.items() if (fault := find_fault(one, self._num_steps))}
         if not wrong:
             lengths = [one.step_seconds for one in summaries.values() if one.step_seconds]
             self._step_seconds = min(lengths) if lengths else self._step_seconds
@@ -249,3 +265,170 @@ class Capture:
         if self._told.get(outcome.key) != outcome:
             self._told[outcome.key] = outcome
             self._news.append(outcome)
+
+
+PROFILING = "a profiler is at work in it: torch.profiler of its script, or another's capture"
+NO_STEP_YET = (
+    "it has not begun yet: it takes no steps of a torch.optim optimizer, or few in the 5 s until it asks again"
+)
+ENDED = "the process ended before its trace was whole"
+LOST = "it traced, and no file has come: its disk is full, or its own torch.profiler ends each trace"
+_MOST_LOST = 2
+_AHEAD_SECONDS = 1.0
+
+
+class Stage(StrEnum):
+    """How far it is."""
+
+    HELD = "held"
+    SENT = "sent"
+    RUNNING = "running"
+    WRITTEN = "written"
+    READ = "read"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessView:
+    """What is known of a process now.
+
+    Attributes:
+        process: None when it is gone.
+        delivered_at_poll: which of its polls got the request of this attempt, the latest; None before.
+        is_written: the trace of this attempt has appeared, looked for after the process was.
+    """
+
+    process: KinetoProcess | None
+    delivered_at_poll: int | None
+    is_written: bool
+
+
+class RankCapture:
+    """One process's part in an attempt.
+
+    Attributes:
+        stage: how far it is.
+        reason: why it is no further; empty while it goes on by itself.
+        num_refusals: polls after a request that say that it was not taken.
+        wants_request: it should get the request at its next poll.
+        summary: of the trace, once read.
+    """
+
+    def __init__(self) -> None:
+        self.stage = Stage.HELD
+        self.reason = ""
+        self.num_refusals = 0
+        self.wants_request = False
+        self.summary: TraceSummary | None = None
+        self._delivered_at: int | None = None
+        self._judged_poll = 0
+        self._num_lost = 0
+
+    def look(self, sight: ProcessView, now: float) -> None:
+        """Judge what is seen at `now`, monotonic seconds."""
+        if self.stage in (Stage.WRITTEN, Stage.READ, Stage.ENDED):
+            return
+        self.wants_request = False
+        process, delivered = sight.process, sight.delivered_at_poll
+        if delivered is not None and sight.is_written:
+            self._become(Stage.WRITTEN)
+        elif process is None:
+            self._become(Stage.ENDED, ENDED)
+        elif delivered is None:
+            self._become(Stage.HELD, "" if process.accepts else PROFILING)
+            self.wants_request = process.accepts
+        else:
+            self._judge(process, delivered)
+            # It is laid out again just before the next poll: by then a trace of few steps would be there.
+            is_near = process.num_polls > delivered or now > process.next_poll - _AHEAD_SECONDS
+            self.wants_request = self.stage is Stage.SENT and is_near
+
+    def read(self, summary: TraceSummary) -> None:
+        """Its trace has been read."""
+        self.summary = summary
+        self._become(Stage.READ)
+
+    def _judge(self, process: KinetoProcess, delivered: int) -> None:
+        """What the polls say since the request was handed over first."""
+        if self._delivered_at is None:
+            self._become(Stage.SENT)
+        elif delivered > self._delivered_at:
+            self._note_refusal()  # a process takes a second request only where it has none under way
+        elif process.num_polls > max(delivered, self._judged_poll):
+            self._judged_poll = process.num_polls
+            if process.accepts:
+                self._note_refusal()
+            else:
+                self._become(Stage.RUNNING)
+        self._delivered_at = delivered
+
+    def _note_refusal(self) -> None:
+        if self.stage is Stage.SENT:
+            self.num_refusals += 1
+            self._become(Stage.SENT, NO_STEP_YET)
+            return
+        self._num_lost += 1
+        if self._num_lost == _MOST_LOST:
+            self._become(Stage.ENDED, LOST)
+        else:
+            self._become(Stage.SENT, PROFILING)
+
+    def _become(self, stage: Stage, reason: str = "") -> None:
+        self.stage, self.reason = stage, reason
+
+
+_FIRST_MULTIPLE = 8
+_MOST_MULTIPLE = 1 << 16
+_SHARE_OF_A_WINDOW = 0.1
+"""That the questions may take of the time between two multiples, so how often an attempt goes apart at most; half of it
+at each further attempt."""
+
+
+def poll_spread(polls: Sequence[float], interval: float) -> float:
+    """From the first to the last of the polls, when asking begins in the longest pause between them.
+
+    Args:
+        polls: when each process asks, at any of its polls.
+        interval: from one poll of a process to its next.
+    """
+    phases = sorted(poll % interval for poll in polls)
+    pauses = [b - a for a, b in zip(phases, [*phases[1:], phases[0] + interval], strict=True)]
+    return interval - max(pauses)
+
+
+def is_time_to_offer(next_polls: Sequence[float], interval: float, slack: float) -> bool:
+    """Whether the coming polls follow each other as closely as they ever do.
+
+    Args:
+        next_polls: when each process asks next.
+        interval: as above.
+        slack: by how much they may be further apart.
+    """
+    return max(next_polls) - min(next_polls) <= poll_spread(next_polls, interval) + slack
+
+
+def start_multiple(num_ranks: int, spread_seconds: float, step_seconds: float | None, num_failed: int = 0) -> int:
+    """At which multiple of steps ranks should start: 1 for a rank alone, otherwise a power of two.
+
+    Args:
+        num_ranks: how many.
+        spread_seconds: that their polls take.
+        step_seconds: None while unknown.
+        num_failed: attempts that went apart although it was known.
+    """
+    if num_ranks == 1:
+        return 1
+    if not step_seconds:
+        return _FIRST_MULTIPLE
+    steps = ceil(spread_seconds * 2**num_failed / _SHARE_OF_A_WINDOW / step_seconds)
+    return min(max(2, 1 << (steps - 1).bit_length() if steps > 1 else 2), _MOST_MULTIPLE)
+
+
+def steps_apart(starts_ns: Mapping[str, int], step_seconds: float) -> int:
+    """By how many steps the earliest and the latest rank are apart; 0 when all traces are of the same steps.
+
+    Args:
+        starts_ns: the same event of each rank's trace, its first step's end, ns by the machine's clock.
+        step_seconds: of a step.
+    """
+    return round((max(starts_ns.values()) - min(starts_ns.values())) / 1e9 / step_seconds)

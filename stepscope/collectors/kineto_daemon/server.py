@@ -1,8 +1,9 @@
-"""Who answers libkineto? A thread that does nothing else: a process waits 90 ms for its answer, once.
+"""Socket server that answers libkineto's polls, in a thread that does nothing else.
 
-An answer that comes later lies in the process's socket until it asks again, and every answer after it is one late; so a
-question that has waited too long already gets none. An answer from a socket of another name than the process expects
-ends it (libkineto: "Unexpected socket name", std::terminate); such a process gets none, and is told of.
+A process waits 90 ms for its answer, once. A later answer lies in the process's socket until it asks again, and every
+answer after it is one late; so a question that has waited too long already gets none. An answer from a socket of
+another name than the process expects ends it (libkineto: "Unexpected socket name", std::terminate); such a process gets
+none and is reported.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stepscope.collectors.kineto_daemon.registry import Address, KinetoProcess, Peer, Registry
-from stepscope.collectors.kineto_daemon.wire import (
+from stepscope.collectors.kineto_daemon.processes import Address, KinetoProcess, Peer, Registry
+from stepscope.collectors.kineto_daemon.protocol import (
     MAX_DATAGRAM_BYTES,
     Poll,
     WireError,
@@ -47,11 +48,11 @@ _MOST_ODD_PLACES = 16
 _MOST_A_SECOND = 2000
 """Datagrams. All processes that are known at once ask 820 times a second."""
 
-TakeConfig = Callable[[KinetoProcess], str]
+RequestSource = Callable[[KinetoProcess], str]
 """The text that a process gets at this poll, empty for none. Called on the server's thread: it waits for nothing."""
 
 
-class TakenError(UsageError):
+class AddressInUseError(UsageError):
     """Another daemon has the address."""
 
 
@@ -64,7 +65,7 @@ class KinetoServer:
 
     _socket: socket.socket
 
-    def __init__(self, take: TakeConfig, *, folder: str | None = None) -> None:
+    def __init__(self, take: RequestSource, *, folder: str | None = None) -> None:
         """
         Args:
             take: what to answer.
@@ -215,7 +216,7 @@ def _bound_socket(address: Address) -> socket.socket:
         ours.close()
         where = address if isinstance(address, str) else "the abstract socket dynolog"
         if error.errno == errno.EADDRINUSE:
-            raise TakenError(
+            raise AddressInUseError(
                 "another daemon answers PyTorch processes there",
                 where=where,
                 what_next="stop it (dynolog or another stepscope agent), or set kineto.enabled = false",

@@ -1,14 +1,15 @@
-"""Which processes can be captured, what is each one's rank, and where do its traces come to lie?"""
+"""Targets: processes that can be captured, the run their traces go to, and the requests pending for them."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.collectors.kineto_daemon.keeping import run_name
-from stepscope.collectors.kineto_daemon.proc import JobPlace, is_helper, job_place, process_times
-from stepscope.collectors.kineto_daemon.registry import KinetoProcess
+from stepscope.collectors.kineto_daemon.processes import JobPlace, KinetoProcess, is_helper, job_place, process_times
+from stepscope.collectors.kineto_daemon.trace_files import run_name
 
 KEY_PREFIX = "kineto-"
 """Of every key."""
@@ -38,7 +39,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class _LookedUp:
+class _KnownProcess:
     """What stays as it is as long as a process asks."""
 
     place: JobPlace
@@ -54,14 +55,14 @@ class Targets:
     def __init__(self, folder: Path, proc: Path = Path("/proc")) -> None:
         self._folder = folder
         self._proc = proc
-        self._known: dict[str, _LookedUp] = {}
+        self._known: dict[str, _KnownProcess] = {}
 
     def of(self, processes: Iterable[KinetoProcess], now: float) -> dict[str, Target]:
         """The targets by key, at `now` (monotonic seconds): all but launchers, and processes that trainers started."""
         by_key = {key_of(process): process for process in processes}
         pids = {process.peer.pid for process in by_key.values()}
         self._known = {key: self._known.get(key) or self._looked_up(one, pids, now) for key, one in by_key.items()}
-        family = _Family([(process, self._known[key].place.rank) for key, process in by_key.items()])
+        family = _ProcessTree([(process, self._known[key].place.rank) for key, process in by_key.items()])
         return {
             key: Target(key, process, known.place, known.run, self._folder / known.run)
             for key, process in by_key.items()
@@ -72,7 +73,7 @@ class Targets:
             and not (family.is_above_others(process, known.place.rank) and self._is_waiting(process, known, now))
         }
 
-    def _looked_up(self, process: KinetoProcess, pids: Collection[int], now: float) -> _LookedUp:
+    def _looked_up(self, process: KinetoProcess, pids: Collection[int], now: float) -> _KnownProcess:
         pid = process.peer.pid
         place, times = job_place(pid, self._proc), process_times(pid, self._proc)
         above = [one for one in process.ancestors_in_our_namespace if one in pids]
@@ -80,9 +81,9 @@ class Targets:
         if place.rank is not None and times is not None:
             leader = times.parent  # with a rank, it is one of several that a launcher has started
         run = run_name(process.job_id, place.run_id, leader, self._proc)
-        return _LookedUp(place, run, is_helper(pid, self._proc), now, times.cpu_seconds if times else 0.0)
+        return _KnownProcess(place, run, is_helper(pid, self._proc), now, times.cpu_seconds if times else 0.0)
 
-    def _is_waiting(self, process: KinetoProcess, known: _LookedUp, now: float) -> bool:
+    def _is_waiting(self, process: KinetoProcess, known: _KnownProcess, now: float) -> bool:
         """Whether it does nothing itself, as a launcher that waits for those it started."""
         times = process_times(process.peer.pid, self._proc)
         since = now - known.at
@@ -93,7 +94,7 @@ class Targets:
         )
 
 
-class _Family:
+class _ProcessTree:
     """Who started whom, among processes whose ids are ours."""
 
     def __init__(self, processes: Sequence[tuple[KinetoProcess, int | None]]) -> None:
@@ -140,3 +141,46 @@ def ranks_to_keep(targets: Iterable[Target], in_trace: Mapping[str, int | None])
             ranks[target.key] = rank
     free = (rank for rank in range(2 * len(ordered)) if rank not in set(ranks.values()))
     return ranks | {target.key: next(free) for target in ordered if target.key not in ranks}
+
+
+class PendingRequests:
+    """Requests laid out for processes. Safe between threads; the lock is held for a look into a dict."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._texts: dict[str, tuple[str, str | None]] = {}
+        self._delivered: dict[str, int] = {}
+
+    def lay_out(self, key: str, text: str, *, unless: str | None) -> None:
+        """Hand `text` to the process at its next poll at which it would take it, once.
+
+        Args:
+            key: of the process.
+            text: the request.
+            unless: a file in memory or on a local disk whose existence says that the request was fulfilled meanwhile.
+        """
+        with self._lock:
+            self._texts[key] = (text, unless)
+
+    def withdraw(self, key: str) -> None:
+        """Hand nothing over any more, and forget what was."""
+        with self._lock:
+            self._texts.pop(key, None)
+            self._delivered.pop(key, None)
+
+    def delivered(self, key: str) -> int | None:
+        """At which of its polls the process last got a request; None before, and after it was withdrawn."""
+        with self._lock:
+            return self._delivered.get(key)
+
+    def take(self, process: KinetoProcess) -> str:
+        """The text for the poll that the process has just made; empty for none."""
+        if not process.accepts:
+            return ""
+        key = key_of(process)
+        with self._lock:
+            text, unless = self._texts.pop(key, ("", None))
+            if not text or (unless is not None and os.path.lexists(unless)):
+                return ""
+            self._delivered[key] = process.num_polls
+        return text

@@ -1,6 +1,6 @@
-"""Does a trace that a process wrote hold what was asked for? Read as a stream, without building its events.
+"""Verification of a trace that a process wrote, read as a stream without building its events.
 
-A trace of the right kind can still be empty, hold imports alone, or another number of steps; only reading it tells.
+A trace of the right kind can still be empty, hold imports alone, or another number of steps; only reading it shows.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from stepscope.core.counting import counted
+from stepscope.core.text.numbers import counted
 
 _EVENT = b'"ph"'
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([A-Za-z_]+)"')
-_WHEN = rb'\s*,\s*"pid"\s*:\s*[^,]+,\s*"tid"\s*:\s*[^,]+,\s*"ts"\s*:\s*(\d{1,18})(?:\.(\d{1,3}))?'
-_STEP = re.compile(rb'"cat"\s*:\s*"user_annotation"\s*,\s*"name"\s*:\s*"Optimizer\.step#[^"]*"' + _WHEN)
-_BEGIN = re.compile(rb'"name"\s*:\s*"Iteration Start: [^"]*"' + _WHEN)
-_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
+_TIME = rb'\s*,\s*"pid"\s*:\s*[^,]+,\s*"tid"\s*:\s*[^,]+,\s*"ts"\s*:\s*(\d{1,18})(?:\.(\d{1,3}))?'
+_OPTIMIZER_STEP = re.compile(rb'"cat"\s*:\s*"user_annotation"\s*,\s*"name"\s*:\s*"Optimizer\.step#[^"]*"' + _TIME)
+_ITERATION_START = re.compile(rb'"name"\s*:\s*"Iteration Start: [^"]*"' + _TIME)
+_BASE_TIME = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})')
 _RANK = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]*"rank"\s*:\s*(\d{1,9})')
 _LONGEST_EVENT_BYTES = 1 << 20
 _LONGEST_HEAD_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 10
-_WORK = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime")
+_WORK_CATEGORIES = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class TraceSummary:
         return between[len(between) // 2] / 1e9 if between else None
 
 
-def what_is_wrong(summary: TraceSummary, num_steps: int) -> str | None:
+def find_fault(summary: TraceSummary, num_steps: int) -> str | None:
     """Why a trace is not what was asked for, one line; None when it is."""
     if not summary.is_whole:
         return f"the trace is cut short at {summary.num_bytes} bytes"
-    if not any(summary.num_events.get(category) for category in _WORK):
+    if not any(summary.num_events.get(category) for category in _WORK_CATEGORIES):
         held = ", ".join(f"{count} {name}" for name, count in sorted(summary.num_events.items()))
         return f"the trace holds no operators ({held or 'no events at all'})"
     if len(summary.step_ends_ns) != num_steps:
@@ -95,7 +95,7 @@ class TraceReader:
         """What the blocks so far hold; the last call."""
         self._take(self._rest)
         ends = self._head + self._tail  # older libkineto writes both behind the events
-        base, rank = _BASE.search(ends), _RANK.search(ends)
+        base, rank = _BASE_TIME.search(ends), _RANK.search(ends)
         base_ns = int(base[1]) if base else 0
         return TraceSummary(
             num_bytes=self._num_bytes,
@@ -108,8 +108,8 @@ class TraceReader:
 
     def _take(self, text: bytes) -> None:
         self._num_events.update(_CATEGORY.findall(text))
-        self._steps += map(_nanoseconds, _STEP.finditer(text))
-        self._begins += map(_nanoseconds, _BEGIN.finditer(text))
+        self._steps += map(_nanoseconds, _OPTIMIZER_STEP.finditer(text))
+        self._begins += map(_nanoseconds, _ITERATION_START.finditer(text))
 
 
 def _nanoseconds(event: re.Match[bytes]) -> int:

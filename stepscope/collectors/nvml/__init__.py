@@ -1,7 +1,7 @@
-"""What do NVIDIA's GPUs tell through NVML? Vendor calls are made in this folder only.
+"""NVIDIA GPUs through NVML. Driver calls are made in this folder only.
 
-A call may never return, and may end the process (a GPU off its bus, a driver that hangs): an agent runs this in a
-process of its own (`stepscope.agent.isolation`).
+A call may never return, and may end the process (a GPU that fell off the bus, a driver that hangs): the agent runs this
+in a process of its own (`nvml.worker`, started by `stepscope.agent.isolation`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How is NVML called, and what does each of its errors mean?
+"""NVML binding: loads the library, and maps its error codes to reasons for missing values.
 
 The binding is the package nvidia-ml-py, whose module is called pynvml. (The package called pynvml is its abandoned
 fork; torch warns where that one is installed.)
@@ -10,14 +10,14 @@ import ctypes
 from typing import Any
 
 from stepscope.core.errors import UnreachableError
-from stepscope.core.readings import MissingReason
+from stepscope.core.metrics.readings import MissingReason
 
 Nvml = Any
 """The module pynvml: it has no types."""
 Handle = Any
 """A nvmlDevice_t."""
 
-member = ctypes.Structure.__getattribute__
+struct_member = ctypes.Structure.__getattribute__
 """A number in a structure of the binding, by its name: the binding's own way looks for texts each time."""
 
 UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 1, 2, 3, 4, 6
@@ -25,7 +25,7 @@ DRIVER_NOT_LOADED, TIMEOUT, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST =
 RESET_REQUIRED, LIB_RM_VERSION_MISMATCH, NO_DATA, ARGUMENT_VERSION, DEPRECATED = 16, 18, 21, 25, 26
 NOT_READY, GPU_NOT_FOUND = 27, 28
 
-_REASONS: dict[int, tuple[MissingReason, str]] = {
+_REASON_OF_CODE: dict[int, tuple[MissingReason, str]] = {
     UNINITIALIZED: (MissingReason.FAILED, "NVML is not initialised: the driver was reloaded"),
     NOT_SUPPORTED: (MissingReason.NOT_SUPPORTED, ""),
     NO_PERMISSION: (MissingReason.NO_PERMISSION, "the driver refuses it to this user; root may have it"),
@@ -46,7 +46,7 @@ _REASONS: dict[int, tuple[MissingReason, str]] = {
     NOT_READY: (MissingReason.NOT_YET, ""),
     GPU_NOT_FOUND: (MissingReason.GONE, "the driver does not know the GPU any more"),
 }
-_WORDS = {
+_OTHER_ERRORS = {
     2: "invalid argument",
     5: "already initialised",
     7: "insufficient size",
@@ -107,14 +107,14 @@ def load() -> Nvml:
     return pynvml
 
 
-def why_no_library() -> tuple[MissingReason, str]:
+def reason_of_missing_library() -> tuple[MissingReason, str]:
     """Why the driver's library cannot be loaded: the binding does not tell a broken one from none."""
     try:
         ctypes.CDLL(_LIBRARY)
     except OSError as error:
         if "No such file" not in str(error):
             return MissingReason.FAILED, f"the driver's library cannot be loaded: {error}"
-    return _REASONS[LIBRARY_NOT_FOUND]
+    return _REASON_OF_CODE[LIBRARY_NOT_FOUND]
 
 
 def text(value: object) -> str:
@@ -124,11 +124,11 @@ def text(value: object) -> str:
 
 def reason_of_code(code: int) -> tuple[MissingReason, str]:
     """Why there is no value where NVML answers with this code, and one line on it."""
-    words = f"{_WORDS[code]} (NVML error {code})" if code in _WORDS else f"NVML error {code}"
-    return _REASONS.get(code) or (MissingReason.FAILED, words)
+    words = f"{_OTHER_ERRORS[code]} (NVML error {code})" if code in _OTHER_ERRORS else f"NVML error {code}"
+    return _REASON_OF_CODE.get(code) or (MissingReason.FAILED, words)
 
 
-def reason_of(nvml: Nvml, error: Exception) -> tuple[MissingReason, str]:
+def reason_of_error(nvml: Nvml, error: Exception) -> tuple[MissingReason, str]:
     """Why there is no value where the binding raised this, and one line on it.
 
     Raises:

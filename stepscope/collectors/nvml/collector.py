@@ -1,4 +1,4 @@
-"""Which GPUs are there, and what do they tell?"""
+"""NVML collector: all GPUs of this machine, with a fast poll and a slow poll for each."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from stepscope.collectors.nvml.binding import (
     GpuUnusableError,
     Nvml,
     load,
-    reason_of,
-    why_no_library,
+    reason_of_error,
+    reason_of_missing_library,
 )
-from stepscope.collectors.nvml.gathering import Gathering
-from stepscope.collectors.nvml.gpu import Gpu, Part, unusable
+from stepscope.collectors.nvml.checked_readings import GpuReadings
+from stepscope.collectors.nvml.gpu import Gpu, PollPart, unusable_gpu_collection
 from stepscope.collectors.nvml.identity import identify
 from stepscope.collectors.nvml.mig import compute_instances
-from stepscope.core.readings import Collection, Labels, Missing, labels_of
+from stepscope.core.metrics.readings import Collection, Labels, Missing, labels_of
 
-SELDOM_SECONDS = 10.0
+SLOW_POLL_SECONDS = 10.0
 """Between two readings of what changes slowly. Each costs the driver some ms; DCGM reads all every 30 s."""
 
 
@@ -63,7 +63,7 @@ class NvmlCollector:
     def __init__(
         self,
         *,
-        seldom_seconds: float = SELDOM_SECONDS,
+        seldom_seconds: float = SLOW_POLL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -74,7 +74,7 @@ class NvmlCollector:
         self._gpus: dict[str, Gpu] = {}
         self._labels: dict[str, Labels] = {}
         self._seldom_due: dict[str, float] = {}
-        self._last: dict[str, dict[Part, Collection]] = {}
+        self._last: dict[str, dict[PollPart, Collection]] = {}
 
     def count(self) -> int:
         """How many GPUs the driver knows now.
@@ -86,7 +86,7 @@ class NvmlCollector:
         try:
             return int(nvml.nvmlDeviceGetCount())
         except Exception as error:
-            raise DriverUnusableError(*reason_of(nvml, error)) from error
+            raise DriverUnusableError(*reason_of_error(nvml, error)) from error
 
     def target(self, index: int) -> GpuTarget | Missing:
         """The GPU of this index, or why it does not tell which it is.
@@ -119,7 +119,7 @@ class NvmlCollector:
             facts.get("minor_number", ""), is_split, tuple((one.uuid, str(one.gpu_instance)) for one in instances)
         )
 
-    def sweep(self, key: str) -> dict[Part, Collection]:
+    def sweep(self, key: str) -> dict[PollPart, Collection]:
         """Read what is due of one GPU.
 
         Args:
@@ -136,20 +136,20 @@ class NvmlCollector:
         except GpuUnusableError as error:
             self._forget(key)
             return {
-                Part.OFTEN: unusable(Gathering(self._labels.get(key, ()), time_ns), error),
-                Part.SELDOM: Collection(),
+                PollPart.OFTEN: unusable_gpu_collection(GpuReadings(self._labels.get(key, ()), time_ns), error),
+                PollPart.SELDOM: Collection(),
             }
         parts = {}
         now = self._clock()
         if now >= self._seldom_due.get(key, now):
-            parts[Part.SELDOM] = gpu.read(Part.SELDOM, time_ns)
+            parts[PollPart.SELDOM] = gpu.read(PollPart.SELDOM, time_ns)
             self._seldom_due[key] = now + self._seldom_seconds
         if gpu.is_usable:
-            parts[Part.OFTEN] = gpu.read(Part.OFTEN, time_ns)
+            parts[PollPart.OFTEN] = gpu.read(PollPart.OFTEN, time_ns)
         if not gpu.is_usable:
             self._forget(key)
             said = Collection.joined(parts.values())
-            return {Part.OFTEN: said, Part.SELDOM: Collection()}
+            return {PollPart.OFTEN: said, PollPart.SELDOM: Collection()}
         return parts
 
     def is_usable(self, key: str) -> bool:
@@ -200,8 +200,8 @@ class NvmlCollector:
                 nvml.nvmlInit()
             except nvml.NVMLError as error:
                 if error.value == LIBRARY_NOT_FOUND:
-                    raise DriverUnusableError(*why_no_library()) from error
-                raise DriverUnusableError(*reason_of(nvml, error)) from error
+                    raise DriverUnusableError(*reason_of_missing_library()) from error
+                raise DriverUnusableError(*reason_of_error(nvml, error)) from error
             self._nvml = nvml
         return self._nvml
 
@@ -218,7 +218,7 @@ class NvmlCollector:
         try:
             return call(argument)
         except Exception as error:
-            raise GpuUnusableError(*reason_of(self._nvml, error)) from error
+            raise GpuUnusableError(*reason_of_error(self._nvml, error)) from error
 
     def _forget(self, key: str) -> None:
         """Ask for its handle anew next time; its samples are not given back: the call might hang."""

@@ -1,4 +1,4 @@
-"""Which values are read together, as fields? One call reads many, and each has an error code of its own."""
+"""NVML field values (`nvmlDeviceGetFieldValues`): one call reads many, each with an error code of its own."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from stepscope.collectors.nvml.binding import (
     INVALID_ARGUMENT,
     Handle,
     Nvml,
-    member,
-    reason_of,
     reason_of_code,
+    reason_of_error,
+    struct_member,
 )
-from stepscope.collectors.nvml.gathering import Gathering, is_sentinel
-from stepscope.core.readings import MissingReason
+from stepscope.collectors.nvml.checked_readings import GpuReadings, is_sentinel
+from stepscope.core.metrics.readings import MissingReason
 
 ALL_LINKS = 2**32 - 1
 """Scope of a field that is counted by link: the sum of all."""
@@ -40,11 +40,11 @@ class Field:
     name: str
     ids: tuple[tuple[int, float], ...]
     scope: int = 0
-    tell: Callable[[Gathering, float], None] | None = None
+    tell: Callable[[GpuReadings, float], None] | None = None
 
 
 # fmt: off
-OFTEN = (
+FAST_POLL_FIELDS = (
     Field("power_instant_watts", ((186, _MILLI),)),
     Field("memory_temperature_celsius", ((82, 1.0),)),
     # DATA counts payload in KiB, up to NVLink 4; XMIT and RCV count bytes, from NVLink 5 on
@@ -54,15 +54,15 @@ OFTEN = (
 )
 
 
-def _recovery(into: Gathering, value: float) -> None:
+def _recovery(into: GpuReadings, value: float) -> None:
     actions = ("none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain", "bus_reset",
                "system_reboot")
     action = actions[int(value)] if 0 <= value < len(actions) else f"action_{int(value)}"
     into.add("recovery_action", 1, further=(("action", action),))
 
 
-def _error_ratio(name: str) -> Callable[[Gathering, float], None]:
-    def tell(into: Gathering, value: float) -> None:
+def _error_ratio(name: str) -> Callable[[GpuReadings, float], None]:
+    def tell(into: GpuReadings, value: float) -> None:
         mantissa, exponent = int(value) >> 8 & 0xF, int(value) & 0xFF
         no_error = (mantissa, exponent) == (15, 255)  # the smallest that can be written
         into.add(name, 0.0 if no_error else mantissa * 10.0**-exponent)
@@ -70,7 +70,7 @@ def _error_ratio(name: str) -> Callable[[Gathering, float], None]:
     return tell
 
 
-SELDOM = (
+SLOW_POLL_FIELDS = (
     Field("power_violation_seconds_total", ((74, _NANO),)),
     Field("thermal_violation_seconds_total", ((75, _NANO),)),
     Field("sync_boost_violation_seconds_total", ((76, _NANO),)),
@@ -100,7 +100,7 @@ class FieldBatch:
         self._wanted = [(field, 0) for field in fields]
         self._unsupported: list[tuple[str, str]] = []
 
-    def read(self, nvml: Nvml, handle: Handle, into: Gathering) -> None:
+    def read(self, nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
         """Read all fields once.
 
         Raises:
@@ -114,7 +114,7 @@ class FieldBatch:
             into.miss(name, MissingReason.NOT_SUPPORTED, detail)
 
     def _ask(
-        self, nvml: Nvml, handle: Handle, into: Gathering, wanted: list[tuple[Field, int]]
+        self, nvml: Nvml, handle: Handle, into: GpuReadings, wanted: list[tuple[Field, int]]
     ) -> list[tuple[Field, int]]:
         """Read these; those that are to be asked for in another way."""
         try:
@@ -123,15 +123,15 @@ class FieldBatch:
                 [(field.ids[way][0], field.scope) if field.scope else field.ids[way][0] for field, way in wanted],
             )
         except Exception as error:
-            reason, detail = reason_of(nvml, error)
+            reason, detail = reason_of_error(nvml, error)
             for field, _ in wanted:
                 into.miss(field.name, reason, detail)
             return []
         again = []
         for (field, way), value in zip(tuple(wanted), values, strict=True):
-            code = member(value, "nvmlReturn")
+            code = struct_member(value, "nvmlReturn")
             if code == 0:
-                _tell(field, way, value, into)
+                _add_value(field, way, value, into)
                 continue
             reason, detail = reason_of_code(code)
             if code != INVALID_ARGUMENT and reason is not MissingReason.NOT_SUPPORTED:  # an unknown id is invalid
@@ -147,12 +147,12 @@ class FieldBatch:
         return again
 
 
-def _tell(field: Field, way: int, value: Any, into: Gathering) -> None:
-    kind = member(value, "valueType")
+def _add_value(field: Field, way: int, value: Any, into: GpuReadings) -> None:
+    kind = struct_member(value, "valueType")
     if kind >= len(_MEMBERS):
         into.miss(field.name, MissingReason.UNREADABLE, f"NVML answers with a value of the unknown type {kind}")
         return
-    number = getattr(member(value, "value"), _MEMBERS[kind])
+    number = getattr(struct_member(value, "value"), _MEMBERS[kind])
     if field.tell is None:
         into.add(field.name, number, field.ids[way][1])
     elif is_sentinel(number):

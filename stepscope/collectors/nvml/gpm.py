@@ -1,4 +1,4 @@
-"""How busy are the parts of a GPU? Hopper and newer count it for themselves (GPM), also beside a profiler.
+"""GPU Performance Monitoring (GPM): how busy the parts of a Hopper or newer GPU are, also while a profiler runs.
 
 A value is the average between two samples. NVML gives percentages where DCGM gives ratios, MiB/s where DCGM gives
 bytes/s, and received before transmitted for NVLink alone (60 and 61), transmitted before received for PCIe (20, 21).
@@ -9,13 +9,20 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from stepscope.collectors.nvml.binding import NOT_SUPPORTED, Handle, Nvml, member, reason_of, reason_of_code
-from stepscope.collectors.nvml.gathering import Gathering
-from stepscope.core.readings import MissingReason
+from stepscope.collectors.nvml.binding import (
+    NOT_SUPPORTED,
+    Handle,
+    Nvml,
+    reason_of_code,
+    reason_of_error,
+    struct_member,
+)
+from stepscope.collectors.nvml.checked_readings import GpuReadings
+from stepscope.core.metrics.readings import MissingReason
 
 _PERCENT, _MIB = 0.01, 1048576.0
 
-METRICS: tuple[tuple[int, str, float], ...] = (
+GPM_METRICS: tuple[tuple[int, str, float], ...] = (
     (1, "graphics_engine_active_ratio", _PERCENT),
     (2, "sm_active_ratio", _PERCENT),
     (3, "sm_occupancy_ratio", _PERCENT),
@@ -35,11 +42,11 @@ METRICS: tuple[tuple[int, str, float], ...] = (
 )
 """NVML's id, our name, scale to base units."""
 
-_SHORTEST_SECONDS = 0.1
+_SHORTEST_INTERVAL_SECONDS = 0.1
 """Samples closer than this are not compared: the counters are read every some ms, and the values get coarse."""
 
-_NOT_THIS_GPU = "this GPU has no GPM counters (Hopper and newer do); DCGM's profiling module may have them"
-_FIRST = "it takes two samples"
+_NO_GPM = "this GPU has no GPM counters (Hopper and newer do); DCGM's profiling module may have them"
+_NEEDS_TWO_SAMPLES = "it takes two samples"
 
 
 class GpmSampler:
@@ -58,7 +65,7 @@ class GpmSampler:
         self._nvml = nvml
         self._handle = handle
         self._gpu_instance = gpu_instance
-        self._wanted = list(METRICS)
+        self._wanted = list(GPM_METRICS)
         self._unsupported: list[str] = []
         self._why_not = self._support()
         self._samples: list[Any] = []
@@ -69,11 +76,11 @@ class GpmSampler:
         try:
             supported = self._nvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice
         except Exception as error:
-            reason, detail = reason_of(self._nvml, error)
-            return reason, detail or _NOT_THIS_GPU
-        return None if supported else (MissingReason.NOT_SUPPORTED, _NOT_THIS_GPU)
+            reason, detail = reason_of_error(self._nvml, error)
+            return reason, detail or _NO_GPM
+        return None if supported else (MissingReason.NOT_SUPPORTED, _NO_GPM)
 
-    def read(self, into: Gathering) -> None:
+    def read(self, into: GpuReadings) -> None:
         """Take a sample and tell what happened since the last one.
 
         Raises:
@@ -84,12 +91,12 @@ class GpmSampler:
             return
         try:
             if not self._sample():
-                self._miss_all(into, MissingReason.NOT_YET, _FIRST)
+                self._miss_all(into, MissingReason.NOT_YET, _NEEDS_TWO_SAMPLES)
                 return
             request = self._filled()
             self._nvml.nvmlGpmMetricsGet(request)
         except Exception as error:
-            reason, detail = reason_of(self._nvml, error)
+            reason, detail = reason_of_error(self._nvml, error)
             self._miss_all(into, reason, detail)
             return
         self._tell(request, into)
@@ -99,7 +106,7 @@ class GpmSampler:
         now = time.monotonic()
         if not self._samples:
             self._samples = [self._nvml.nvmlGpmSampleAlloc() for _ in range(2)]
-        if len(self._taken) == 2 and now - self._taken[1] >= _SHORTEST_SECONDS:
+        if len(self._taken) == 2 and now - self._taken[1] >= _SHORTEST_INTERVAL_SECONDS:
             self._samples.reverse()
             self._taken.pop(0)
         if len(self._taken) == 2:
@@ -110,7 +117,7 @@ class GpmSampler:
         else:
             self._nvml.nvmlGpmMigSampleGet(self._handle, self._gpu_instance, newest)
         self._taken.append(now)
-        return len(self._taken) == 2 and self._taken[1] - self._taken[0] >= _SHORTEST_SECONDS
+        return len(self._taken) == 2 and self._taken[1] - self._taken[0] >= _SHORTEST_INTERVAL_SECONDS
 
     def _filled(self) -> Any:
         """The request: 19 KB, made once."""
@@ -123,13 +130,13 @@ class GpmSampler:
         self._request.sample1, self._request.sample2 = self._samples
         return self._request
 
-    def _tell(self, request: Any, into: Gathering) -> None:
+    def _tell(self, request: Any, into: GpuReadings) -> None:
         dropped = []
         for slot, entry in zip(request.metrics, self._wanted, strict=False):
             _, name, scale = entry
-            code = member(slot, "nvmlReturn")
+            code = struct_member(slot, "nvmlReturn")
             if code == 0:
-                into.add(name, member(slot, "value"), scale)
+                into.add(name, struct_member(slot, "value"), scale)
             elif code == NOT_SUPPORTED:
                 dropped.append(entry)
             else:
@@ -142,8 +149,8 @@ class GpmSampler:
         for name in self._unsupported:
             into.miss(name, MissingReason.NOT_SUPPORTED)
 
-    def _miss_all(self, into: Gathering, reason: MissingReason, detail: str) -> None:
-        for _, name, _ in METRICS:
+    def _miss_all(self, into: GpuReadings, reason: MissingReason, detail: str) -> None:
+        for _, name, _ in GPM_METRICS:
             into.miss(name, reason, detail)
 
     def close(self) -> None:

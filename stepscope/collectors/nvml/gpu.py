@@ -1,24 +1,23 @@
-"""What does one GPU tell, and how often is each part of it asked for?"""
+"""One GPU: what the fast poll and the slow poll read of it, its processes, its XID events, where its NVLinks end."""
 
 from __future__ import annotations
 
+import ctypes
 from enum import StrEnum
+from typing import Any
 
-from stepscope.collectors.nvml import fields, often, seldom
-from stepscope.collectors.nvml.binding import GpuUnusableError, Handle, Nvml
-from stepscope.collectors.nvml.events import XidListener
-from stepscope.collectors.nvml.gathering import Gathering
+from stepscope.collectors.nvml import fields, queries
+from stepscope.collectors.nvml.binding import TIMEOUT, GpuUnusableError, Handle, Nvml, reason_of_error, text
+from stepscope.collectors.nvml.checked_readings import GpuReadings
 from stepscope.collectors.nvml.gpm import GpmSampler
 from stepscope.collectors.nvml.identity import GpuIdentity
 from stepscope.collectors.nvml.mig import MigInstances
-from stepscope.collectors.nvml.nvlinks import nvlink_ends
-from stepscope.collectors.nvml.processes import ProcessReader
-from stepscope.collectors.nvml.queries import QueryTable
-from stepscope.core.gpu_metrics import GPU
-from stepscope.core.readings import Collection, MissingReason
+from stepscope.collectors.nvml.queries import MOST_NVLINKS, QueryTable
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.readings import Collection, Finding, Labels, MissingReason, labels_of, with_labels
 
 
-class Part(StrEnum):
+class PollPart(StrEnum):
     """What is read together."""
 
     OFTEN = "often"  # what it does now
@@ -51,12 +50,12 @@ class Gpu:
 
     def _ask_for_all(self) -> None:
         """Also for what was not supported."""
-        self._often = QueryTable(often.QUERIES)
-        self._often_fields = fields.FieldBatch(fields.OFTEN)
-        self._seldom = QueryTable(seldom.QUERIES)
-        self._seldom_fields = fields.FieldBatch(fields.SELDOM)
+        self._often = QueryTable(queries.FAST_POLL_QUERIES)
+        self._often_fields = fields.FieldBatch(fields.FAST_POLL_FIELDS)
+        self._seldom = QueryTable(queries.SLOW_POLL_QUERIES)
+        self._seldom_fields = fields.FieldBatch(fields.SLOW_POLL_FIELDS)
 
-    def read(self, part: Part, time_ns: int) -> Collection:
+    def read(self, part: PollPart, time_ns: int) -> Collection:
         """Read a part once. A GPU that turns out to be lost tells what it told before, and why no more.
 
         Args:
@@ -66,15 +65,15 @@ class Gpu:
         Raises:
             DriverUnusableError: no GPU can be asked any more.
         """
-        into = Gathering(self._labels, time_ns)
+        into = GpuReadings(self._labels, time_ns)
         try:
-            instances = self._read_often(into) if part is Part.OFTEN else self._read_seldom(into)
+            instances = self._read_often(into) if part is PollPart.OFTEN else self._read_seldom(into)
         except GpuUnusableError as error:
             self.is_usable = False
-            return Collection.joined((into.collection(), unusable(into, error)))
+            return Collection.joined((into.collection(), unusable_gpu_collection(into, error)))
         return Collection.joined((into.collection(), instances))
 
-    def _read_often(self, into: Gathering) -> Collection:
+    def _read_often(self, into: GpuReadings) -> Collection:
         self._events.read(into)  # first: a GPU that was just lost has an XID to tell
         self._often.read(self._nvml, self._handle, into)
         self._often_fields.read(self._nvml, self._handle, into)
@@ -84,7 +83,7 @@ class Gpu:
         into.add("up", 1)
         return instances
 
-    def _read_seldom(self, into: Gathering) -> Collection:
+    def _read_seldom(self, into: GpuReadings) -> Collection:
         was_split = self._mig.is_on
         self._mig.look()
         if self._mig.is_on != was_split:  # from Hopper on without a reset; the whole GPU's utilisation comes and goes
@@ -95,7 +94,7 @@ class Gpu:
         self._processes.read(into)
         return Collection()
 
-    def _unified_memory(self, into: Gathering) -> None:
+    def _unified_memory(self, into: GpuReadings) -> None:
         """A GPU on the host's memory (GB10) has none to tell: what its processes hold is all that is known."""
         used = GPU + "memory_used_bytes"
         unsupported = {missing.metric for missing in into.missing if missing.reason is MissingReason.NOT_SUPPORTED} >= {
@@ -112,9 +111,184 @@ class Gpu:
         return nvlink_ends(self._nvml, self._handle)
 
 
-def unusable(labelled: Gathering, error: GpuUnusableError) -> Collection:
+def unusable_gpu_collection(labelled: GpuReadings, error: GpuUnusableError) -> Collection:
     """What is said of a GPU that does not answer."""
-    into = Gathering(labelled.labels, labelled.time_ns)
+    into = GpuReadings(labelled.labels, labelled.time_ns)
     into.add("up", 0, further=(("reason", error.reason),))
     into.miss("", error.reason, error.detail)
     return into.collection()
+
+
+_PROCESS_LISTS = (
+    ("compute", "nvmlDeviceGetComputeRunningProcesses_v3"),
+    ("graphics", "nvmlDeviceGetGraphicsRunningProcesses_v3"),
+    ("mps", "nvmlDeviceGetMPSComputeRunningProcesses_v3"),
+)
+_LISTED = 128
+"""Processes told of a GPU, those with the most memory; more are counted only."""
+_NO_INSTANCE = 2**32 - 1
+_PERCENT = 0.01
+_NO_SAMPLE_CODES = (0, 6)
+"""NVML answers NOT_FOUND, or a success that the binding takes for an error (NVMLError of the code SUCCESS)."""
+
+
+class ProcessReader:
+    """Processes of one GPU; a process in two lists is told once, as both.
+
+    Attributes:
+        memory_bytes: what all processes held at the last reading; None before, and where it is not known of each.
+    """
+
+    def __init__(self, nvml: Nvml, handle: Handle) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        self._seen_us = 0
+        self.memory_bytes: int | None = None
+
+    def read(self, into: GpuReadings) -> None:
+        """Tell all processes.
+
+        Raises:
+            DriverUnusableError, GpuUnusableError: there is no use in asking for more.
+        """
+        kinds: dict[int, list[str]] = {}
+        found: dict[int, Any] = {}
+        for kind, function in _PROCESS_LISTS:
+            try:
+                processes = getattr(self._nvml, function)(self._handle)
+            except Exception as error:
+                reason, detail = reason_of_error(self._nvml, error)
+                if kind == "compute" or reason is not MissingReason.NOT_SUPPORTED:
+                    into.miss("processes", reason, detail, (("kind", kind),))
+                continue
+            into.add("processes", len(processes), further=(("kind", kind),))
+            for process in processes:
+                kinds.setdefault(process.pid, []).append(kind)
+                found[process.pid] = process
+        held = [process.usedGpuMemory for process in found.values()]
+        self.memory_bytes = None if None in held else sum(held)
+        by_memory = sorted(found.values(), key=lambda process: (-(process.usedGpuMemory or 0), process.pid))
+        for process in by_memory[:_LISTED]:
+            self._tell(process, "+".join(kinds[process.pid]), into)
+        if len(by_memory) > _LISTED:
+            into.note("processes_left_out", f"{len(by_memory)} processes hold the GPU; the {_LISTED} largest are told")
+        self._utilization(into, {process.pid for process in by_memory[:_LISTED]})
+
+    def _tell(self, process: Any, kind: str, into: GpuReadings) -> None:
+        further: Labels = (("kind", kind), ("pid", str(process.pid)))
+        if process.gpuInstanceId != _NO_INSTANCE:
+            further += (("gpu_instance", str(process.gpuInstanceId)),)
+        if process.usedGpuMemory is None:
+            into.miss("process_memory_bytes", MissingReason.NOT_SUPPORTED, "the driver does not tell it here", further)
+        else:
+            into.add("process_memory_bytes", process.usedGpuMemory, further=further)
+
+    def _utilization(self, into: GpuReadings, pids: set[int]) -> None:
+        """Each process's newest sample since the last reading; there is none of a process that did not run."""
+        try:
+            samples = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, self._seen_us)
+        except Exception as error:
+            if getattr(error, "value", None) in _NO_SAMPLE_CODES:
+                return
+            reason, detail = reason_of_error(self._nvml, error)
+            into.miss("process_sm_utilization_ratio", reason, detail)
+            return
+        newest: dict[int, Any] = {}
+        for sample in samples:
+            if sample.pid not in newest or sample.timeStamp > newest[sample.pid].timeStamp:
+                newest[sample.pid] = sample
+            self._seen_us = max(self._seen_us, sample.timeStamp)
+        for pid in sorted(pids & newest.keys()):
+            into.add("process_sm_utilization_ratio", newest[pid].smUtil, _PERCENT, (("pid", str(pid)),))
+
+
+_XID_EVENT = 8
+"""nvmlEventTypeXidCriticalError."""
+_MOST_EVENTS = 64
+"""Events told in one look, so that a storm (17,657 a second in NVIDIA/NVSentinel#1748) ends."""
+
+
+class XidListener:
+    """XIDs of one GPU. Each becomes a finding "xid"."""
+
+    def __init__(self, nvml: Nvml, handle: Handle) -> None:
+        """
+        Raises:
+            DriverUnusableError, GpuUnusableError: there is no use in asking for more.
+        """
+        self._nvml = nvml
+        self._handle = handle
+        self._why_not: tuple[MissingReason, str] | None = None
+        self._set: Any = None
+        try:
+            self._set = nvml.nvmlEventSetCreate()
+            nvml.nvmlDeviceRegisterEvents(handle, _XID_EVENT, self._set)
+        except Exception as error:
+            self._why_not = reason_of_error(nvml, error)
+
+    def read(self, into: GpuReadings) -> None:
+        """Tell what came.
+
+        Raises:
+            DriverUnusableError, GpuUnusableError: there is no use in asking for more.
+        """
+        if self._why_not is not None:
+            into.miss("xid_errors_total", *self._why_not)
+            return
+        for _ in range(_MOST_EVENTS):
+            try:
+                event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
+            except Exception as error:
+                if getattr(error, "value", None) != TIMEOUT:
+                    into.miss("xid_errors_total", *reason_of_error(self._nvml, error))
+                return
+            if event.eventType == _XID_EVENT:
+                labels = with_labels(self._whose(event, into), xid=event.eventData)
+                if event.gpuInstanceId != _NO_INSTANCE:
+                    labels = with_labels(labels, gpu_instance=event.gpuInstanceId)
+                into.findings.append(Finding("xid", f"XID {event.eventData}", labels, into.time_ns))
+        into.note("xid_storm", f"more than {_MOST_EVENTS} XIDs came at once; the rest is told next time")
+
+    def _whose(self, event: Any, into: GpuReadings) -> Labels:
+        """Labels of the GPU that the event is of, whichever set it came to."""
+        if ctypes.cast(event.device, ctypes.c_void_p).value == ctypes.cast(self._handle, ctypes.c_void_p).value:
+            return into.labels
+        try:
+            uuid = self._nvml.nvmlDeviceGetUUID(event.device)
+            index = self._nvml.nvmlDeviceGetIndex(event.device)
+        except Exception as error:
+            reason_of_error(self._nvml, error)
+            return ()
+        return labels_of(gpu=index, uuid=text(uuid))
+
+
+NVSWITCH = "switch"
+_LINK_TO_GPU, _LINK_TO_SWITCH = 0, 2
+"""nvmlIntNvLinkDeviceType_t."""
+
+
+def nvlink_ends(nvml: Nvml, handle: Handle) -> dict[str, int]:
+    """How many active links there are by where they end: at a GPU's PCI address, or at an NVSwitch (`SWITCH`).
+
+    Links to other things, and those of which the driver does not tell, are left out.
+
+    Raises:
+        DriverUnusableError, GpuUnusableError: there is no use in asking for more.
+    """
+    ends: dict[str, int] = {}
+    for link in range(MOST_NVLINKS):
+        try:
+            if not nvml.nvmlDeviceGetNvLinkState(handle, link):
+                continue
+            kind = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
+            if kind == _LINK_TO_SWITCH:
+                end = NVSWITCH
+            elif kind == _LINK_TO_GPU:
+                end = text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
+            else:
+                continue
+        except Exception as error:
+            reason_of_error(nvml, error)
+            continue
+        ends[end] = ends.get(end, 0) + 1
+    return ends

@@ -1,11 +1,11 @@
-"""Which GPU is this?"""
+"""Identity of a GPU: index, UUID, PCI address, name, driver and CUDA version."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepscope.collectors.nvml.binding import GpuUnusableError, Handle, Nvml, reason_of, text
-from stepscope.core.readings import Labels, labels_of
+from stepscope.collectors.nvml.binding import GpuUnusableError, Handle, Nvml, reason_of_error, text
+from stepscope.core.metrics.readings import Labels, labels_of
 
 _ARCHITECTURES = {
     2: "kepler",
@@ -53,7 +53,7 @@ def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
         uuid = text(nvml.nvmlDeviceGetUUID(handle))
         pci_bus_id = text(nvml.nvmlDeviceGetPciInfo_v3(handle).busId)
     except nvml.NVMLError as error:
-        raise GpuUnusableError(*reason_of(nvml, error)) from error
+        raise GpuUnusableError(*reason_of_error(nvml, error)) from error
     facts = {"pci_bus_id": pci_bus_id}
     for name, function in (
         ("name", "nvmlDeviceGetName"),
@@ -66,7 +66,7 @@ def identify(nvml: Nvml, handle: Handle, index: int) -> GpuIdentity:
         try:
             answer = getattr(nvml, function)(handle)
         except Exception as error:
-            reason_of(nvml, error)
+            reason_of_error(nvml, error)
             continue
         facts[name] = _ARCHITECTURES.get(answer, "unknown") if name == "architecture" else text(answer)
     facts["driver"], facts["cuda"] = system_versions(nvml)
@@ -80,7 +80,7 @@ def system_versions(nvml: Nvml) -> tuple[str, str]:
         try:
             texts.append(text(getattr(nvml, function)()))
         except Exception as error:
-            reason_of(nvml, error)
+            reason_of_error(nvml, error)
             texts.append("")
     driver, cuda = texts
     return driver, f"{int(cuda) // 1000}.{int(cuda) % 1000 // 10}" if cuda else ""

@@ -1,7 +1,7 @@
-"""Into which MIG instances is a GPU split, and what does each of them do?
+"""MIG instances of a GPU: which there are, their memory and their GPM counters.
 
-Memory and counters belong to a GPU instance; several compute instances in one share them, so that they are told once.
-The whole GPU's utilisation is not available while it is split: that of the instances is (GPM).
+Memory and counters belong to a GPU instance; several compute instances in one share them, so they are reported once.
+The whole GPU's utilization is not available while MIG is on; that of the instances is (GPM).
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.collectors.nvml.binding import Handle, Nvml, reason_of, text
-from stepscope.collectors.nvml.gathering import Gathering
+from stepscope.collectors.nvml.binding import Handle, Nvml, reason_of_error, text
+from stepscope.collectors.nvml.checked_readings import GpuReadings
 from stepscope.collectors.nvml.gpm import GpmSampler
 from stepscope.collectors.nvml.identity import GpuIdentity
-from stepscope.collectors.nvml.often import MEMORY_NAMES, ask_memory
-from stepscope.collectors.nvml.queries import Query, QueryTable
-from stepscope.core.readings import Collection, labels_of
+from stepscope.collectors.nvml.queries import MEMORY_NAMES, Query, QueryTable, ask_memory
+from stepscope.core.metrics.readings import Collection, labels_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class MigInstances:
         """
         parts = []
         for instance in self._instances:
-            into = Gathering(instance.labels, time_ns)
+            into = GpuReadings(instance.labels, time_ns)
             instance.memory.read(self._nvml, instance.handle, into)
             instance.gpm.read(into)
             parts.append(into.collection())
@@ -121,7 +120,7 @@ def compute_instances(nvml: Nvml, parent: Handle, *, was_on: bool = False) -> tu
         is_on = bool(current)
         most = nvml.nvmlDeviceGetMaxMigDeviceCount(parent) if current else 0
     except Exception as error:
-        reason_of(nvml, error)
+        reason_of_error(nvml, error)
         return is_on, []
     for index in range(most):
         try:
@@ -137,7 +136,7 @@ def compute_instances(nvml: Nvml, parent: Handle, *, was_on: bool = False) -> tu
                 )
             )
         except Exception as error:
-            reason_of(nvml, error)  # there are gaps between the instances
+            reason_of_error(nvml, error)  # there are gaps between the instances
     return is_on, members
 
 

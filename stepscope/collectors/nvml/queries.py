@@ -1,13 +1,19 @@
-"""What is asked of a GPU, what is asked instead where that is not supported, and what is asked no more?"""
+"""NVML calls that are made for each GPU: the table of the fast poll (what it does now) and that of the slow poll.
+
+A `Query` is one call; where the GPU does not support it, its `otherwise` is asked instead, or it is not asked again.
+The slow poll reads limits, links, memory errors and energy.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stepscope.collectors.nvml.binding import Handle, Nvml, reason_of
-from stepscope.collectors.nvml.gathering import Gathering
-from stepscope.core.readings import MissingReason
+from stepscope.collectors.nvml.binding import Handle, Nvml, reason_of_error
+from stepscope.collectors.nvml.checked_readings import GpuReadings, is_sentinel
+from stepscope.core.metrics.gpu import THROTTLE_REASONS
+from stepscope.core.metrics.readings import MissingReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +27,11 @@ class Query:
     """
 
     names: tuple[str, ...]
-    ask: Callable[[Nvml, Handle, Gathering], None]
+    ask: Callable[[Nvml, Handle, GpuReadings], None]
     otherwise: Query | None = None
 
 
-def single(name: str, function: str, *arguments: int, scale: float = 1.0) -> Query:
+def single_value(name: str, function: str, *arguments: int, scale: float = 1.0) -> Query:
     """A call that answers with one number.
 
     Args:
@@ -35,7 +41,7 @@ def single(name: str, function: str, *arguments: int, scale: float = 1.0) -> Que
         scale: what makes the answer a value in base units.
     """
 
-    def ask(nvml: Nvml, handle: Handle, into: Gathering) -> None:
+    def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
         into.add(name, getattr(nvml, function)(handle, *arguments), scale)
 
     return Query((name,), ask)
@@ -48,7 +54,7 @@ class QueryTable:
         self._queries = list(queries)
         self._unsupported: list[tuple[str, str]] = []
 
-    def read(self, nvml: Nvml, handle: Handle, into: Gathering) -> None:
+    def read(self, nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
         """Ask everything once.
 
         Raises:
@@ -62,7 +68,7 @@ class QueryTable:
                     current.ask(nvml, handle, into)
                     break
                 except Exception as error:
-                    reason, detail = reason_of(nvml, error)
+                    reason, detail = reason_of_error(nvml, error)
                     if reason is not MissingReason.NOT_SUPPORTED:
                         for name in current.names:
                             into.miss(name, reason, detail)
@@ -77,3 +83,202 @@ class QueryTable:
             del self._queries[index]
         for name, detail in self._unsupported:
             into.miss(name, MissingReason.NOT_SUPPORTED, detail)
+
+
+_MHZ, _MILLI, _PERCENT = 1e6, 1e-3, 0.01
+_SM_CLOCK, _MEMORY_CLOCK = 1, 2
+_MEMORY_V2 = 40 | 2 << 24
+"""Version tag of nvmlMemory_v2_t."""
+
+
+def _utilization(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    rates = nvml.nvmlDeviceGetUtilizationRates(handle)
+    into.add("utilization_ratio", rates.gpu, _PERCENT)
+    into.add("memory_bandwidth_busy_ratio", rates.memory, _PERCENT)
+
+
+def ask_memory(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    """Memory by the second version of the call: the first counts what the driver keeps as used (912 MB of an idle
+    A100)."""
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle, _MEMORY_V2)
+    into.add("memory_total_bytes", memory.total)
+    into.add("memory_used_bytes", memory.used)
+    into.add("memory_free_bytes", memory.free)
+    into.add("memory_reserved_bytes", memory.reserved)
+
+
+MEMORY_NAMES = ("memory_total_bytes", "memory_used_bytes", "memory_free_bytes", "memory_reserved_bytes")
+
+
+def _memory_v1(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    into.add("memory_total_bytes", memory.total)
+    into.add("memory_free_bytes", memory.free)
+    detail = "this driver counts what it keeps for itself as used: R510 or newer tells them apart"
+    into.miss("memory_used_bytes", MissingReason.NOT_SUPPORTED, detail)
+    into.miss("memory_reserved_bytes", MissingReason.NOT_SUPPORTED, detail)
+
+
+def _throttle_query(function: str) -> Query:
+    def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+        bits = getattr(nvml, function)(handle)
+        if is_sentinel(bits):
+            into.refuse("throttle_reason", bits)
+            return
+        for bit, reason in THROTTLE_REASONS:
+            into.add("throttle_reason", 1 if bits & bit else 0, further=(("reason", reason),))
+
+    return Query(("throttle_reason",), ask)
+
+
+def _throttle_query_with_fallback() -> Query:
+    new, old = "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
+    return Query(("throttle_reason",), _throttle_query(new).ask, otherwise=_throttle_query(old))
+
+
+FAST_POLL_QUERIES: tuple[Query, ...] = (
+    single_value("power_watts", "nvmlDeviceGetPowerUsage", scale=_MILLI),
+    single_value("sm_clock_hertz", "nvmlDeviceGetClockInfo", _SM_CLOCK, scale=_MHZ),
+    single_value("memory_clock_hertz", "nvmlDeviceGetClockInfo", _MEMORY_CLOCK, scale=_MHZ),
+    single_value("performance_state", "nvmlDeviceGetPerformanceState"),
+    single_value("temperature_celsius", "nvmlDeviceGetTemperature", 0),
+    Query(("utilization_ratio", "memory_bandwidth_busy_ratio"), _utilization),
+    Query(MEMORY_NAMES, ask_memory, otherwise=Query(MEMORY_NAMES, _memory_v1)),
+    _throttle_query_with_fallback(),
+)
+
+
+_SM, _MEMORY, _VIDEO = 1, 2, 3
+_SHUTDOWN, _SLOWDOWN = 0, 1
+_CORRECTED, _UNCORRECTED = 0, 1
+_SINCE_LOAD, _LIFETIME = 0, 1
+_SINGLE_BIT, _DOUBLE_BIT = 0, 1
+_BANKS = ("max", "high", "partial", "low", "none")
+_FABRIC_STATES = ("not_supported", "not_started", "in_progress", "completed")
+_FABRIC_ASPECTS = (("bandwidth", 0), ("route_recovery", 2), ("route", 4), ("access_timeout_recovery", 6))
+"""Two bits each of the health mask: 1 = it is so (unhealthy), 2 = it is not so, 0 = not supported."""
+MOST_NVLINKS = 18
+
+
+def _percentage(name: str, function: str) -> Query:
+    def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+        used, _ = getattr(nvml, function)(handle)
+        into.add(name, used, _PERCENT)
+
+    return Query((name,), ask)
+
+
+def _ask_bar1(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    window = nvml.nvmlDeviceGetBAR1MemoryInfo(handle)
+    into.add("bar1_used_bytes", window.bar1Used)
+    into.add("bar1_total_bytes", window.bar1Total)
+
+
+def _ecc_mode(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    current, _ = nvml.nvmlDeviceGetEccMode(handle)
+    into.add("ecc_enabled", current)
+
+
+def _remapped_rows(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    corrected, uncorrected, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
+    into.add("remapped_rows_corrected_total", corrected)
+    into.add("remapped_rows_uncorrected_total", uncorrected)
+    into.add("row_remap_pending", pending)
+    into.add("row_remap_failed", failed)
+
+
+def _row_remap_banks(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    counts = nvml.nvmlDeviceGetRowRemapperHistogram(handle)
+    for availability in _BANKS:
+        into.add("row_remap_banks", getattr(counts, availability), further=(("availability", availability),))
+
+
+def _retired(name: str, cause: int) -> Query:
+    def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+        into.add(name, len(nvml.nvmlDeviceGetRetiredPages(handle, cause)))
+
+    return Query((name,), ask)
+
+
+def _nvlinks(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    """State of each link. A GPU has as many as answer; that it has none is told by the first."""
+    states = [nvml.nvmlDeviceGetNvLinkState(handle, 0)]
+    for link in range(1, MOST_NVLINKS):
+        try:
+            states.append(nvml.nvmlDeviceGetNvLinkState(handle, link))
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
+            break
+    for link, state in enumerate(states):
+        into.add("nvlink_up", state, further=(("link", str(link)),))
+    num_up = sum(1 for state in states if state)
+    into.add("nvlink_links", num_up, further=(("state", "up"),))
+    into.add("nvlink_links", len(states) - num_up, further=(("state", "down"),))
+
+
+def _fabric(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    """State of the registration with the fabric (NVSwitch systems from Hopper on)."""
+    info = nvml.c_nvmlGpuFabricInfoV_t()
+    info.version = nvml.nvmlGpuFabricInfo_v2
+    nvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))  # the binding passes it on as it is
+    state = _FABRIC_STATES[info.state] if info.state < len(_FABRIC_STATES) else f"state_{info.state}"
+    if state == "completed" and info.status:
+        state = "failed"
+    for known in dict.fromkeys((*_FABRIC_STATES[1:], "failed", state)):
+        into.add("fabric_state", 1 if known == state else 0, further=(("state", known),))
+    for aspect, shift in _FABRIC_ASPECTS:
+        told = info.healthMask >> shift & 3
+        if told:
+            into.add("fabric_health", 0 if told == 1 else 1, further=(("aspect", aspect),))
+
+
+def _mig_mode(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
+    current, _ = nvml.nvmlDeviceGetMigMode(handle)
+    into.add("mig_enabled", current)
+
+
+def _ecc(name: str, kind: int, period: int) -> Query:
+    return single_value(name, "nvmlDeviceGetTotalEccErrors", kind, period)
+
+
+SLOW_POLL_QUERIES: tuple[Query, ...] = (
+    # half of all that a reading costs (5.4 ms on an H200), and nothing is lost: it counts up
+    single_value("energy_joules_total", "nvmlDeviceGetTotalEnergyConsumption", scale=_MILLI),
+    single_value("power_limit_watts", "nvmlDeviceGetEnforcedPowerLimit", scale=_MILLI),
+    single_value("power_limit_default_watts", "nvmlDeviceGetPowerManagementDefaultLimit", scale=_MILLI),
+    single_value("sm_clock_max_hertz", "nvmlDeviceGetMaxClockInfo", _SM, scale=_MHZ),
+    single_value("memory_clock_max_hertz", "nvmlDeviceGetMaxClockInfo", _MEMORY, scale=_MHZ),
+    single_value("video_clock_hertz", "nvmlDeviceGetClockInfo", _VIDEO, scale=_MHZ),
+    single_value("temperature_margin_celsius", "nvmlDeviceGetMarginTemperature"),
+    single_value("temperature_slowdown_celsius", "nvmlDeviceGetTemperatureThreshold", _SLOWDOWN),
+    single_value("temperature_shutdown_celsius", "nvmlDeviceGetTemperatureThreshold", _SHUTDOWN),
+    single_value("fan_speed_ratio", "nvmlDeviceGetFanSpeed", scale=_PERCENT),
+    _percentage("encoder_utilization_ratio", "nvmlDeviceGetEncoderUtilization"),
+    _percentage("decoder_utilization_ratio", "nvmlDeviceGetDecoderUtilization"),
+    Query(("bar1_used_bytes", "bar1_total_bytes"), _ask_bar1),
+    single_value("pcie_link_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
+    single_value("pcie_link_width", "nvmlDeviceGetCurrPcieLinkWidth"),
+    single_value("pcie_link_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration"),
+    single_value("pcie_link_width_max", "nvmlDeviceGetMaxPcieLinkWidth"),
+    single_value("pcie_replays_total", "nvmlDeviceGetPcieReplayCounter"),
+    Query(("nvlink_up", "nvlink_links"), _nvlinks),
+    Query(("fabric_state", "fabric_health"), _fabric),
+    Query(("ecc_enabled",), _ecc_mode),
+    _ecc("ecc_corrected_errors_total", _CORRECTED, _SINCE_LOAD),
+    _ecc("ecc_uncorrected_errors_total", _UNCORRECTED, _SINCE_LOAD),
+    _ecc("ecc_lifetime_corrected_errors_total", _CORRECTED, _LIFETIME),
+    _ecc("ecc_lifetime_uncorrected_errors_total", _UNCORRECTED, _LIFETIME),
+    Query(
+        (
+            "remapped_rows_corrected_total",
+            "remapped_rows_uncorrected_total",
+            "row_remap_pending",
+            "row_remap_failed",
+        ),
+        _remapped_rows,
+    ),
+    Query(("row_remap_banks",), _row_remap_banks),
+    _retired("retired_pages_corrected_total", _SINGLE_BIT),
+    _retired("retired_pages_uncorrected_total", _DOUBLE_BIT),
+    single_value("retired_pages_pending", "nvmlDeviceGetRetiredPagesPendingStatus"),
+    Query(("mig_enabled",), _mig_mode),
+)

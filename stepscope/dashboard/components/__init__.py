@@ -1,1 +1,1 @@
-"""The parts pages are made of."""
+"""Panels of a run's page as Dash components."""

@@ -1,15 +1,15 @@
-"""How fast is the communication, and who arrives last?"""
+"""Panels of communication and of the pipeline's bubble."""
 
 from __future__ import annotations
 
 from dash import html
 from dash.development.base_component import Component
 
-from stepscope.core.analysis import Analysis, Collective, DimensionCost, RankArrivals
-from stepscope.core.links import SLOW_BELOW
-from stepscope.core.words import UNKNOWN, bandwidth, count, milliseconds, percent, ranks_words, size
-from stepscope.dashboard.components.panel import panel
-from stepscope.dashboard.components.table import Column, table
+from stepscope.core.documents.analysis import Analysis, Collective, DimensionCost, Pipeline, RankArrivals
+from stepscope.core.hardware.links import SLOW_BELOW
+from stepscope.core.text.numbers import UNKNOWN, bandwidth, count, counted, milliseconds, percent, ranks_words, size
+from stepscope.core.text.wording import bubble_parts
+from stepscope.dashboard.components.elements import Column, panel, share_bar, table
 
 _COLUMNS = [
     Column("Operation"),
@@ -140,3 +140,45 @@ def _last(row: Collective) -> str:
         return UNKNOWN
     often = "" if row.times_last is None else f" ({count(row.times_last)} of {count(row.count)})"
     return f"rank {row.last_arriver}{often}"
+
+
+def pipeline_panel(analysis: Analysis) -> list[Component]:
+    """Measured bubble = structural + imbalance + variance, beside the textbook's; nothing without a pipeline."""
+    pipeline = analysis.pipeline
+    if pipeline is None:
+        return []
+    parts = bubble_parts(pipeline)
+    largest = max(share for _, share, _, _ in parts)
+    items = [
+        html.Li(
+            [
+                html.Span(name, className="ss-cause-name"),
+                share_bar(share, heading=heading, largest=largest),
+                html.Span(percent(share), className="ss-num ss-cause-share"),
+                html.Span(meaning, className="ss-note ss-cause-details"),
+            ],
+            className=f"ss-cause ss-cause-short{' ss-sum' if name == 'Measured' else ''}",
+        )
+        for name, share, heading, meaning in parts
+    ]
+    return [
+        panel(
+            "How large is the pipeline's bubble, and why?",
+            [html.Ul(items, className="ss-causes")],
+            name="pipeline",
+            note=_layout_words(pipeline),
+            source=(
+                "One period of the observed schedule is replayed without host delay: at the mean of all stages "
+                "(structural), at each stage's own mean (imbalance), as measured (variance)."
+            ),
+        )
+    ]
+
+
+def _layout_words(pipeline: Pipeline) -> str:
+    chunks = f", {pipeline.chunks} chunks a stage" if pipeline.chunks > 1 else ""
+    return (
+        f"{pipeline.schedule}, {counted(pipeline.stages, 'stage')}, "
+        f"{counted(pipeline.micro_batches, 'micro-batch')}{chunks}, "
+        f"period {milliseconds(pipeline.period_ms)}"
+    )

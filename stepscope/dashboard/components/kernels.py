@@ -1,4 +1,4 @@
-"""Which kernels take the time, what limits them, and what would make them faster? Grouped as the reader likes."""
+"""Panel of the kernels by time: what limits them, and what would make them faster."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
-from stepscope.core.analysis import Analysis, CopyTime, KernelFinding, KernelTime, Roofline
-from stepscope.core.kernel_names import short_kernel_name
-from stepscope.core.words import UNKNOWN, bandwidth, count, heading_words, milliseconds, percent, size
-from stepscope.dashboard.components.bars import swatch
-from stepscope.dashboard.components.panel import panel
-from stepscope.dashboard.components.table import Column, table
+from stepscope.core.documents.analysis import Analysis, CopyTime, KernelFinding, KernelTime, Roofline
+from stepscope.core.text.names import short_kernel_name
+from stepscope.core.text.numbers import UNKNOWN, bandwidth, count, milliseconds, percent, size
+from stepscope.core.text.wording import category_words
+from stepscope.dashboard.components.elements import Column, panel, swatch, table
 
 MAX_KERNELS = 20
 
@@ -117,7 +116,7 @@ def _table(head: str, kernels: Sequence[KernelTime], windows: float) -> Componen
 
 
 def _row(kernel: KernelTime, windows: float) -> list[Any]:
-    limit = html.Span([swatch(kernel.limit), heading_words(kernel.limit)], className="ss-with-swatch")
+    limit = html.Span([swatch(kernel.limit), category_words(kernel.limit)], className="ss-with-swatch")
     return [
         [
             html.Code(short_kernel_name(kernel.name, most=200), title=kernel.name, className="ss-kernel-name"),

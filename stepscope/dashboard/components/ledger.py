@@ -1,19 +1,24 @@
-"""Where did each rank's time go?"""
+"""Panel of the time breakdown by rank."""
 
 from __future__ import annotations
 
 from dash import html
 from dash.development.base_component import Component
 
-from stepscope.core.analysis import Analysis, RankLedger
-from stepscope.core.headings import Heading
-from stepscope.core.timeline import HEADING_ORDER
-from stepscope.core.words import UNKNOWN, heading_words, milliseconds, percent
-from stepscope.dashboard.components.attributes import attributes
-from stepscope.dashboard.components.bars import legend, stacked_bar
-from stepscope.dashboard.components.panel import figure_or_table, panel
-from stepscope.dashboard.components.table import Column, table
-from stepscope.workflow.rank_choice import most_different_ranks
+from stepscope.core.documents.analysis import Analysis, RankLedger
+from stepscope.core.text.numbers import UNKNOWN, milliseconds, percent
+from stepscope.core.text.wording import category_words
+from stepscope.core.vocabulary.categories import CATEGORY_ORDER, TimeCategory
+from stepscope.dashboard.components.elements import (
+    Column,
+    attributes,
+    figure_or_table,
+    legend,
+    panel,
+    stacked_bar,
+    table,
+)
+from stepscope.workflow.panels.ledger import most_different_ranks
 
 MAX_RANKS = 64
 """More rows than this are no picture any more, and a table of them all is thousands of nodes before anyone asks."""
@@ -21,7 +26,7 @@ MAX_RANKS = 64
 
 def ledger_panel(analysis: Analysis) -> Component:
     """A bar a rank that adds up to 100 %, and the same as a table."""
-    shown = [heading for heading in HEADING_ORDER if _is_present(heading, analysis)]
+    shown = [heading for heading in CATEGORY_ORDER if _is_present(heading, analysis)]
     ranks = most_different_ranks(analysis, MAX_RANKS)
     return panel(
         "Where did each rank's time go?",
@@ -45,7 +50,7 @@ def _left_out(analysis: Analysis) -> list[Component]:
     return [html.P([text, html.Code("stepscope analyze RUN --json"), "."], className="ss-note ss-left-out")]
 
 
-def _chart(analysis: Analysis, ranks: list[RankLedger], shown: list[Heading]) -> Component:
+def _chart(analysis: Analysis, ranks: list[RankLedger], shown: list[TimeCategory]) -> Component:
     rows = [_bar_row("all", analysis.ledger, milliseconds(analysis.job.step_ms), "All ranks")] if len(ranks) > 1 else []
     rows += [_bar_row(str(rank.rank), rank.ledger, milliseconds(rank.step_ms), f"Rank {rank.rank}") for rank in ranks]
     head = html.Div(
@@ -56,19 +61,19 @@ def _chart(analysis: Analysis, ranks: list[RankLedger], shown: list[Heading]) ->
     return html.Div([legend(shown), html.Div([head, *rows], className="ss-bar-rows")])
 
 
-def _bar_row(name: str, ledger: dict[Heading, float], step: str, label: str) -> Component:
+def _bar_row(name: str, ledger: dict[TimeCategory, float], step: str, label: str) -> Component:
     return html.Div(
         [html.Span(name, className="ss-num"), stacked_bar(ledger, label=label), html.Span(step, className="ss-num")],
         className="ss-bar-row" + (" ss-bar-all" if name == "all" else ""),
     )
 
 
-def _table(analysis: Analysis, ranks: list[RankLedger], shown: list[Heading]) -> Component:
+def _table(analysis: Analysis, ranks: list[RankLedger], shown: list[TimeCategory]) -> Component:
     columns = [
         Column("Rank"),
         Column("Window", is_number=True),
         Column("Step", is_number=True),
-        *(Column(heading_words(heading), is_number=True) for heading in shown),
+        *(Column(category_words(heading), is_number=True) for heading in shown),
         Column("Hidden communication", is_number=True, hint="runs under compute; not part of the 100 %"),
     ]
     rows = [_job_row(analysis, shown)] if len(ranks) > 1 else []
@@ -76,7 +81,7 @@ def _table(analysis: Analysis, ranks: list[RankLedger], shown: list[Heading]) ->
     return table(columns, rows, caption="Share of each heading in each rank's window", class_name="ss-wide")
 
 
-def _job_row(analysis: Analysis, shown: list[Heading]) -> list[str]:
+def _job_row(analysis: Analysis, shown: list[TimeCategory]) -> list[str]:
     """All ranks together; a window has no job-wide length."""
     shares = [percent(analysis.ledger.get(heading, 0.0)) for heading in shown]
     whole = sum(rank.window_ms for rank in analysis.ranks)
@@ -84,7 +89,7 @@ def _job_row(analysis: Analysis, shown: list[Heading]) -> list[str]:
     return ["all", UNKNOWN, milliseconds(analysis.job.step_ms), *shares, percent(hidden)]
 
 
-def _table_row(rank: RankLedger, shown: list[Heading]) -> list[str]:
+def _table_row(rank: RankLedger, shown: list[TimeCategory]) -> list[str]:
     shares = [percent(rank.ledger.get(heading, 0.0)) for heading in shown]
     return [
         str(rank.rank),
@@ -95,5 +100,5 @@ def _table_row(rank: RankLedger, shown: list[Heading]) -> list[str]:
     ]
 
 
-def _is_present(heading: Heading, analysis: Analysis) -> bool:
+def _is_present(heading: TimeCategory, analysis: Analysis) -> bool:
     return any(rank.ledger.get(heading, 0.0) > 0 for rank in analysis.ranks)

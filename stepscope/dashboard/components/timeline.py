@@ -1,4 +1,4 @@
-"""What did each rank do when? The canvas that assets/20-timeline.js draws, and its steps as a table."""
+"""Panel of the time lines: the canvas that assets/20-timeline.js draws, and its steps as a table."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ from urllib.parse import quote
 from dash import html
 from dash.development.base_component import Component
 
-from stepscope.core.analysis import Analysis, RankLedger, StepLedger
-from stepscope.core.counting import counted
-from stepscope.core.headings import Heading
-from stepscope.core.palette import pattern
-from stepscope.core.timeline import HEADING_ORDER
-from stepscope.core.words import UNKNOWN, count, heading_words, milliseconds, percent
-from stepscope.dashboard.components.attributes import attributes
-from stepscope.dashboard.components.bars import legend
-from stepscope.dashboard.components.panel import figure_or_table, panel
-from stepscope.dashboard.components.table import Column, table
+from stepscope.core.documents.analysis import Analysis, RankLedger, StepLedger
+from stepscope.core.text.numbers import UNKNOWN, count, counted, milliseconds, percent
+from stepscope.core.text.wording import category_words
+from stepscope.core.vocabulary.categories import CATEGORY_ORDER, TimeCategory
+from stepscope.core.vocabulary.palette import pattern
+from stepscope.dashboard.components.elements import Column, attributes, figure_or_table, legend, panel, table
 
 MAX_TABLE_ROWS = 256
 """Rows are built before anyone opens the table, so a large job's are left to the command line."""
@@ -26,8 +22,8 @@ MAX_TABLE_ROWS = 256
 def timeline_panel(run_id: str, analysis: Analysis) -> Component:
     """The canvas mounts itself where it finds `data-timeline`; all it needs is in the data attributes."""
     ranks = [rank.rank for rank in analysis.ranks]
-    present = [heading for heading in HEADING_ORDER if any(rank.ledger.get(heading, 0) > 0 for rank in analysis.ranks)]
-    words = {heading.value: [heading_words(heading), pattern(heading)] for heading in HEADING_ORDER}
+    present = [heading for heading in CATEGORY_ORDER if any(rank.ledger.get(heading, 0) > 0 for rank in analysis.ranks)]
+    words = {heading.value: [category_words(heading), pattern(heading)] for heading in CATEGORY_ORDER}
     label = (
         f"Time line of {counted(len(ranks), 'rank')} over {counted(analysis.job.num_steps, 'step')}; "
         "the tab Table says the same"
@@ -56,11 +52,11 @@ def timeline_panel(run_id: str, analysis: Analysis) -> Component:
     )
 
 
-def _table(analysis: Analysis, present: list[Heading]) -> Component:
+def _table(analysis: Analysis, present: list[TimeCategory]) -> Component:
     columns = [
         Column("Rank, step"),
         Column("Length", is_number=True),
-        *(Column(heading_words(heading), is_number=True) for heading in present),
+        *(Column(category_words(heading), is_number=True) for heading in present),
     ]
     rows = [
         _row(rank, step, present) for rank in analysis.ranks for step in sorted(rank.steps, key=lambda step: step.index)
@@ -73,6 +69,6 @@ def _table(analysis: Analysis, present: list[Heading]) -> Component:
     return html.Div([body, *note])
 
 
-def _row(rank: RankLedger, step: StepLedger, present: list[Heading]) -> list[str]:
+def _row(rank: RankLedger, step: StepLedger, present: list[TimeCategory]) -> list[str]:
     shares = [percent(step.ledger[heading]) if heading in step.ledger else UNKNOWN for heading in present]
     return [f"rank {rank.rank}, step {step.index}", milliseconds(step.ms), *shares]

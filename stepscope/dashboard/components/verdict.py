@@ -1,4 +1,4 @@
-"""What does the verdict say, what does it stand on, and what should be done first?"""
+"""Panels of the verdict: trace quality, verdict with evidence, root causes, what fixes would save, warnings."""
 
 from __future__ import annotations
 
@@ -8,25 +8,45 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
-from stepscope.core.analysis import Analysis, Evidence, RootCause, SecondaryCause, Verdict
-from stepscope.core.causes import HEALTHY_CAUSES
-from stepscope.core.palette import heading_of_cause
-from stepscope.core.words import (
-    UNKNOWN,
-    action_words,
-    cause_words,
-    evidence_span,
-    evidence_value,
-    metric_words,
-    milliseconds,
-    percent,
-    ranks_words,
-    reason_words,
-)
-from stepscope.dashboard.components.attributes import attributes
-from stepscope.dashboard.components.bars import swatch
-from stepscope.dashboard.components.panel import info
-from stepscope.dashboard.components.table import Column, table
+from stepscope.core.documents.analysis import Analysis, RootCause, SecondaryCause, Verdict, WhatIf
+from stepscope.core.documents.evidence import Evidence, Notice
+from stepscope.core.text.numbers import UNKNOWN, evidence_value, milliseconds, percent, ranks_words
+from stepscope.core.text.verdict import clean_words, find_problems, quality_lines
+from stepscope.core.text.wording import action_words, cause_words, evidence_span, metric_words, reason_words
+from stepscope.core.vocabulary.causes import HEALTHY_CAUSES
+from stepscope.core.vocabulary.palette import category_of_cause
+from stepscope.dashboard.components.elements import Column, attributes, info, panel, share_bar, swatch, table
+
+
+def quality_block(analysis: Analysis) -> Component:
+    """Stands above the verdict, so that no number is read without it."""
+    lines = quality_lines(analysis.trace_quality)
+    counted = html.Div(" ".join(f"{about}: {line}." for about, line in lines.items()), className="ss-note")
+    problems = find_problems(analysis.job, analysis.trace_quality)
+    if not problems:
+        return html.Section(
+            [
+                html.Span("✓", className="ss-tick", **attributes({"aria-hidden": "true"})),
+                html.Strong("Trace quality: clean."),
+                html.Span(clean_words(analysis.trace_quality)),
+                counted,
+            ],
+            id="quality",
+            className="ss-quality-clean",
+            **attributes({"aria-label": "Trace quality"}),
+        )
+    return html.Section(
+        dmc.Alert(
+            [html.Ul([html.Li(problem) for problem in problems], className="ss-problems"), counted],
+            title="Read the numbers with this in mind",
+            color="yellow",
+            variant="light",
+        ),
+        id="quality",
+        className="ss-quality-doubt",
+        **attributes({"aria-label": "Trace quality"}),
+    )
+
 
 LOW_CONFIDENCE = 0.7
 SMALLEST_SHARE_SHOWN = 0.0005
@@ -51,7 +71,7 @@ def verdict_card(analysis: Analysis) -> Component:
             *_secondary(verdict.secondary),
         ],
         id="verdict",
-        className=f"ss-panel ss-verdict ss-edge-{heading_of_cause(verdict.cause).value}",
+        className=f"ss-panel ss-verdict ss-edge-{category_of_cause(verdict.cause).value}",
         **attributes({"aria-labelledby": "verdict-title"}),
     )
 
@@ -123,7 +143,7 @@ def _secondary(causes: list[SecondaryCause]) -> list[Component]:
     items = [
         html.Li(
             [
-                swatch(heading_of_cause(cause.cause)),
+                swatch(category_of_cause(cause.cause)),
                 html.Strong(cause_words(cause.cause)),
                 html.Span(percent(cause.fraction), className="ss-num"),
                 html.Span(cause.summary, className="ss-note"),
@@ -139,3 +159,97 @@ _SOURCE = (
     "Confidence is the share of resamples over the steps in which this cause ranks first, lowered by missing ranks and "
     "poor trace quality."
 )
+
+
+def root_causes_panel(analysis: Analysis) -> Component:
+    """A bar a cause, the largest first; losses and useful work are told apart."""
+    rows = sorted(analysis.root_causes, key=lambda row: -row.fraction)
+    largest = max((max(row.fraction, *(row.interval or ())) for row in rows), default=0.0)
+    items = [_item(row, largest, analysis.job.world_size) for row in rows if row.fraction > 0]
+    body = html.Ul(items, className="ss-causes") if items else html.P("No cause is recorded.", className="ss-note")
+    return panel(
+        "What is the time spent on, and whose doing is it?",
+        [body],
+        name="root-causes",
+        note="of all ranks' time, adds up to 100\u202f%",
+        source=(
+            "Root-cause table: the ledger after blame. Waiting is charged to the rank that arrived last and to what it "
+            "did differently until then. The thin line over a bar is the 90 % interval (bootstrap over steps)."
+        ),
+    )
+
+
+def what_if_panel(analysis: Analysis) -> list[Component]:
+    """The predicted step with one cause removed; nothing when nothing was replayed."""
+    if not analysis.what_if:
+        return []
+    columns = [
+        Column("Fix"),
+        Column("Measured", is_number=True, hint="of the steps replayed, without those whose waits began before"),
+        Column("Step", is_number=True),
+        Column("Gain", is_number=True),
+        Column("Calibrated", is_number=True, hint="host gaps scaled to the unprofiled step"),
+        Column("Then binds"),
+        Column("Replay error", is_number=True, hint="error of the replay with nothing changed"),
+    ]
+    rows = [_what_if_row(fix) for fix in analysis.what_if]
+    return [
+        panel(
+            "What would fixing it buy?",
+            [table(columns, rows, caption="Predicted step time with one cause removed")],
+            name="what-if",
+            source=(
+                "The job is rebuilt as a graph of launches, streams and collectives and replayed without one cause. "
+                "Gain = 1 − predicted / replayed step."
+            ),
+        )
+    ]
+
+
+def _item(row: RootCause, largest: float, world_size: int) -> Component:
+    heading = category_of_cause(row.cause)
+    details = [ranks_words(row.ranks, world_size=world_size)] if row.ranks else []
+    details += [reason_words(reason) for reason in row.reasons]
+    if row.interval:
+        low, high = map(percent, row.interval)
+        details += [f"{low} to {high}"] if low != high else []
+    healthy = " ss-healthy" if row.cause in HEALTHY_CAUSES else ""
+    return html.Li(
+        [
+            html.Span([swatch(heading), html.Span(cause_words(row.cause))], className="ss-cause-name"),
+            share_bar(row.fraction, heading=heading, largest=largest, interval=row.interval),
+            html.Span(percent(row.fraction), className="ss-num ss-cause-share"),
+            html.Span(
+                f"{milliseconds(row.ms_per_step)} a step" if row.ms_per_step is not None else "", className="ss-num"
+            ),
+            html.Span(" · ".join(details), className="ss-note ss-cause-details"),
+        ],
+        className=f"ss-cause{healthy}",
+    )
+
+
+def _what_if_row(fix: WhatIf) -> list[str]:
+    return [
+        cause_words(fix.fix),
+        milliseconds(fix.measured_step_ms),
+        milliseconds(fix.step_ms),
+        percent(fix.gain),
+        milliseconds(fix.calibrated_step_ms),
+        cause_words(fix.binds_next) if fix.binds_next else UNKNOWN,
+        percent(fix.replay_error),
+    ]
+
+
+def warnings_panel(notices: list[Notice]) -> list[Component]:
+    """The analysis's warnings; nothing when there are none."""
+    if not notices:
+        return []
+    items = [html.Li([html.Span(notice.message), html.Code(notice.code)]) for notice in notices]
+    return [
+        panel(
+            "What else should you know?",
+            [html.Ul(items, className="ss-warnings")],
+            name="warnings",
+            source="The warnings of `stepscope analyze`; the code in grey is the one in its JSON.",
+        )
+    ]

@@ -1,1 +1,1 @@
-"""One module a page: what it reads and what it shows."""
+"""Pages of the web app: one module a page, and what surrounds or replaces it."""

@@ -1,4 +1,4 @@
-"""What happened in this run? Trace quality first, then the verdict, then what it stands on."""
+"""Page of one run: trace quality first, then the verdict, then its evidence."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
-from stepscope.core.analysis import Analysis, Job
-from stepscope.core.counting import form
+from stepscope.core.documents.analysis import Analysis, Job
 from stepscope.core.errors import DataError
-from stepscope.core.words import count, device_words, mesh_words, milliseconds, moment, percent
-from stepscope.dashboard.components.communication import communication_panel
+from stepscope.core.text.numbers import count, form, milliseconds, moment, percent
+from stepscope.core.text.wording import device_words, mesh_words
+from stepscope.dashboard.components.communication import communication_panel, pipeline_panel
 from stepscope.dashboard.components.kernels import kernels_panel
 from stepscope.dashboard.components.ledger import ledger_panel
-from stepscope.dashboard.components.pipeline import pipeline_panel
-from stepscope.dashboard.components.quality import quality_block
-from stepscope.dashboard.components.root_causes import root_causes_panel, what_if_panel
 from stepscope.dashboard.components.timeline import timeline_panel
-from stepscope.dashboard.components.verdict import verdict_card
-from stepscope.dashboard.components.warnings import warnings_panel
-from stepscope.dashboard.pages.states import not_analysed, not_found, unreadable
+from stepscope.dashboard.components.verdict import (
+    quality_block,
+    root_causes_panel,
+    verdict_card,
+    warnings_panel,
+    what_if_panel,
+)
+from stepscope.dashboard.pages.placeholders import not_analysed, not_found, unreadable
 from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, RunSummary, UnknownRunError
 
 

@@ -1,4 +1,4 @@
-"""Which runs are there, and what is wrong with each?"""
+"""Page of all runs: which there are, and what is wrong with each."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
-from stepscope.core.causes import HEALTHY_CAUSES
-from stepscope.core.counting import form
 from stepscope.core.errors import DataError
-from stepscope.core.palette import heading_of_cause
-from stepscope.core.words import UNKNOWN, cause_words, count, mesh_words, milliseconds, moment, percent
-from stepscope.dashboard.components.attributes import attributes
-from stepscope.dashboard.components.bars import swatch
-from stepscope.dashboard.pages.states import no_runs, unreadable
+from stepscope.core.text.numbers import UNKNOWN, count, form, milliseconds, moment, percent
+from stepscope.core.text.wording import cause_words, mesh_words
+from stepscope.core.vocabulary.causes import HEALTHY_CAUSES
+from stepscope.core.vocabulary.palette import category_of_cause
+from stepscope.dashboard.components.elements import attributes, swatch
+from stepscope.dashboard.pages.placeholders import no_runs, unreadable
 from stepscope.store.runs import RunStatus, RunStore, RunSummary
 
 _STATUS = {
@@ -130,7 +129,7 @@ def _verdict(run: RunSummary) -> Any:
     if run.cause is None:
         return UNKNOWN
     return html.Span(
-        [swatch(heading_of_cause(run.cause)), cause_words(run.cause)], className="ss-chip", title=run.summary
+        [swatch(category_of_cause(run.cause)), cause_words(run.cause)], className="ss-chip", title=run.summary
     )
 
 

@@ -1,4 +1,4 @@
-"""What surrounds every page? The bar with the name, where one is, and the theme switch."""
+"""Frame of every page: the bar with name, place and theme switch, and the footer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from stepscope import __version__
-from stepscope.dashboard.components.attributes import attributes
-from stepscope.dashboard.pages.states import skeleton
+from stepscope.dashboard.components.elements import attributes
+from stepscope.dashboard.pages.placeholders import skeleton
 
 THEME = {
     "primaryColor": "blue",

@@ -1,1 +1,1 @@
-"""What will a workload cost before it runs? Memory, FLOPs, communication, bubble, time and money; needs no torch."""
+"""Estimate of a workload before it runs: memory, FLOPs, communication, bubble, time and cost. Needs no torch."""

@@ -1,13 +1,19 @@
-"""What does each rank exchange in a step, by dimension of the mesh, and how long does that take at best?"""
+"""Communication of each rank in a step, by dimension of the mesh, and its time at the links' full rate."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepscope.core.hardware import GpuModel
-from stepscope.core.links import Link, bus_factor, expected_seconds, network_link, scale_up_link
-from stepscope.reference_workloads.estimate.activations import FLOAT32_BYTES, element_bytes, is_fully_sharded
-from stepscope.reference_workloads.estimate.parameters import Part, PartKind, stage_parts
+from stepscope.core.hardware.gpu_catalogue import GpuModel
+from stepscope.core.hardware.links import Link, bus_factor, expected_seconds, network_link, scale_up_link
+from stepscope.reference_workloads.estimate.flops import (
+    FLOAT32_BYTES,
+    Part,
+    PartKind,
+    element_bytes,
+    is_fully_sharded,
+    stage_parts,
+)
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.recipe import Recipe

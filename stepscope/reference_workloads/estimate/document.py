@@ -1,13 +1,12 @@
-"""What does `stepscope workload plan --json` print?"""
+"""Document that `stepscope workload plan --json` prints."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
-from stepscope.core.gpu_catalogue import memory_gib
-from stepscope.reference_workloads.estimate.cost import TrainingCost
-from stepscope.reference_workloads.estimate.estimate import Assumptions, Estimate
+from stepscope.core.hardware.gpu_catalogue import memory_gib
+from stepscope.reference_workloads.estimate.estimate import Assumptions, Estimate, TrainingCost
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset
 from stepscope.reference_workloads.recipe import Recipe

@@ -1,1 +1,4 @@
-"""What can be made wrong on purpose? One class a fault, one file a family, all by name in `catalogue`."""
+"""Faults that can be injected into a workload: one class a fault, one module a family, by name in `catalogue`.
+
+Their base class `Injection` is in `reference_workloads.job`.
+"""

@@ -1,20 +1,18 @@
-"""Which faults are there, and how does `--inject NAME[:field=value,...]` choose one with its severity?"""
+"""Catalogue of the injections, and `--inject NAME[:field=value,...]`, which chooses one with its severity."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 
 from stepscope.core.errors import UsageError
-from stepscope.reference_workloads.injections.allocator import AllocatorChurn
 from stepscope.reference_workloads.injections.communication import NoOverlap, NoPrefetch, TinyBuckets, WrongTransport
-from stepscope.reference_workloads.injections.compute import MemoryBound, Recompute
-from stepscope.reference_workloads.injections.data import BurstyLoader, CpuStarvedLoader, SlowLoader
+from stepscope.reference_workloads.injections.compute import MemoryBound, Recompute, Straggler
+from stepscope.reference_workloads.injections.data_loading import BurstyLoader, CpuStarvedLoader, SlowLoader
 from stepscope.reference_workloads.injections.failure import DyingRank, UnevenData
+from stepscope.reference_workloads.injections.gpu_memory import AllocatorChurn, OomFragmentation, OomGrowth
 from stepscope.reference_workloads.injections.host import CheckpointStall, CpuOptimizer, HostSync, LaunchBound
-from stepscope.reference_workloads.injections.injection import Injection
-from stepscope.reference_workloads.injections.memory import OomFragmentation, OomGrowth
 from stepscope.reference_workloads.injections.pipeline import FewMicroBatches, UnevenStages
-from stepscope.reference_workloads.injections.straggler import Straggler
+from stepscope.reference_workloads.job import Injection
 
 _KINDS: tuple[type[Injection], ...] = (
     SlowLoader,

@@ -1,4 +1,4 @@
-"""Which faults make communication expensive, or leave it where nothing hides it?"""
+"""Faults of communication: small buckets, no overlap, no prefetch, the wrong transport."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepscope.core.causes import Cause, Reason
-from stepscope.reference_workloads.injections.injection import Injection, Need, Site, severity
-from stepscope.reference_workloads.injections.needs import (
+from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.reference_workloads.injections.injected_job import (
     DATA_PARALLEL,
     GPUS,
     PEERS,
@@ -16,6 +15,7 @@ from stepscope.reference_workloads.injections.needs import (
     TRANSFORMER,
     WHOLE_GRADIENTS,
 )
+from stepscope.reference_workloads.job import Injection, Need, Site, severity
 
 if TYPE_CHECKING:
     from stepscope.reference_workloads.job import TrainingJob

@@ -1,14 +1,15 @@
-"""Which faults make the device compute more, or wait for its memory?"""
+"""Faults of compute: memory-bound kernels, recomputation, and a rank slower than its peers."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepscope.core.causes import Cause, Reason
-from stepscope.reference_workloads.injections.injection import Injection, Need, Site, severity
-from stepscope.reference_workloads.injections.layers import layers_of, widest_matrix
-from stepscope.reference_workloads.injections.needs import GPUS, NO_COMPILER, TRANSFORMER
+from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.reference_workloads.estimate.flops import block_matrices
+from stepscope.reference_workloads.injections.injected_job import GPUS, NO_COMPILER, PEERS, TIMED_COMPUTE, TRANSFORMER
+from stepscope.reference_workloads.job import Injection, Need, Site, layers_of, severity, widest_matrix
 
 if TYPE_CHECKING:
     from stepscope.reference_workloads.job import TrainingJob
@@ -48,3 +49,76 @@ class Recompute(Injection):
 
     def change(self, job: TrainingJob) -> TrainingJob:
         return replace(job, recipe=replace(job.recipe, activation_checkpointing="full"))
+
+
+_MATRIX_SIZE = 8192
+"""Large enough that a multiplication runs at the device's best rate."""
+
+_MATRIX_FLOPS = 2 * _MATRIX_SIZE**3
+_FLOPS_PER_PARAMETER_AND_TOKEN = 6
+"""Of a matrix: one product forwards and two backwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler(Injection):
+    """One rank multiplies matrices of its own each step; simulated layers sleep longer there, as on a slow clock."""
+
+    name: ClassVar[str] = "straggler"
+    cause: ClassVar[Cause] = Cause.STRAGGLER
+    reasons: ClassVar[tuple[Reason, ...]] = (Reason.EXTRA_WORK,)
+    needs: ClassVar[tuple[Need, ...]] = (PEERS, TIMED_COMPUTE)
+    shows: ClassVar[str] = "one rank computes longer in every step, and its peers wait for it in their collectives"
+    fix: ClassVar[Cause | None] = Cause.STRAGGLER
+
+    rank: int = severity(1, least=0)
+    extra_ratio: float = severity(1.0, above=0)
+    """extra work, as a part of what the rank's own layers do in a step"""
+
+    def refusal(self, job: TrainingJob) -> str | None:
+        if not 0 <= self.rank < job.plan.world_size:
+            return f"the job has no rank {self.rank}"
+        return Injection.refusal(self, job)
+
+    def reasons_on(self, device_type: str) -> tuple[Reason, ...]:
+        """A trace without kernels does not tell more work from slower work."""
+        return self.reasons if device_type == "cuda" else ()
+
+    def prepare(self, site: Site) -> None:
+        if site.rank != self.rank:
+            return
+        if site.device.type == "cpu":
+            for layer in layers_of(site):
+                layer.simulate_milliseconds *= 1.0 + self.extra_ratio  # type: ignore[operator,assignment]
+        else:
+            import torch
+
+            matrix = torch.randn(_MATRIX_SIZE, _MATRIX_SIZE, dtype=torch.bfloat16, device=site.device)
+            num_products = math.ceil(
+                self.extra_ratio * rank_flops(site.job, site.mesh.get_local_rank("pp")) / _MATRIX_FLOPS
+            )
+            site.kept[self.name] = matrix, torch.empty_like(matrix), num_products
+
+    def before_step(self, site: Site, step: int) -> None:
+        if site.rank != self.rank or site.device.type == "cpu":
+            return
+        import torch
+
+        matrix, product, num_products = site.kept[self.name]
+        for _ in range(num_products):
+            torch.mm(matrix, matrix, out=product)
+
+
+def rank_flops(job: TrainingJob, pp_rank: int) -> float:
+    """FLOPs of a step in the layers of one rank, forwards and backwards, from the shapes alone.
+
+    Not from the modules: DDP takes tensor-parallel parameters out of them in its first forward pass.
+    """
+    plan, preset = job.plan, job.preset
+    num_items = preset.batch_size // plan.dp
+    if preset.image is not None:
+        from stepscope.reference_workloads.models.resnet import training_flops
+
+        return num_items * training_flops(preset)
+    num_layers = sum(len(plan.layers_of(stage, preset.num_layers)) for stage in plan.stages_of(pp_rank))
+    weights = num_layers * block_matrices(preset) / plan.tp
+    return _FLOPS_PER_PARAMETER_AND_TOKEN * weights * num_items * preset.sequence_length

@@ -1,4 +1,4 @@
-"""Which faults end a run: a rank that dies, or one that runs out of data?"""
+"""Faults that end a run: a rank that dies, and one that runs out of data."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepscope.core.causes import Cause, Reason
-from stepscope.core.counting import counted
-from stepscope.core.run_layout import FLIGHT_FOLDER, flight_path
-from stepscope.reference_workloads.injections.injection import Ending, Injection, Need, Site, severity
-from stepscope.reference_workloads.injections.needs import COMPANY, DATA_PARALLEL
+from stepscope.core.documents.run_directory import FLIGHT_FOLDER, flight_path
+from stepscope.core.text.numbers import counted
+from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.reference_workloads.injections.injected_job import COMPANY, DATA_PARALLEL
+from stepscope.reference_workloads.job import Ending, Injection, Need, Site, severity
 
 if TYPE_CHECKING:
     from stepscope.reference_workloads.job import TrainingJob

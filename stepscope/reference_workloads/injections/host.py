@@ -1,15 +1,14 @@
-"""Which faults keep the host from launching the device's next work in time?"""
+"""Faults of the host, which then launches the GPU's work too late: small kernels, syncs, checkpoints, CPU optimizer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepscope.core.causes import Cause, Reason
-from stepscope.core.counting import counted
-from stepscope.reference_workloads.injections.injection import Injection, Need, Site, severity
-from stepscope.reference_workloads.injections.layers import layers_of
-from stepscope.reference_workloads.injections.needs import GPUS, NO_COMPILER, SHARDED_MODEL, TRANSFORMER
+from stepscope.core.text.numbers import counted
+from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.reference_workloads.injections.injected_job import GPUS, NO_COMPILER, SHARDED_MODEL, TRANSFORMER
+from stepscope.reference_workloads.job import Injection, Need, Site, layers_of, severity
 
 if TYPE_CHECKING:
     from stepscope.reference_workloads.job import TrainingJob

@@ -1,13 +1,13 @@
-"""Which faults lie in how the pipeline is cut and fed?"""
+"""Faults of the pipeline: too few micro-batches, uneven stages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from stepscope.core.causes import Cause, Reason
-from stepscope.reference_workloads.injections.injection import Injection, Need, severity
-from stepscope.reference_workloads.injections.needs import PIPELINE, TIMED_COMPUTE
+from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.reference_workloads.injections.injected_job import PIPELINE, TIMED_COMPUTE
+from stepscope.reference_workloads.job import Injection, Need, severity
 
 if TYPE_CHECKING:
     from stepscope.reference_workloads.job import TrainingJob

@@ -1,1 +1,1 @@
-"""How well does the analysis do on runs whose one fault is known? Cases, runs, scores, report; a file each."""
+"""Suite of labelled runs: each has one known fault, and the analysis is scored on whether it names that fault."""

@@ -1,4 +1,4 @@
-"""Which runs make up the suite of a preset: which fault in which layout, and what is each measured against?
+"""Cases of the suite: which fault in which layout of a preset, and the control that each is measured against.
 
 A case is one labelled run: a layout with one fault, or a layout as it is, which must be called healthy. Its control is
 the job that the fault asks for, without the fault. Cases that share a control share its run.
@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from stepscope.core.errors import UsageError
-from stepscope.reference_workloads.injections.applied import control_of
 from stepscope.reference_workloads.injections.catalogue import parse_injection
-from stepscope.reference_workloads.injections.injection import Injection
-from stepscope.reference_workloads.job import TrainingJob
+from stepscope.reference_workloads.injections.injected_job import control_of
+from stepscope.reference_workloads.job import Injection, TrainingJob
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import find_preset
 from stepscope.training import Schedule

@@ -1,4 +1,4 @@
-"""How does a suite read? confusion.json for machines, confusion.md for people."""
+"""Report of a suite: confusion.json for programs, confusion.md for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 import msgspec
 
 from stepscope import __version__
-from stepscope.core.counting import counted
+from stepscope.core.text.numbers import counted
 from stepscope.reference_workloads.suite.results import SuiteFolder
 from stepscope.reference_workloads.suite.score import (
     GOOD_PREDICTION,

@@ -1,4 +1,4 @@
-"""What is kept of each run of a suite, and where, so that a second call goes on where the first stopped?
+"""Results of the suite's runs and the folder that keeps them, so that a second call goes on where the first stopped.
 
 DIR/suite.json            marks the folder as a suite's
 DIR/suite.lock            held by the suite that runs in it
@@ -19,8 +19,10 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.core.causes import Cause, Reason
 from stepscope.core.errors import DataError, UsageError
+from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.reference_workloads.job import Ending
+from stepscope.reference_workloads.suite.cases import Run
 from stepscope.store.files import read_whole, write_whole
 
 _LOG = logging.getLogger(__name__)
@@ -158,3 +160,16 @@ class SuiteFolder:
     def save(self, result: RunResult) -> None:
         """Keep the result."""
         write_whole(self.results / f"{result.name}.json", msgspec.json.format(msgspec.json.encode(result), indent=1))
+
+
+def why_failed(run: Run, result: RunResult) -> str | None:
+    """In one line; None for a run that was analysed, or that its fault ended by what it is."""
+    ending_faults = [injection for injection in run.job.injections if injection.ends_run]
+    if not ending_faults:
+        return result.error
+    if result.trained:
+        return "the fault was to end the run, which went on to its last step"
+    ending = Ending(result.error or "it ended without a word", frozenset(result.artefacts))
+    # One of them ends the run; the others are not reached then.
+    reasons = [fault.wrong_end(run.job, ending) for fault in ending_faults]
+    return None if None in reasons else reasons[0]

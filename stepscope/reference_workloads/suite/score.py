@@ -1,4 +1,4 @@
-"""Was a labelled run called right, and did what-if predict the step without its fault?"""
+"""Scores of labelled runs: whether the fault was named, and whether what-if predicted the step without it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from stepscope.core.causes import HEALTHY_CAUSES, Cause, Reason
-from stepscope.reference_workloads.injections.applied import injected
+from stepscope.core.vocabulary.causes import HEALTHY_CAUSES, Cause, Reason
+from stepscope.reference_workloads.injections.injected_job import injected
 from stepscope.reference_workloads.suite.cases import HEALTHY, Case
-from stepscope.reference_workloads.suite.ending import why_failed
-from stepscope.reference_workloads.suite.results import RunResult
+from stepscope.reference_workloads.suite.results import RunResult, why_failed
 
 GOOD_PREDICTION = 0.10
 """A predicted step this near to the control's is right."""

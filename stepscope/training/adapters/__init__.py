@@ -1,1 +1,1 @@
-"""How do other trainers' loops tell their steps? One module a framework, each imported by who has that framework."""
+"""Adapters for training frameworks. One module per framework, which imports that framework at top level."""

@@ -1,4 +1,4 @@
-"""Accelerate: its own way to profile, with our profile behind it.
+"""Accelerate adapter: `accelerator.profile()` with a stepscope profile behind it.
 
     accelerator = Accelerator(kwargs_handlers=[kwargs_handler(run="my-run")])
     with accelerator.profile() as prof:
@@ -7,7 +7,7 @@
                 ...
             prof.step()
 
-`prof.step()` may be called for every batch: those that only accumulate gradients are no step.
+`prof.step()` may be called for every batch: batches that only accumulate gradients do not count as steps.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 from accelerate.state import GradientState
 from accelerate.utils import ProfileKwargs
 
-from stepscope.training.entry import profile
-from stepscope.training.profile import Profile
+from stepscope.training.entry_points import profile
+from stepscope.training.profiling_session import Profile
 
 
 class _StepsThatSync:

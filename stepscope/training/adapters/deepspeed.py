@@ -1,4 +1,4 @@
-"""DeepSpeed: `with attach(engine, run="my-run") as prof:` around the training loop.
+"""DeepSpeed adapter: `with attach(engine, run="my-run") as prof:` around the training loop.
 
 A step is an optimizer step: `engine.step()` at the end of an accumulation, or the `train_batch()` of a pipeline engine.
 The mesh comes from the engine, its ZeRO stage becomes a label, `save_checkpoint` a phase.
@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stepscope.training.entry import profile
-from stepscope.training.profile import Profile
+from stepscope.training.entry_points import profile
+from stepscope.training.profiling_session import Profile
 
 
 @contextmanager

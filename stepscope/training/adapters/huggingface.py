@@ -1,6 +1,6 @@
-"""Hugging Face Trainer: `Trainer(..., callbacks=[StepscopeCallback(run="my-run")])`.
+"""Hugging Face Trainer adapter: `Trainer(..., callbacks=[StepscopeCallback(run="my-run")])`.
 
-A step is an optimizer step, whatever gradient accumulation it takes. What Trainer logs of a step (loss, grad_norm,
+A step is an optimizer step, whatever the gradient accumulation. What Trainer logs for a step (loss, grad_norm,
 learning_rate) is kept with it; evaluation and checkpoints between two steps are phases of the later one.
 """
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from stepscope.training.entry import profile
-from stepscope.training.profile import Profile
+from stepscope.training.entry_points import profile
+from stepscope.training.profiling_session import Profile
 from stepscope.training.steps.spans import PhaseSpan
 
 

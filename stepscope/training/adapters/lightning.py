@@ -1,4 +1,4 @@
-"""Lightning: `Trainer(..., callbacks=[StepscopeCallback(run="my-run")])`.
+"""Lightning adapter: `Trainer(..., callbacks=[StepscopeCallback(run="my-run")])`.
 
 A step is a training batch after which an optimizer has stepped, so accumulated batches are one step. Validation between
 two steps is a phase of the later one.
@@ -10,8 +10,8 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from stepscope.training.entry import profile
-from stepscope.training.profile import Profile
+from stepscope.training.entry_points import profile
+from stepscope.training.profiling_session import Profile
 from stepscope.training.steps.spans import PhaseSpan
 
 

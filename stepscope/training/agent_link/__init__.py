@@ -1,1 +1,1 @@
-"""How does this process talk to the agent on its node?"""
+"""Connection between the training process and the agent on its node: heartbeats out, capture requests in."""

@@ -1,1 +1,1 @@
-"""Which steps are out of line? Pure arithmetic on what the steps tell."""
+"""Anomalies in step figures: loss and gradient spikes, loss-scale collapse, memory growth, step-time changes."""

@@ -1,27 +1,26 @@
-"""Does a figure of this step mean that training goes wrong? Arithmetic on numbers, one event an episode.
+"""Detectors for a single step's figures, and the robust baseline they compare with. One event per episode.
 
 | kind | event |
 | --- | --- |
-| `loss_spike` | loss above its median of 128 steps by 20 sigma and 20 % at once, or by 6 sigma and 5 % for 3 steps |
+| `loss_spike` | loss above its median of 128 steps by 20 sigma and 20% at once, or by 6 sigma and 5% for 3 steps |
 | `loss_not_finite` | loss is NaN or infinite |
-| `gradient_explosion` | the same of a gradient norm's logarithm: 10 times the usual at once, 3 times for 3 steps |
-| `gradient_not_finite` | a gradient norm is NaN or infinite, where no loss scale makes that part of the game |
-| `loss_scale_collapse` | loss scale below 1, or 256 times lower than within 1000 steps, once it has been found |
+| `gradient_explosion` | the same for a gradient norm's logarithm: 10 times the usual at once, 3 times for 3 steps |
+| `gradient_not_finite` | a gradient norm is NaN or infinite without a loss scale, which would make that expected |
+| `loss_scale_collapse` | loss scale below 1, or 256 times lower than within 1000 steps, after it has settled |
 
-sigma is that of the median absolute deviation. An episode ends with 16 steps in order. What else there is to notice:
-`memory_growth`, `step_time_change`.
+sigma is estimated from the median absolute deviation. An episode ends after 16 normal steps. Anomalies that need many
+steps (`memory_growth`, `step_time_change`) are in `trends`.
 
-How often noise makes an event: benchmarks/anomaly_noise.py, and docs/profile.md for the figures.
+Rates of false alarms on noise: benchmarks/anomaly_noise.py, and docs/profile.md for the figures.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-from stepscope.training.anomalies.robust import RollingBaseline
 
 NUM_REMEMBERED = 128
 NUM_NEEDED = 32
@@ -216,3 +215,67 @@ def loss_spike(figure: str = "loss") -> Spike:
 def gradient_explosion(figure: str) -> Spike:
     """The rule for a gradient norm."""
     return Spike("gradient_explosion", figure, in_logarithms=True, least_rise=EXPLOSION)
+
+
+MAD_TO_SIGMA = 1.4826
+"""Standard deviation of normal noise / its median absolute deviation."""
+
+_TENTH_SIGMAS = 1.2816
+"""How far above the median the highest tenth of normal noise begins, in standard deviations."""
+
+_REFRESHED_EVERY = 32  # sorting the window costs some 30 us, so not at every step
+
+
+class RollingBaseline:
+    """Median and scatter of the last values of a figure, a few steps old.
+
+    Args:
+        window: how many values it remembers.
+        at_least: how many it needs.
+    """
+
+    def __init__(self, window: int, at_least: int) -> None:
+        self._values: deque[float] = deque(maxlen=window)
+        self._at_least = self._num_left = at_least
+        self.is_known = False
+        self.usual = 0.0
+        self.sigma = 0.0
+
+    def add(self, value: float) -> bool:
+        """Remember a finite value; whether `usual` and `sigma` have changed."""
+        self._values.append(value)
+        self._num_left -= 1
+        if self._num_left > 0:
+            return False
+        self._num_left = _REFRESHED_EVERY
+        self.usual, self.sigma = median_and_upward_sigma(self._values)
+        self.is_known = True
+        return True
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._values.clear()
+        self._num_left = self._at_least
+        self.is_known = False
+
+
+def median(values: Sequence[float] | deque[float]) -> float:
+    """The middle one of at least one value, the lower of two."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def median_and_sigma(values: Sequence[float] | deque[float]) -> tuple[float, float]:
+    """The median of at least one value, and the standard deviation that the median distance from it tells."""
+    middle = median(values)
+    return middle, MAD_TO_SIGMA * median([abs(value - middle) for value in values])
+
+
+def median_and_upward_sigma(values: Sequence[float] | deque[float]) -> tuple[float, float]:
+    """The same, and the larger of what the median distance and the highest tenth tell.
+
+    Noise that is skewed upwards, or takes few values, would seem quieter above than it is by its median distance alone.
+    """
+    in_order = sorted(values)
+    middle = in_order[(len(in_order) - 1) // 2]
+    sigma = MAD_TO_SIGMA * median([abs(value - middle) for value in in_order])
+    return middle, max(sigma, (in_order[len(in_order) * 9 // 10] - middle) / _TENTH_SIGMAS)

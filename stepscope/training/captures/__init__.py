@@ -1,1 +1,1 @@
-"""Which steps are traced, who may ask for that, and how does the trace reach the disk?"""
+"""Captures: which steps torch's profiler records, who may request that, and how traces are written."""

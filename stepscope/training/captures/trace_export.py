@@ -1,8 +1,14 @@
-"""How does a finished recording become a trace file while training goes on?"""
+"""Trace export: writes a finished recording to its trace file on another thread while training goes on.
+
+torch saves and frees a recording in C++ but holds the GIL meanwhile, which would stop the training loop: for seconds
+to write a large recording, for tenths of a second to free it. The same C++ functions are therefore called through
+ctypes, which releases the GIL. Where they cannot be found for certain, torch's own methods are used.
+"""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import math
 import os
 import threading
@@ -12,8 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stepscope.training.captures.unlocked_recording import empty_recording, save_recording
-from stepscope.training.run.run_directory import compress_trace, partial_path
+from stepscope.training.run.run_files import compress_trace, partial_path
 
 _LOWEST_PRIORITY = 19
 _LOOK_EVERY_SECONDS = 0.25
@@ -84,7 +89,7 @@ class TraceWriter:
                 self._gives_up_seconds = _GIVES_UP_AGAIN_SECONDS
                 return False
             thread.join(min(_LOOK_EVERY_SECONDS, seconds - (now - began)))
-            ran, before = _how_often_it_ran(thread), ran
+            ran, before = _scheduler_counters(thread), ran
             if ran != before:
                 moved = time.monotonic()
         if self._thread is thread:
@@ -101,7 +106,7 @@ class TraceWriter:
             self._error = error
 
 
-def _how_often_it_ran(thread: threading.Thread) -> bytes:
+def _scheduler_counters(thread: threading.Thread) -> bytes:
     """What the kernel counts of a thread's time; it stands still while a disk does not answer."""
     folder = Path(f"/proc/self/task/{thread.native_id}")
     for name in ("schedstat", "stat"):
@@ -125,7 +130,7 @@ def write_trace(recording: Any, plain: Path, target: Path) -> None:
             save_recording(recording, plain)
         compress_trace(plain, target)
     except OSError:
-        _raise_what_torch_does_not_say(target)
+        _raise_write_error(target)
         raise
     finally:
         with suppress(OSError):
@@ -134,7 +139,7 @@ def write_trace(recording: Any, plain: Path, target: Path) -> None:
             empty_recording(recording)
 
 
-def _raise_what_torch_does_not_say(target: Path) -> None:
+def _raise_write_error(target: Path) -> None:
     """torch's writer tells only its own log why it failed; a file of ours finds out.
 
     Raises:
@@ -146,3 +151,84 @@ def _raise_what_torch_does_not_say(target: Path) -> None:
     finally:
         with suppress(OSError):
             probe.unlink()
+
+
+_RESULT = "_ZN5torch8autograd8profiler14ProfilerResult"
+"""torch::autograd::profiler::ProfilerResult. Types are part of a function's name: a torch in which they differ does not
+have it."""
+_SAVE = _RESULT + "4saveERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"  # save(std::string const&)
+_DESTRUCT = _RESULT + "D1Ev"
+_CONSTRUCT_EMPTY = _RESULT + "C1Ev"
+_POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
+
+
+def save_recording(recording: Any, path: Path) -> None:
+    """What `recording.save(path)` does, other threads running meanwhile where that can be had."""
+    found, address = _native(_SAVE), _address_of(recording)
+    if found is None or address is None:
+        recording.save(str(path))
+        return
+    (save,) = found
+    name = os.fsencode(path)
+    save(ctypes.c_void_p(address), ctypes.byref(_StandardString(name, len(name), len(name), 0)))
+
+
+def empty_recording(recording: Any) -> None:
+    """Free all that it holds, other threads running meanwhile; where that cannot be had, nothing: Python will free it.
+
+    In place of what is destructed comes an empty result, for Python to free in its turn.
+    """
+    found, address = _native(_DESTRUCT, _CONSTRUCT_EMPTY), _address_of(recording)
+    if found is None or address is None:
+        return
+    destruct, construct_empty = found
+    here = ctypes.c_void_p(address)
+    try:
+        destruct(here)
+    finally:  # whatever comes between: Python would destruct it once more
+        construct_empty(here)
+
+
+class _StandardString(ctypes.Structure):
+    """libstdc++'s std::string under the ABI that the name above calls __cxx11, its characters kept elsewhere."""
+
+    _fields_ = [
+        ("characters", ctypes.c_char_p),
+        ("size", ctypes.c_size_t),
+        ("capacity", ctypes.c_size_t),
+        ("unused", ctypes.c_size_t),
+    ]
+
+
+def _native(*names: str) -> list[Any] | None:
+    """torch's C++ functions of these names; None in a torch that lacks one."""
+    import torch
+
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        library = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        functions = [getattr(library, name) for name in names]
+    except (OSError, AttributeError):
+        return None
+    for function in functions:
+        function.restype = None
+    return functions
+
+
+def _address_of(recording: Any) -> int | None:
+    """Where the C++ object is that a Python object stands for; None when it is not surely there.
+
+    pybind11 keeps the pointer right behind the object's header, and the C++ object begins with the time at which the
+    trace began. Read through /proc, so that a wrong guess is an error instead of a crash.
+    """
+    try:
+        with Path("/proc/self/mem").open("rb", buffering=0) as memory:
+            address = _word_at(memory, id(recording) + object.__basicsize__)
+            return address if _word_at(memory, address) == recording.trace_start_ns() else None
+    except (OSError, OverflowError, AttributeError, ValueError):
+        return None
+
+
+def _word_at(memory: Any, address: int) -> int:
+    memory.seek(address)
+    return int.from_bytes(memory.read(_POINTER_BYTES), "little")

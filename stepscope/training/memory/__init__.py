@@ -1,1 +1,1 @@
-"""What held the memory, when it ran out and when asked?"""
+"""CUDA memory snapshots, at an interval and when the GPU runs out of memory."""

@@ -1,4 +1,4 @@
-"""What does torch know of the GPU's memory? The few calls of its that are made here, so that tests can stand in."""
+"""Calls into torch's CUDA allocator. They are all made through this module, so that tests can replace them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who is this process, what is its run called, and where does what lie?"""
+"""The run of this process: rank and host, run name, mesh, run.json, files, and an orderly end."""

@@ -1,4 +1,7 @@
-"""Who is this process: its rank, its host, its versions, its environment?"""
+"""Identity of this process: rank, host, launcher, GPU, versions, environment, and the store the job's ranks share.
+
+Nothing here starts CUDA, which would take GPU memory.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import socket
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 from stepscope import __version__
 
@@ -58,7 +63,7 @@ def launcher() -> tuple[str, str, str]:
     return next((variables for variables in LAUNCHERS if _number(variables[0], -1) >= 0), LAUNCHERS[0])
 
 
-def captures_here(ranks: str | Iterable[int], identity: Identity) -> bool:
+def captures_on_this_rank(ranks: str | Iterable[int], identity: Identity) -> bool:
     """Whether this rank writes traces. "all", "auto" (the first 64 ranks: whole neighbourhoods) or rank numbers."""
     if not isinstance(ranks, str):
         return identity.rank in set(ranks)
@@ -83,7 +88,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def environment_of_interest() -> dict[str, str]:
+def relevant_environment() -> dict[str, str]:
     """Variables that change how a step runs; none that could hold a secret."""
     return {
         name: value
@@ -104,3 +109,45 @@ def _number(variable: str, default: int) -> int:
         return int(os.environ.get(variable, ""))
     except ValueError:
         return default
+
+
+def gpu_uuid(identity: Identity) -> str | None:
+    """NVML's name of the current device (GPU-... or MIG-...); None when unknown. On the thread that trains."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = [name.strip() for name in visible]
+    is_named = bool(names) and all(name.startswith(("GPU-", "MIG-")) and len(name) > len("GPU-") + 8 for name in names)
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        if is_named and len(names) == 1:
+            return names[0]
+        return names[identity.local_rank] if is_named and identity.local_rank < len(names) else None
+    device: int = torch.cuda.current_device()
+    if is_named and device < len(names):
+        return names[device]
+    uuid: object = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}"
+
+
+def job_store() -> Any:
+    """torch.distributed's default store; None before it is initialised, and in a torch that hides it."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    find = getattr(distributed.distributed_c10d, "_get_default_store", None)
+    return None if find is None else find()
+
+
+def own_connection(store: Any, patience: timedelta) -> Any:
+    """The same store over a connection of its own, so that a wait on one thread never holds another up.
+
+    A torch that cannot make one (before 2.7) gives the store itself.
+
+    Raises:
+        RuntimeError: the store does not answer.
+    """
+    clone = getattr(store, "clone", None)
+    if clone is None:
+        return store
+    own = clone()
+    own.set_timeout(patience)
+    return own

@@ -1,4 +1,4 @@
-"""What does run.json say, and when does it change? Rank 0 writes it at the start, at each capture and at the end."""
+"""Run manifest (run.json): rank 0 writes it at the start, at each capture and at the end."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import threading
 import time
 from dataclasses import replace
 
-from stepscope.core.run_layout import RUN_FILE, Attempt, RunManifest
-from stepscope.training.run.deadline import within
-from stepscope.training.run.identity import environment_of_interest, num_usable_cpus, versions
+from stepscope.core.documents.run_directory import RUN_FILE, Attempt, RunManifest
+from stepscope.training.run.identity import num_usable_cpus, relevant_environment, versions
 from stepscope.training.run.mesh import mesh_sizes
-from stepscope.training.run.run_directory import read_attempts, write_manifest
+from stepscope.training.run.run_files import read_attempts, run_within, write_manifest
 from stepscope.training.settings import RunContext
 
 _ENDS_WITHIN_SECONDS = 10.0
@@ -19,7 +18,7 @@ MEASURING_STOPPED = "measuring stopped"
 """The attempt's ending when profile() gave up; training went on, and how it ended is not known."""
 
 
-class ManifestKeeper:
+class ManifestWriter:
     """Keeps run.json true while the run goes on.
 
     Raises:
@@ -39,7 +38,7 @@ class ManifestKeeper:
             mesh=context.mesh,
             num_cpus=num_usable_cpus(),
             versions=versions(),
-            environment=environment_of_interest(),
+            environment=relevant_environment(),
             attempts=[*read_attempts(run_directory), this_attempt],
             simulated_compute=context.settings.simulated_compute,
             labels=labels,
@@ -78,10 +77,10 @@ class ManifestKeeper:
         *earlier, attempt = self._manifest.attempts
         attempt = replace(attempt, end_ns=time.time_ns(), ended=ended)
         self._manifest = replace(self._manifest, attempts=[*earlier, attempt])
-        within(_ENDS_WITHIN_SECONDS, self.write, f"how the run ended, {self._context.run_directory / RUN_FILE}")
+        run_within(_ENDS_WITHIN_SECONDS, self.write, f"how the run ended, {self._context.run_directory / RUN_FILE}")
 
 
-def ending(kind: type[BaseException] | None) -> str:
+def attempt_ending(kind: type[BaseException] | None) -> str:
     """The word for an attempt whose training loop was left by this kind of exception, or by none."""
     if kind is None or issubclass(kind, SystemExit):
         return "finished"

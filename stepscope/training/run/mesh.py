@@ -1,4 +1,4 @@
-"""How many ranks does each parallel dimension of the job have? From what is given, else from what the process knows."""
+"""Parallel mesh: number of ranks per dimension (tp, pp, dp, cp, ep), from the caller or from what the process knows."""
 
 from __future__ import annotations
 
@@ -63,23 +63,23 @@ def mesh_sizes(mesh: Any, world_size: int) -> dict[str, int]:
     if mesh is not None:
         return _sizes_of(mesh)
     if os.environ.get(MESH_VARIABLE):
-        return _multiplied(_from_environment(os.environ[MESH_VARIABLE]))
+        return _sizes_by_dimension(_from_environment(os.environ[MESH_VARIABLE]))
     megatron = sys.modules.get("megatron.core.parallel_state")
     if megatron is not None and megatron.model_parallel_is_initialized():
-        return _asked(megatron)
+        return _sizes_from_methods(megatron)
     if world_size == 1:
         return {"tp": 1, "pp": 1, "dp": 1}
-    return _multiplied(_from_groups())
+    return _sizes_by_dimension(_from_groups())
 
 
 def _sizes_of(mesh: Any) -> dict[str, int]:
     if isinstance(mesh, Mapping):
-        return _multiplied((str(name), int(size)) for name, size in mesh.items())
+        return _sizes_by_dimension((str(name), int(size)) for name, size in mesh.items())
     if hasattr(mesh, "mesh_dim_names"):
         names = mesh.mesh_dim_names or ()
-        return _multiplied((str(name), int(mesh.size(place))) for place, name in enumerate(names))
+        return _sizes_by_dimension((str(name), int(mesh.size(place))) for place, name in enumerate(names))
     if hasattr(mesh, "get_data_parallel_world_size"):
-        return _asked(mesh)
+        return _sizes_from_methods(mesh)
     raise TypeError(f"mesh is a DeviceMesh, sizes by name, Megatron's state or DeepSpeed's grid, not {mesh!r:.80}")
 
 
@@ -88,7 +88,7 @@ def is_dimension(name: str) -> bool:
     return name.lower() in _DIMENSION_OF_NAME
 
 
-def _multiplied(named_sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
+def _sizes_by_dimension(named_sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Names that mean no dimension are left out."""
     sizes: dict[str, int] = {}
     for name, size in named_sizes:
@@ -98,7 +98,7 @@ def _multiplied(named_sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
     return sizes
 
 
-def _asked(state: Any) -> dict[str, int]:
+def _sizes_from_methods(state: Any) -> dict[str, int]:
     sizes = {}
     for dimension, methods in _SIZE_METHODS.items():
         for method in methods:
@@ -124,8 +124,8 @@ def _from_groups() -> list[tuple[str, int]]:
     found = {str(getattr(group, "group_desc", "")): int(group.size()) for group in groups}
     named = {name.removeprefix("mesh_"): size for name, size in found.items() if name.startswith("mesh_")}
     whole = {name.lower() for name in named if name.lower() in KNOWN_DIMENSIONS}  # one may be flattened of others
-    return [(name, size) for name, size in named.items() if _is_no_part(name.lower(), whole)]
+    return [(name, size) for name, size in named.items() if _is_whole_dimension(name.lower(), whole)]
 
 
-def _is_no_part(name: str, whole: Collection[str]) -> bool:
+def _is_whole_dimension(name: str, whole: Collection[str]) -> bool:
     return name in whole or _DIMENSION_OF_NAME.get(name) not in whole

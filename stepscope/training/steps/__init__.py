@@ -1,1 +1,1 @@
-"""What is told of every step, and how is it read without making training wait?"""
+"""Step telemetry: what is recorded for each step, read without making training wait."""

@@ -1,11 +1,29 @@
-"""Who is told of every step? One that fails is left out from then on, and neither training nor the others notice."""
+"""Step listeners: their protocols, which of them a run has, and the queue of steps that wait for deferred scalars.
+
+A listener that fails is removed with a warning; training and the other listeners are not affected. A step's line is
+written when all its scalars have arrived from the GPU; training does not wait for that.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
+from stepscope.training.anomalies.monitor import AnomalyMonitor
+from stepscope.training.exporters import StepExport, chosen_exporters
+from stepscope.training.hangs.stall import parse_stuck_after
+from stepscope.training.hangs.watchdog import StepWatchdog
+from stepscope.training.memory.snapshots import OutOfMemoryReporter, PeriodicSnapshots, parse_memory_option
+from stepscope.training.settings import RunContext
+from stepscope.training.steps.gradients import ClippedGradientNorm, LossScale
+from stepscope.training.steps.process_metrics import GcPauses, MemoryFigures
+from stepscope.training.steps.scalars import DeviceScalarReader
 from stepscope.training.steps.telemetry import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -44,7 +62,7 @@ class SettledListener(_Closable, Protocol):
 ListenerT = TypeVar("ListenerT", bound=_Closable)
 
 
-class _Several(Generic[ListenerT]):
+class _ListenerGroup(Generic[ListenerT]):
     """Several listeners as one, which never raises.
 
     Args:
@@ -86,7 +104,7 @@ class _Several(Generic[ListenerT]):
         logger.warning("stepscope goes on without its %s: %s: %s", name, type(error).__name__, error)
 
 
-class Listeners(_Several[StepListener]):
+class StepListeners(_ListenerGroup[StepListener]):
     """Those that watch the steps from the training thread."""
 
     def __init__(self, listeners: Iterable[StepListener] = ()) -> None:
@@ -110,7 +128,7 @@ class Listeners(_Several[StepListener]):
                     self._leave_out(listener, failure)
 
 
-class SettledListeners(_Several[SettledListener]):
+class SettledListeners(_ListenerGroup[SettledListener]):
     """Those that wait for a step's late figures."""
 
     def __init__(self, listeners: Iterable[SettledListener] = ()) -> None:
@@ -119,3 +137,127 @@ class SettledListeners(_Several[SettledListener]):
     def step_settled(self, record: StepRecord) -> None:
         """Tell all, in their order."""
         self._tell("step_settled", record)
+
+
+T = TypeVar("T")
+
+
+def make_step_listeners(context: RunContext, late_reader: DeviceScalarReader) -> list[StepListener]:
+    """Those that the settings and the surroundings of the run call for, in the order in which they are told.
+
+    Raises:
+        ValueError: a setting is none of its values.
+    """
+    settings = context.settings
+    makers: dict[str, Callable[[], StepListener]] = {
+        "garbage collector's pauses": GcPauses,
+        "memory figures": MemoryFigures,
+        "loss scale": lambda: LossScale(late_reader),
+        "norm of clipped gradients": lambda: ClippedGradientNorm(late_reader),
+    }
+    stuck_seconds = parse_stuck_after(_argument_or_environment(settings.stuck_after, "STEPSCOPE_STUCK_AFTER", "auto"))
+    if stuck_seconds != math.inf:
+        makers["watch for stuck steps"] = lambda: StepWatchdog(context, stuck_seconds)
+    plan = parse_memory_option(_argument_or_environment(settings.memory, "STEPSCOPE_MEMORY", "oom"))
+    if (every := plan.every) is not None:
+        makers["memory snapshots"] = lambda: PeriodicSnapshots(context, every, context.owners)
+    if plan.when_out:
+        makers["watch for memory that runs out"] = lambda: OutOfMemoryReporter(context, plan, context.owners)
+    return _make_all(makers)
+
+
+def make_settled_listeners(context: RunContext) -> list[SettledListener]:
+    """Those that look at a step once all its figures are there, in the order in which they are told."""
+    rank = context.identity.rank
+    makers: dict[str, Callable[[], SettledListener]] = {"anomalies": lambda: AnomalyMonitor(rank)}
+    exporters = chosen_exporters(context.settings.export, context.run_directory.name, rank)
+    if exporters:
+        makers["export"] = lambda: StepExport(exporters, says_what_is_missing=rank == 0)
+    return _make_all(makers)
+
+
+def _argument_or_environment(given: T | None, variable: str, default: T | str) -> T | str:
+    """What the call says comes before the environment."""
+    return given if given is not None else os.environ.get(variable) or default
+
+
+def _make_all(makers: Mapping[str, Callable[[], T]]) -> list[T]:
+    """One that cannot be made, as where torch lacks what it looks at, costs one line and none of the others."""
+    made: list[T] = []
+    for name, make in makers.items():
+        try:
+            made.append(make())
+        except Exception as error:  # training must never be hurt
+            logger.warning("stepscope measures without its %s: %s: %s", name, type(error).__name__, error)
+    return made
+
+
+_MOST_WAITING = 1000
+"""Steps that wait for the GPU; CUDA lets the host run a thousand launches ahead, a step is hardly ever only one."""
+
+_LONGEST_WAIT_SECONDS = 10.0
+"""At the end: a GPU that has not passed the last step by then hangs."""
+
+_LONGEST_HURRY_SECONDS = 1.0
+
+
+class PendingSteps:
+    """Passes finished steps on in their order, each once its late figures are there.
+
+    Args:
+        listeners: are told of each before it is written.
+        write: gets each; what it raises comes out of `add` and `close`.
+    """
+
+    def __init__(self, listeners: Iterable[SettledListener], write: Callable[[StepRecord], None]) -> None:
+        self._listeners = SettledListeners(listeners)
+        self._write = write
+        self._waiting: deque[StepRecord] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, record: StepRecord) -> None:
+        """Take a finished step, and pass on those that are settled by now."""
+        with self._lock:
+            self._waiting.append(record)
+            while self._waiting and (len(self._waiting) > _MOST_WAITING or _is_settled(self._waiting[0])):
+                self._pass_on(self._waiting.popleft())
+
+    def hurry(self) -> None:
+        """Pass all on with the figures that are there; on any thread, when the training thread may not come back.
+
+        Not to be called while training goes on: a question to the GPU from another thread breaks a graph capture.
+        """
+        if not self._lock.acquire(timeout=_LONGEST_HURRY_SECONDS):
+            return
+        try:
+            while self._waiting:
+                for late in self._waiting[0].late:
+                    late.are_there()
+                self._pass_on(self._waiting.popleft())
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Wait a while for what is late, and pass all on."""
+        deadline = time.monotonic() + _LONGEST_WAIT_SECONDS
+        try:
+            with self._lock:
+                while self._waiting:
+                    while not _is_settled(self._waiting[0]) and time.monotonic() < deadline:
+                        time.sleep(0.001)
+                    self._pass_on(self._waiting.popleft())
+        finally:
+            self._listeners.close()
+
+    def _pass_on(self, record: StepRecord) -> None:
+        for late in record.late:
+            for name, value in late.read().items():
+                record.figures.setdefault(name, value)
+            late.give_up()  # where it has not come
+        record.late.clear()
+        self._listeners.step_settled(record)
+        self._write(record)
+
+
+def _is_settled(record: StepRecord) -> bool:
+    return all(late.are_there() for late in record.late)

@@ -1,8 +1,15 @@
-"""How are waits for data and named phases timed without changing what the user's code does?"""
+"""Spans in the trace: `prof.data`, `prof.phase` and steps, timed without changing what the user's code does.
+
+`prof.step()` marks the end of a step. `with prof.step():` cannot mean more: the call comes before the block, when it is
+not yet known that a block follows, so it has to end the step that ran. `StepMark` makes such a block harmless.
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
+import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -10,8 +17,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from stepscope.core.run_layout import PHASE_PREFIX
-from stepscope.training.steps.open_spans import DATA_SPAN
+from stepscope.core.documents.run_directory import PHASE_PREFIX
+
+logger = logging.getLogger(__name__)
+
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -155,3 +164,116 @@ def is_compiling() -> bool:
 
 def _itself(loader: Any) -> Any:
     return loader
+
+
+STEP_PREFIX = "ProfilerStep#"
+DATA_SPAN = "prof.data"
+
+
+class _OpenSpan:
+    """A span that is open; without torch's when nobody records it."""
+
+    __slots__ = ("name", "span")
+
+    def __init__(self, name: str, span: Any) -> None:
+        self.name = name
+        self.span = span
+
+
+class OpenSpans:
+    """Opens and closes spans that torch's profiler records; none of it raises.
+
+    Args:
+        is_on: whether spans are wanted.
+        give_up: is told of what torch refuses.
+    """
+
+    def __init__(self, is_on: Callable[[], bool], give_up: Callable[[Exception], None]) -> None:
+        self._is_on = is_on
+        self._give_up = give_up
+        self._make: Callable[[str], Any] | None = None
+        self._open: list[_OpenSpan] = []
+        self.names: Callable[[], list[str]] = functools.partial(_names, self._open)
+        """Those that are open, the outermost first; may be asked on any thread, and holds nothing but the list."""
+
+    def begin(self) -> None:
+        """From now on spans are opened."""
+        self._make = _span_maker()
+
+    def open(self, name: str) -> Any:
+        """What closes it, or None when profiling is off or torch refuses."""
+        if not self._is_on() or self._make is None:
+            return None
+        try:
+            opened = _OpenSpan(name, self._make(name))
+            if opened.span is not None:
+                opened.span.__enter__()
+            self._open.append(opened)
+        except Exception as error:  # training must never be hurt
+            self._give_up(error)
+            return None
+        return opened
+
+    def close(self, opened: Any) -> None:
+        """Leave it, unless it is left already."""
+        if opened not in self._open:  # None while measuring was off, or closed before another profiler began
+            return
+        self._open.remove(opened)
+        try:
+            if opened.span is not None:
+                opened.span.__exit__(None, None, None)
+        except Exception as error:  # training must never be hurt
+            self._give_up(error)
+
+    def close_all(self) -> None:
+        """Leave all that are open, the innermost first."""
+        for opened in reversed(self._open.copy()):
+            self.close(opened)
+
+
+def open_phases(spans: Iterable[str]) -> list[str]:
+    """The phases among these spans, by their names, in the same order."""
+    return [name.removeprefix(PHASE_PREFIX) for name in spans if name.startswith(PHASE_PREFIX)]
+
+
+def _span_maker() -> Callable[[str], Any]:
+    """torch's record_function, or None while no profiler records this thread: it costs 6 us a span for nothing then.
+
+    A daemon's traces begin unseen, so where one may ask for them spans are always made.
+    """
+    from torch.profiler import record_function
+
+    try:
+        from torch._C._autograd import _profiler_enabled
+    except ImportError:  # an older torch
+        return record_function
+    if os.environ.get("KINETO_USE_DAEMON"):
+        return record_function
+    return lambda name: record_function(name) if _profiler_enabled() else None
+
+
+def _names(spans: list[_OpenSpan]) -> list[str]:
+    return [opened.name for opened in spans.copy()]
+
+
+class StepMark:
+    """The call has ended the step; a with block around it adds nothing, which is said once."""
+
+    __slots__ = ("_is_quiet",)
+
+    def __init__(self, *, is_quiet: bool) -> None:
+        self._is_quiet = is_quiet
+
+    def __enter__(self) -> StepMark:
+        if not self._is_quiet:
+            self._is_quiet = True
+            logger.warning(
+                "`with prof.step():` ended the step before its block, not the block: steps now run from one such call"
+                " to the next; call prof.step() once after each optimizer step instead"
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing: exceptions pass through unchanged."""

@@ -1,4 +1,9 @@
-"""What is written of every step? One JSON object a line in steps/rank{r}.jsonl."""
+"""Step telemetry of this rank: the record of a step, the file of all steps (steps/rank{r}.jsonl), and step times.
+
+Step times are the GPU's where there is one. A host that runs ahead passes the first steps in a fraction of their time,
+so host times do not describe them. A CUDA event costs microseconds and is read only after the GPU has passed it, so the
+host never waits.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,20 @@ import json
 import logging
 import math
 import statistics
+import sys
 import threading
 from collections import deque
 from dataclasses import asdict, dataclass, field
+from itertools import count, pairwise
 from pathlib import Path
+from typing import Any
 
+from stepscope.core.documents.run_directory import steps_path
 from stepscope.training.anomalies.detectors import Anomaly
-from stepscope.training.run.deadline import within
-from stepscope.training.run.whole_lines import WholeLines
-from stepscope.training.steps.device_clock import DeviceClock
-from stepscope.training.steps.late_figures import LateFigures
+from stepscope.training.run.identity import Identity
+from stepscope.training.run.resume import ResumePoint, resume_point
+from stepscope.training.run.run_files import InUseError, WholeLines, run_within
+from stepscope.training.steps.scalars import DeferredScalars
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +83,7 @@ class StepRecord:
     export_ns: int = 0
     prepare_ns: int = 0
     figures: dict[str, int | float] = field(default_factory=dict)
-    late: list[LateFigures] = field(default_factory=list)
+    late: list[DeferredScalars] = field(default_factory=list)
     anomalies: list[Anomaly] = field(default_factory=list)
     attempt: int = 1
 
@@ -169,7 +178,7 @@ class StepWriter:
         Raises:
             TimeoutError: the disk does not answer.
         """
-        within(_CLOSES_WITHIN_SECONDS, self._close, f"the last steps, {self._path}")
+        run_within(_CLOSES_WITHIN_SECONDS, self._close, f"the last steps, {self._path}")
 
     def _close(self) -> None:
         try:
@@ -215,3 +224,104 @@ class StepTimes:
             if durations:
                 return statistics.median(durations) / 1e6
         return None
+
+
+_turns = count()  # every rank begins equally often, so equal numbers belong together
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStepFile:
+    """Where this rank's steps go, and which attempt and number they begin with."""
+
+    run_directory: Path
+    writer: StepWriter
+    continuation: ResumePoint
+
+
+def open_step_file(wanted: Path, identity: Identity, first_step: Any) -> OpenedStepFile:
+    """Open this rank's file of steps, which goes on where an earlier attempt of the run has left it.
+
+    A job of one process, while another has the directory wanted, takes the first free one of <name>-2, <name>-3, ...
+
+    Args:
+        wanted: the run directory.
+        first_step: the number of the first step, where the caller knows it; else None.
+
+    Raises:
+        InUseError: another process has this rank's file, and ranks cannot agree on another directory.
+        OSError: the file cannot be written.
+        TypeError: first_step is no number of a step.
+    """
+    if first_step is not None and (isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0):
+        raise TypeError(f"first_step is the number of a step, at least 0, not {first_step!r:.80}")
+    turn = next(_turns)
+    for number in count(1):
+        run_directory = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            writer = StepWriter(run_directory / steps_path(identity.rank))
+        except InUseError:
+            if identity.world_size > 1:
+                raise
+            continue
+        if number > 1:
+            logger.warning(
+                "another process writes the run %s now, so this one is %s; give each its own profile(run=...) or"
+                " STEPSCOPE_RUN",
+                wanted.name,
+                run_directory.name,
+            )
+        begins = resume_point(run_directory, identity, first_step, own_lines=writer.lines_before, turn=turn)
+        return OpenedStepFile(run_directory, writer, begins)
+    raise AssertionError("count has no end")
+
+
+_MAX_MARKS = 64  # the steps just before a capture are those to compare it with
+
+
+class DeviceClock:
+    """Marks the ends of steps on the current CUDA stream."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[int, Any]] = deque(maxlen=_MAX_MARKS)
+
+    def mark(self, step: int) -> None:
+        """Record that `step` ends here; nothing happens in a process that has not used CUDA."""
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append((step, event))
+
+    def durations_ns(self) -> dict[int, int]:
+        """Time from the end of the step before to the end of the step, by step, for those that the GPU has passed."""
+        passed = [(step, event) for step, event in self._marks if event.query()]
+        return {
+            step: int(before.elapsed_time(event) * 1e6)
+            for (step_before, before), (step, event) in pairwise(passed)
+            if step == step_before + 1
+        }
+
+
+_KEPT_STEPS = 64
+_LEAST_STEPS = 2
+
+
+class RecentStepTime:
+    """Remembers the latest uncaptured steps; the first after a start, which is like no other, is left out."""
+
+    def __init__(self) -> None:
+        self._seen_first = False
+        self._durations: deque[int] = deque(maxlen=_KEPT_STEPS)
+
+    def add(self, record: StepRecord) -> None:
+        """Count a finished step; on the training thread."""
+        if record.state == "wait" and self._seen_first:
+            self._durations.append(record.end_ns - record.start_ns)
+        self._seen_first = True
+
+    @property
+    def median_ns(self) -> float | None:
+        """Median time of a step, at least 1; None until two are known. From any thread."""
+        durations = tuple(self._durations)
+        return max(statistics.median(durations), 1.0) if len(durations) >= _LEAST_STEPS else None

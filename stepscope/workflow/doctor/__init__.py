@@ -1,1 +1,1 @@
-"""What stands in the way of measuring on this machine? Looks only: it starts nothing and changes nothing."""
+"""Checks of what stands in the way of measuring on this machine. Looks only: starts nothing and changes nothing."""

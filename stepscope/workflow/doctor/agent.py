@@ -1,4 +1,4 @@
-"""Does the node's agent answer, on its web address and its socket?"""
+"""Check of the node's agent: does it answer on its web address and its socket?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 
-from stepscope.core.doctor import DoctorLine, DoctorState
+from stepscope.core.documents.machine_checks import DoctorLine, DoctorState
 
 _SECONDS = 2.0
 _START = "start it: stepscope agent run"

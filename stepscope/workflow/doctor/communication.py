@@ -1,4 +1,4 @@
-"""Which variables slow jobs down or break them, though nobody remembers having set them?"""
+"""Checks of variables and files that slow down or break NCCL, Gloo and Kineto."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from stepscope.core.doctor import DoctorLine, DoctorState
+from stepscope.core.documents.machine_checks import DoctorLine, DoctorState
 from stepscope.workflow.doctor.machine import Machine
 
 _OK, _WARN, _FAIL = DoctorState.OK, DoctorState.WARN, DoctorState.FAIL

@@ -1,14 +1,24 @@
-"""What is looked at: files, environment, this process's rights and limits. A test makes its own."""
+"""The machine that is examined, and checks of its limits, rights, container and clock.
+
+Files, environment, rights and limits of this process are read through `Machine`; a test makes its own.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import resource
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stepscope.collectors.host.files import Files, Unread
+from stepscope.collectors.host.cgroups import read_cgroups
+from stepscope.collectors.host.files import Files, HostReadings, Unread
+from stepscope.core.documents.machine_checks import DoctorLine, DoctorState
+from stepscope.core.metrics.host import CGROUP
+from stepscope.core.text.numbers import counted, form
 
 _ADMIN, _PERFMON = 21, 38
 """Capabilities by which the driver grants profiling counters (CAP_SYS_ADMIN, CAP_PERFMON)."""
@@ -58,3 +68,186 @@ def _has_capability(files: Files, *wanted: int) -> bool:
         return False
     line = next((line for line in status.splitlines() if line.startswith("CapEff:")), "CapEff: 0")
     return any(int(line.split()[1], 16) >> number & 1 for number in wanted)
+
+
+_MIB, _GIB = 1024**2, 1024**3
+_TINY_SHM, _SMALL_SHM = 256 * _MIB, _GIB
+"""Docker gives 64 MiB: one batch of images fills it, and NCCL takes some tens of MiB for each rank."""
+_FEW_FILES = 4096
+"""Each loader worker and each rank's sockets take dozens: PyTorch's tensors in shared memory are files too."""
+_OK, _WARN, _FAIL = DoctorState.OK, DoctorState.WARN, DoctorState.FAIL
+
+
+def look_at_limits(machine: Machine) -> Iterator[DoctorLine]:
+    """All of them."""
+    try:
+        told = os.statvfs(machine.path("dev/shm"))
+        yield judge_shared_memory(told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize)
+    except OSError as error:
+        yield DoctorLine("/dev/shm", _FAIL, f"is not there ({error.strerror})", "mount a tmpfs there")
+    files = machine.limits["nofile"]
+    if files != UNLIMITED and files < _FEW_FILES:
+        advice = "ulimit -n 65536, or LimitNOFILE= of the service: loader workers and ranks open many"
+        yield DoctorLine("open files", _WARN, f"{files} at most", advice)
+    else:
+        yield DoctorLine("open files", _OK, "no limit" if files == UNLIMITED else f"{files} at most")
+    yield judge_locked_memory(machine.limits["memlock"], has_rdma=bool(machine.names("sys/class/infiniband")))
+    yield judge_cpus(machine.num_cpus, _cgroup_cpus(machine))
+
+
+def judge_shared_memory(total: int, free: int) -> DoctorLine:
+    """What loader workers and NCCL pass their data through, in bytes."""
+    found = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB are free"
+    advice = "docker run --ipc=host or --shm-size=16g; in Kubernetes an emptyDir of medium Memory at /dev/shm"
+    if total < _TINY_SHM:
+        return DoctorLine("/dev/shm", _FAIL, f"{total / _MIB:.0f} MiB: loader workers die of it (bus error)", advice)
+    if total < _SMALL_SHM:
+        return DoctorLine("/dev/shm", _WARN, found, advice)
+    if free < _TINY_SHM:
+        return DoctorLine("/dev/shm", _WARN, found, "jobs that died have left files there: look and remove them")
+    return DoctorLine("/dev/shm", _OK, found)
+
+
+def judge_locked_memory(limit: int, *, has_rdma: bool) -> DoctorLine:
+    """What RDMA pins its buffers within, in bytes."""
+    if limit == UNLIMITED:
+        return DoctorLine("locked memory", _OK, "no limit")
+    found = f"{limit / _MIB:.0f} MiB at most"
+    if not has_rdma:
+        return DoctorLine("locked memory", _OK, f"{found}, and no RDMA device here that needs more")
+    advice = "ulimit -l unlimited, LimitMEMLOCK=infinity of the service: InfiniBand pins its buffers"
+    return DoctorLine("locked memory", _FAIL, found, advice)
+
+
+def judge_cpus(num_cpus: int, limit: float | None) -> DoctorLine:
+    """Cores on which this process may run, and how much of them its cgroups grant."""
+    if limit is None or limit >= num_cpus:
+        return DoctorLine("CPU", _OK, f"{counted(num_cpus, 'core')}, no lower limit by a cgroup")
+    found = f"{limit:g} {form(limit, 'CPU')} by the cgroup, {counted(num_cpus, 'core')} in sight"
+    advice = (
+        f"start at most {max(1, int(limit))} "
+        f"{form(max(1, int(limit)), 'loader worker or thread', 'loader workers and threads')}: "
+        "more are stopped, not run"
+    )
+    return DoctorLine("CPU", _WARN, found, advice)
+
+
+def _cgroup_cpus(machine: Machine) -> float | None:
+    into = HostReadings(time.time_ns())
+    read_cgroups(machine.files, into, [os.getpid()])
+    limits = [one.value for one in into.collection().readings if one.metric == CGROUP + "cpu_limit_cpus"]
+    return min(limits, default=None)
+
+
+_ADMIN_ONLY = re.compile(r"^\s*(?:RmProfilingAdminOnly|RestrictProfilingToAdminUsers)\s*:\s*(\d+)", re.MULTILINE)
+_IS_OK, _IS_WARN = DoctorState.OK, DoctorState.WARN
+
+
+def look_at_rights(machine: Machine) -> Iterator[DoctorLine]:
+    """Profiling counters, where there is a driver, and the kernel's log."""
+    parameters = machine.text("proc/driver/nvidia/params")
+    if parameters is not None:
+        yield _profiling(parameters, may_profile=machine.may_profile)
+    try:
+        os.close(os.open(machine.path("dev/kmsg"), os.O_RDONLY | os.O_NONBLOCK))
+        yield DoctorLine("kernel log", _IS_OK, "can be read: XIDs that NVML does not tell are seen")
+    except OSError as error:
+        found = f"cannot be read ({error.strerror}): XIDs that NVML does not tell go unseen"
+        advice = "run the agent as root or with CAP_SYSLOG; give a container /dev/kmsg"
+        yield DoctorLine("kernel log", _IS_WARN, found, advice)
+
+
+def _profiling(parameters: str, *, may_profile: bool) -> DoctorLine:
+    told = _ADMIN_ONLY.search(parameters)
+    if told is None or told[1] == "0":
+        return DoctorLine("profiling permission", _IS_OK, "everybody may read the GPU's performance counters")
+    if may_profile:
+        return DoctorLine("profiling permission", _IS_OK, "for administrators only, of which this process is one")
+    found = "performance counters are for administrators only: CUPTI's and DCGM's fail, traces and GPM do not"
+    advice = "options nvidia NVreg_RestrictProfilingToAdminUsers=0 in /etc/modprobe.d, then reload the driver"
+    return DoctorLine("profiling permission", _IS_WARN, found, advice)
+
+
+_INITS = frozenset({"systemd", "init", "openrc-init", "runit", "s6-svscan"})
+
+
+def look_at_container(machine: Machine) -> Iterator[DoctorLine]:
+    """Which container, and whether the machine's processes are in sight."""
+    kind = container_kind(machine)
+    if kind is None:
+        yield DoctorLine("container", _IS_OK, "none")
+        return
+    first = (machine.text("proc/1/comm") or "").strip()
+    if first in _INITS:
+        yield DoctorLine("container", _IS_OK, f"{kind}, with the machine's processes in sight")
+        return
+    found = f"{kind}: processes outside of it are out of sight, so that the agent cannot say whose a GPU is"
+    advice = "for an agent: hostPID: true or --pid=host; for a job this is as it should be"
+    yield DoctorLine("container", _IS_OK, found, advice)
+
+
+def container_kind(machine: Machine) -> str | None:
+    """Kubernetes, Docker, Podman, another's name; None outside."""
+    if "KUBERNETES_SERVICE_HOST" in machine.environment:
+        return "Kubernetes"
+    if machine.files.exists(".dockerenv"):
+        return "Docker"
+    if machine.files.exists("run/.containerenv"):
+        return "Podman"
+    for name in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"):
+        if name in machine.environment:
+            return "Apptainer"
+    return machine.environment.get("container") or None
+
+
+_UNSYNCHRONIZED = 0x40
+"""STA_UNSYNC."""
+_LOOSE_SECONDS = 0.1
+"""The kernel's bound of the error. chrony in a data centre keeps it below some ms."""
+
+
+class _Timex(ctypes.Structure):
+    """struct timex of adjtimex(2), as far as it is read, and room for the rest."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("frequency", ctypes.c_long),
+        ("maximum_error_us", ctypes.c_long),
+        ("estimated_error_us", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_byte * 256),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ClockState:
+    """What the kernel says of its clock.
+
+    Attributes:
+        is_synchronized: whether something corrects it.
+        error_seconds: bound of its error.
+    """
+
+    is_synchronized: bool
+    error_seconds: float
+
+
+def read_clock() -> ClockState | None:
+    """Ask the kernel, which changes nothing; None where it refuses."""
+    timex = _Timex()
+    if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:
+        return None
+    return ClockState(not timex.status & _UNSYNCHRONIZED, timex.maximum_error_us / 1e6)
+
+
+def judge_clock(state: ClockState | None) -> DoctorLine:
+    """Whether times of this node can be held against those of others."""
+    advice = "start chronyd or systemd-timesyncd: captures start by the clock, logs and events are put together by it"
+    if state is None:
+        return DoctorLine("clock", _IS_OK, "the kernel does not tell whether it is kept in step")
+    if not state.is_synchronized:
+        return DoctorLine("clock", _IS_WARN, "nothing keeps it in step with other machines", advice)
+    if state.error_seconds > _LOOSE_SECONDS:
+        return DoctorLine("clock", _IS_WARN, f"kept in step within {state.error_seconds:.2g} s only", advice)
+    return DoctorLine("clock", _IS_OK, f"kept in step within {state.error_seconds * 1e3:.2g} ms")

@@ -1,5 +1,5 @@
-"""Are this node's GPUs fit for a job? Measured in processes of their own, each with a deadline.
+"""Measurement of a node's GPUs before a job, in processes of their own with a deadline each, and which are unfit.
 
-`run` asks one process a GPU (`child`, `workers`), `judging` and `state_judging` compare what they answer with what such
-a GPU gives (`expectations`) and with its neighbours (`neighbours`). torch is imported in those processes only.
+`phases` asks one process a GPU (`device_worker`, `driver_worker`, through `workers`); `performance` and `gpu_state`
+compare the answers with what such a GPU gives and with its neighbours. torch is imported in those processes only.
 """

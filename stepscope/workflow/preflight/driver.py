@@ -1,4 +1,4 @@
-"""What does NVML tell before, during and after? Asked in a process a GPU, as any call may hang."""
+"""NVML's account of each GPU before, during and after, asked in a process a GPU as any call may hang."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 from stepscope.collectors.nvml.binding import NO_BINDING, DriverUnusableError
 from stepscope.core.errors import DataError, UnreachableError
-from stepscope.core.gpu_metrics import GPU
-from stepscope.core.readings import Collection, Finding
-from stepscope.core.readings_wire import labels_from, read_alone
-from stepscope.workflow.preflight.judging import why_failed
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.readings import Collection, Finding, labels_from, read_alone
+from stepscope.workflow.preflight.gpu_state import GpuState, value_of
+from stepscope.workflow.preflight.performance import why_failed
 from stepscope.workflow.preflight.request import Programs
-from stepscope.workflow.preflight.state_judging import GpuState, value_of
 from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Worker, ask, ask_all, close_all
 
 _UNUSABLE = f"{DriverUnusableError.__name__}: "

@@ -1,12 +1,382 @@
-"""Which GPUs are measured, and what is known of them before?"""
+"""GPUs of a preflight: those asked for by people and Slurm, and those found by NVML and CUDA.
+
+What is asked for becomes a request by NVML's indices. On a GPU that is split into MIG instances other jobs may work,
+and no expectation holds for a part: the driver alone is asked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from stepscope.collectors.nvml.nvlinks import SWITCH
-from stepscope.core.hardware import GpuModel, find_gpu
+from stepscope.collectors.jobs.devices import (
+    Device,
+    devices_visible_to_cuda,
+    find_by_minor,
+    find_by_uuid,
+    parse_device_list,
+)
+from stepscope.collectors.nvml.gpu import NVSWITCH
+from stepscope.core.documents.evidence import Notice
+from stepscope.core.documents.machine_checks import CheckGroup, CheckResult, Outcome
+from stepscope.core.errors import DataError, UnreachableError, UsageError
+from stepscope.core.hardware.gpu_catalogue import GpuModel, find_gpu
+from stepscope.core.metrics.readings import labels_of
+from stepscope.core.text.numbers import counted, form, listed
+from stepscope.workflow.preflight.driver import DriverGpu, DriverLook, check_answers
+from stepscope.workflow.preflight.request import PreflightRequest, Programs
+from stepscope.workflow.preflight.workers import Failure, Reply, Worker, ask
+
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_ONLY_STATE = frozenset({CheckGroup.STATE})
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is asked for.
+
+    Attributes:
+        request: by NVML's indices, as far as NVML knows the names.
+        results: of GPUs that should be there and are not.
+        warnings: on the names.
+    """
+
+    request: PreflightRequest
+    results: tuple[CheckResult, ...] = ()
+    warnings: tuple[Notice, ...] = ()
+
+
+def select(request: PreflightRequest, driver: DriverLook, programs: Programs, num_on_bus: int) -> Selection:
+    """Look the names up.
+
+    Args:
+        request: as it was made.
+        driver: what NVML knows.
+        programs: whose environment Slurm has set, where it is Slurm that names GPUs.
+        num_on_bus: GPUs that are on the PCI bus, whatever the driver says.
+
+    Raises:
+        UsageError: Slurm names no GPU, or MIG instances alone and none is here.
+        DataError: NVML knows no GPU, by which alone Slurm's names are understood.
+        UnreachableError: it is Slurm that names GPUs, and the driver hangs.
+    """
+    too_few = _too_few(request, driver)
+    try:
+        selection = _named(request, driver, programs, num_on_bus)
+    except (DataError, UsageError) as error:
+        if not too_few:
+            raise
+        notice = Notice("not_measured", str(error))  # that a GPU is gone counts more
+        selection = Selection(replace(request, gpus=None, groups=_ONLY_STATE), warnings=(notice,))
+    return replace(selection, results=(*too_few, *selection.results))
+
+
+def without_visible(programs: Programs) -> Programs:
+    """All GPUs are seen: in a prolog CUDA_VISIBLE_DEVICES has Slurm's numbers, which are not CUDA's."""
+    kept = {name: value for name, value in programs.environment.items() if name not in _VISIBLE}
+    return replace(programs, environment=kept)
+
+
+def _too_few(request: PreflightRequest, driver: DriverLook) -> tuple[CheckResult, ...]:
+    """A failure where the driver tells of fewer GPUs than there must be, also because it is not there.
+
+    One that hangs is told otherwise, and an installation that is broken drains no node.
+    """
+    known = len(driver.gpus) + len(driver.lost)
+    is_known = not driver.why_not or driver.is_drivers
+    if not is_known or known >= request.expected_gpus:
+        return ()
+    why = driver.why_not or "look for XIDs, reboot"
+    what = f"the driver knows {known} of {counted(request.expected_gpus, 'GPU')}: {why}"
+    return (CheckResult("driver", (), Outcome.FAIL, what),)
+
+
+def _named(request: PreflightRequest, driver: DriverLook, programs: Programs, num_on_bus: int) -> Selection:
+    if request.slurm_gpus is not None:
+        check_answers(driver)
+        visible = programs.environment.get("CUDA_VISIBLE_DEVICES", "")
+        selection = _by_slurm(request, request.slurm_gpus, driver, visible, num_on_bus)
+    elif request.gpus:
+        devices = _devices(driver)
+        found = [(find_by_uuid(devices, name), name) for name in request.gpus]
+        gpus = tuple(name if device is None else device.gpu for device, name in found)
+        selection = Selection(replace(request, gpus=gpus))
+    else:
+        return Selection(request)
+    return _without_load_where_split(selection, driver)
+
+
+def _by_slurm(
+    request: PreflightRequest, names: Sequence[str], driver: DriverLook, visible: str, num_on_bus: int
+) -> Selection:
+    """Minor numbers and UUIDs.
+
+    On machines with MIG numbers count instances, and tell nothing. Slurm sets CUDA_VISIBLE_DEVICES to UUIDs there,
+    where it knows them.
+    """
+    if not names:
+        raise UsageError("Slurm names no GPU by a number or UUID", where="--slurm-gpus")
+    devices = _devices(driver)
+    visible_names = parse_device_list(visible)
+    if visible_names and len(devices_visible_to_cuda(devices, visible)) == len(visible_names):
+        names = visible_names
+    numbers = [name for name in names if name.isdecimal()]
+    if numbers and any(gpu.is_split for gpu in driver.gpus):
+        what = f"{listed(numbers)} {form(len(numbers), 'tells', 'tell')} no GPU"
+        why = (
+            f"Slurm's {what} on a machine with MIG: the driver is asked for all of its GPUs, and nothing is run on them"
+        )
+        return Selection(replace(request, gpus=None, groups=_ONLY_STATE), warnings=(Notice("slurm_counts_mig", why),))
+    if numbers and driver.gpus and not any(gpu.minor for gpu in driver.gpus):
+        taken = f"{listed(numbers)} {form(len(numbers), 'is taken for an index', 'are taken for indices')}"
+        notice = Notice("minor_unknown", f"the driver tells no minor number: Slurm's {taken}")
+        driver = replace(driver, gpus=tuple(replace(gpu, minor=str(gpu.index)) for gpu in driver.gpus))
+        selection = _by_names(request, names, driver, num_on_bus)
+        return replace(selection, warnings=(notice, *selection.warnings))
+    return _by_names(request, names, driver, num_on_bus)
+
+
+def _by_names(request: PreflightRequest, names: Sequence[str], driver: DriverLook, num_on_bus: int) -> Selection:
+    """Numbers are minor numbers of whole GPUs."""
+    devices = _devices(driver)
+    found = {name: find_by_minor(devices, name) if name.isdecimal() else find_by_uuid(devices, name) for name in names}
+    gpus = tuple(dict.fromkeys(device.gpu for device in found.values() if device is not None))
+    unknown = [name for name, device in found.items() if device is None]
+    request = replace(request, gpus=gpus)
+    return _with_unknown(request, unknown, driver, num_on_bus) if unknown else Selection(request)
+
+
+def _with_unknown(request: PreflightRequest, unknown: Sequence[str], driver: DriverLook, num_on_bus: int) -> Selection:
+    """Names that no GPU has which answers: where one is lost it is that one, or one that does not tell its number.
+
+    Otherwise a whole GPU is gone, as Slurm counted it when slurmd started. Instances are made and destroyed by people:
+    their names may be wrong.
+
+    Args:
+        request: for the others.
+        unknown: the names; numbers are of whole GPUs.
+        driver: what NVML knows.
+        num_on_bus: GPUs on the PCI bus.
+
+    Raises:
+        UsageError: there are no others, and no GPU is gone.
+    """
+    numbers = [name for name in unknown if name.isdecimal()]
+    gone = [name for name in unknown if name.startswith("GPU-")]
+    warnings: tuple[Notice, ...] = ()
+    numberless = [str(gpu.index) for gpu in driver.gpus if not gpu.minor] if numbers else []
+    if numberless:
+        request, warnings = _with_numberless(request, numbers, numberless, len(driver.lost))
+    if len(numbers) > len(numberless):
+        gone = [*numbers, *gone]
+    if driver.lost:  # they tell neither number nor UUID
+        gpus = (*(request.gpus or ()), *(str(index) for index, _ in driver.lost))
+        return Selection(replace(request, gpus=gpus), warnings=warnings)
+    why = ""
+    if num_on_bus > len(driver.gpus):
+        seen = f"{counted(num_on_bus, 'GPU')} {form(num_on_bus, 'is', 'are')} on the PCI bus"
+        why = f"{_no_gpus(unknown)}: {seen}, the driver tells of {len(driver.gpus)}: look for XIDs, reboot"
+    elif gone:
+        named = f"Slurm names {form(len(gone), 'GPU')} {listed(gone)}, which the driver does not tell of"
+        fell = form(len(gone), "it fell off the bus", "they fell off the bus")
+        why = f"{named}: {fell}, or gres.conf is wrong (compare with nvidia-smi -q, Minor Number)"
+    if why:
+        failed = (CheckResult("driver", (), Outcome.FAIL, why),)
+        return Selection(request if request.gpus else replace(request, gpus=None, groups=_ONLY_STATE), failed, warnings)
+    if not request.gpus:
+        raise UsageError(_no_gpus(unknown), where="--slurm-gpus", what_next="compare it with nvidia-smi -L")
+    wrong = [name for name in unknown if name not in numbers]
+    if wrong:
+        warnings = (*warnings, Notice("no_such_gpu", f"{_no_gpus(wrong)}: the others are checked"))
+    return Selection(request, warnings=warnings)
+
+
+def _no_gpus(names: Sequence[str]) -> str:
+    return f"Slurm's {listed(names)} {form(len(names), 'is no GPU', 'are no GPUs')} here"
+
+
+def _with_numberless(
+    request: PreflightRequest, numbers: Sequence[str], numberless: Sequence[str], num_lost: int
+) -> tuple[PreflightRequest, tuple[Notice, ...]]:
+    """GPUs that do not tell their minor number as well; where they may be another job's, nothing is run."""
+    why = f"no GPU tells that it is Slurm's {listed(numbers)}: GPU {listed(numberless)}, without a minor number, "
+    why += form(len(numberless), "is checked", "are checked")
+    request = replace(request, gpus=tuple(dict.fromkeys((*(request.gpus or ()), *numberless))))
+    if len(numberless) + num_lost > len(numbers):
+        request, why = replace(request, groups=_ONLY_STATE), f"{why} by the driver, and nothing is run"
+    return request, (Notice("minor_unknown", why),)
+
+
+def _without_load_where_split(selection: Selection, driver: DriverLook) -> Selection:
+    request = selection.request
+    split = [str(gpu.index) for gpu in driver.gpus if gpu.is_split and str(gpu.index) in (request.gpus or ())]
+    if not split or not request.runs:
+        return selection
+    what = f"GPU {listed(split)} {form(len(split), 'is', 'are')} split into MIG instances"
+    notice = Notice("split_gpu", f"{what}, where other jobs may work: the driver is asked, and nothing is run")
+    return replace(selection, request=replace(request, groups=_ONLY_STATE), warnings=(*selection.warnings, notice))
+
+
+def _devices(driver: DriverLook) -> list[Device]:
+    """Whole GPUs, also those that are split, and MIG instances."""
+    return [
+        Device(labels, gpu.uuid, str(gpu.index), gpu.minor)
+        for gpu in driver.gpus
+        for labels in (
+            labels_of(gpu=gpu.index, uuid=gpu.uuid),
+            *(labels_of(gpu=gpu.index, uuid=uuid, gpu_instance=instance) for uuid, instance in gpu.instances),
+        )
+    ]
+
+
+_NUM_PROCESSES = 2
+"""On the CPU, where none are named."""
+_DOCTOR = "run: stepscope doctor"
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What was found.
+
+    Attributes:
+        gpus: to measure.
+        versions: of torch and CUDA.
+        results: of GPUs that cannot be measured.
+        warnings: on what was found.
+    """
+
+    gpus: tuple[MeasuredGpu, ...]
+    versions: dict[str, str]
+    results: tuple[CheckResult, ...] = ()
+    warnings: tuple[Notice, ...] = ()
+
+
+def visible_names(programs: Programs, variable: str) -> list[str] | None:
+    """What the caller's environment lets CUDA see, in CUDA's order; None for everything."""
+    text = programs.environment.get(variable)
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def discover_cpu(request: PreflightRequest) -> Discovery:
+    """Processes on the CPU that stand for GPUs.
+
+    Raises:
+        UsageError: one is no number.
+    """
+    names = request.gpus or tuple(map(str, range(_NUM_PROCESSES)))
+    if not all(name.isdecimal() for name in names):
+        raise UsageError("processes on the CPU have numbers", where="--gpus", what_next="name them so: 0,1")
+    return Discovery(tuple(MeasuredGpu(int(name), name, "CPU") for name in names), {})
+
+
+def discover_by_driver(request: PreflightRequest, driver: DriverLook) -> Discovery:
+    """GPUs that NVML knows, where nothing is to be run on them: that needs no torch.
+
+    Raises:
+        DataError: NVML cannot be asked, or knows no GPU.
+        UnreachableError: the driver hangs.
+    """
+    check_answers(driver)
+    return _chosen([_by_driver(one) for one in driver.gpus], driver.lost, request)
+
+
+def discover(request: PreflightRequest, programs: Programs, driver: DriverLook) -> Discovery:
+    """GPUs of this node that CUDA sees, and those that NVML knows.
+
+    Raises:
+        UsageError: torch is not installed.
+        DataError: this torch cannot use GPUs, or there is none.
+        UnreachableError: the driver hangs.
+    """
+    with Worker((*programs.device, "cuda"), programs.environment) as scout:
+        reply = ask(scout, {"do": "describe"}, request.start_seconds)
+    versions = reply["versions"] if isinstance(reply, dict) else {}
+    devices = reply["devices"] if isinstance(reply, dict) else []
+    visible = visible_names(programs, "HIP_VISIBLE_DEVICES" if "hip" in versions else "CUDA_VISIBLE_DEVICES")
+    warnings: list[Notice] = []
+    unseen: list[tuple[int, str]] = []
+    if devices:
+        gpus = [_gpu(one, visible, driver) for one in devices]
+        unseen = [] if visible is not None else _unseen(driver, gpus)
+        if request.gpus and any(one.is_split for one in driver.gpus):
+            gpus = _whole(gpus, driver, visible)
+    else:
+        _check_hope(reply, versions)
+        why = reply.detail if isinstance(reply, Failure) else "torch sees no GPU"
+        gpus = [_by_driver(one) for one in driver.gpus if visible is None or _is_among(one, visible)]
+        if not gpus:
+            if isinstance(reply, Failure):
+                raise UnreachableError(f"torch cannot look for GPUs: {why}", what_next=_DOCTOR)
+            raise DataError(f"{why} here", what_next=f"{_DOCTOR}, or try --device cpu")
+        # one GPU off the bus can hide all others from CUDA: each is tried alone
+        warnings.append(Notice("cuda_sees_no_gpu", f"{why}; each GPU that NVML knows is tried alone"))
+    found = _chosen(gpus, (*driver.lost, *unseen), request)
+    return replace(found, versions=versions, warnings=tuple(warnings))
+
+
+def _by_driver(gpu: DriverGpu) -> MeasuredGpu:
+    return MeasuredGpu(gpu.index, gpu.uuid, "", gpu.uuid.removeprefix("GPU-"), gpu.key)
+
+
+def _is_among(gpu: DriverGpu, visible: Sequence[str]) -> bool:
+    return any(name == str(gpu.index) or (len(name) > len("GPU-") and gpu.uuid.startswith(name)) for name in visible)
+
+
+def _gpu(told: dict[str, Any], visible: list[str] | None, driver: DriverLook) -> MeasuredGpu:
+    """A device of CUDA's under the names that NVML has for it, where it has any."""
+    ordinal, uuid = told["index"], told["uuid"]
+    known = next((gpu for gpu in driver.gpus if uuid and gpu.uuid == f"GPU-{uuid}"), None)
+    name = visible[ordinal] if visible else known.uuid if known else str(ordinal)
+    if known is None:
+        return MeasuredGpu(ordinal, name, told["name"], uuid)
+    return MeasuredGpu(known.index, name, told["name"], uuid, known.key)
+
+
+def _check_hope(reply: Reply, versions: dict[str, str]) -> None:
+    """Raise a UsageError or DataError where this Python will never measure a GPU."""
+    if isinstance(reply, Failure) and "No module named 'torch'" in reply.detail:
+        raise UsageError("torch is not installed", what_next='run: pip install "stepscope[workloads]"')
+    if isinstance(reply, dict) and "cuda" not in versions and "hip" not in versions:
+        what = f"no GPU can be measured: this torch ({versions['torch']}) is built without CUDA"
+        raise DataError(what, what_next="install one with CUDA, or try --device cpu")
+
+
+def _whole(gpus: Sequence[MeasuredGpu], driver: DriverLook, visible: list[str] | None) -> list[MeasuredGpu]:
+    """Whole GPUs. Where one is split CUDA shows an instance alone, which may hide the others: those are tried alone."""
+    seen = [gpu for gpu in gpus if gpu.pci_bus_id]
+    hidden = [one for one in driver.gpus if not one.is_split and one.key not in {gpu.pci_bus_id for gpu in seen}]
+    return [*seen, *(_by_driver(one) for one in hidden if visible is None or _is_among(one, visible))]
+
+
+def _unseen(driver: DriverLook, gpus: Sequence[MeasuredGpu]) -> list[tuple[int, str]]:
+    if any(not gpu.uuid or "MIG" in gpu.name for gpu in gpus):
+        return []  # they cannot be told apart, or are parts of GPUs
+    seen = {gpu.uuid for gpu in gpus}
+    return [
+        (one.index, "the driver knows it and CUDA does not see it: look for XIDs, reset it")
+        for one in driver.gpus
+        if one.uuid.removeprefix("GPU-") not in seen and not one.is_split
+    ]
+
+
+def _chosen(gpus: Sequence[MeasuredGpu], lost: Sequence[tuple[int, str]], request: PreflightRequest) -> Discovery:
+    """Those that are asked for; of those that are not to be measured, why not."""
+    chosen: list[MeasuredGpu] = []
+    results = []
+    for name in dict.fromkeys(request.gpus or [*(str(gpu.index) for gpu in gpus), *(str(index) for index, _ in lost)]):
+        found = next((gpu for gpu in gpus if _is_called(gpu, name)), None)
+        if found is not None:
+            chosen += [found] if found not in chosen else []
+            continue
+        why = next((why for index, why in lost if str(index) == name), None)
+        why = why or f"there is no GPU {name} here: it fell off the bus, or that is not its name"
+        results.append(CheckResult("driver", (int(name),) if name.isdecimal() else (), Outcome.FAIL, why))
+    return Discovery(tuple(chosen), {}, tuple(results))
+
+
+def _is_called(gpu: MeasuredGpu, name: str) -> bool:
+    return name == str(gpu.index) or (len(name) > len("GPU-") and gpu.uuid.startswith(name.removeprefix("GPU-")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,4 +407,4 @@ class MeasuredGpu:
     def links_to(self, other: MeasuredGpu) -> int:
         """NVLinks over which it reaches another."""
         links = self.nvlinks or {}
-        return links.get(SWITCH, 0) + links.get(other.pci_bus_id, 0)
+        return links.get(NVSWITCH, 0) + links.get(other.pci_bus_id, 0)

@@ -1,4 +1,4 @@
-"""What is each GPU asked, in which order, and what of it at the same time as the others?
+"""Measurements of GPUs, links and collectives: what is asked of which device, in which order, with which sizes.
 
 Memory and products run on all GPUs at once, as a job's do: power and cooling are shared. Copies from and to the host
 run on one after the other.
@@ -6,18 +6,19 @@ run on one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from stepscope.core.hardware import GpuModel
-from stepscope.core.preflight import DTYPES, CheckResult, Outcome
-from stepscope.workflow.preflight import expectations
-from stepscope.workflow.preflight.expectations import Expectation
+from stepscope.core.documents.machine_checks import DTYPES, CheckResult, Outcome
+from stepscope.core.hardware.gpu_catalogue import GpuModel
+from stepscope.workflow.preflight import performance
+from stepscope.workflow.preflight.device import Pace
 from stepscope.workflow.preflight.gpus import MeasuredGpu
-from stepscope.workflow.preflight.judging import judge_failure, judge_products, judge_rate, with_wrong
-from stepscope.workflow.preflight.sizes import Sizes
-from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Worker, ask_all
+from stepscope.workflow.preflight.performance import Expectation, judge_failure, judge_products, judge_rate, with_wrong
+from stepscope.workflow.preflight.workers import Failure, FailureKind, Reply, Unsupported, Worker, ask, ask_all
 
 _BYTES, _OPERATIONS = "bytes/s", "FLOP/s"
 _DESCRIBE = {"do": "describe"}
@@ -76,7 +77,7 @@ class Measuring:
         request = {"do": "copy", "bytes": self._sizes.copy_bytes, "pace": asdict(self._sizes.pace)}
         for index, reply in self._ask("memory_bandwidth", request).items():
             model = self._model(index)
-            expected = expectations.expect_memory(model) if model else None
+            expected = performance.expect_memory(model) if model else None
             self._rate("memory_bandwidth", index, reply, 2 * self._sizes.copy_bytes, _BYTES, expected)
 
     def products(self) -> None:
@@ -86,7 +87,7 @@ class Measuring:
             request = {"do": "multiply", "dtype": dtype, "size": size, "pace": asdict(self._sizes.pace)}
             for index, reply in self._ask(f"matmul_{dtype}", request).items():
                 model = self._model(index)
-                expected = expectations.expect_product(model, self._gpus[index].name, dtype) if model else None
+                expected = performance.expect_product(model, self._gpus[index].name, dtype) if model else None
                 self._rate(f"matmul_{dtype}", index, reply, 2 * size**3, _OPERATIONS, expected)
 
     def right_results(self) -> None:
@@ -104,7 +105,7 @@ class Measuring:
             request = {"do": do, "bytes": self._sizes.host_bytes, "pace": asdict(self._sizes.link_pace)}
             for index, gpu in self._gpus.items():
                 for reply in self._ask(check, request, only=index).values():
-                    expected = expectations.expect_host_copy(gpu.name, *(gpu.pcie or (None, None)))
+                    expected = performance.expect_host_copy(gpu.name, *(gpu.pcie or (None, None)))
                     self._rate(check, index, reply, self._sizes.host_bytes, _BYTES, expected if self._is_cuda else None)
 
     def _model(self, index: int) -> GpuModel | None:
@@ -142,3 +143,217 @@ class Measuring:
         self.results.append(result)
         if self._workers[index].failure is not None:
             self._failed_in.setdefault(index, result.check)
+
+
+_BYTES_PER_SECOND = "bytes/s"
+_MOST_RESTARTS = 3
+"""Of the process that copies between GPUs, once a pair has ended it."""
+
+
+def measure_peers(
+    gpus: Sequence[MeasuredGpu],
+    worker: Worker | None,
+    restart: Callable[[], Worker],
+    sizes: Sizes,
+    seconds: float,
+) -> list[CheckResult]:
+    """Copy between each two GPUs, one pair after the other.
+
+    Args:
+        gpus: at least two.
+        worker: a process that sees them in this order; None where there is none yet. It is closed here.
+        restart: starts such a process.
+        sizes: how much.
+        seconds: that a pair may take.
+    """
+    results = []
+    worker = worker or restart()
+    num_left = _MOST_RESTARTS
+    places = list(enumerate(gpus))
+    try:
+        for from_place, source in places:
+            for to_place, target in places:
+                if from_place == to_place or not (sizes.both_ways or from_place < to_place):
+                    continue
+                if worker.failure is not None and num_left:
+                    num_left -= 1
+                    worker.close()
+                    worker = restart()
+                pair = (source.index, target.index)
+                if worker.failure is not None:
+                    why = "not made: copies between other GPUs hang or fail again and again"
+                    results.append(CheckResult("peer_copy", pair, Outcome.SKIPPED, why))
+                    continue
+                request = {
+                    "do": "copy_to_peer",
+                    "source": from_place,
+                    "target": to_place,
+                    "bytes": sizes.peer_bytes,
+                    "pace": asdict(sizes.link_pace),
+                }
+                reply = ask(worker, request, seconds)
+                results.append(_judge_pair(source, target, reply, sizes.peer_bytes))
+    finally:
+        worker.close()
+    return results
+
+
+def measure_all_reduce(
+    gpus: Sequence[MeasuredGpu], workers: Mapping[int, Worker], sizes: Sizes, seconds: float, *, is_cuda: bool
+) -> CheckResult:
+    """Sum up over all of them, in the processes that have measured each.
+
+    Args:
+        gpus: at least two.
+        workers: by index.
+        sizes: how much.
+        seconds: that it may take, and meeting before it.
+        is_cuda: whether expectations of GPUs hold.
+    """
+    members = [workers[gpu.index] for gpu in gpus]
+    with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
+        path = str(Path(folder) / "rendezvous")
+        joins: dict[Worker, Mapping[str, Any]] = {
+            worker: {"do": "join", "rank": rank, "world_size": len(gpus), "path": path, "seconds": seconds}
+            for rank, worker in enumerate(members)
+        }
+        replies = ask_all(joins, seconds)
+        if all(isinstance(reply, dict) for reply in replies.values()):
+            request = {
+                "do": "all_reduce",
+                "bytes": sizes.all_reduce_bytes,
+                "warm": sizes.num_warm,
+                "runs": sizes.num_runs,
+            }
+            replies = ask_all(dict.fromkeys(members, request), seconds)
+    expected = _expect_all_reduce(gpus) if is_cuda else None
+    return _judge_all_reduce(
+        tuple(gpu.index for gpu in gpus), [replies[worker] for worker in members], sizes.all_reduce_bytes, expected
+    )
+
+
+def _judge_pair(source: MeasuredGpu, target: MeasuredGpu, reply: Reply, num_bytes: int) -> CheckResult:
+    expected = None
+    if source.model is not None and source.nvlinks is not None:
+        num_links = sum(source.nvlinks.values())
+        expected = performance.expect_peer_copy(source.model, source.name, num_links, source.links_to(target))
+    pair = (source.index, target.index)
+    result = judge_rate(
+        "peer_copy", pair, reply, amount=num_bytes, unit=_BYTES_PER_SECOND, expectation=expected, judges_spread=False
+    )
+    return with_wrong(result, [reply], "bytes")
+
+
+def _judge_all_reduce(
+    gpus: tuple[int, ...], replies: Sequence[Reply], num_bytes: int, expected: Expectation | None
+) -> CheckResult:
+    failed = [(index, reply) for index, reply in zip(gpus, replies, strict=True) if isinstance(reply, Failure)]
+    if failed:
+        # who only hangs waits for the others: who ended tells why
+        _, told = next(((index, one) for index, one in failed if one.kind is not FailureKind.HUNG), failed[0])
+        who = ", ".join(str(index) for index, _ in failed)
+        return judge_failure("all_reduce", gpus, Failure(told.kind, f"GPU {who}: {told.detail}"))
+    unsupported = next((reply for reply in replies if isinstance(reply, Unsupported)), None)
+    if unsupported is not None:
+        return judge_failure("all_reduce", gpus, unsupported)
+    told_by_all = [reply for reply in replies if isinstance(reply, dict)]
+    result = judge_rate(
+        "all_reduce",
+        gpus,
+        min(told_by_all, key=lambda reply: float(reply["seconds"])),  # the others waited for it
+        amount=performance.bus_bytes(num_bytes, len(gpus)),
+        unit=_BYTES_PER_SECOND,
+        expectation=expected,
+        judges_spread=False,
+    )
+    return with_wrong(result, replies, "sums")
+
+
+def _expect_all_reduce(gpus: Sequence[MeasuredGpu]) -> Expectation | None:
+    model = gpus[0].model
+    if model is None or any(gpu.nvlinks is None for gpu in gpus):
+        return None
+    is_meshed = all(a.links_to(b) for a in gpus for b in gpus if a is not b)
+    return performance.expect_all_reduce(model, gpus[0].name, len(gpus), is_meshed=is_meshed)
+
+
+_MIB = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of one preflight.
+
+    Attributes:
+        copy_bytes: of a copy within the memory; far more than the GPU's caches hold.
+        host_bytes, peer_bytes, all_reduce_bytes: of the other transfers.
+        product_size: rows and columns of the matrices that are timed.
+        checked_size, num_repeats: of those that are compared bit by bit, and how often.
+        pace: for memory and products: long enough for clocks and power to settle.
+        link_pace: for transfers, which heat nothing.
+        both_ways: whether each pair of GPUs is measured in both directions.
+        num_warm, num_runs: all-reduces.
+    """
+
+    copy_bytes: int
+    host_bytes: int
+    peer_bytes: int
+    all_reduce_bytes: int
+    product_size: int
+    checked_size: int
+    num_repeats: int
+    pace: Pace
+    link_pace: Pace
+    both_ways: bool
+    num_warm: int
+    num_runs: int
+
+
+FULL = Sizes(
+    copy_bytes=2048 * _MIB,
+    host_bytes=512 * _MIB,
+    peer_bytes=512 * _MIB,
+    all_reduce_bytes=1024 * _MIB,
+    product_size=8192,
+    checked_size=8192,
+    num_repeats=100,
+    pace=Pace(1.0, 3.0, 20, 2000),
+    link_pace=Pace(0.1, 0.4, 8, 200),
+    both_ways=True,
+    num_warm=5,
+    num_runs=20,
+)
+QUICK = Sizes(
+    copy_bytes=1024 * _MIB,
+    host_bytes=256 * _MIB,
+    peer_bytes=256 * _MIB,
+    all_reduce_bytes=256 * _MIB,
+    product_size=8192,
+    checked_size=4096,
+    num_repeats=20,
+    pace=Pace(0.2, 0.4, 8, 500),
+    link_pace=Pace(0.02, 0.06, 4, 50),
+    both_ways=False,
+    num_warm=3,
+    num_runs=10,
+)
+CPU = Sizes(
+    copy_bytes=64 * _MIB,
+    host_bytes=_MIB,
+    peer_bytes=_MIB,
+    all_reduce_bytes=4 * _MIB,
+    product_size=256,
+    checked_size=256,
+    num_repeats=5,
+    pace=Pace(0.05, 0.15, 5, 200),
+    link_pace=Pace(0.05, 0.15, 5, 200),
+    both_ways=False,
+    num_warm=2,
+    num_runs=10,
+)
+"""Small: what is tried there is this code, not the machine."""
+
+
+def sizes_for(device_type: str, *, quick: bool) -> Sizes:
+    """What to measure with."""
+    return CPU if device_type == "cpu" else QUICK if quick else FULL

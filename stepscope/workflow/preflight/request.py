@@ -1,4 +1,4 @@
-"""What is a preflight asked for, and which programs measure?"""
+"""What a preflight is asked for, and which programs measure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stepscope.collectors.jobs.designations import names_of
+from stepscope.collectors.jobs.devices import parse_device_list
+from stepscope.core.documents.machine_checks import CHECKS, CheckGroup
 from stepscope.core.errors import UsageError
-from stepscope.core.preflight import CHECKS, CheckGroup
 
 _MOST_GPUS = 1024
 """In one node: no range is longer."""
@@ -65,8 +65,8 @@ class Programs:
         environment: of this process.
     """
 
-    device: tuple[str, ...] = (sys.executable, "-m", "stepscope.workflow.preflight.child")
-    state: tuple[str, ...] = (sys.executable, "-m", "stepscope.workflow.preflight.state_child")
+    device: tuple[str, ...] = (sys.executable, "-m", "stepscope.workflow.preflight.device_worker")
+    state: tuple[str, ...] = (sys.executable, "-m", "stepscope.workflow.preflight.driver_worker")
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
@@ -84,7 +84,7 @@ def gpus_of(text: str) -> tuple[str, ...]:
 
 def slurm_gpus_of(text: str) -> tuple[str, ...]:
     """GPUs as Slurm names them in SLURM_JOB_GPUS: "0,2-4,GPU-1b2c3d4e"; none of "NoDevFiles"."""
-    return tuple(dict.fromkeys(names_of(text)))
+    return tuple(dict.fromkeys(parse_device_list(text)))
 
 
 def groups_of(text: str) -> frozenset[CheckGroup]:

@@ -1,20 +1,28 @@
-"""How does torch measure a GPU, or the CPU where the code is tried? Nothing changes the cards' settings."""
+"""Device measured with torch: a GPU, or the CPU where the code is tried. Changes no settings of the GPU."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from stepscope.collectors.host.cpu_sets import parse_cpu_list
-from stepscope.workflow.preflight.device import DeviceFacts, Pace, Products, Timing, UnsupportedError
-from stepscope.workflow.preflight.timing import time_runs
-from stepscope.workflow.preflight.torch_group import TorchGroup
-from stepscope.workflow.preflight.torch_products import count_differing, count_wrong, normal_product
+from stepscope.collectors.host.machine import parse_cpu_list
+from stepscope.workflow.preflight.device import (
+    DeviceFacts,
+    Pace,
+    Products,
+    Stopwatch,
+    Timing,
+    UnsupportedError,
+    time_runs,
+    timing_of,
+)
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 
@@ -150,3 +158,165 @@ def _run_beside(pci_bus_id: str) -> None:
             os.sched_setaffinity(0, near)
     except OSError:
         return
+
+
+_PERIOD = 97
+"""Of the numbers that are summed up: no two neighbours alike, and every sum exact in float32."""
+
+
+class TorchGroup:
+    """This process in its group."""
+
+    def __init__(self, device: torch.device, stopwatch: Stopwatch) -> None:
+        self._device = device
+        self._stopwatch = stopwatch
+
+    def join(self, rank: int, world_size: int, path: str, seconds: float) -> None:
+        """Meet the others; a group from before is left.
+
+        Args:
+            rank: this process's place.
+            world_size: how many there are.
+            path: of a file that is not there yet.
+            seconds: how long to wait for the others.
+
+        Raises:
+            UnsupportedError: torch was built without what it takes.
+        """
+        is_cuda = self._device.type == "cuda"
+        if not dist.is_available() or not (dist.is_nccl_available() if is_cuda else dist.is_gloo_available()):
+            raise UnsupportedError(f"this torch was built without {'NCCL' if is_cuda else 'gloo'}")
+        if not is_cuda and Path("/sys/class/net/lo").exists():
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are here; a host name may not resolve
+        dist.init_process_group(
+            "nccl" if is_cuda else "gloo",
+            init_method=f"file://{path}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=seconds),
+            device_id=self._device if is_cuda else None,
+        )
+
+    def all_reduce(self, num_bytes: int, num_warm: int, num_runs: int) -> tuple[Timing, int]:
+        """Sum up so often, on all members alike; the time is this member's, waiting for the others included."""
+        zeros = torch.zeros(num_bytes // 4, dtype=torch.float32, device=self._device)
+        self._stopwatch.times(lambda: dist.all_reduce(zeros), num_warm)
+        timing = timing_of(self._stopwatch.times(lambda: dist.all_reduce(zeros), num_runs))
+        pattern = torch.arange(num_bytes // 4, device=self._device).remainder_(_PERIOD)
+        summed = (pattern + dist.get_rank()).float()
+        dist.all_reduce(summed)
+        size = dist.get_world_size()
+        expected = (pattern * size + size * (size - 1) // 2).float()
+        num_wrong = int((summed != expected).sum())
+        dist.destroy_process_group()
+        return timing, num_wrong
+
+
+_TYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "tfloat32": torch.float32,
+    "float32": torch.float32,
+    "float8": torch.float8_e4m3fn,
+}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHECKED_ROWS = 8
+_SEED = 20
+
+
+def normal_product(dtype: str, size: int, device: torch.device) -> Callable[[], torch.Tensor]:
+    """Multiplies two square matrices, always the same.
+
+    They are normally distributed, as weights and activations are: zeros and whole numbers draw less power.
+
+    Raises:
+        UnsupportedError: the device has no units for this type.
+    """
+    generator = torch.Generator(device).manual_seed(_SEED)
+    left, right = (torch.randn(size, size, generator=generator, device=device) for _ in range(2))
+    return _product_of(dtype, left, right)
+
+
+def count_differing(product: Callable[[], torch.Tensor], num_repeats: int) -> int:
+    """How many repeats of a product are not bit for bit the first.
+
+    Args:
+        product: may give its result in the same memory each time.
+        num_repeats: after the first.
+    """
+    first = _bits(product()).clone()
+    return sum(not torch.equal(first, _bits(product())) for _ in range(num_repeats))
+
+
+def count_wrong(dtype: str, size: int, device: torch.device) -> int:
+    """Elements of a product of -1, 0 and 1 that are wrong.
+
+    All its sums are whole numbers far below 2 ** 24, so that every order of summation and every unit gives the same
+    bits once rounded to the result's type. It is compared with the float32 product, which other units make, and rows
+    of that one with the host's in float64.
+
+    Raises:
+        UnsupportedError: the device has no units for this type.
+    """
+    generator = torch.Generator(device).manual_seed(_SEED)
+    left, right = (torch.randint(-1, 2, (size, size), generator=generator, device=device).float() for _ in range(2))
+    result = _product_of(dtype, left, right, fast=False)()
+    exact = _product_of("float32", left, right)()
+    rows = torch.arange(0, size, max(1, size // _CHECKED_ROWS))
+    on_host = left[rows.to(device)].cpu().double() @ right.cpu().double()
+    wrong_rows = (exact[rows.to(device)].cpu().double() != on_host).sum()
+    return int((result != exact.to(result.dtype)).sum()) + int(wrong_rows)
+
+
+def _bits(result: torch.Tensor) -> torch.Tensor:
+    """The result as whole numbers, so that two NaN of the same bits are equal."""
+    return result.view(_BITS[result.element_size()])
+
+
+def _product_of(
+    dtype: str, left: torch.Tensor, right: torch.Tensor, *, fast: bool = True
+) -> Callable[[], torch.Tensor]:
+    """
+    Args:
+        dtype: a word of `core.preflight.DTYPES`.
+        left, right: float32.
+        fast: whether float8 products may be summed up in fewer bits than float32 has.
+    """
+    _check_units(dtype, left.device)
+    if dtype == "float8":
+        return _scaled_product_of(left, right, fast=fast)
+    left, right = left.to(_TYPES[dtype]), right.to(_TYPES[dtype])
+    result = torch.empty_like(left)
+    precision = "high" if dtype == "tfloat32" else "highest"
+
+    def product() -> torch.Tensor:
+        torch.set_float32_matmul_precision(precision)
+        return torch.matmul(left, right, out=result)
+
+    return product
+
+
+def _scaled_product_of(left: torch.Tensor, right: torch.Tensor, *, fast: bool) -> Callable[[], torch.Tensor]:
+    """cuBLASLt takes the second factor by columns, one scale a matrix, and gives bfloat16."""
+    first, second = left.to(_TYPES["float8"]), right.t().contiguous().to(_TYPES["float8"]).t()
+    one = torch.ones((), dtype=torch.float32, device=left.device)
+    return lambda: torch._scaled_mm(
+        first, second, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=fast
+    )
+
+
+def _check_units(dtype: str, device: torch.device) -> None:
+    if device.type == "cpu":
+        if dtype in ("tfloat32", "float8"):
+            raise UnsupportedError("the CPU has no units for it")
+        return
+    if torch.version.hip:
+        if dtype in ("tfloat32", "float8"):
+            raise UnsupportedError("not measured on AMD GPUs")
+        return
+    if dtype == "float8" and torch.__version__ < "2.5":
+        raise UnsupportedError("torch has such products from 2.5 on")
+    capability = torch.cuda.get_device_capability(device)
+    least = {"bfloat16": (8, 0), "tfloat32": (8, 0), "float8": (8, 9), "float16": (7, 0)}.get(dtype, (0, 0))
+    if capability < least:
+        raise UnsupportedError(f"compute capability {capability[0]}.{capability[1]} has no units for it")

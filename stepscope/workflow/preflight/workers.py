@@ -1,4 +1,4 @@
-"""How are processes asked that may hang or die? All at once, each with a deadline; none is ever waited for longer."""
+"""Worker processes that may hang or die: asked all at once, each with a deadline."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A folder that stands first on the PYTHONPATH of what `stepscope run` starts; see its sitecustomize."""
+"""Folder that stands first on the PYTHONPATH of what `stepscope run` starts; it holds a sitecustomize."""

@@ -1,7 +1,7 @@
-"""How does a Python process that `stepscope run` started come to measure itself? Python imports this at its start.
+"""Start-up hook of a process started by `stepscope run`: Python imports this module when it starts.
 
-It costs a process that never imports torch nothing but this file: no part of stepscope is imported before torch's
-optimizers are. Then the sitecustomize that this one hides gets its turn, and this folder leaves sys.path.
+A process that never imports torch pays only for this file: no part of stepscope is imported before torch's optimizers
+are. Then the sitecustomize that this one hides is run, and this folder leaves sys.path.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WATCHED = frozenset(
         "torch.utils.data.dataloader",
     }
 )
-"""Modules that stepscope.zero_code.watch looks into as soon as they are imported."""
+"""Modules that stepscope.zero_code.patches looks into as soon as they are imported."""
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _WHERE_STEPSCOPE_IS = os.path.dirname(os.path.dirname(os.path.dirname(_FOLDER)))
@@ -75,7 +75,7 @@ def _stepscope_looks_into(module: Any) -> None:
             import stepscope  # noqa: F401
         finally:
             sys.path.remove(_WHERE_STEPSCOPE_IS)
-    from stepscope.zero_code.watch import module_imported
+    from stepscope.zero_code.patches import module_imported
 
     module_imported(module)
 

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.agent.captures import CaptureTarget, TargetAnswer
-from stepscope.core.agent_messages import Answer, AnswerState, CaptureRequest
-from stepscope.core.readings import Missing
+from stepscope.agent.captures.backend import CaptureTarget, TargetAnswer
+from stepscope.core.metrics.readings import Missing
+from stepscope.core.protocol.messages import Answer, AnswerState, CaptureRequest
 
 
 def target(rank: int, key: str = "", **fields: object) -> CaptureTarget:

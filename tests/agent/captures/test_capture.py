@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stepscope.agent.captures.capture import Capture
-from stepscope.core.agent_messages import Alignment, Answer, AnswerState
-from stepscope.core.captures import CaptureOrder, CaptureState
+from stepscope.core.protocol.captures import CaptureOrder, CaptureState
+from stepscope.core.protocol.messages import Alignment, Answer, AnswerState
 from tests.agent.captures.fake_backend import target
 
 _BOTH = {"k0", "k1"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.agent.exporter.compression import accepts_gzip
+from stepscope.agent.exporter.metrics_page import accepts_gzip
 
 
 @pytest.mark.parametrize(

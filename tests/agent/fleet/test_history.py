@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.agent.fleet.history import KEPT_SECONDS, GpuHistory
-from stepscope.agent.fleet.host_use import HostHistory
-from stepscope.agent.fleet.sampling import told_of_gpus
-from stepscope.agent.source_state import SourceState
-from stepscope.core.gpu_metrics import GPU
-from stepscope.core.host_metrics import CGROUP, HOST, PROCESS
-from stepscope.core.readings import Reading, labels_of, with_labels
-from stepscope.core.training_metrics import TRAINING
+from stepscope.agent.fleet.history import KEPT_SECONDS, GpuHistory, HostHistory, values_of_gpus
+from stepscope.agent.polling import SourceState
+from stepscope.core.metrics.agent import TRAINING
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.host import CGROUP, HOST, PROCESS
+from stepscope.core.metrics.readings import Reading, labels_of, with_labels
 from tests.agent.fleet.states import COMPUTING, GPU0, SECOND, of_gpu, state
 
 
 def _add(history: GpuHistory, values: dict[str, float], second: int) -> None:
-    told = told_of_gpus([state("nvml", of_gpu(GPU0, values, second * SECOND), second * SECOND)])
+    told = values_of_gpus([state("nvml", of_gpu(GPU0, values, second * SECOND), second * SECOND)])
     history.add(told[GPU0])
 
 
@@ -36,7 +34,7 @@ def test_counters_become_rates_also_when_they_are_read_seldom() -> None:
     assert history.last(1)[-1].pcie_transmit == 1e6  # the rate that is told
     plain = {"utilization_ratio": 1.0}
     for second in range(2, 23):
-        told = told_of_gpus([state("nvml", [
+        told = values_of_gpus([state("nvml", [
             *of_gpu(GPU0, plain, second * SECOND),
             Reading(GPU + "nvlink_transmit_bytes_total", second // 10 * 50e9, GPU0, second // 10 * 10 * SECOND),
         ], second * SECOND)])  # fmt: skip

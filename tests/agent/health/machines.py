@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from stepscope.agent.config.health import Thresholds
+from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.health.health_source import HealthWatch
 from stepscope.agent.health.observed import Observer
-from stepscope.agent.health.watch import HealthWatch
-from stepscope.agent.source_state import SourceState
-from stepscope.core.gpu_metrics import GPU
-from stepscope.core.health import Health, HealthEvent
-from stepscope.core.readings import Collection, Finding, Labels, Missing, Reading, labels_of, with_labels
+from stepscope.agent.polling import SourceState
+from stepscope.core.hardware.health import Health, HealthEvent
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, Reading, labels_of, with_labels
 
 SECOND = 10**9
 START = 1_700_000_000 * SECOND

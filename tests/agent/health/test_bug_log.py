@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.core.gpu_metrics import THROTTLE_REASONS
-from stepscope.core.health import Action, HealthState, Severity
-from stepscope.core.readings import Finding, Missing, MissingReason, labels_of
+from stepscope.core.hardware.health import Action, HealthState, Severity
+from stepscope.core.metrics.gpu import THROTTLE_REASONS
+from stepscope.core.metrics.readings import Finding, Missing, MissingReason, labels_of
 from tests.agent.health.machines import LABELS, SECOND, Machine, codes_of, labels_of_gpu
 
 

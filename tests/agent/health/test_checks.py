@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.agent.config.health import Thresholds
-from stepscope.agent.health.checks.pcie import replay_limit
-from stepscope.core.health import Action, HealthState, Severity
-from stepscope.core.host_metrics import HOST
-from stepscope.core.readings import Finding, Missing, MissingReason, labels_of
+from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.health.checks.links import replay_limit
+from stepscope.core.hardware.health import Action, HealthState, Severity
+from stepscope.core.metrics.host import HOST
+from stepscope.core.metrics.readings import Finding, Missing, MissingReason, labels_of
 from tests.agent.health.machines import LABELS, Machine, codes_of
 
 _WARNING, _CRITICAL = Severity.WARNING, Severity.CRITICAL

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from stepscope.agent.config.health import Thresholds
-from stepscope.agent.health.patience import patience_of
-from stepscope.core.xids import XIDS, XidClass
+from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.health.episodes import hysteresis_of
+from stepscope.core.hardware.xids import XIDS, XidClass
 
 _TEXT = (Path(__file__).parents[3] / "docs/health.md").read_text()
 
@@ -19,7 +19,7 @@ def test_every_code_has_a_row() -> None:
         if line.startswith("| `")
         for code in re.findall(r"`(\w+)`", line.split("|")[1])
     }
-    assert rows == {*patience_of(Thresholds()), "xid_N", "sxid_N"}
+    assert rows == {*hysteresis_of(Thresholds()), "xid_N", "sxid_N"}
 
 
 def test_every_xid_is_in_the_row_of_its_class() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.agent.health.episodes import MOST_ENDED, Episodes
-from stepscope.agent.health.patience import Patience
-from stepscope.agent.health.signs import Evidence, Sign, Standing, bad, good
-from stepscope.core.health import Action, HealthEvent, Severity
-from stepscope.core.readings import labels_of
+from stepscope.agent.health.episodes import MOST_ENDED, Episodes, Hysteresis
+from stepscope.agent.health.samples import CheckSample, Evidence, SampleState, bad, good
+from stepscope.core.hardware.health import Action, HealthEvent, Severity
+from stepscope.core.metrics.readings import labels_of
 from tests.agent.health.machines import SECOND
 
 _LABELS = labels_of(gpu=0, uuid="GPU-0")
@@ -21,7 +20,7 @@ def _evidence(value: float = 2.0, severity: Severity = Severity.WARNING) -> Evid
 
 class _Run:
     def __init__(self, enter: float, leave: float, gap: float = 60.0) -> None:
-        self.episodes = Episodes(lambda _: Patience(enter, leave), gap_seconds=gap)
+        self.episodes = Episodes(lambda _: Hysteresis(enter, leave), gap_seconds=gap)
         self.changes: list[HealthEvent] = []
 
     def bad(self, at: float, evidence: Evidence | None = None) -> None:
@@ -31,9 +30,9 @@ class _Run:
         self._take(good("code", int(at * SECOND)))
 
     def between(self, at: float) -> None:
-        self._take(Sign("code", int(at * SECOND), Standing.BETWEEN))
+        self._take(CheckSample("code", int(at * SECOND), SampleState.BETWEEN))
 
-    def _take(self, sign: Sign) -> None:
+    def _take(self, sign: CheckSample) -> None:
         event = self.episodes.observe("GPU-0", _LABELS, sign)
         if event is not None:
             self.changes.append(event)
@@ -144,7 +143,7 @@ def test_whatever_comes_one_is_open_at_most_and_none_ends_before_it_began(
     for kind, seconds in signs:
         now += seconds  # clocks are set back, too
         if kind == "over":
-            run._take(Sign("code", now * SECOND, Standing.OVER))
+            run._take(CheckSample("code", now * SECOND, SampleState.OVER))
         else:
             getattr(run, kind)(now)
         opened = run.episodes.open_events()

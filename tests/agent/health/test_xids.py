@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.core.fabric_metrics import SWITCH
-from stepscope.core.gpu_metrics import GPU
-from stepscope.core.health import Action, HealthState, Severity
-from stepscope.core.readings import Finding, labels_of, with_labels
+from stepscope.core.hardware.health import Action, HealthState, Severity
+from stepscope.core.metrics.gpu import GPU, SWITCH
+from stepscope.core.metrics.readings import Finding, labels_of, with_labels
 from tests.agent.health.machines import LABELS, SECOND, Machine, codes_of
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stepscope.agent.jobs.collector import JobCollector
-from stepscope.agent.source_state import SourceState
-from stepscope.collectors.jobs.kubernetes.pod_directory import PodDirectory
-from stepscope.collectors.jobs.kubernetes.pod_resources import GivenDevice
+from stepscope.agent.jobs.job_collector import JobCollector
+from stepscope.agent.polling import SourceState
+from stepscope.collectors.jobs.kubernetes.pod_resources import PodDevice
+from stepscope.collectors.jobs.kubernetes.pods import PodDirectory
 from stepscope.collectors.jobs.settings import JobSettings
-from stepscope.collectors.jobs.slurm_names import SlurmNamesCollector
-from stepscope.core.gpu_metrics import GPU
-from stepscope.core.jobs import Assignment, UseState, assignments_of, uses_of
-from stepscope.core.readings import Collection, Labels, MissingReason, Reading, labels_of
+from stepscope.collectors.jobs.slurm import SlurmNamesCollector
+from stepscope.core.documents.jobs import Assignment, UseState, assignments_of, uses_of
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.readings import Collection, Labels, MissingReason, Reading, labels_of
 
 SLURM_V2 = "0::/system.slice/slurmstepd.scope/job_{job}/step_{step}/user/task_0\n"
 SLURM_V1 = "11:devices:/slurm/uid_1000/job_{job}/step_{step}/task_0\n1:name=systemd:/system.slice/slurmd.service\n"
@@ -41,7 +41,7 @@ class Node:
         self.minors = list(minors)
         self.silent: set[int] = set()
         self.reason: MissingReason | None = None
-        self.given: list[GivenDevice] = []
+        self.given: list[PodDevice] = []
         self._inode = 100
 
     def watch(

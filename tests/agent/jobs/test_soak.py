@@ -8,7 +8,7 @@ import tracemalloc
 from pathlib import Path
 
 import stepscope
-from stepscope.core.readings import Collection
+from stepscope.core.metrics.readings import Collection
 from tests.agent.jobs.node import SLURM_V2, Node, pod_cgroup
 
 _PACKAGE = Path(stepscope.__file__).parent

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.training_link import TrainingServer
-from stepscope.core.agent_messages import Hello, Message
-from stepscope.core.agent_protocol import LineBuffer, decode, encode
+from stepscope.agent.training_link.server import TrainingServer
+from stepscope.core.protocol.messages import Hello, LineBuffer, Message, decode, encode
 
 
 class Process:

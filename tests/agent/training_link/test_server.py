@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.agent.training_link import TrainingServer, client
+from stepscope.agent.training_link import connection
 from stepscope.agent.training_link import server as server_module
-from stepscope.agent.training_link.source import TrainingSource
-from stepscope.core.agent_messages import Answer, AnswerState, Bye, Cancel, CaptureRequest, Step, Welcome
+from stepscope.agent.training_link.server import TrainingServer
+from stepscope.agent.training_link.training_source import TrainingSource
+from stepscope.core.protocol.messages import Answer, AnswerState, Bye, Cancel, CaptureRequest, Step, Welcome
 from tests.agent.training_link.conftest import Process, hello, wait_until
 
 Connect = Callable[[], Process]
@@ -83,7 +84,7 @@ def test_a_process_that_connects_again_is_the_same_and_another_is_not(server: Tr
 def test_nonsense_idleness_and_floods_cost_the_others_nothing(
     server: TrainingServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_HELLO_SECONDS", 1.0)
+    monkeypatch.setattr(connection, "_HELLO_SECONDS", 1.0)
     garbage, endless, idle, turncoat, flood, other = (connect() for _ in range(6))
     garbage.say(b"{}\n" * 3)
     endless.say(b"x" * (70 << 10))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.agent.web import Address, address_of
+from stepscope.agent.web.server import Address, address_of
 from stepscope.core.errors import UsageError
 
 

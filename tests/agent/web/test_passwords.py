@@ -7,8 +7,8 @@ from collections.abc import Callable
 import bcrypt
 import pytest
 
-from stepscope.agent.web import passwords as passwords_module
-from stepscope.agent.web.passwords import Answer, Passwords
+from stepscope.agent.web import access as passwords_module
+from stepscope.agent.web.access import Answer, Passwords
 
 _USERS = {name: bcrypt.hashpw(name.encode() * 2, bcrypt.gensalt(4)) for name in ("alice", "bob")}
 

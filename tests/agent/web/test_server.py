@@ -14,22 +14,15 @@ from http import HTTPStatus
 
 import pytest
 
-from stepscope.agent.exporter import MetricsPage
-from stepscope.agent.schedule import ScheduledSource
-from stepscope.agent.source_state import SourceState
-from stepscope.agent.web import (
-    Access,
-    Address,
-    AgentServer,
-    Reply,
-    Request,
-    Route,
-    connections,
-    page_routes,
-    text_reply,
-)
+from stepscope.agent.exporter.metrics_page import MetricsPage
+from stepscope.agent.polling import ScheduledSource, SourceState
+from stepscope.agent.web import server as connections
+from stepscope.agent.web.access import Access
+from stepscope.agent.web.pages import page_routes
+from stepscope.agent.web.routes import Reply, Request, Route, text_reply
+from stepscope.agent.web.server import Address, AgentServer
 from stepscope.core.errors import UsageError
-from stepscope.core.readings import Collection, Missing, MissingReason, Reading
+from stepscope.core.metrics.readings import Collection, Missing, MissingReason, Reading
 
 _READING = Reading("stepscope_host_cpus", 2.0, (), 1)
 _GIVES = Collection((_READING,), (Missing("stepscope_host_load_average", (), MissingReason.NOT_SUPPORTED),))

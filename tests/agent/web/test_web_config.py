@@ -11,8 +11,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stepscope.agent.web.tls_config import ClientAuth
-from stepscope.agent.web.web_config import read_web_config
+from stepscope.agent.web.web_config import ClientAuth, read_web_config
 from stepscope.core.errors import UsageError
 
 HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"  # the toolkit's own example

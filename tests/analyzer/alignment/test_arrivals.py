@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stepscope.analyzer.alignment.arrivals import Arrival, needed_arrivals
-from stepscope.analyzer.alignment.call import Call, PeerCall
+from stepscope.analyzer.alignment.calls import Call, PeerCall
 from stepscope.analyzer.alignment.matching import CallId, match_calls
 
 US = 1000

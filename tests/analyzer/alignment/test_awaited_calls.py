@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.core.headings import Heading
+from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.trace.columns import ProcessGroup
 from tests.analyzer.build import TraceBuilder
 from tests.analyzer.readings import analyse, rank_us, view_of
@@ -42,8 +42,8 @@ def test_a_call_is_exposed_once_no_earlier_one_is_waited_for() -> None:
 
 def test_bytes_that_have_come_are_no_transfer_while_another_call_is_waited_for() -> None:
     analysis = analyse(*posted_early())
-    assert rank_us(analysis, 0, Heading.WAIT) == pytest.approx(490, abs=5)
-    assert rank_us(analysis, 0, Heading.COMMUNICATION) == pytest.approx(12, abs=5)
+    assert rank_us(analysis, 0, TimeCategory.WAIT) == pytest.approx(490, abs=5)
+    assert rank_us(analysis, 0, TimeCategory.COMMUNICATION) == pytest.approx(12, abs=5)
     # rank 1 did nothing else for 10 us between its operators, though its sends stay open for 490
-    assert rank_us(analysis, 1, Heading.COMMUNICATION) == pytest.approx(10, abs=1)
-    assert rank_us(analysis, 1, Heading.WAIT) == 0
+    assert rank_us(analysis, 1, TimeCategory.COMMUNICATION) == pytest.approx(10, abs=1)
+    assert rank_us(analysis, 1, TimeCategory.WAIT) == 0

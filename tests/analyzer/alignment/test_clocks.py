@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyzer.alignment.call import Call, PeerCall
-from stepscope.analyzer.alignment.clock_pairs import _line
-from stepscope.analyzer.alignment.clocks import Clocks, estimate_clocks
+from stepscope.analyzer.alignment.calls import Call, PeerCall
+from stepscope.analyzer.alignment.clocks import Clocks, _line, estimate_clocks
 from stepscope.analyzer.alignment.matching import match_calls
 
 US = 1000

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from stepscope.analyzer.alignment.arrivals import needed_arrivals
-from stepscope.analyzer.alignment.call import Call
+from stepscope.analyzer.alignment.calls import Call
 from stepscope.analyzer.alignment.matching import CallId, match_calls
 from stepscope.analyzer.rank import view_rank
-from stepscope.trace.kineto import read_trace
+from stepscope.trace.formats.kineto.reader import read_trace
 
 pytestmark = pytest.mark.shared
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.core.causes import Cause
-from stepscope.core.headings import Heading
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause
 from tests.analyzer.readings import analyse, cause_us, rank_us, row_of
 from tests.analyzer.what_if.schedules import Schedule, Step, plain_step, run
 
@@ -31,7 +31,7 @@ def test_a_stall_that_the_launch_queue_hides_costs_nothing_and_is_healthy() -> N
     analysis = analyse(*traces)
     assert analysis.verdict.cause is Cause.COMPUTE_BOUND
     assert cause_us(analysis, Cause.HOST_BOUND) == cause_us(analysis, Cause.STRAGGLER) == 0
-    assert [rank_us(analysis, rank, Heading.WAIT) for rank in (0, 1)] == [0, 0]
+    assert [rank_us(analysis, rank, TimeCategory.WAIT) for rank in (0, 1)] == [0, 0]
 
 
 def test_what_the_queue_does_not_hide_is_that_ranks_and_so_is_its_peers_waiting() -> None:
@@ -39,8 +39,8 @@ def test_what_the_queue_does_not_hide_is_that_ranks_and_so_is_its_peers_waiting(
     lost = lengths[1][2] - lengths[1][1]
     assert 0 < lost < STALL_US
     analysis = analyse(*traces)
-    assert rank_us(analysis, 1, Heading.HOST_BOUND) == pytest.approx(lost, abs=20)
-    assert rank_us(analysis, 0, Heading.WAIT) == pytest.approx(lost, abs=20)
+    assert rank_us(analysis, 1, TimeCategory.HOST_BOUND) == pytest.approx(lost, abs=20)
+    assert rank_us(analysis, 0, TimeCategory.WAIT) == pytest.approx(lost, abs=20)
     assert cause_us(analysis, Cause.HOST_BOUND) == pytest.approx(2 * lost, abs=40)
     assert row_of(analysis, Cause.HOST_BOUND).ranks == [1]
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stepscope.analyzer.blame.remedies import ACTIONS, REMEDIES, actions_for
-from stepscope.core.causes import Cause, Reason
+from stepscope.core.vocabulary.causes import Cause, Reason
 
 VERDICTS = Path(__file__).resolve().parents[3] / "docs" / "verdicts.md"
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from stepscope.analyzer.blame.stragglers import ComputeComparison
-from stepscope.core.causes import Cause
+from stepscope.analyzer.blame.stragglers import ComputeComparison, why_slower
+from stepscope.analyzer.rank_view import RankView
+from stepscope.core.documents.analysis import KernelTime
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause, Reason
 
 
 def cause(compute: dict[int, list[float]], late: int, waiting: int, *, role: dict[int, int] | None = None) -> Cause:
@@ -44,3 +49,42 @@ def test_ranks_of_different_stages_are_uneven_and_never_stragglers() -> None:
 def test_peers_are_those_of_the_same_stage() -> None:
     compute: dict[int, list[float]] = {0: [10] * 3, 1: [12] * 3, 2: [100] * 3, 3: [100] * 3}
     assert cause(compute, 1, 0, role={0: 0, 1: 0, 2: 1, 3: 1}) is Cause.STRAGGLER
+
+
+Kernels = dict[str, tuple[int, float]]
+USUAL: Kernels = {"gemm": (100, 200.0), "norm": (50, 25.0), "add": (200, 40.0)}
+
+
+def reasons(view: RankView, late: Kernels, *peers: Kernels) -> list[Reason]:
+    def with_kernels(rank: int, kernels: Kernels) -> RankView:
+        times = [KernelTime(n, count, ms, TimeCategory.COMPUTE_BOUND, "model") for n, (count, ms) in kernels.items()]
+        return replace(view, rank=rank, kernels=times)
+
+    others = [with_kernels(rank, kernels) for rank, kernels in enumerate(peers, 1)]
+    return why_slower([with_kernels(0, late)], others)[0]
+
+
+def test_kernels_that_the_peers_do_not_run_are_extra_work(view: RankView) -> None:
+    assert reasons(view, USUAL | {"eigh": (3, 90.0)}, USUAL, USUAL) == [Reason.EXTRA_WORK]
+
+
+def test_more_and_heavier_kernels_of_a_known_name_are_extra_work_too(view: RankView) -> None:
+    assert reasons(view, USUAL | {"gemm": (160, 500.0)}, USUAL) == [Reason.EXTRA_WORK]
+
+
+def test_all_kernels_slower_alike_is_a_low_clock(view: RankView) -> None:
+    slow = {name: (count, ms * 1.4) for name, (count, ms) in USUAL.items()}
+    assert reasons(view, slow, USUAL, USUAL) == [Reason.LOW_CLOCK]
+
+
+def test_one_kernel_slower_is_no_low_clock(view: RankView) -> None:
+    assert reasons(view, USUAL | {"gemm": (100, 320.0)}, USUAL) == [Reason.SLOWER_KERNELS]
+
+
+def test_without_recorded_kernels_nothing_is_told(view: RankView) -> None:
+    assert reasons(view, {}, USUAL) == []
+    assert reasons(view, USUAL, {}) == []
+
+
+def test_a_rank_that_is_no_slower_has_no_reason(view: RankView) -> None:
+    assert reasons(view, USUAL, USUAL) == []

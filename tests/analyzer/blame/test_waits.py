@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.core.causes import Cause
-from stepscope.core.headings import Heading
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause
 from tests.analyzer.build import TraceBuilder
 from tests.analyzer.jobs import TRANSFER_US, overlapped_buckets
 from tests.analyzer.readings import analyse, cause_us, rank_us, row_of
@@ -16,7 +16,7 @@ WAIT_US = 4 * 160
 
 def test_a_late_start_is_the_cause_of_waiting_for_every_bucket_behind_backward() -> None:
     analysis = analyse(*overlapped_buckets(200))
-    assert [rank_us(analysis, rank, Heading.WAIT) for rank in range(3)] == [WAIT_US, WAIT_US, 0]
+    assert [rank_us(analysis, rank, TimeCategory.WAIT) for rank in range(3)] == [WAIT_US, WAIT_US, 0]
     assert cause_us(analysis, Cause.UNEXPLAINED) == cause_us(analysis, Cause.STRAGGLER) == 0
     # the first step's loading began before the window; 3 us a step are the host's and the launch's
     assert cause_us(analysis, Cause.BEFORE_WINDOW) == 2 * WAIT_US / 4
@@ -49,7 +49,7 @@ def test_lateness_ends_with_an_operation_that_held_the_late_rank_up() -> None:
         traces[1].annotation("prof.data", begin - 15, begin + 190)
         begin = second
     analysis = analyse(*traces)
-    assert rank_us(analysis, 0, Heading.WAIT) == 4 * (200 + 100)
+    assert rank_us(analysis, 0, TimeCategory.WAIT) == 4 * (200 + 100)
     assert cause_us(analysis, Cause.STRAGGLER) == 4 * 100
 
 
@@ -72,7 +72,7 @@ def test_work_done_later_is_no_cause_where_a_late_host_explains_the_wait() -> No
             trace.kernel(end, end + 50, launch=begin if trace is traces[0] else begin + 500)
         begin = end + 50
     analysis = analyse(*traces)
-    assert rank_us(analysis, 0, Heading.WAIT) == 4 * 300
+    assert rank_us(analysis, 0, TimeCategory.WAIT) == 4 * 300
     # its idle time covers all but the 20 us in which the first all-reduce ran alone
     assert cause_us(analysis, Cause.UNEXPLAINED) == 4 * 20
     assert row_of(analysis, Cause.HOST_BOUND).ranks == [1]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stepscope.analyzer.compare.run_record import RunRecord
-from stepscope.core.analysis import (
+from stepscope.core.documents.analysis import (
     Analysis,
     Collective,
     Job,
@@ -21,15 +21,15 @@ from stepscope.core.analysis import (
     TraceQuality,
     Verdict,
 )
-from stepscope.core.causes import Cause
-from stepscope.core.headings import Heading
-from stepscope.core.run_layout import RunManifest
+from stepscope.core.documents.run_directory import RunManifest
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause
 
 
 def make_run(
     *step_ms: float,
     name: str = "run",
-    ledger: Mapping[Heading, float] | None = None,
+    ledger: Mapping[TimeCategory, float] | None = None,
     causes: Mapping[Cause, float] | None = None,
     kernels: Sequence[KernelTime] = (),
     collectives: Sequence[Collective] = (),
@@ -38,7 +38,7 @@ def make_run(
     manifest: RunManifest | None = None,
 ) -> RunRecord:
     """A run of one rank whose captured steps took `step_ms`; one more, cut short, follows them as in a trace."""
-    shares = {Heading.COMPUTE_BOUND: 1.0} if ledger is None else dict(ledger)
+    shares = {TimeCategory.COMPUTE_BOUND: 1.0} if ledger is None else dict(ledger)
     steps = [*step_ms, step_ms[-1]]
     rank = RankLedger(
         rank=0,

@@ -8,11 +8,11 @@ import pytest
 
 from stepscope.analyzer.compare.comparison import compare
 from stepscope.analyzer.compare.run_record import RunRecord, cause_figure
-from stepscope.core.analysis import Collective, KernelTime, RootCause
-from stepscope.core.causes import Cause
-from stepscope.core.comparison import Change, Comparison
-from stepscope.core.headings import Heading
-from stepscope.core.run_layout import RunManifest
+from stepscope.core.documents.analysis import Collective, KernelTime, RootCause
+from stepscope.core.documents.comparison import Change, Comparison
+from stepscope.core.documents.run_directory import RunManifest
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause
 from tests.analyzer.compare.runs import make_run, with_pipeline
 
 
@@ -26,7 +26,7 @@ def codes(comparison: Comparison) -> list[str]:
 
 
 def test_a_run_compared_with_itself_has_not_changed() -> None:
-    kernels = [KernelTime("gemm", 30, 90.0, Heading.COMPUTE_BOUND, "model")]
+    kernels = [KernelTime("gemm", 30, 90.0, TimeCategory.COMPUTE_BOUND, "model")]
     run = make_run(100.0, 101.0, causes={Cause.COMPUTE_BOUND: 1.0}, kernels=kernels, mfu=0.4)
     found = between(run, run)
     parts = [row.ms for row in found.headings] + [row.ms for row in found.causes] + [row.ms for row in found.kernels]
@@ -113,7 +113,7 @@ def test_runs_and_not_steps_are_the_replicates_of_sets() -> None:
 
 def test_kernels_that_came_or_went_are_said() -> None:
     def run(name: str) -> RunRecord:
-        return make_run(100.0, 100.0, kernels=[KernelTime(name, 30, 90.0, Heading.COMPUTE_BOUND, "model")])
+        return make_run(100.0, 100.0, kernels=[KernelTime(name, 30, 90.0, TimeCategory.COMPUTE_BOUND, "model")])
 
     found = between(run("old"), run("new"))
     assert {row.name: row.ms.state for row in found.kernels} == {"old": Change.GONE, "new": Change.NEW}
@@ -126,7 +126,7 @@ def test_a_kernels_own_steps_say_how_sure_its_difference_is(noise: float, state:
 
     def run(mean: float) -> RunRecord:
         steps = [mean + (noise if place % 2 else -noise) for place in range(4)]
-        kernel = KernelTime("gemm", 30, 5 * mean, Heading.COMPUTE_BOUND, "model", step_ms=steps)
+        kernel = KernelTime("gemm", 30, 5 * mean, TimeCategory.COMPUTE_BOUND, "model", step_ms=steps)
         return make_run(100.0, 100.0, 100.0, 100.0, kernels=[kernel])
 
     (row,) = between(run(20.0), run(23.0)).kernels
@@ -135,8 +135,8 @@ def test_a_kernels_own_steps_say_how_sure_its_difference_is(noise: float, state:
 
 
 def test_kernels_of_an_older_analysis_are_compared_without_steps() -> None:
-    old = make_run(100.0, 100.0, kernels=[KernelTime("gemm", 30, 60.0, Heading.COMPUTE_BOUND, "model")])
-    kernel = KernelTime("gemm", 30, 60.0, Heading.COMPUTE_BOUND, "model", step_ms=[21.0, 23.0])
+    old = make_run(100.0, 100.0, kernels=[KernelTime("gemm", 30, 60.0, TimeCategory.COMPUTE_BOUND, "model")])
+    kernel = KernelTime("gemm", 30, 60.0, TimeCategory.COMPUTE_BOUND, "model", step_ms=[21.0, 23.0])
     (row,) = between(old, make_run(100.0, 100.0, kernels=[kernel])).kernels
     assert (row.ms.a, row.ms.b) == (20.0, 20.0)
 
@@ -144,7 +144,7 @@ def test_kernels_of_an_older_analysis_are_compared_without_steps() -> None:
 def test_calls_are_matched_by_operator_and_shapes_and_a_missing_one_is_not_called_gone() -> None:
     def run(*calls: tuple[str, float]) -> RunRecord:
         made = make_run(100.0, 100.0)
-        rows = [KernelTime(name, 30, ms, Heading.COMPUTE_BOUND, "model") for name, ms in calls]
+        rows = [KernelTime(name, 30, ms, TimeCategory.COMPUTE_BOUND, "model") for name, ms in calls]
         return replace(made, analysis=replace(made.analysis, roofline=replace(made.analysis.roofline, by_call=rows)))
 
     found = between(run(("mm [8, 8]", 30.0), ("mm [4, 4]", 3.0)), run(("mm [8, 8]", 90.0)))

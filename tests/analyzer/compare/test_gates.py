@@ -13,11 +13,11 @@ import stepscope
 from stepscope.analyzer.compare.comparison import compare
 from stepscope.analyzer.compare.gates import COLLECTIVE_KINDS, METRICS, parse_conditions
 from stepscope.analyzer.compare.run_record import RunRecord
-from stepscope.core.analysis import Collective, KernelTime
-from stepscope.core.causes import Cause
-from stepscope.core.comparison import Gate, GateOutcome
+from stepscope.core.documents.analysis import Collective, KernelTime
+from stepscope.core.documents.comparison import Gate, GateOutcome
 from stepscope.core.errors import UsageError
-from stepscope.core.headings import Heading
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause
 from tests.analyzer.compare.runs import make_run
 
 
@@ -117,15 +117,15 @@ def test_a_fall_is_judged_by_a_minus() -> None:
 
 
 def test_a_percentage_of_what_was_not_there_is_of_the_step() -> None:
-    a = make_run(100.0, 100.0, ledger={Heading.COMPUTE_BOUND: 1.0})
-    b = make_run(120.0, 120.0, ledger={Heading.COMPUTE_BOUND: 5 / 6, Heading.DATA_LOADING: 1 / 6})
+    a = make_run(100.0, 100.0, ledger={TimeCategory.COMPUTE_BOUND: 1.0})
+    b = make_run(120.0, 120.0, ledger={TimeCategory.COMPUTE_BOUND: 5 / 6, TimeCategory.DATA_LOADING: 1 / 6})
     judged = gate("heading:data_loading:+3%", a, b)
     assert judged.outcome is GateOutcome.FAILED
     assert judged.threshold == pytest.approx(3.0)
 
 
 def test_a_bare_name_is_the_cause_where_a_heading_has_the_same() -> None:
-    shares = {Heading.COMPUTE_BOUND: 0.5, Heading.COMMUNICATION: 0.5}
+    shares = {TimeCategory.COMPUTE_BOUND: 0.5, TimeCategory.COMMUNICATION: 0.5}
     run = make_run(100.0, 100.0, ledger=shares, causes={Cause.COMPUTE_BOUND: 0.8, Cause.COMMUNICATION: 0.2})
     assert gate("communication:+3%", run, run).difference.a == pytest.approx(20.0)
     assert gate("heading:communication:+3%", run, run).difference.a == pytest.approx(50.0)
@@ -134,9 +134,9 @@ def test_a_bare_name_is_the_cause_where_a_heading_has_the_same() -> None:
 def test_kernels_are_added_up_over_what_the_expression_finds() -> None:
     def kernels(ms: float) -> list[KernelTime]:
         return [
-            KernelTime("gemm_a", 30, ms, Heading.COMPUTE_BOUND, "model"),
-            KernelTime("gemm_b", 30, 30.0, Heading.COMPUTE_BOUND, "model"),
-            KernelTime("norm", 30, 30.0, Heading.MEMORY_BOUND, "model"),
+            KernelTime("gemm_a", 30, ms, TimeCategory.COMPUTE_BOUND, "model"),
+            KernelTime("gemm_b", 30, 30.0, TimeCategory.COMPUTE_BOUND, "model"),
+            KernelTime("norm", 30, 30.0, TimeCategory.MEMORY_BOUND, "model"),
         ]
 
     a, b = make_run(100.0, 100.0, kernels=kernels(30.0)), make_run(100.0, 100.0, kernels=kernels(90.0))

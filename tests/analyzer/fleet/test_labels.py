@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.window_labels import (
+from benchmarks.fleet_class.windows import (
     Captured,
     at_pace,
     label_between,
@@ -15,16 +15,18 @@ from benchmarks.window_labels import (
     pace_within,
     undisturbed,
 )
-from stepscope.core.causes import Cause
-from stepscope.core.headings import Heading
-from stepscope.core.steps import Step
+from stepscope.core.documents.steps import Step
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause
 from stepscope.workflow.analyze import analyze
 
 _RECORDED = Path(__file__).parents[2] / "reference_workloads" / "suite" / "recorded"
 
 
 def _captured(step_ms: float = 100.0, **shares: float) -> Captured:
-    return Captured(step_ms, dict.fromkeys(Heading, 0.0) | {Heading(name): share for name, share in shares.items()})
+    return Captured(
+        step_ms, dict.fromkeys(TimeCategory, 0.0) | {TimeCategory(name): share for name, share in shares.items()}
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,8 +58,8 @@ def test_labels(shares: dict[str, float], right: set[Cause]) -> None:
 )
 def test_all_but_the_work_fills_the_step(step_ms: float, empty: float, waiting: float) -> None:
     shares = at_pace(_captured(compute_bound=0.5, communication=0.1, wait=0.1, host_bound=0.3), step_ms)
-    assert shares[Heading.HOST_BOUND] == pytest.approx(empty)
-    assert shares[Heading.WAIT] == pytest.approx(waiting)
+    assert shares[TimeCategory.HOST_BOUND] == pytest.approx(empty)
+    assert shares[TimeCategory.WAIT] == pytest.approx(waiting)
     assert sum(shares.values()) == pytest.approx(1.0)
 
 
@@ -97,7 +99,7 @@ def test_the_last_step_of_a_capture_lacks_its_end() -> None:
     assert step is not None
     assert len(ledger.steps) == 2
     assert step.step_ms == ledger.steps[0].ms
-    assert step.shares[Heading.DATA_LOADING] == pytest.approx(0.589, abs=0.001)
+    assert step.shares[TimeCategory.DATA_LOADING] == pytest.approx(0.589, abs=0.001)
 
 
 def _steps(*captured: int, count: int = 20) -> list[Step]:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fleet_class_recordings import MODES
-from benchmarks.labelled_windows import as_minute, projected, read_windows, right_of, write_windows
+from benchmarks.fleet_class.windows import MODES, as_minute, projected, read_windows, right_of, write_windows
 from stepscope.analyzer.fleet import HostUse, classify
-from stepscope.analyzer.fleet.limits import LIMITS
-from stepscope.analyzer.fleet.shares import spins
-from stepscope.core.causes import Cause
-from stepscope.core.fleet_class import Counters
+from stepscope.analyzer.fleet.evidence import spins
+from stepscope.analyzer.fleet.thresholds import LIMITS
+from stepscope.core.documents.jobs import Counters
+from stepscope.core.vocabulary.causes import Cause
 from tests.analyzer.fleet.samples import series
 
 _WINDOWS = read_windows(Path(__file__).with_name("h100x2.jsonl"))

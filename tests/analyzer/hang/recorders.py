@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.core.flight_recorder import FlightDump, GroupProgress, Operation, StackFrame
+from stepscope.core.documents.hang import FlightDump, GroupProgress, Operation, StackFrame
 
 WORLD = "0"
 

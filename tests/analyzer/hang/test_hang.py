@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyzer.hang import explain_hang
-from stepscope.core.causes import Cause
-from stepscope.core.flight_recorder import FlightDump, GroupProgress
-from stepscope.core.hang import HangKind, HangVerdict
+from stepscope.core.documents.hang import FlightDump, GroupProgress, HangKind, HangVerdict
+from stepscope.core.vocabulary.causes import Cause
 from tests.analyzer.hang.recorders import WORLD, Job, mesh
 
 

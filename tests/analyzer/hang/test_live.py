@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.hang import explain_hang
 from stepscope.analyzer.hang.live import fresh_states, live_hang
-from stepscope.core.hang import HangKind, HangReport
-from stepscope.core.live_hang import STALE_SECONDS, LiveHang, LiveHangState, RankState
+from stepscope.core.documents.hang import STALE_SECONDS, HangKind, HangReport, LiveHang, LiveHangState, RankState
 from tests.analyzer.hang.recorders import WORLD, Job
 
 _S = 1_000_000_000

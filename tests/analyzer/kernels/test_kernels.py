@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyzer.kernels.rank_kernels import NOT_KNOWN
-from stepscope.core.analysis import Analysis, KernelTime
-from stepscope.core.causes import Cause, Reason
-from stepscope.core.headings import Heading
+from stepscope.core.documents.analysis import Analysis, KernelTime
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause, Reason
 from stepscope.trace.columns import NONE, Category, KernelLaunch
 from tests.analyzer.build import AUTOGRAD, GEMM, TraceBuilder
 from tests.analyzer.readings import analyse, row_of
@@ -212,7 +212,7 @@ def test_every_grouping_holds_the_ledgers_compute(kernels: list[tuple[str, int]]
     analysis = analyse(one_step(*kernels))
     window_ms = analysis.ranks[0].window_ms
     compute = ("compute_bound", "memory_bound", "latency_bound", "compute_other")
-    booked = sum(analysis.ledger[Heading(name)] for name in compute) * window_ms
+    booked = sum(analysis.ledger[TimeCategory(name)] for name in compute) * window_ms
     roofline = analysis.roofline
     for group in (roofline.kernels, roofline.by_operator, roofline.by_module, roofline.by_call):
         assert sum(kernel.ms for kernel in group) == pytest.approx(booked)

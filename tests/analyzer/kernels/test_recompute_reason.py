@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analyzer.kernels.evidence import with_kernel_reasons
-from stepscope.core.analysis import Job, MeshSizes, Roofline, RooflineCoverage, RootCause
-from stepscope.core.causes import Cause, Reason
+from stepscope.analyzer.kernels.job_kernels import with_kernel_reasons
+from stepscope.core.documents.analysis import Job, MeshSizes, Roofline, RooflineCoverage, RootCause
+from stepscope.core.vocabulary.causes import Cause, Reason
 
 _ROOFLINE = Roofline(RooflineCoverage(1.0, 0.0, 0.0), [])
 

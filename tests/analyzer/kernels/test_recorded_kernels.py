@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.core.analysis import KernelTime, Roofline
-from stepscope.core.causes import Cause, Reason
+from stepscope.core.documents.analysis import KernelTime, Roofline
+from stepscope.core.vocabulary.causes import Cause, Reason
 from stepscope.workflow.analyze import analyze
 
 pytestmark = pytest.mark.shared

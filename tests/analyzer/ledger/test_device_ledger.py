@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analyzer.ledger.activities import Work, device_activities
-from stepscope.analyzer.ledger.device_ledger import OwnLedger, book, fractions
-from stepscope.analyzer.ledger.idle_rule import observe_host
+from stepscope.analyzer.ledger.device_ledger import OwnLedger, attribute_device_time, fractions
+from stepscope.analyzer.ledger.idle_time import observe_host
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.ledger.steps import file_window, host_steps
-from stepscope.core.headings import COMPUTE_HEADINGS, Heading
-from stepscope.core.timeline import HEADING_CODE, HEADING_ORDER
+from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, COMPUTE_CATEGORIES, TimeCategory
 from stepscope.trace.columns import Category, TraceColumns
 from tests.analyzer.build import AUTOGRAD, MAIN, NS_PER_US, TraceBuilder
 
@@ -110,11 +109,11 @@ def book_file(trace: TraceColumns) -> OwnLedger:
     """Book first to last activity; the n-th compute kernel gets the n-th compute heading, round and round."""
     acts, steps = device_activities(trace), host_steps(trace)
     count = len(acts.of(Work.COMPUTE))
-    headings = np.array([HEADING_CODE[COMPUTE_HEADINGS[place % 4]] for place in range(count)], np.int8)
-    return book(acts, file_window(acts), observe_host(trace, steps, acts), headings)
+    headings = np.array([CATEGORY_CODE[COMPUTE_CATEGORIES[place % 4]] for place in range(count)], np.int8)
+    return attribute_device_time(acts, file_window(acts), observe_host(trace, steps, acts), headings)
 
 
-def read_by_hand(drawn: list[Activity], spans: list[HostSpan]) -> dict[int, Heading]:
+def read_by_hand(drawn: list[Activity], spans: list[HostSpan]) -> dict[int, TimeCategory]:
     """The ledger's rules applied to one microsecond after another."""
     ordered = sorted(drawn, key=lambda one: (one.start, one.stream))
     computes = [one for one in ordered if one.kind == "compute"]
@@ -127,43 +126,43 @@ def read_by_hand(drawn: list[Activity], spans: list[HostSpan]) -> dict[int, Head
         if "compute" in kinds:
             owner = next(one for one in running if one.kind == "compute")
             place = next(place for place, one in enumerate(computes) if one is owner)
-            booked[instant] = COMPUTE_HEADINGS[place % 4]
+            booked[instant] = COMPUTE_CATEGORIES[place % 4]
         elif "communication" in kinds:
-            booked[instant] = Heading.COMMUNICATION_UNSPLIT
+            booked[instant] = TimeCategory.COMMUNICATION_UNSPLIT
         elif kinds:
-            booked[instant] = Heading.COPY
+            booked[instant] = TimeCategory.COPY
         else:
             opens = next(i + 1 for i in range(instant, -1, -1) if i in busy)
             booked[instant] = idle_by_hand(instant, opens, ordered, spans)
     return booked
 
 
-def idle_by_hand(instant: int, opens: int, ordered: list[Activity], spans: list[HostSpan]) -> Heading:
+def idle_by_hand(instant: int, opens: int, ordered: list[Activity], spans: list[HostSpan]) -> TimeCategory:
     launches = [one.launch for one in ordered if one.launch is not None]
     if not launches and not any(span.kind == "synchronization" for span in spans):
-        return Heading.IDLE_OTHER
+        return TimeCategory.IDLE_OTHER
     ender = next(one for one in ordered if one.start > instant)
     if ender.launch is None:
         queued_before_the_trace = bool(launches) and ender.start <= min(launches)
-        return Heading.DEVICE_GAP if queued_before_the_trace else Heading.IDLE_OTHER
+        return TimeCategory.DEVICE_GAP if queued_before_the_trace else TimeCategory.IDLE_OTHER
     if instant >= ender.launch:
-        return Heading.DEVICE_GAP
+        return TimeCategory.DEVICE_GAP
     of_thread = [span for span in spans if span.thread in (ender.thread, MAIN)]
     for kind in ("profiler", "checkpoint", "data_loading"):
         if any(span.kind == kind and span.holds(instant) for span in of_thread):
-            return Heading(kind)
+            return TimeCategory(kind)
     blocking = [span for span in of_thread if span.kind == "synchronization" and span.start <= opens]
     if any(opens - (span.start + span.length) <= AFTER_BLOCKING_US for span in blocking):
-        return Heading.SYNCHRONIZATION
-    return Heading.HOST_BOUND
+        return TimeCategory.SYNCHRONIZATION
+    return TimeCategory.HOST_BOUND
 
 
-def by_instant(segments: Segments) -> dict[int, Heading]:
-    booked: dict[int, Heading] = {}
+def by_instant(segments: Segments) -> dict[int, TimeCategory]:
+    booked: dict[int, TimeCategory] = {}
     for start, end, code in zip(segments.start_ns, segments.end_ns, segments.heading, strict=True):
         for instant in range(int(start) // NS_PER_US, int(end) // NS_PER_US):
             assert instant not in booked, "an instant is booked twice"
-            booked[instant] = HEADING_ORDER[code]
+            booked[instant] = CATEGORY_ORDER[code]
     return booked
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.core.headings import Heading
+from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.trace.columns import ProcessGroup
 from tests.analyzer.build import WORKER, TraceBuilder
 from tests.analyzer.readings import analyse, booked_us, charged_us, rank_us, view_of
@@ -22,7 +22,7 @@ def test_operators_compute_and_the_rest_is_the_hosts() -> None:
     trace.operator("aten::empty", 120, 130)
     view = view_of(trace)
     assert booked_us(view) == {"compute": 200, "host_bound": 800}
-    assert charged_us(view, Heading.COMPUTE_OTHER) == {"compute_bound": 200}
+    assert charged_us(view, TimeCategory.COMPUTE_OTHER) == {"compute_bound": 200}
     assert not view.on_device
 
 
@@ -76,10 +76,10 @@ def test_two_gloo_ranks_split_waiting_from_transfer() -> None:
         trace.annotation("gloo:all_reduce", arrival + 1, 700, thread=WORKER)
         traces.append(trace)
     analysis = analyse(*traces)
-    assert rank_us(analysis, 0, Heading.WAIT) == 500
-    assert rank_us(analysis, 0, Heading.COMMUNICATION) == 100
-    assert rank_us(analysis, 1, Heading.WAIT) == 0
-    assert rank_us(analysis, 1, Heading.COMMUNICATION) == 100
+    assert rank_us(analysis, 0, TimeCategory.WAIT) == 500
+    assert rank_us(analysis, 0, TimeCategory.COMMUNICATION) == 100
+    assert rank_us(analysis, 1, TimeCategory.WAIT) == 0
+    assert rank_us(analysis, 1, TimeCategory.COMMUNICATION) == 100
 
 
 def test_one_gloo_rank_alone_does_not_know_who_was_late() -> None:
@@ -87,5 +87,5 @@ def test_one_gloo_rank_alone_does_not_know_who_was_late() -> None:
     trace.step(1, 0, 1000)
     trace.operator("c10d::allreduce_", 100, 700)
     analysis = analyse(trace)
-    assert rank_us(analysis, 0, Heading.COMMUNICATION_UNSPLIT) == 600
-    assert rank_us(analysis, 0, Heading.WAIT) == 0
+    assert rank_us(analysis, 0, TimeCategory.COMMUNICATION_UNSPLIT) == 600
+    assert rank_us(analysis, 0, TimeCategory.WAIT) == 0

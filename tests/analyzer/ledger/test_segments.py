@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.intervals import Intervals
 from stepscope.analyzer.ledger.segments import CHARGE, TO_BLAME, Paint, Segments, TimeTable, assemble
-from stepscope.core.causes import Cause
-from stepscope.core.headings import Heading
-from stepscope.core.timeline import HEADING_CODE, HEADING_ORDER
+from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
+from stepscope.core.vocabulary.causes import Cause
 
 codes = st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=1, max_size=16)
 """What each unit of time holds; None is a hole."""
@@ -36,22 +35,22 @@ def test_assemble_keeps_every_instant_and_joins_equal_neighbours(units: list[int
 
 
 def test_assemble_puts_paints_in_time_order_and_gives_each_heading_its_own_charge() -> None:
-    late = Paint(Intervals(np.array([5]), np.array([9])), Heading.WAIT)
-    early = Paint(Intervals(np.array([0]), np.array([5])), Heading.COPY)
-    charged = Paint(Intervals(np.array([9]), np.array([10])), Heading.COPY, Cause.CHECKPOINT)
+    late = Paint(Intervals(np.array([5]), np.array([9])), TimeCategory.WAIT)
+    early = Paint(Intervals(np.array([0]), np.array([5])), TimeCategory.COPY)
+    charged = Paint(Intervals(np.array([9]), np.array([10])), TimeCategory.COPY, Cause.CHECKPOINT)
     segments = assemble([late, charged, early])
     assert segments.heading.tolist() == [
-        HEADING_CODE[Heading.COPY],
-        HEADING_CODE[Heading.WAIT],
-        HEADING_CODE[Heading.COPY],
+        CATEGORY_CODE[TimeCategory.COPY],
+        CATEGORY_CODE[TimeCategory.WAIT],
+        CATEGORY_CODE[TimeCategory.COPY],
     ]
     assert segments.charge.tolist() == [CHARGE[Cause.COPY], TO_BLAME, CHARGE[Cause.CHECKPOINT]]
 
 
 def test_every_heading_has_a_charge_and_only_waiting_is_still_to_blame() -> None:
     time = Intervals(np.array([0]), np.array([1]))
-    to_blame = [heading for heading in HEADING_ORDER if assemble([Paint(time, heading)]).charge[0] == TO_BLAME]
-    assert to_blame == [Heading.WAIT]
+    to_blame = [heading for heading in CATEGORY_ORDER if assemble([Paint(time, heading)]).charge[0] == TO_BLAME]
+    assert to_blame == [TimeCategory.WAIT]
 
 
 @settings(max_examples=80, deadline=None)

@@ -12,10 +12,9 @@ from stepscope.analyzer.memory import explain_memory
 from stepscope.analyzer.memory.categories import category_of
 from stepscope.analyzer.memory.history import Held, history_of
 from stepscope.collectors.memory_snapshot import read_snapshot
-from stepscope.core.flight_recorder import StackFrame
-from stepscope.core.memory import Category, MemoryReport, OomCause
-from stepscope.core.memory_snapshot import OutOfMemoryNote
-from tests.collectors.memory_snapshot.allocator import Allocator
+from stepscope.core.documents.hang import StackFrame
+from stepscope.core.documents.memory import MemoryCategory, MemoryReport, OomCause, OutOfMemoryNote
+from tests.collectors.fake_allocator import Allocator
 
 _GRANULE = 512
 _MODULE = "/lib/torch/nn/modules/module.py"
@@ -83,9 +82,9 @@ def test_the_peak_is_shared_out_by_category(tmp_path: Path) -> None:
     report = _report(_job(), tmp_path)
     assert report.peak_bytes == 13 * _MIB
     assert {category: num for category, num in report.by_category.items() if num} == {
-        Category.PARAMETERS: 4 * _MIB,
-        Category.ACTIVATIONS: 5 * _MIB,
-        Category.GRADIENTS: 4 * _MIB,
+        MemoryCategory.PARAMETERS: 4 * _MIB,
+        MemoryCategory.ACTIVATIONS: 5 * _MIB,
+        MemoryCategory.GRADIENTS: 4 * _MIB,
     }
     assert report.allocated_bytes == int(11.5 * _MIB)
     assert report.reserved_bytes == 64 * _MIB
@@ -96,16 +95,16 @@ def test_the_peak_is_shared_out_by_category(tmp_path: Path) -> None:
 def test_what_is_known_of_owners_comes_before_stacks(tmp_path: Path) -> None:
     note = OutOfMemoryNote(0, None, None, None, None, {0: "optimizer"})
     report = _report(_job(), tmp_path, note)
-    assert report.by_category[Category.OPTIMIZER] == _MIB
-    assert report.by_category[Category.PARAMETERS] == 3 * _MIB
+    assert report.by_category[MemoryCategory.OPTIMIZER] == _MIB
+    assert report.by_category[MemoryCategory.PARAMETERS] == 3 * _MIB
 
 
 def test_communication_and_optimizer_after_the_peak_s_end(tmp_path: Path) -> None:
     allocator = _job()
     allocator.alloc(50 * _MIB, 8 * _MIB, "optimizer")
     report = _report(allocator, tmp_path)
-    assert report.by_category[Category.COMMUNICATION] == _MIB // 2
-    assert report.by_category[Category.OPTIMIZER] == 11 * _MIB
+    assert report.by_category[MemoryCategory.COMMUNICATION] == _MIB // 2
+    assert report.by_category[MemoryCategory.OPTIMIZER] == 11 * _MIB
 
 
 def test_without_events_what_is_held_now_is_told_and_that_they_are_missing(tmp_path: Path) -> None:
@@ -315,7 +314,7 @@ def test_what_does_not_outlive_the_step_is_temporary(tmp_path: Path) -> None:
     allocator.step_ends()
     allocator.free(0)
     by_category = _report(allocator, tmp_path).by_category
-    assert (by_category[Category.GRADIENTS], by_category[Category.TEMPORARY]) == (_MIB, 6 * _MIB)
+    assert (by_category[MemoryCategory.GRADIENTS], by_category[MemoryCategory.TEMPORARY]) == (_MIB, 6 * _MIB)
 
 
 def test_longer_sequences_are_no_leak(tmp_path: Path) -> None:
@@ -370,4 +369,4 @@ def test_owners_are_of_the_blocks_that_were_there_when_they_were_noted(tmp_path:
     allocator.alloc(0, _MIB, "engine")
     allocator.fail(64 * _MIB, 0)
     by_category = _report(allocator, tmp_path, OutOfMemoryNote(0, None, None, None, None, {0: "gradients"})).by_category
-    assert (by_category[Category.ACTIVATIONS], by_category[Category.GRADIENTS]) == (8 * _MIB, 0)
+    assert (by_category[MemoryCategory.ACTIVATIONS], by_category[MemoryCategory.GRADIENTS]) == (8 * _MIB, 0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analyzer.memory.remedies import remedies_for
-from stepscope.core.memory import Fragmentation
+from stepscope.analyzer.memory.out_of_memory import remedies_for
+from stepscope.core.documents.memory import Fragmentation
 
 
 @pytest.mark.parametrize(

@@ -5,24 +5,28 @@ from __future__ import annotations
 import pytest
 
 from stepscope.analyzer.nccl import explain_nccl
-from stepscope.analyzer.nccl.settings import _HARMFUL
-from stepscope.analyzer.nccl.transfer_errors import transfer_error_words
-from stepscope.core.health import Severity
-from stepscope.core.nccl import NcclReport
-from stepscope.core.nccl_events import (
+from stepscope.analyzer.nccl.failures import transfer_error_words
+from stepscope.analyzer.nccl.transports import _HARMFUL
+from stepscope.core.documents.nccl import NcclReport
+from stepscope.core.documents.nccl_logs import (
     CardEvent,
     Cards,
     Channels,
     DirectMemory,
     FailedTransfer,
+    HangFlags,
+    InspectorCall,
     Join,
     JoinSeconds,
     LogEvent,
+    LogPlace,
     Network,
     NoInfiniBand,
     NoPlugin,
-    Path,
-    Place,
+    RasCommunicator,
+    RasRank,
+    RasStatus,
+    RingPath,
     Setting,
     Shape,
     TimedOut,
@@ -31,11 +35,11 @@ from stepscope.core.nccl_events import (
     Version,
     Warned,
 )
-from stepscope.core.nccl_sources import HangFlags, InspectorCall, RasCommunicator, RasRank, RasStatus
+from stepscope.core.hardware.health import Severity
 
 
-def _at(host: str = "a", process: int = 1, line: int = 1) -> Place:
-    return Place("log", line, f"{host}:{process}")
+def _at(host: str = "a", process: int = 1, line: int = 1) -> LogPlace:
+    return LogPlace("log", line, f"{host}:{process}")
 
 
 def _joined(hosts: list[str]) -> list[LogEvent]:
@@ -65,9 +69,9 @@ def test_communicators_are_put_together_from_all_ranks_lines() -> None:
 def test_ways_inside_a_node_and_between_nodes_that_are_as_they_should_be() -> None:
     events = [
         *_joined(["a", "a", "b"]),
-        *[Path(_at("a", 0), 0, 1, "P2P/CUMEM")] * 4,
-        Path(_at("a", 1), 1, 2, "NET/IB/0(8)/GDRDMA"),
-        Path(_at("b", 2), 1, 2, "NET/IB/0/GDRDMA"),
+        *[RingPath(_at("a", 0), 0, 1, "P2P/CUMEM")] * 4,
+        RingPath(_at("a", 1), 1, 2, "NET/IB/0(8)/GDRDMA"),
+        RingPath(_at("b", 2), 1, 2, "NET/IB/0/GDRDMA"),
     ]
     report = explain_nccl(events)
     assert [(one.source, one.target, one.via, one.detail, one.channels, one.ok) for one in report.transports] == [
@@ -89,7 +93,7 @@ def test_ways_inside_a_node_and_between_nodes_that_are_as_they_should_be() -> No
 )
 def test_sockets_between_nodes_with_the_reason(around: list[LogEvent], why: str) -> None:
     """AReaL#639: a 1 GB all-reduce takes seven times as long."""
-    report = explain_nccl([*around, *_joined(["a", "b"]), Path(_at("a", 0, 9), 0, 1, "NET/Socket/0")])
+    report = explain_nccl([*around, *_joined(["a", "b"]), RingPath(_at("a", 0, 9), 0, 1, "NET/Socket/0")])
     (way,) = report.transports
     assert (way.ok, way.expected) == (False, "a network card with GDRDMA")
     assert way.why.startswith(why)
@@ -114,7 +118,7 @@ def test_sockets_between_nodes_with_the_reason(around: list[LogEvent], why: str)
     ],
 )
 def test_ways_inside_a_node_with_the_reason(around: list[LogEvent], via: str, why: str) -> None:
-    (way,) = explain_nccl([*around, *_joined(["a", "a"]), Path(_at("a", 0), 0, 1, via)]).transports
+    (way,) = explain_nccl([*around, *_joined(["a", "a"]), RingPath(_at("a", 0), 0, 1, via)]).transports
     assert way.expected == "P2P"
     assert way.ok is (not why)
     assert way.why.startswith(why)
@@ -129,13 +133,13 @@ def test_ways_inside_a_node_with_the_reason(around: list[LogEvent], via: str, wh
     ],
 )
 def test_cards_that_do_not_read_gpu_memory(around: list[LogEvent], why: str) -> None:
-    report = explain_nccl([*around, *_joined(["a", "b"]), Path(_at("a", 0), 0, 1, "NET/IB/0")])
+    report = explain_nccl([*around, *_joined(["a", "b"]), RingPath(_at("a", 0), 0, 1, "NET/IB/0")])
     assert why in report.transports[0].why
     assert report.findings[0].severity is Severity.WARNING
 
 
 def test_another_network_s_own_way_is_not_judged() -> None:
-    report = explain_nccl([*_joined(["a", "b"]), Path(_at("a", 0), 0, 1, "NET/AWS Libfabric/0")])
+    report = explain_nccl([*_joined(["a", "b"]), RingPath(_at("a", 0), 0, 1, "NET/AWS Libfabric/0")])
     assert report.transports[0].ok
 
 
@@ -160,7 +164,7 @@ def test_ports_that_flap() -> None:
 
 
 def _timed_out(*ranks: tuple[int, int, str]) -> list[LogEvent]:
-    return [TimedOut(Place("log", 1), rank, sequence, operation, 600_000) for rank, sequence, operation in ranks]
+    return [TimedOut(LogPlace("log", 1), rank, sequence, operation, 600_000) for rank, sequence, operation in ranks]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +188,7 @@ def test_what_timeouts_tell(told: list[LogEvent], code: str, ranks: list[int]) -
 def test_a_trainer_that_waits_for_its_optimizer_on_the_cpu() -> None:
     """DeepSpeed#1635."""
     parts = {"forward": 376.6, "backward": 864.56, "backward_allreduce": 57.62, "step": 22880.87}
-    (finding,) = explain_nccl([TrainerTimes(Place("log", 3), parts)]).findings
+    (finding,) = explain_nccl([TrainerTimes(LogPlace("log", 3), parts)]).findings
     assert finding.code == "cpu_optimizer"
     assert "22,881 ms" in finding.message
 
@@ -193,7 +197,7 @@ def test_gpus_that_share_a_card() -> None:
     """nccl#1197."""
     tree = [(0, "CPU"), (1, "PCI"), (2, "GPU"), (2, "GPU"), (2, "NIC"), (1, "PCI"), (2, "GPU"), (2, "NIC")]
     events = [
-        TopologyNode(Place("log", line), depth, "PCI", 24.0, kind, "x") for line, (depth, kind) in enumerate(tree)
+        TopologyNode(LogPlace("log", line), depth, "PCI", 24.0, kind, "x") for line, (depth, kind) in enumerate(tree)
     ]
     report = explain_nccl(events)
     (finding,) = report.findings
@@ -270,7 +274,7 @@ def test_timeouts_of_different_groups_are_no_desync() -> None:
     """Tensor-parallel groups count for themselves; the group's name is said the second time only."""
     events = []
     for rank, number, group in ((0, 50, "7(tp)"), (1, 50, "7(tp)"), (2, 48, "8(tp)"), (3, 48, "8(tp)")):
-        events += [TimedOut(Place("log", 1), rank, number, "ALLREDUCE", 600, told) for told in (None, group)]
+        events += [TimedOut(LogPlace("log", 1), rank, number, "ALLREDUCE", 600, told) for told in (None, group)]
     findings = explain_nccl(events).findings
     assert [(one.code, one.ranks) for one in findings] == [("timeout", [0, 1]), ("timeout", [2, 3])]
 
@@ -284,28 +288,28 @@ def test_ranks_whose_logs_are_not_here_are_not_said_to_be_silent() -> None:
 @pytest.mark.parametrize(("name", "way"), [("NCCL_P2P_LEVEL", "SHM"), ("NCCL_NET_GDR_LEVEL", "NET/IB/0")])
 def test_a_level_that_forbids_nothing_is_no_reason(name: str, way: str) -> None:
     hosts = ["a", "a" if way == "SHM" else "b"]
-    report = explain_nccl([Setting(_at(), name, "SYS"), *_joined(hosts), Path(_at("a", 0), 0, 1, way)])
+    report = explain_nccl([Setting(_at(), name, "SYS"), *_joined(hosts), RingPath(_at("a", 0), 0, 1, way)])
     assert name not in report.transports[0].why
     assert _codes(report) == ["wrong_transport"]
 
 
 def test_nvlink_between_nodes_is_as_it_should_be() -> None:
-    report = explain_nccl([*_joined(["a", "b"]), Path(_at("a", 0), 0, 1, "P2P/MNNVL")])
+    report = explain_nccl([*_joined(["a", "b"]), RingPath(_at("a", 0), 0, 1, "P2P/MNNVL")])
     assert [(one.expected, one.ok) for one in report.transports] == [("P2P", True)]
 
 
 def test_hosts_of_one_name_are_told_apart_by_the_number_of_nodes() -> None:
     """Containers may all be called alike."""
     shape = Shape(_at("box", 0), 0, 2, 2, 1)
-    report = explain_nccl([*_joined(["box", "box"]), shape, Path(_at("box", 0), 0, 1, "NET/IB/0/GDRDMA")])
+    report = explain_nccl([*_joined(["box", "box"]), shape, RingPath(_at("box", 0), 0, 1, "NET/IB/0/GDRDMA")])
     assert [one.ok for one in report.transports] == [True]
     one_node = Shape(_at("pod-1", 0), 0, 2, 1, 2)
-    report = explain_nccl([*_joined(["pod-1", "pod-2"]), one_node, Path(_at("pod-1", 0), 0, 1, "NET/Socket/0")])
+    report = explain_nccl([*_joined(["pod-1", "pod-2"]), one_node, RingPath(_at("pod-1", 0), 0, 1, "NET/Socket/0")])
     assert [(one.expected, one.ok) for one in report.transports] == [("P2P", False)]
 
 
 def test_a_plugin_s_infiniband_is_judged_as_nccl_s_own() -> None:
-    report = explain_nccl([*_joined(["a", "b"]), Path(_at("a", 0), 0, 1, "NET/IBext_v8/0")])
+    report = explain_nccl([*_joined(["a", "b"]), RingPath(_at("a", 0), 0, 1, "NET/IBext_v8/0")])
     assert [one.ok for one in report.transports] == [False]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stepscope.analyzer.pipeline.tasks import Order, Pass, Task
+from stepscope.analyzer.pipeline.schedules import Order, Pass, Task
 from tests.analyzer.build import AUTOGRAD, GEMM, MAIN, TraceBuilder
 
 TRANSFER_US = 2

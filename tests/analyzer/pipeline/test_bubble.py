@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.job import analyse_job
 from stepscope.analyzer.pipeline.bubble import explain
-from stepscope.analyzer.pipeline.chains import Chain, find_chains
-from stepscope.analyzer.pipeline.tasks import MicroBatch, Pass, Task
+from stepscope.analyzer.pipeline.schedules import MicroBatch, Pass, Task
+from stepscope.analyzer.pipeline.stages import Chain, find_chains
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext
-from stepscope.core.analysis import Pipeline
-from stepscope.core.causes import Cause
-from stepscope.core.headings import Heading
+from stepscope.core.documents.analysis import Pipeline
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause
 from stepscope.trace.columns import NONE, ProcessGroup
 from tests.analyzer.build import TraceBuilder
 from tests.analyzer.jobs import pipelined
@@ -54,8 +54,8 @@ def test_waits_that_the_schedule_explains_are_bubble_and_the_bubble_is_named() -
     analysis = analyse(*pipelined([100] * 2, [200] * 2, num_micro_batches=2))
     # the last stage's window begins with one forward's wait, and ends before it would wait again
     for rank, expected in ((0, 3 * 300), (1, 100 + 2 * 300)):
-        assert rank_us(analysis, rank, Heading.BUBBLE) == pytest.approx(expected, rel=0.05)
-        assert rank_us(analysis, rank, Heading.WAIT) == pytest.approx(0, abs=60)
+        assert rank_us(analysis, rank, TimeCategory.BUBBLE) == pytest.approx(expected, rel=0.05)
+        assert rank_us(analysis, rank, TimeCategory.WAIT) == pytest.approx(0, abs=60)
     assert analysis.verdict.cause is Cause.PIPELINE_BUBBLE
 
 

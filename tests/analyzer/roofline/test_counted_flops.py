@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from stepscope.analyzer.rank import view_rank
-from stepscope.analyzer.roofline.operator_flops import OperatorFlops, operator_flops
-from stepscope.trace.kineto import read_trace
+from stepscope.analyzer.roofline.operator_cost import OperatorFlops, operator_flops
+from stepscope.trace.formats.kineto.reader import read_trace
 from tests.analyzer.roofline.resnet import resnet50
 
 

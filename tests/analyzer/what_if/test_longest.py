@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyzer.what_if.longest import ACCELERATOR, longest_times, longest_times_in_python
+from stepscope.analyzer.what_if.replay import ACCELERATOR, longest_times, longest_times_in_python
 
 _WEIGHT = st.integers(-(2**60), 2**40)
 

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyzer.pipeline.chains import Chain
-from stepscope.analyzer.pipeline.schedules import interleaved_order
-from stepscope.analyzer.pipeline.tasks import Order, Pass, Task
+from stepscope.analyzer.pipeline.schedules import Order, Pass, Task, interleaved_order
+from stepscope.analyzer.pipeline.stages import Chain
 from stepscope.analyzer.what_if.pipeline_schedule import HostTime, PipelineSchedule, replay_schedules
-from stepscope.core.causes import Cause
-from stepscope.core.what_if import WhatIfInput
+from stepscope.core.documents.what_if import WhatIfInput
+from stepscope.core.vocabulary.causes import Cause
 
 MS = 1e6
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.analyzer.pipeline.chains import Chain
-from stepscope.analyzer.pipeline.schedules import interleaved_order
-from stepscope.analyzer.pipeline.tasks import Order, Pass, Task
+from stepscope.analyzer.pipeline.schedules import Order, Pass, Task, interleaved_order
+from stepscope.analyzer.pipeline.stages import Chain
 from stepscope.analyzer.what_if.pipeline_schedule import PipelineSchedule
 from stepscope.analyzer.what_if.recorded_schedule import Ran, between_passes
 

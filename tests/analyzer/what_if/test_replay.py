@@ -15,8 +15,8 @@ from stepscope.analyzer.job import replay_model, what_if_job
 from stepscope.analyzer.summaries import JobContext
 from stepscope.analyzer.what_if.fixes import FIXES
 from stepscope.analyzer.what_if.replay import replay
-from stepscope.core.causes import Cause
-from stepscope.core.what_if import Fix, WhatIfReport
+from stepscope.core.documents.what_if import Fix, WhatIfReport
+from stepscope.core.vocabulary.causes import Cause
 from tests.analyzer.readings import view_of
 from tests.analyzer.what_if.schedules import FIRST_STEP, Schedule, Step, fastest, plain_step, run
 

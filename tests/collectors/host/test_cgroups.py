@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collectors.host.cgroup_places import Mount, folder_of, parse_membership, parse_mounts
+from stepscope.collectors.host.cgroups import Mount, cgroup_folder, parse_membership, parse_mounts
 from stepscope.collectors.host.files import Unread
-from stepscope.core.readings import MissingReason
+from stepscope.core.metrics.readings import MissingReason
 from tests.collectors.host.trees import collect, make, missing, process, value, values
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -148,5 +148,5 @@ def test_membership() -> None:
     ],
 )
 def test_folders(root: str, path: str, folder: str | None) -> None:
-    found = folder_of(Mount(frozenset(), root, "/sys/fs/cgroup"), path)
+    found = cgroup_folder(Mount(frozenset(), root, "/sys/fs/cgroup"), path)
     assert found == folder if folder is not None else isinstance(found, Unread)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.collectors.host import GpuUsers, HostCollector, files
-from stepscope.core.host_metrics import HOST_BY_NAME
-from stepscope.core.readings import MissingReason
+from stepscope.core.metrics.host import HOST_BY_NAME
+from stepscope.core.metrics.readings import MissingReason
 from tests.collectors.host.trees import MACHINE, NOW, collect, make, missing, port, value, values
 
 

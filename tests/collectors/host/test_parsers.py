@@ -8,20 +8,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collectors.host.cgroup_places import parse_membership, parse_mounts
-from stepscope.collectors.host.cgroups import parse_bytes, parse_cpu_limit
-from stepscope.collectors.host.cpu import parse_load, parse_stat
-from stepscope.collectors.host.cpu_sets import cpu_list, parse_cpu_list
-from stepscope.collectors.host.disks import parse_diskstats
-from stepscope.collectors.host.infiniband import parse_rate, parse_state
-from stepscope.collectors.host.memory import parse_meminfo, parse_vmstat
-from stepscope.collectors.host.networks import parse_net_dev, parse_snmp
-from stepscope.collectors.host.pressure import parse_pressure
+from stepscope.collectors.host.cgroups import parse_cpu_limit, parse_limit_bytes, parse_membership, parse_mounts
+from stepscope.collectors.host.machine import (
+    cpu_list,
+    parse_counts,
+    parse_cpu_list,
+    parse_cpu_stat,
+    parse_diskstats,
+    parse_load,
+    parse_meminfo,
+    parse_pressure,
+)
+from stepscope.collectors.host.networks import parse_net_dev, parse_port_rate, parse_port_state, parse_snmp
 from stepscope.collectors.host.processes import parse_fields, parse_process_stat, parse_run_delay
 
 PARSERS: tuple[Callable[[str], object], ...] = (
-    *(parse_stat, parse_load, parse_meminfo, parse_vmstat, parse_diskstats, parse_net_dev, parse_pressure, parse_state),
-    *(parse_rate, parse_mounts, parse_membership, parse_cpu_limit, parse_bytes, parse_process_stat, parse_fields),
+    *(
+        parse_cpu_stat,
+        parse_load,
+        parse_meminfo,
+        parse_counts,
+        parse_diskstats,
+        parse_net_dev,
+        parse_pressure,
+        parse_port_state,
+    ),
+    *(
+        parse_port_rate,
+        parse_mounts,
+        parse_membership,
+        parse_cpu_limit,
+        parse_limit_bytes,
+        parse_process_stat,
+        parse_fields,
+    ),
     *(parse_run_delay, parse_cpu_list),
 )
 counts = st.integers(0, 2**64 - 1)
@@ -47,7 +67,7 @@ def test_what_is_no_list_of_cpus(text: str) -> None:
 @given(st.lists(counts, min_size=8, max_size=10), st.integers(0, 300))
 def test_stat_comes_back(ticks: list[int], num_cpus: int) -> None:
     text = f"cpu  {' '.join(map(str, ticks))}\n" + "".join(f"cpu{cpu} 1 2 3\n" for cpu in range(num_cpus))
-    stat = parse_stat(text + "ctxt 5\n")
+    stat = parse_cpu_stat(text + "ctxt 5\n")
     assert list(stat.ticks.values()) == ticks[:8]
     assert (stat.num_cpus, stat.counts) == (num_cpus, {"ctxt": 5})
 
@@ -91,4 +111,4 @@ def test_limits_of_cpus(text: str, limit: float | None) -> None:
     [("400 Gb/sec (4X NDR)\n", 50e9), ("2.5 Gb/sec (1X SDR)", 312.5e6), ("", None), ("1.2.3 Gb/sec", None)],
 )
 def test_rates(text: str, rate: float | None) -> None:
-    assert parse_rate(text) == rate
+    assert parse_port_rate(text) == rate

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.collectors.host import GpuPlace, gpu_users_of
-from stepscope.collectors.host.affinity import sysfs_address
-from stepscope.core.gpu_metrics import GPU
-from stepscope.core.readings import Collection, MissingReason, Reading, labels_of
+from stepscope.collectors.host.gpus import sysfs_address
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.readings import Collection, MissingReason, Reading, labels_of
 from tests.collectors.host.trees import GPU_A, GPU_B, TWO_SOCKETS, collect, make, missing, process, value, values
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stepscope.collectors.host import GpuPlace, GpuUsers, HostCollector, InfinibandCollector
-from stepscope.core.readings import Collection, Missing
+from stepscope.core.metrics.readings import Collection, Missing
 
 NOW = 1_700_000_000_000_000_000
 GPU_A = GpuPlace("GPU-a", "00000000:0F:00.0")

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collectors.jobs.designations import (
-    by_any_number,
-    by_minor,
-    by_uuid,
+from stepscope.collectors.jobs.devices import (
+    Device,
+    devices_visible_to_cuda,
+    dra_device,
+    find_by_minor,
+    find_by_number,
+    find_by_uuid,
     is_gpu_name,
-    names_of,
-    of_device_plugin,
-    of_dra,
-    visible_to_cuda,
+    parse_device_list,
+    plugin_device,
 )
-from stepscope.collectors.jobs.devices import Device
-from stepscope.core.readings import labels_of
+from stepscope.core.metrics.readings import labels_of
 
 _A, _B = "GPU-aaaaaaaa-0000", "GPU-aaaabbbb-0000"
 _WHOLE_A = Device(labels_of(gpu=0, uuid=_A), gpu_uuid=_A, gpu="0", minor="1")
@@ -50,18 +50,18 @@ _ALL = (_WHOLE_A, _WHOLE_B, _SAME, _MIG_7, _MIG_8, _MIG_9)
     ],
 )
 def test_uuids(name: str, device: Device | None) -> None:
-    assert by_uuid(_ALL, name) is device
+    assert find_by_uuid(_ALL, name) is device
 
 
 @pytest.mark.parametrize(
     ("number", "device"), [("0", _WHOLE_B), ("1", _WHOLE_A), ("2", _SAME), ("3", None), ("x", None)]
 )
 def test_minor_numbers(number: str, device: Device | None) -> None:
-    assert by_minor(_ALL, number) is device
+    assert find_by_minor(_ALL, number) is device
 
 
 def test_a_number_without_a_kind_means_a_gpu_where_all_kinds_agree() -> None:
-    assert [by_any_number(_ALL, str(number)) for number in range(4)] == [None, None, _SAME, None]
+    assert [find_by_number(_ALL, str(number)) for number in range(4)] == [None, None, _SAME, None]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_number_without_a_kind_means_a_gpu_where_all_kinds_agree() -> None:
     ],
 )
 def test_lists(text: str, names: list[str]) -> None:
-    assert names_of(text) == names
+    assert parse_device_list(text) == names
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_lists(text: str, names: list[str]) -> None:
     ],
 )
 def test_names_of_device_plugins(name: str, device: Device | None, is_share: bool) -> None:
-    assert of_device_plugin(_ALL, name) == (device, is_share)
+    assert plugin_device(_ALL, name) == (device, is_share)
 
 
 @pytest.mark.parametrize(
@@ -109,18 +109,18 @@ def test_names_of_device_plugins(name: str, device: Device | None, is_share: boo
     ],
 )
 def test_names_of_claims(name: str, device: Device | None) -> None:
-    assert of_dra(_ALL, name) is device
+    assert dra_device(_ALL, name) is device
 
 
 def test_what_a_process_may_see() -> None:
-    assert visible_to_cuda(_ALL, f"MIG-7, {_B},GPU-none,0") == [_MIG_7, _WHOLE_B]
-    assert visible_to_cuda(_ALL, "0,1") == []
+    assert devices_visible_to_cuda(_ALL, f"MIG-7, {_B},GPU-none,0") == [_MIG_7, _WHOLE_B]
+    assert devices_visible_to_cuda(_ALL, "0,1") == []
 
 
 @given(st.text(max_size=40))
 def test_no_text_does_harm(text: str) -> None:
-    names_of(text)
-    visible_to_cuda(_ALL, text)
-    of_dra(_ALL, text)
-    device, _ = of_device_plugin(_ALL, text)
+    parse_device_list(text)
+    devices_visible_to_cuda(_ALL, text)
+    dra_device(_ALL, text)
+    device, _ = plugin_device(_ALL, text)
     assert device is None or is_gpu_name(text)

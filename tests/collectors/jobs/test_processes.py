@@ -12,10 +12,17 @@ from pathlib import Path
 import pytest
 
 from stepscope.collectors.host.files import Files
-from stepscope.collectors.jobs.kubernetes.pod_processes import pod_uid_of, pods_with_logs
-from stepscope.collectors.jobs.plain import container_of, leader_of, name_of
-from stepscope.collectors.jobs.processes import Process, Processes, parse_cgroups, parse_stat
-from stepscope.collectors.jobs.user_names import UserNames
+from stepscope.collectors.jobs.kubernetes.pods import pod_uid_of, pods_with_logs
+from stepscope.collectors.jobs.processes import (
+    Process,
+    Processes,
+    UserNames,
+    container_of,
+    leader_of,
+    parse_cgroup_paths,
+    parse_process_stat,
+    program_name_of,
+)
 
 _UID = "0f3b7c1e-1111-4222-8333-444455556666"
 _SLICE = _UID.replace("-", "_")
@@ -55,14 +62,14 @@ def test_a_real_process_and_its_child() -> None:
 
 
 def test_a_command_may_hold_blanks_and_brackets() -> None:
-    assert parse_stat("7 (a) b (c) S 3 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555 0\n") == ("a) b (c", 3, 7, 555)
-    assert parse_stat("") is None
-    assert parse_stat("7 (a) S 3 7") is None
-    assert parse_stat("7 (a) S x 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555 0") is None
+    assert parse_process_stat("7 (a) b (c) S 3 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555 0\n") == ("a) b (c", 3, 7, 555)
+    assert parse_process_stat("") is None
+    assert parse_process_stat("7 (a) S 3 7") is None
+    assert parse_process_stat("7 (a) S x 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555 0") is None
 
 
 def test_cgroups_of_both_versions() -> None:
-    assert parse_cgroups("12:devices:/slurm/x\n3:cpu,cpuacct:/slurm/x\n0::/y (deleted)\nnothing\n") == (
+    assert parse_cgroup_paths("12:devices:/slurm/x\n3:cpu,cpuacct:/slurm/x\n0::/y (deleted)\nnothing\n") == (
         "/slurm/x",
         "/y",
     )
@@ -115,7 +122,7 @@ def test_no_container() -> None:
     ],
 )
 def test_what_a_process_runs(arguments: tuple[str, ...], name: str) -> None:
-    assert name_of(_process("/", *arguments)) == name
+    assert program_name_of(_process("/", *arguments)) == name
 
 
 def test_folders_of_logs_name_pods(tmp_path: Path) -> None:

@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 
 from stepscope.collectors.host.files import Files
-from stepscope.collectors.jobs.slurm import SlurmPlace, place_in_cgroup
-from stepscope.collectors.jobs.slurm_cgroups import slurm_jobs_here
-from stepscope.collectors.jobs.slurm_names import SlurmNames, SlurmNamesCollector, parse_squeue
-from stepscope.core.readings import MissingReason
+from stepscope.collectors.jobs.slurm import (
+    SlurmNames,
+    SlurmNamesCollector,
+    SlurmPlace,
+    parse_squeue,
+    place_in_cgroup,
+    slurm_jobs_on_node,
+)
+from stepscope.core.metrics.readings import MissingReason
 
 
 @pytest.mark.parametrize(
@@ -47,7 +52,7 @@ def test_jobs_of_version_2_without_the_daemons_that_keep_them(tmp_path: Path) ->
     _procs(tmp_path, f"{scope}/job_5/step_0/user/task_1", 21)
     _procs(tmp_path, f"{scope}/job_6/step_extern/user/task_special", 30)
     _procs(tmp_path, f"{scope}/system", 1)
-    found = slurm_jobs_here(Files(tmp_path))
+    found = slurm_jobs_on_node(Files(tmp_path))
     assert {job: one.pids for job, one in found.items()} == {
         "5": {"batch": [11, 12], "0": [20, 21]},
         "6": {"extern": [30]},
@@ -66,13 +71,13 @@ def test_jobs_of_version_1_and_the_devices_they_may_open(tmp_path: Path) -> None
     _procs(tmp_path, "sys/fs/cgroup/devices/slurm/uid_7/job_5/step_0", 20)
     allowed = "c 1:5 rwm\nc 195:2 rwm\nc 195:5 rw\nc 195:254 rw\nc 195:255 rwm\nb 8:0 r\n"
     (tmp_path / "sys/fs/cgroup/devices/slurm/uid_7/job_5/devices.list").write_text(allowed)
-    (found,) = slurm_jobs_here(Files(tmp_path)).values()
+    (found,) = slurm_jobs_on_node(Files(tmp_path)).values()
     assert found.pids == {"0": [20]}
     assert found.minors == ["2", "5"]
 
 
 def test_a_machine_without_slurm_has_no_jobs(tmp_path: Path) -> None:
-    assert slurm_jobs_here(Files(tmp_path)) == {}
+    assert slurm_jobs_on_node(Files(tmp_path)) == {}
 
 
 def test_lines_of_squeue() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collectors.kineto_daemon import desk, server
+from stepscope.collectors.kineto_daemon import coordinator, server
 
 PATIENT_SECONDS = 1.0
 
@@ -22,7 +22,7 @@ def busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def no_desk_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is none whose captures go on; nobody is waited for."""
-    monkeypatch.setattr(desk, "_GATHERING_SECONDS", 0.0)
+    monkeypatch.setattr(coordinator, "_GATHERING_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil, floor
 
-from stepscope.collectors.kineto_daemon.capture import Action, Capture, Offer, Outcome, Take, Withdraw
-from stepscope.collectors.kineto_daemon.rank_capture import Sight
-from stepscope.collectors.kineto_daemon.registry import KinetoProcess, Peer, Registry
+from stepscope.collectors.kineto_daemon.capture import Action, Capture, Offer, Outcome, ProcessView, Take, Withdraw
+from stepscope.collectors.kineto_daemon.processes import KinetoProcess, Peer, Registry
+from stepscope.collectors.kineto_daemon.protocol import Poll
 from stepscope.collectors.kineto_daemon.verification import TraceSummary
-from stepscope.collectors.kineto_daemon.wire import Poll
 
 LOOK_SECONDS = 0.2
 WRITE_SECONDS = 0.3
@@ -144,5 +143,5 @@ def run(
 
 def _sight(
     process: SimulatedProcess, known: KinetoProcess | None, delivered: int | None, capture: Capture, now: float
-) -> Sight:
-    return Sight(known if now < process.ends_at else None, delivered, capture.attempt in process.written)
+) -> ProcessView:
+    return ProcessView(known if now < process.ends_at else None, delivered, capture.attempt in process.written)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.collectors.kineto_daemon import server as server_module
-from stepscope.collectors.kineto_daemon.registry import KinetoProcess
+from stepscope.collectors.kineto_daemon.processes import KinetoProcess
 from stepscope.collectors.kineto_daemon.server import KinetoServer
 from stepscope.core.errors import UsageError
 from tests.collectors.kineto_daemon.conftest import PATIENT_SECONDS

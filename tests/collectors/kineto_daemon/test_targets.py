@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stepscope.collectors.kineto_daemon.keeping import next_capture, run_name
-from stepscope.collectors.kineto_daemon.proc import JobPlace, is_helper, parse_environ, place_in
-from stepscope.collectors.kineto_daemon.registry import KinetoProcess, Peer
+from stepscope.collectors.kineto_daemon.processes import (
+    JobPlace,
+    KinetoProcess,
+    Peer,
+    is_helper,
+    parse_environ,
+    place_of_environment,
+)
 from stepscope.collectors.kineto_daemon.targets import Target, Targets, key_of, ranks_to_keep
+from stepscope.collectors.kineto_daemon.trace_files import make_capture_folder, run_name
 
 
 def process(pid: int, *, ancestors: tuple[int, ...] = (1,), job_id: int | None = None, inner: int = 0) -> KinetoProcess:
@@ -94,10 +100,10 @@ def test_ranks_are_the_environments_then_the_traces_then_the_next_that_is_free()
 def test_a_place_is_read_from_an_environment() -> None:
     content = b"WORLD_SIZE=8\0RANK=3\0SLURM_PROCID=5\0TORCHELASTIC_RUN_ID=abc\0bad\0X=\xff\0"
     content += b"KINETO_ONDEMAND_TRACE_DIR=/scratch\0"
-    assert place_in(parse_environ(content)) == JobPlace(3, "abc", "/scratch", 8)
-    assert place_in({"LOCAL_WORLD_SIZE": "4"}).local_size == 4
-    assert place_in({"SLURM_PROCID": "5", "TORCHELASTIC_RUN_ID": "none"}) == JobPlace(5)
-    assert place_in({"RANK": "-1", "SLURM_PROCID": "x"}) == JobPlace()
+    assert place_of_environment(parse_environ(content)) == JobPlace(3, "abc", "/scratch", 8)
+    assert place_of_environment({"LOCAL_WORLD_SIZE": "4"}).local_size == 4
+    assert place_of_environment({"SLURM_PROCID": "5", "TORCHELASTIC_RUN_ID": "none"}) == JobPlace(5)
+    assert place_of_environment({"RANK": "-1", "SLURM_PROCID": "x"}) == JobPlace()
 
 
 def test_a_launcher_is_known_by_its_command_before_it_has_started_anybody(tmp_path: Path) -> None:
@@ -124,6 +130,6 @@ def test_a_run_is_called_by_who_counts_jobs_best(tmp_path: Path) -> None:
 
 
 def test_captures_of_a_run_are_counted(tmp_path: Path) -> None:
-    assert [next_capture(tmp_path / "run") for _ in range(3)] == [0, 1, 2]
+    assert [make_capture_folder(tmp_path / "run") for _ in range(3)] == [0, 1, 2]
     (tmp_path / "run/traces/step41-attempt2").mkdir()
-    assert next_capture(tmp_path / "run") == 42
+    assert make_capture_folder(tmp_path / "run") == 42

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collectors.nccl_log import read_log
-from stepscope.core.nccl_events import (
+from stepscope.collectors.nccl.log import read_log
+from stepscope.core.documents.nccl_logs import (
     Benchmarked,
     CardEvent,
     Cards,
@@ -19,12 +19,12 @@ from stepscope.core.nccl_events import (
     Join,
     JoinSeconds,
     LogEvent,
+    LogPlace,
     Measured,
     Network,
     NoInfiniBand,
     NoPlugin,
-    Path,
-    Place,
+    RingPath,
     Rings,
     Setting,
     Shape,
@@ -35,7 +35,7 @@ from stepscope.core.nccl_events import (
     Warned,
 )
 
-_PLACE = Place("log", 1, "nodeA:1234")
+_PLACE = LogPlace("log", 1, "nodeA:1234")
 
 
 def _read(*lines: str) -> Sequence[LogEvent]:
@@ -65,11 +65,11 @@ def _read(*lines: str) -> Sequence[LogEvent]:
         ("Init timings - ncclCommInitRank: rank 0 nranks 16 total 1.51 (", JoinSeconds(_PLACE, 0, 16, 1.51)),
         ("Init timings: rank 0 nranks 16 total 1.51 (", JoinSeconds(_PLACE, 0, 16, 1.51)),
         ("comm 0x1 rank 8 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0", Shape(_PLACE, 8, 16, 2, 8)),
-        ("Channel 00/0 : 12[4] -> 11[3] via P2P/IPC", Path(_PLACE, 12, 11, "P2P/IPC")),
-        ("Channel 00 : 0[1a000] -> 1[1b000] via P2P/direct pointer", Path(_PLACE, 0, 1, "P2P/direct pointer")),
-        ("Channel 00/0 : 9[1] -> 0[0] [send] via NET/IB/0(8)/GDRDMA", Path(_PLACE, 9, 0, "NET/IB/0(8)/GDRDMA")),
-        ("Channel 00/0 : 9[1] -> 0[0] [receive] via NET/Socket/0", Path(_PLACE, 9, 0, "NET/Socket/0")),
-        ("Ring 00 : 0[0] -> 1[1] via SHM/direct", Path(_PLACE, 0, 1, "SHM/direct")),
+        ("Channel 00/0 : 12[4] -> 11[3] via P2P/IPC", RingPath(_PLACE, 12, 11, "P2P/IPC")),
+        ("Channel 00 : 0[1a000] -> 1[1b000] via P2P/direct pointer", RingPath(_PLACE, 0, 1, "P2P/direct pointer")),
+        ("Channel 00/0 : 9[1] -> 0[0] [send] via NET/IB/0(8)/GDRDMA", RingPath(_PLACE, 9, 0, "NET/IB/0(8)/GDRDMA")),
+        ("Channel 00/0 : 9[1] -> 0[0] [receive] via NET/Socket/0", RingPath(_PLACE, 9, 0, "NET/Socket/0")),
+        ("Ring 00 : 0[0] -> 1[1] via SHM/direct", RingPath(_PLACE, 0, 1, "SHM/direct")),
         ("Connected all rings, use ring PXN 1 GDR 1", Rings(_PLACE, uses_direct_memory=True)),
         ("Connected all rings, use ring PXN 0 GDR 0", Rings(_PLACE, uses_direct_memory=False)),
         ("24 coll channels, 24 collnet channels, 16 nvls channels, 32 p2p channels", Channels(_PLACE, 24, 16)),
@@ -87,10 +87,10 @@ def _read(*lines: str) -> Sequence[LogEvent]:
         ("NET/IB : Using [0]mlx5_0:1/IB [1]={[0] mlx5_1:1/RoCE, [1] mlx5_2:1/RoCE} [RO]; OOB eth0:10.0.0.1<0>",
          Cards(_PLACE, "IB", ("mlx5_0:1/IB", "mlx5_1:1/RoCE", "mlx5_2:1/RoCE"))),
         # 2.4 to 2.7
-        ("Ring 00 : 0[0] -> 1[1] via direct shared memory", Path(_PLACE, 0, 1, "SHM")),
-        ("Ring 01 : 0 -> 1 [send] via NET/IB/0", Path(_PLACE, 0, 1, "NET/IB/0")),
+        ("Ring 00 : 0[0] -> 1[1] via direct shared memory", RingPath(_PLACE, 0, 1, "SHM")),
+        ("Ring 01 : 0 -> 1 [send] via NET/IB/0", RingPath(_PLACE, 0, 1, "NET/IB/0")),
         ("Channel 02 : 7[a01d0] -> 14[a01c0] [receive] via NET/AWS Libfabric/3/GDRDMA",
-         Path(_PLACE, 7, 14, "NET/AWS Libfabric/3/GDRDMA")),
+         RingPath(_PLACE, 7, 14, "NET/AWS Libfabric/3/GDRDMA")),
         ("ncclCommSplit comm 0x7f rank 1 nranks 4 cudaDev 1 nvmlDev 1 busId 1000 parent 0x55 splitCount 2 color 77 "
          "key 1- Init START", Join(_PLACE, "split 2 color 77", 1, 4, 1, is_complete=False)),
         ("ncclCommSplit comm 0x7f rank 1 nranks 4 cudaDev 1 nvmlDev 1 busId 1000 parent 0x55 splitCount 2 color 77 "
@@ -123,7 +123,7 @@ def test_launchers_put_what_they_like_before_a_line(before: str) -> None:
 
 
 def test_a_line_without_a_host_and_one_with_its_source() -> None:
-    assert _read("1234:1300 [0] NCCL INFO Using network IB") == [Network(Place("log", 1, ":1234"), "IB")]
+    assert _read("1234:1300 [0] NCCL INFO Using network IB") == [Network(LogPlace("log", 1, ":1234"), "IB")]
     assert _read("[2026-03-03 12:35:26] nodeA:1234:1300 [0] transport/net.cc:12 NCCL WARN NET/IB : something new") == [
         Warned(_PLACE, "NET/IB : something new")
     ]
@@ -135,11 +135,12 @@ def test_a_line_without_a_host_and_one_with_its_source() -> None:
         ("[rank2]:[E513 13:25:57.7 ProcessGroupNCCL.cpp:616] [Rank 2] Watchdog caught collective operation timeout: "
          "WorkNCCL(SeqNum=532339, OpType=BROADCAST, NumelIn=5164000, NumelOut=5164000, Timeout(ms)=1800000) "
          "ran for 1800042 milliseconds before timing out.",
-         TimedOut(Place("log", 1), 2, 532339, "BROADCAST", 1800042)),
-        ("# Avg bus bandwidth    : 21.9636 ", Measured(Place("log", 1), 21.9636)),
-        ("# Collective test concluded: all_gather_perf", Benchmarked(Place("log", 1), "all_gather_perf")),
-        ("time (ms) | forward: 376.60 | step: 22.87", TrainerTimes(Place("log", 1), {"forward": 376.6, "step": 22.87})),
-        ("        + PCI[24.0] - GPU/4000 (0)", TopologyNode(Place("log", 1), 9, "PCI", 24.0, "GPU", "4000")),
+         TimedOut(LogPlace("log", 1), 2, 532339, "BROADCAST", 1800042)),
+        ("# Avg bus bandwidth    : 21.9636 ", Measured(LogPlace("log", 1), 21.9636)),
+        ("# Collective test concluded: all_gather_perf", Benchmarked(LogPlace("log", 1), "all_gather_perf")),
+        ("time (ms) | forward: 376.60 | step: 22.87",
+         TrainerTimes(LogPlace("log", 1), {"forward": 376.6, "step": 22.87})),
+        ("        + PCI[24.0] - GPU/4000 (0)", TopologyNode(LogPlace("log", 1), 9, "PCI", 24.0, "GPU", "4000")),
     ],
 )  # fmt: skip
 def test_what_others_say(line: str, event: LogEvent) -> None:
@@ -197,7 +198,7 @@ def test_timeouts_name_the_job_s_rank_and_the_group(prefix: str, rank: int, grou
     """In brackets of its own torch writes the rank within the group."""
     told = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=19, OpType=ALLREDUCE, NumelIn=1) ran for 600 "
     (event,) = _read(f"worker-1: {prefix}{told}milliseconds before timing out.")
-    assert event == TimedOut(Place("log", 1), rank, 19, "ALLREDUCE", 600, group)
+    assert event == TimedOut(LogPlace("log", 1), rank, 19, "ALLREDUCE", 600, group)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collectors.nccl_inspector import read_inspector
-from stepscope.collectors.nccl_ras import looks_like_ras, read_ras
-from stepscope.collectors.nccl_topology import looks_like_topology, read_topology
-from stepscope.collectors.xpu_timer import read_xpu_timer
+from stepscope.collectors.nccl.inspector import read_inspector
+from stepscope.collectors.nccl.ras import looks_like_ras, read_ras
+from stepscope.collectors.nccl.topology import looks_like_topology, read_topology
+from stepscope.collectors.nccl.xpu_timer import read_xpu_timer
+from stepscope.core.documents.nccl_logs import HangFlags, InspectorCall, PlannedWay, TopologyNode
 from stepscope.core.errors import DataError
-from stepscope.core.nccl_events import PlannedWay, TopologyNode
-from stepscope.core.nccl_sources import HangFlags, InspectorCall
 
 
 def _call(rank: int, number: int, microseconds: float = 100.0, **more: object) -> str:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from stepscope.collectors.nvml import NvmlCollector
-from stepscope.collectors.nvml.gpu import Part
-from stepscope.core.gpu_metrics import BY_NAME
-from stepscope.core.readings import MissingReason
+from stepscope.collectors.nvml.gpu import PollPart
+from stepscope.core.metrics.gpu import BY_NAME
+from stepscope.core.metrics.readings import MissingReason
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 from tests.collectors.nvml.reading_of import key_of, missing_of, value_of
@@ -68,7 +68,7 @@ def test_gpud_604_a_lost_gpu_is_called_lost_not_a_failed_call(nvml: FakeNvml) ->
     collector.sweep(key)
     nvml.set(0, error__nvmlDeviceGetRemappedRows=15, error__nvmlDeviceGetPowerUsage=15)
     nvml.write()
-    lost = collector.sweep(key)[Part.OFTEN]
+    lost = collector.sweep(key)[PollPart.OFTEN]
     told = missing_of(lost, "")
     assert told is not None
     assert told[0] is MissingReason.GONE
@@ -240,7 +240,7 @@ def test_nvsentinel_155_the_xid_of_a_gpu_that_is_lost_is_told_with_the_loss(nvml
     collector.collect()
     nvml.set(0, xids=1, xid__0=79, error__nvmlDeviceGetPowerUsage=15)
     nvml.write()
-    collection = collector.sweep(key_of(collector))[Part.OFTEN]
+    collection = collector.sweep(key_of(collector))[PollPart.OFTEN]
     assert [dict(finding.labels)["xid"] for finding in collection.findings] == ["79"]
     assert missing_of(collection, "") is not None
 
@@ -281,7 +281,7 @@ def test_a_gpu_that_was_never_seen_whole_is_missed_by_its_index(nvml: FakeNvml) 
 
 
 def test_dcgm_exporter_311_a_round_of_8_gpus_costs_little(nvml: FakeNvml) -> None:
-    """1.3 ms of CPU on a 2026 server; benchmarks/gpu_reading_cost.py measures the whole."""
+    """1.3 ms of CPU on a 2026 server; benchmarks/agent/gpu_reading_cost.py measures the whole."""
     for index in range(8):
         nvml.add(profiles.h100(index))
     nvml.write()

@@ -11,8 +11,8 @@ import pytest
 
 from stepscope.collectors.nvml import NvmlCollector
 from stepscope.collectors.nvml.collector import GpuNames
-from stepscope.collectors.nvml.gpu import Part
-from stepscope.core.readings import MissingReason
+from stepscope.collectors.nvml.gpu import PollPart
+from stepscope.core.metrics.readings import MissingReason
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 from tests.collectors.nvml.reading_of import key_of, missing_of, value_of
@@ -34,11 +34,11 @@ def test_what_changes_slowly_is_asked_seldom(nvml: FakeNvml) -> None:
     clock = Clock()
     collector = NvmlCollector(seldom_seconds=10, clock=clock)
     key = key_of(collector)
-    assert set(collector.sweep(key)) == {Part.OFTEN, Part.SELDOM}
+    assert set(collector.sweep(key)) == {PollPart.OFTEN, PollPart.SELDOM}
     clock.seconds = 9
-    assert set(collector.sweep(key)) == {Part.OFTEN}
+    assert set(collector.sweep(key)) == {PollPart.OFTEN}
     clock.seconds = 10
-    assert set(collector.sweep(key)) == {Part.OFTEN, Part.SELDOM}
+    assert set(collector.sweep(key)) == {PollPart.OFTEN, PollPart.SELDOM}
 
 
 def test_a_reading_says_when_it_was_read(nvml: FakeNvml) -> None:
@@ -64,13 +64,13 @@ def test_a_gpu_that_comes_back_is_read_again(nvml: FakeNvml) -> None:
     nvml.set(1, lost=1)
     nvml.write()
     lost = collector.sweep(keys[1])
-    assert value_of(lost[Part.OFTEN], "up", reason="gone") == 0
-    assert lost[Part.SELDOM].readings == ()
+    assert value_of(lost[PollPart.OFTEN], "up", reason="gone") == 0
+    assert lost[PollPart.SELDOM].readings == ()
     again = collector.sweep(keys[1])
-    assert missing_of(again[Part.OFTEN], "", gpu=1) == missing_of(lost[Part.OFTEN], "", gpu=1)
+    assert missing_of(again[PollPart.OFTEN], "", gpu=1) == missing_of(lost[PollPart.OFTEN], "", gpu=1)
     nvml.set(1, lost=None)
     nvml.write()
-    assert value_of(collector.sweep(keys[1])[Part.OFTEN], "up") == 1
+    assert value_of(collector.sweep(keys[1])[PollPart.OFTEN], "up") == 1
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_mig_instances_are_told_beside_the_whole_gpu(nvml: FakeNvml) -> None:
     whole = [r for r in collection.readings if r.metric.endswith("memory_used_bytes") and len(r.labels) == 2]
     assert len(whole) == 1
     parts = collector.sweep(key_of(collector))
-    assert missing_of(parts[Part.OFTEN], "sm_active_ratio", gpu_instance=9) is not None  # not yet
+    assert missing_of(parts[PollPart.OFTEN], "sm_active_ratio", gpu_instance=9) is not None  # not yet
 
 
 def test_compute_instances_of_one_gpu_instance_are_counted_once(nvml: FakeNvml) -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from stepscope.collectors.nvml import NvmlCollector
 from stepscope.collectors.nvml.binding import reason_of_code
-from stepscope.collectors.nvml.gpm import METRICS
-from stepscope.core.gpu_metrics import BY_NAME, GPU
-from stepscope.core.readings import Collection, MissingReason
+from stepscope.collectors.nvml.gpm import GPM_METRICS
+from stepscope.core.metrics.gpu import BY_NAME, GPU
+from stepscope.core.metrics.readings import Collection, MissingReason
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 from tests.collectors.nvml.reading_of import missing_of, value_of
@@ -28,7 +28,7 @@ def two_samples(collector: NvmlCollector) -> Collection:
 
 
 def test_ids_are_those_of_the_binding_and_of_dcgm() -> None:
-    by_name = {name: number for number, name, _ in METRICS}
+    by_name = {name: number for number, name, _ in GPM_METRICS}
     for name, constant in {
         "graphics_engine_active_ratio": pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL,
         "sm_active_ratio": pynvml.NVML_GPM_METRIC_SM_UTIL,

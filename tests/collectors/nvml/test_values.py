@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.collectors.nvml import NvmlCollector
-from stepscope.collectors.nvml.gathering import Gathering
-from stepscope.core.gpu_metrics import BY_NAME, GPU
+from stepscope.collectors.nvml.checked_readings import GpuReadings
 from stepscope.core.metrics import Unit
-from stepscope.core.readings import MissingReason, labels_of
+from stepscope.core.metrics.gpu import BY_NAME, GPU
+from stepscope.core.metrics.readings import MissingReason, labels_of
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 from tests.collectors.nvml.reading_of import missing_of, value_of
@@ -156,7 +156,7 @@ ratios = sorted(name.removeprefix(GPU) for name, metric in BY_NAME.items() if me
 
 @given(name=st.sampled_from(ratios), raw=st.floats(allow_nan=True, allow_infinity=True) | st.integers(0, 2**64))
 def test_no_ratio_is_ever_outside_of_0_to_1(name: str, raw: float) -> None:
-    into = Gathering(labels_of(gpu=0), 1)
+    into = GpuReadings(labels_of(gpu=0), 1)
     into.add(name, raw, 0.01)
     told = into.collection()
     assert len(told.readings) + len(told.missing) == 1

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.reference_workloads.estimate.activations import element_bytes, kept_bytes_per_token
-from stepscope.reference_workloads.estimate.parameters import num_parameters, stage_parts
+from stepscope.reference_workloads.estimate.flops import element_bytes, num_parameters, stage_parts
+from stepscope.reference_workloads.estimate.memory import kept_bytes_per_token
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import find_preset
 from stepscope.reference_workloads.recipe import Recipe
@@ -18,8 +18,8 @@ from stepscope.reference_workloads.recipe import Recipe
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_saved_bytes_to_the_byte(dtype: str, architecture: str) -> None:
     torch = pytest.importorskip("torch")
-    from stepscope.reference_workloads.loss import next_token_loss
-    from stepscope.reference_workloads.stage import seeded_stage
+    from stepscope.reference_workloads.models.loss import next_token_loss
+    from stepscope.reference_workloads.models.transformer import seeded_stage
 
     preset = replace(
         find_preset("tiny"),

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from stepscope.core.errors import UsageError
 from stepscope.reference_workloads.estimate.communication import micro_batch_all_reduces
-from stepscope.reference_workloads.estimate.cost import parse_amount, training_cost
-from stepscope.reference_workloads.estimate.flops import stage_flops, step_flops
-from stepscope.reference_workloads.estimate.parameters import block_matrices
+from stepscope.reference_workloads.estimate.estimate import parse_amount, training_cost
+from stepscope.reference_workloads.estimate.flops import block_matrices, stage_flops, step_flops
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import find_preset
 from stepscope.reference_workloads.recipe import Recipe
@@ -87,8 +86,8 @@ def test_what_is_computed_again_is_what_torch_computes_again(workload: str) -> N
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
-    from stepscope.reference_workloads.recompute import recompute
-    from stepscope.reference_workloads.stage import Stage
+    from stepscope.reference_workloads.models.transformer import Stage
+    from stepscope.reference_workloads.parallelism.sharding import recompute
 
     preset = find_preset("tiny", workload)
     counted = {}
@@ -127,9 +126,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from stepscope.reference_workloads import ParallelPlan
 from stepscope.reference_workloads.presets import find_preset
-from stepscope.reference_workloads.recompute import recompute
-from stepscope.reference_workloads.stage import Stage
-from stepscope.reference_workloads.tensor_parallel import cut_stage
+from stepscope.reference_workloads.parallelism.sharding import recompute
+from stepscope.reference_workloads.models.transformer import Stage
+from stepscope.reference_workloads.parallelism.sharding import cut_stage
 
 workload, how = sys.argv[1:]
 preset = find_preset("tiny", workload)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from stepscope.reference_workloads.estimate.flops import num_parameters
 from stepscope.reference_workloads.estimate.memory import Category, memory_by_rank
-from stepscope.reference_workloads.estimate.parameters import num_parameters
 from stepscope.reference_workloads.plan import ParallelPlan
 from stepscope.reference_workloads.presets import Preset, find_preset
 from stepscope.reference_workloads.recipe import Recipe

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.core.analysis import Analysis
+from stepscope.core.documents.analysis import Analysis
 from stepscope.reference_workloads import ParallelPlan, run_workload
 from stepscope.reference_workloads.injections.catalogue import parse_injection
 from stepscope.reference_workloads.job import TrainingJob

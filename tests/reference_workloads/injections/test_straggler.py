@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.core.analysis import Analysis
-from stepscope.core.causes import Cause
-from stepscope.reference_workloads.injections.straggler import Straggler, rank_flops
+from stepscope.core.documents.analysis import Analysis
+from stepscope.core.vocabulary.causes import Cause
+from stepscope.reference_workloads.injections.compute import Straggler, rank_flops
 from stepscope.reference_workloads.job import TrainingJob
 from stepscope.reference_workloads.presets import find_preset
 
@@ -39,7 +39,7 @@ def test_extra_work_is_measured_by_the_matrices_of_the_ranks_own_layers(
     job_of: Callable[..., TrainingJob], plan: dict[str, Any]
 ) -> None:
     torch = pytest.importorskip("torch")
-    from stepscope.reference_workloads.stage import Stage
+    from stepscope.reference_workloads.models.transformer import Stage
 
     job = job_of("tiny", "cpu", **plan)
     for pp_rank in range(job.plan.pp):

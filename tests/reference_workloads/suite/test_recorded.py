@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from stepscope.analyzer.job import replay_model
-from stepscope.analyzer.pipeline.chains import find_chains
+from stepscope.analyzer.pipeline.stages import find_chains
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.what_if.fixes import overlapped_reductions
 from stepscope.analyzer.what_if.recorded_schedule import schedule_of
-from stepscope.core.causes import Cause
-from stepscope.workflow.analyze import analyze
-from stepscope.workflow.job_input import read_job
+from stepscope.core.vocabulary.causes import Cause
+from stepscope.workflow.analyze import analyze, read_job
 
 _RECORDED = sorted(Path(__file__).with_name("recorded").iterdir())
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.core.errors import DataError
-from stepscope.reference_workloads.suite.trimming import Detail, WholeTrace
+from stepscope.reference_workloads.suite.fixtures import Detail, WholeTrace
 from stepscope.workflow.analyze import analyze
 
 LARGEST = {Detail.LEDGER: 60_000, Detail.KERNELS: 100_000}

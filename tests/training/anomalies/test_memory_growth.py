@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.training.anomalies.detectors import Anomaly
-from stepscope.training.anomalies.memory_growth import MemoryGrowth
+from stepscope.training.anomalies.trends import MemoryGrowth
 
 _GIB = float(2**30)
 _NUM_SAMPLES = 3000

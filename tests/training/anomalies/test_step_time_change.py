@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.training.anomalies.detectors import Anomaly
-from stepscope.training.anomalies.step_time_change import StepTimeChange
+from stepscope.training.anomalies.trends import StepTimeChange
 
 
 def _events(durations: list[float]) -> list[tuple[int, Anomaly]]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.core.agent_messages import CaptureRequest
-from stepscope.training.captures.capture_log import CaptureLog
+from stepscope.core.protocol.messages import CaptureRequest
+from stepscope.training.captures.coordinator import CaptureLog
 
 torch = pytest.importorskip("torch")
 
@@ -71,7 +71,7 @@ def test_foreign_content_is_an_error_and_so_is_a_list_without_end(monkeypatch: p
     store.set("q/0", "x")
     with pytest.raises(ValueError, match="no JSON"):
         CaptureLog(store, "q").read(_learn_nothing)
-    monkeypatch.setattr("stepscope.training.captures.capture_log._MAX_ENTRIES", 1)
+    monkeypatch.setattr("stepscope.training.captures.coordinator._MAX_ENTRIES", 1)
     log = CaptureLog(store, "r")
     log.append("a", lambda: CaptureRequest("a", 3, start_step=10), _learn_nothing)
     with pytest.raises(RuntimeError, match="room for no more"):

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.training.memory import device_memory, out_of_memory
-from stepscope.training.memory.memory_plan import MemoryPlan, memory_plan
-from stepscope.training.memory.out_of_memory import training_phase
+from stepscope.training.memory import device_memory, snapshots
+from stepscope.training.memory.snapshots import MemoryOptions, parse_memory_option, training_phase
 from tests.training.fake_device_memory import FakeDeviceMemory
 from tests.training.full_disk import run_with_file_limit
 
@@ -75,7 +74,7 @@ def test_the_moment_is_written_before_anything_is_unwound(
 def test_training_that_catches_it_goes_on_and_is_not_held_up_again_and_again(
     tmp_path: Path, memory: FakeDeviceMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(out_of_memory, "_LEAST_PAUSE", 1e9)
+    monkeypatch.setattr(snapshots, "_LEAST_PAUSE", 1e9)
     with stepscope.profile("r", tmp_path) as prof:
         for attempt in range(5):
             with pytest.raises(torch.OutOfMemoryError):
@@ -88,7 +87,7 @@ def test_training_that_catches_it_goes_on_and_is_not_held_up_again_and_again(
 def test_the_one_that_ends_training_is_written_even_soon_after_another(
     tmp_path: Path, memory: FakeDeviceMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(out_of_memory, "_LEAST_PAUSE", 1e9)
+    monkeypatch.setattr(snapshots, "_LEAST_PAUSE", 1e9)
 
     def train() -> None:
         with stepscope.profile("r", tmp_path) as prof:
@@ -285,21 +284,21 @@ def test_what_the_call_says_comes_before_the_environment(
 @pytest.mark.parametrize(
     ("memory", "plan"),
     [
-        ("oom", MemoryPlan()),
-        ("off", MemoryPlan(when_out=False)),
-        ("oom+history", MemoryPlan(history=True)),
-        (500, MemoryPlan(every=500)),
-        ("500+HISTORY", MemoryPlan(every=500, history=True)),
+        ("oom", MemoryOptions()),
+        ("off", MemoryOptions(when_out=False)),
+        ("oom+history", MemoryOptions(history=True)),
+        (500, MemoryOptions(every=500)),
+        ("500+HISTORY", MemoryOptions(every=500, history=True)),
     ],
 )
-def test_plans(memory: str | int, plan: MemoryPlan) -> None:
-    assert memory_plan(memory) == plan
+def test_plans(memory: str | int, plan: MemoryOptions) -> None:
+    assert parse_memory_option(memory) == plan
 
 
 @pytest.mark.parametrize("wrong", ["", "on", 0, -3, "off+history", True, None, "+history", "²"])
 def test_what_is_no_plan(wrong: Any) -> None:
     with pytest.raises(ValueError, match="memory is"):
-        memory_plan(wrong)
+        parse_memory_option(wrong)
 
 
 @pytest.mark.parametrize(
@@ -319,10 +318,10 @@ def test_the_part_of_the_step_is_read_from_the_stack(stack: list[tuple[str, str]
 def test_torchs_own_observer_is_called_as_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     attached: list[Callable[..., None]] = []
     monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", attached.append, raising=False)
-    assert device_memory.attach_observer(out_of_memory._observe)
+    assert device_memory.attach_observer(snapshots._observe)
     attached[0](0, 1, 2, 3)  # nobody runs, nothing happens
     monkeypatch.delattr(torch._C, "_cuda_attach_out_of_memory_observer")
-    assert not device_memory.attach_observer(out_of_memory._observe)
+    assert not device_memory.attach_observer(snapshots._observe)
 
 
 def test_the_run_goes_on_quietly(tmp_path: Path, memory: FakeDeviceMemory, caplog: pytest.LogCaptureFixture) -> None:

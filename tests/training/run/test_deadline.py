@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stepscope.training.run import deadline
-from stepscope.training.run.deadline import within
+from stepscope.training.run import run_files
+from stepscope.training.run.run_files import run_within
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def disk() -> Iterator[threading.Event]:
     answers = threading.Event()
     yield answers
     answers.set()
-    for thread in deadline._late:
+    for thread in run_files._late:
         thread.join(10)
 
 
@@ -29,21 +29,21 @@ def _wait_for(disk: threading.Event) -> None:
 
 def test_work_is_done_before_it_returns_and_its_error_is_told() -> None:
     done: list[int] = []
-    within(10, lambda: done.append(1), "a file")
+    run_within(10, lambda: done.append(1), "a file")
     assert done == [1]
     with pytest.raises(ZeroDivisionError):
-        within(10, lambda: done.append(1 // 0), "a file")
+        run_within(10, lambda: done.append(1 // 0), "a file")
 
 
 def test_a_disk_that_does_not_answer_is_waited_for_once(disk: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(run_files, "_AGAIN_SECONDS", 0.01)
     with pytest.raises(TimeoutError, match="not written: the first"):
-        within(0.05, functools.partial(_wait_for, disk), "the first")
+        run_within(0.05, functools.partial(_wait_for, disk), "the first")
     begun = time.monotonic()
     with pytest.raises(TimeoutError, match="not written: the second"):
-        within(30, functools.partial(_wait_for, disk), "the second")
+        run_within(30, functools.partial(_wait_for, disk), "the second")
     assert time.monotonic() - begun < 5
     disk.set()
-    for thread in deadline._late:
+    for thread in run_files._late:
         thread.join(10)
-    within(30, lambda: time.sleep(0.1), "what comes when it answers again")
+    run_within(30, lambda: time.sleep(0.1), "what comes when it answers again")

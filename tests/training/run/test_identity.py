@@ -44,18 +44,18 @@ def test_a_launcher_under_srun_tells_the_rank_and_a_batch_script_is_one_process(
 
 
 def test_which_ranks_write_traces() -> None:
-    assert subject.captures_here("auto", _rank(63, 1000))
-    assert not subject.captures_here("auto", _rank(64, 1000))
-    assert subject.captures_here("all", _rank(999, 1000))
-    assert not subject.captures_here([0, 5], _rank(4, 8))
+    assert subject.captures_on_this_rank("auto", _rank(63, 1000))
+    assert not subject.captures_on_this_rank("auto", _rank(64, 1000))
+    assert subject.captures_on_this_rank("all", _rank(999, 1000))
+    assert not subject.captures_on_this_rank([0, 5], _rank(4, 8))
     with pytest.raises(ValueError, match="ranks is"):
-        subject.captures_here("some", _rank(0, 1))
+        subject.captures_on_this_rank("some", _rank(0, 1))
 
 
 def test_secrets_stay_out_of_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("TORCH_HUB_TOKEN", "s3cret")
     monkeypatch.setenv("HOME_SWEET", "x")
-    found = subject.environment_of_interest()
+    found = subject.relevant_environment()
     assert found["NCCL_DEBUG"] == "INFO"
     assert not {"TORCH_HUB_TOKEN", "HOME_SWEET"} & set(found)

@@ -7,13 +7,13 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.training.run.whole_lines import WholeLines
+from stepscope.training.run.run_files import WholeLines
 from tests.training.full_disk import run_on_small_disk, run_with_file_limit
 
 _FILL = """
 import sys
 from pathlib import Path
-from stepscope.training.run.whole_lines import WholeLines
+from stepscope.training.run.run_files import WholeLines
 
 path = Path(sys.argv[1]) / "deep" / "lines"
 lines, whole = WholeLines(path), 0

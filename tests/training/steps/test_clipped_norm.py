@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.training.steps.clipped_norm import ClippedNorm
-from stepscope.training.steps.late_figures import LateReader
+from stepscope.training.steps.gradients import ClippedGradientNorm
+from stepscope.training.steps.scalars import DeviceScalarReader
 from stepscope.training.steps.telemetry import StepRecord
 from tests.training.fake_device import FakeDevice
 
@@ -48,8 +48,8 @@ def test_a_clipped_step_tells_the_norm_before_clipping(tmp_path: Path) -> None:
 def test_on_a_gpu_it_is_read_late_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice()
     monkeypatch.setattr(device, "holds", lambda _: True)
-    reader = LateReader(device)
-    clipped = ClippedNorm(reader)
+    reader = DeviceScalarReader(device)
+    clipped = ClippedGradientNorm(reader)
     try:
         clip_grad_norm_([_parameter(3.0, 4.0)], 1.0)
         record = StepRecord(0, 0)
@@ -68,8 +68,8 @@ def test_on_a_gpu_it_is_read_late_and_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_after_the_end_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     module = torch.nn.utils.clip_grad
     monkeypatch.setattr(module, "_get_total_norm", module._get_total_norm)  # back again at the end
-    clipped = ClippedNorm(LateReader())
-    other = ClippedNorm(LateReader())
+    clipped = ClippedGradientNorm(DeviceScalarReader())
+    other = ClippedGradientNorm(DeviceScalarReader())
     clipped.close()  # not the outermost wrapper: it stays, and does nothing
     other.close()
     clip_grad_norm_([_parameter(3.0, 4.0)], 1.0)
@@ -79,7 +79,7 @@ def test_after_the_end_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_compiled_loop_is_compiled_once_and_whole() -> None:
     testing = pytest.importorskip("torch._dynamo.testing")
     backend = testing.CompileCounter()
-    clipped = ClippedNorm(LateReader())
+    clipped = ClippedGradientNorm(DeviceScalarReader())
 
     @torch.compile(backend=backend, fullgraph=True)  # type: ignore[untyped-decorator]
     def clip(parameter: Any) -> Any:

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.training.steps import gradient_norm
-from stepscope.training.steps.gradient_norm import LocalGradientNorm
-from stepscope.training.steps.late_figures import LateReader
+from stepscope.training.steps import gradients
+from stepscope.training.steps.gradients import LocalGradientNorm
+from stepscope.training.steps.scalars import DeviceScalarReader
 from stepscope.training.steps.telemetry import StepRecord
 from tests.training.fake_device import FakeDevice
 
@@ -73,9 +73,9 @@ def _weights() -> tuple[Any, Any]:
 
 
 def test_sampled_steps_alone_carry_hooks_and_the_first_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradient_norm, "_HOST_SHARE", 1e9)
+    monkeypatch.setattr(gradients, "_HOST_SHARE", 1e9)
     model, backward = _weights()
-    norm = LocalGradientNorm(LateReader(), is_quiet=lambda index: index != 6)
+    norm = LocalGradientNorm(DeviceScalarReader(), is_quiet=lambda index: index != 6)
     norm.watch(model, every=3)
     for index in range(10):
         norm.step_began(index)
@@ -90,9 +90,9 @@ def test_sampled_steps_alone_carry_hooks_and_the_first_none(monkeypatch: pytest.
 
 
 def test_what_micro_batches_accumulate_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradient_norm, "_HOST_SHARE", 1e9)
+    monkeypatch.setattr(gradients, "_HOST_SHARE", 1e9)
     (model, backward), (other, backward_other) = _weights(), _weights()
-    norm = LocalGradientNorm(LateReader(), is_quiet=lambda _: True)
+    norm = LocalGradientNorm(DeviceScalarReader(), is_quiet=lambda _: True)
     norm.watch(model, every=1)
     norm.watch(other, every=1)
     record = _sampled(norm, 1, lambda: [backward(), backward(), backward_other()])
@@ -100,7 +100,7 @@ def test_what_micro_batches_accumulate_counts_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_loss_scale_is_divided_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradient_norm, "_HOST_SHARE", 1e9)
+    monkeypatch.setattr(gradients, "_HOST_SHARE", 1e9)
     model = torch.nn.Linear(2, 1, bias=False)
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.0), torch.amp.GradScaler("cpu", init_scale=256.0)
     with stepscope.profile("r", tmp_path, stepscope.every(100)) as prof:
@@ -122,7 +122,7 @@ def test_on_a_gpu_it_is_read_late(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice()
     monkeypatch.setattr(device, "holds", lambda _: True)
     model, backward = _weights()
-    norm = LocalGradientNorm(LateReader(device), is_quiet=lambda _: True)
+    norm = LocalGradientNorm(DeviceScalarReader(device), is_quiet=lambda _: True)
     norm.watch(model, every=1)
     record = _sampled(norm, 1, backward)
     assert record.figures == {}
@@ -134,9 +134,9 @@ def test_on_a_gpu_it_is_read_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sampling_becomes_rarer_where_it_costs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0, 50_000)  # 50 us from one look at it to the next
-    monkeypatch.setattr(gradient_norm, "time", SimpleNamespace(perf_counter_ns=lambda: next(clock)))
+    monkeypatch.setattr(gradients, "time", SimpleNamespace(perf_counter_ns=lambda: next(clock)))
     model, backward = _weights()
-    norm = LocalGradientNorm(LateReader(), is_quiet=lambda _: True)
+    norm = LocalGradientNorm(DeviceScalarReader(), is_quiet=lambda _: True)
     norm.watch(model, every=5)
     assert _sampled(norm, 5, backward, duration_ns=10**12).figures
     assert norm._interval == 5
@@ -148,7 +148,7 @@ def test_sampling_becomes_rarer_where_it_costs_too_much(monkeypatch: pytest.Monk
 def test_gradients_of_every_make_are_measured() -> None:
     table = torch.nn.Embedding(4, 2, sparse=True)
     half = torch.nn.Linear(300, 300, bias=False, dtype=torch.float16)
-    norm = LocalGradientNorm(LateReader(), is_quiet=lambda _: True)
+    norm = LocalGradientNorm(DeviceScalarReader(), is_quiet=lambda _: True)
     for model in (table, half):
         norm.watch(model, every=1)
     record = _sampled(
@@ -168,9 +168,9 @@ def test_an_error_while_watching_never_reaches_the_backward_pass(
     def fail(_: Any) -> Any:
         raise RuntimeError("no such operator")
 
-    monkeypatch.setattr(gradient_norm, "_norm", fail)
+    monkeypatch.setattr(gradients, "_norm", fail)
     model, backward = _weights()
-    norm = LocalGradientNorm(LateReader(), is_quiet=lambda _: True)
+    norm = LocalGradientNorm(DeviceScalarReader(), is_quiet=lambda _: True)
     norm.watch(model, every=1)
     assert [_sampled(norm, index, backward).figures for index in (1, 2)] == [{}, {}]
     assert [record.getMessage() for record in caplog.records] == [
@@ -196,12 +196,12 @@ def test_what_cannot_be_watched_is_said_in_one_line(tmp_path: Path, caplog: pyte
 
 
 def test_compiled_models_are_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradient_norm, "_HOST_SHARE", 1e9)
+    monkeypatch.setattr(gradients, "_HOST_SHARE", 1e9)
     testing = pytest.importorskip("torch._dynamo.testing")
     backend = testing.CompileCounterWithBackend("aot_eager")
     model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1))
     compiled = torch.compile(model, backend=backend)
-    norm = LocalGradientNorm(LateReader(), is_quiet=lambda _: True)
+    norm = LocalGradientNorm(DeviceScalarReader(), is_quiet=lambda _: True)
     norm.watch(compiled, every=2)
     found = [
         _sampled(norm, index, lambda: compiled(torch.ones(3, 2)).sum().backward()).figures.get("local_grad_norm")

@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from stepscope.training.steps.gc_pauses import GcPauses
-from stepscope.training.steps.listeners import Listeners
+from stepscope.training.steps.listeners import StepListeners
+from stepscope.training.steps.process_metrics import GcPauses
 from stepscope.training.steps.telemetry import StepRecord
 
 
@@ -35,7 +35,7 @@ class _Remembering:
 @pytest.mark.parametrize("fails_in", ["began", "ended", "closed"])
 def test_one_that_fails_is_left_out_with_one_warning(caplog: pytest.LogCaptureFixture, fails_in: str) -> None:
     failing, well = _Remembering(fails_in), _Remembering()
-    listeners = Listeners([failing, well])
+    listeners = StepListeners([failing, well])
     for index in range(3):
         listeners.step_began(index)
         listeners.step_ended(StepRecord(index, 0))

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.training.steps.late_figures import LateReader
-from stepscope.training.steps.loss_scale import LossScale
-from stepscope.training.steps.settling import SettlingSteps
+from stepscope.training.steps.gradients import LossScale
+from stepscope.training.steps.listeners import PendingSteps
+from stepscope.training.steps.scalars import DeviceScalarReader
 from stepscope.training.steps.telemetry import StepRecord
 from tests.training.fake_device import FakeDevice
 
@@ -58,7 +58,7 @@ def test_the_scale_is_the_one_of_the_steps_loss(tmp_path: Path) -> None:
 
 def test_on_a_gpu_it_is_read_late() -> None:
     device, scaler = FakeDevice(), _scaler()
-    loss_scale = LossScale(LateReader(device))
+    loss_scale = LossScale(DeviceScalarReader(device))
     try:
         _step(scaler)
         assert loss_scale._figures == {"loss_scale": 1024.0, "overflow": 0}
@@ -82,7 +82,7 @@ def test_on_a_gpu_it_is_read_late() -> None:
 def test_of_two_scalers_the_last_counts_and_none_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice()
     monkeypatch.setattr(device, "holds", lambda _: True)
-    reader = LateReader(device)
+    reader = DeviceScalarReader(device)
     loss_scale, scaler = LossScale(reader), _scaler()
     other = torch.amp.GradScaler("cpu", init_scale=8.0)
     try:
@@ -93,7 +93,7 @@ def test_of_two_scalers_the_last_counts_and_none_keeps_its_place(monkeypatch: py
             other.update(8.0)
             record = _ended(loss_scale)
             device.run()
-            steps = SettlingSteps([], lambda _: None)
+            steps = PendingSteps([], lambda _: None)
             steps.add(record)
             assert record.figures == {"loss_scale": 8.0}, index
     finally:
@@ -102,7 +102,7 @@ def test_of_two_scalers_the_last_counts_and_none_keeps_its_place(monkeypatch: py
 
 def test_a_run_that_is_never_ended_is_forgotten() -> None:
     method = torch.amp.GradScaler._check_scale_growth_tracker
-    loss_scale = LossScale(LateReader())
+    loss_scale = LossScale(DeviceScalarReader())
     reference = weakref.ref(loss_scale)
     del loss_scale
     gc.collect()
@@ -112,7 +112,7 @@ def test_a_run_that_is_never_ended_is_forgotten() -> None:
 
 
 def test_a_scaler_that_is_off_or_set_by_hand_has_no_overflow() -> None:
-    loss_scale = LossScale(LateReader())
+    loss_scale = LossScale(DeviceScalarReader())
     try:
         _step(_scaler(enabled=False))
         assert _ended(loss_scale).figures == {}
@@ -128,7 +128,7 @@ def test_a_scaler_that_is_off_or_set_by_hand_has_no_overflow() -> None:
 def test_the_scaler_of_fsdp_is_found_as_well() -> None:
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-    loss_scale = LossScale(LateReader())
+    loss_scale = LossScale(DeviceScalarReader())
     try:
         _step(ShardedGradScaler("cpu", init_scale=256.0))
         assert _ended(loss_scale).figures == {"loss_scale": 256.0, "overflow": 0}
@@ -137,7 +137,7 @@ def test_the_scaler_of_fsdp_is_found_as_well() -> None:
 
 
 def test_a_scaler_of_another_make_is_left_alone_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    loss_scale, scaler = LossScale(LateReader()), _scaler()
+    loss_scale, scaler = LossScale(DeviceScalarReader()), _scaler()
     try:
         scaler.scale(torch.ones(()))
         num_warnings = []
@@ -153,7 +153,7 @@ def test_a_scaler_of_another_make_is_left_alone_with_one_warning(caplog: pytest.
 
 
 def test_a_scale_that_only_waiting_would_tell_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    loss_scale = LossScale(LateReader())
+    loss_scale = LossScale(DeviceScalarReader())
     elsewhere = SimpleNamespace(_scale=torch.empty((), device="meta"), _per_optimizer_states={})
     loss_scale._updating(elsewhere)
     assert _ended(loss_scale).figures == {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.training.steps.open_spans import OpenSpans
+from stepscope.training.steps.spans import OpenSpans
 
 torch = pytest.importorskip("torch")
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from stepscope.training.run.identity import Identity
-from stepscope.training.run.whole_lines import InUseError
-from stepscope.training.steps.step_file import begin_steps
+from stepscope.training.run.run_files import InUseError
+from stepscope.training.steps.telemetry import open_step_file
 from tests.training.processes import fork
 
 
@@ -29,7 +29,7 @@ def _another_process(path: Path) -> Iterator[None]:
 
     def hold(tell: Callable[[str], None]) -> None:
         os.close(ends)
-        writer = begin_steps(path, _rank(0, 1), None).writer
+        writer = open_step_file(path, _rank(0, 1), None).writer
         tell("begun")
         os.read(may_end, 1)
         writer.close()
@@ -48,7 +48,7 @@ def test_a_second_live_process_takes_a_directory_of_its_own_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with _another_process(tmp_path / "r"), caplog.at_level(logging.WARNING):
-        begun = begin_steps(tmp_path / "r", _rank(0, 1), None)
+        begun = open_step_file(tmp_path / "r", _rank(0, 1), None)
         begun.writer.close()
     assert begun.run_directory == tmp_path / "r-2"
     (record,) = caplog.records
@@ -57,14 +57,14 @@ def test_a_second_live_process_takes_a_directory_of_its_own_and_says_so(
 
 def test_ranks_cannot_agree_on_another_directory_and_step_aside(tmp_path: Path) -> None:
     with _another_process(tmp_path / "r"), pytest.raises(InUseError, match="another process writes it"):
-        begin_steps(tmp_path / "r", _rank(0, 2), None)
+        open_step_file(tmp_path / "r", _rank(0, 2), None)
 
 
 def test_after_the_process_has_ended_the_run_goes_on_even_if_its_children_live(tmp_path: Path) -> None:
     may_end, ends = os.pipe()
 
     def train(tell: Callable[[str], None]) -> None:
-        writer = begin_steps(tmp_path / "r", _rank(0, 1), None).writer
+        writer = open_step_file(tmp_path / "r", _rank(0, 1), None).writer
         if not os.fork():  # as a loader's worker, which notices seconds later that it is alone
             os.close(ends)
             os.read(may_end, 1)
@@ -73,7 +73,7 @@ def test_after_the_process_has_ended_the_run_goes_on_even_if_its_children_live(t
         writer.close()
 
     assert fork(train).end() == 0
-    begun = begin_steps(tmp_path / "r", _rank(0, 1), None)
+    begun = open_step_file(tmp_path / "r", _rank(0, 1), None)
     begun.writer.close()
     os.close(ends)
     os.close(may_end)
@@ -90,7 +90,7 @@ def _line(index: int, attempt: int = 1, end_ns: int = 5) -> str:
 
 
 def _continued(run: Path, identity: Identity, first_step: int | None = None) -> tuple[int, int]:
-    begun = begin_steps(run, identity, first_step)
+    begun = open_step_file(run, identity, first_step)
     begun.writer.close()
     return begun.continuation.attempt, begun.continuation.first_step
 
@@ -122,8 +122,8 @@ def test_ranks_with_a_store_take_rank_zeros_word(
             return bytes(self[key], "ascii")
 
     store = Store()
-    monkeypatch.setattr("stepscope.training.run.continuation.job_store", lambda: store)
-    monkeypatch.setattr("stepscope.training.steps.step_file._turns", iter([0, 0, 1]))
+    monkeypatch.setattr("stepscope.training.run.resume.job_store", lambda: store)
+    monkeypatch.setattr("stepscope.training.steps.telemetry._turns", iter([0, 0, 1]))
     _write_lines(tmp_path, 0, _line(18))
     _write_lines(tmp_path, 1, _line(20))
     assert _continued(tmp_path, _rank(0, 2), 7) == _continued(tmp_path, _rank(1, 2)) == (2, 7)
@@ -135,4 +135,4 @@ def test_ranks_with_a_store_take_rank_zeros_word(
 @pytest.mark.parametrize("wrong", [-1, True, 2.0, "7"])
 def test_a_first_step_that_is_no_steps_number_is_refused(tmp_path: Path, wrong: Any) -> None:
     with pytest.raises(TypeError, match="first_step is the number of a step"):
-        begin_steps(tmp_path, _rank(0, 1), wrong)
+        open_step_file(tmp_path, _rank(0, 1), wrong)

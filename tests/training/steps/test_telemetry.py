@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.training.anomalies.detectors import Anomaly
-from stepscope.training.run.whole_lines import WholeLines
+from stepscope.training.run.run_files import WholeLines
 from stepscope.training.steps import telemetry
 from stepscope.training.steps.telemetry import _RESERVED, StepRecord, StepTimes, StepWriter
 

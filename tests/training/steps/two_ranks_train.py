@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import stepscope
-from stepscope.training.steps import gradient_norm
+from stepscope.training.steps import gradients as gradient_norm
 
 NUM_STEPS = 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stepscope.collectors.host.files import Files
-from stepscope.core.doctor import DoctorLine
+from stepscope.core.documents.machine_checks import DoctorLine
 from stepscope.workflow.doctor.machine import UNLIMITED, Machine
 
 

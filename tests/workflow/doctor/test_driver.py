@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.collectors.host.pci_gpus import count_on_bus
-from stepscope.workflow.doctor.driver import ask_driver, look_at_driver
+from stepscope.collectors.host.gpus import count_gpus_on_bus
+from stepscope.workflow.doctor.software import ask_driver, look_at_driver
 from stepscope.workflow.preflight.request import Programs
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
 from tests.collectors.fake_nvml.profiles import a100, h100
@@ -41,7 +41,7 @@ def test_a_node_with_a_hidden_gpu_and_a_file_too_few(nvml: FakeNvml, tmp_path: P
         "GPUs": ("warn", "3 are on the PCI bus, the driver tells of 2"),
         "/dev/nvidia*": ("warn", "/dev has the files of 1 of 2 GPUs"),
     }
-    assert count_on_bus(machine(tmp_path).files) == 3
+    assert count_gpus_on_bus(machine(tmp_path).files) == 3
 
 
 def test_a_lost_gpu(nvml: FakeNvml, tmp_path: Path) -> None:

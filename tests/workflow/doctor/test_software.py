@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.core.doctor import DoctorState
+from stepscope.core.documents.machine_checks import DoctorState
 from stepscope.workflow.doctor.software import Torch, find_torch, judge_torch, look_at_pynvml, look_at_python
 
 _OK, _WARN, _FAIL = DoctorState.OK, DoctorState.WARN, DoctorState.FAIL

@@ -12,14 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.core.doctor import DoctorState
+from stepscope.core.documents.machine_checks import DoctorState
 from stepscope.workflow.doctor.agent import look_at_agent
-from stepscope.workflow.doctor.clock import ClockState, judge_clock, read_clock
 from stepscope.workflow.doctor.communication import chosen_interfaces, look_at_communication, look_at_kineto
-from stepscope.workflow.doctor.container import container_kind, look_at_container
-from stepscope.workflow.doctor.limits import judge_cpus, judge_locked_memory, judge_shared_memory, look_at_limits
-from stepscope.workflow.doctor.machine import UNLIMITED, Machine
-from stepscope.workflow.doctor.rights import look_at_rights
+from stepscope.workflow.doctor.machine import (
+    UNLIMITED,
+    ClockState,
+    Machine,
+    container_kind,
+    judge_clock,
+    judge_cpus,
+    judge_locked_memory,
+    judge_shared_memory,
+    look_at_container,
+    look_at_limits,
+    look_at_rights,
+    read_clock,
+)
 from tests.workflow.doctor.machines import by_topic, machine
 
 _OK, _WARN, _FAIL = DoctorState.OK, DoctorState.WARN, DoctorState.FAIL

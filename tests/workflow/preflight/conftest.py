@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.core.preflight import CheckGroup, Preflight
+from stepscope.core.documents.machine_checks import CheckGroup, Preflight
+from stepscope.workflow.preflight.phases import run_preflight
 from stepscope.workflow.preflight.request import PreflightRequest, Programs
-from stepscope.workflow.preflight.run import run_preflight
 from tests.collectors.fake_nvml.library import FakeNvml, build_fake_nvml
 from tests.collectors.fake_nvml.profiles import h100
 

@@ -15,8 +15,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from stepscope.workflow.preflight.child import answer_device, serve
 from stepscope.workflow.preflight.device import DeviceFacts, Pace, Products, Timing, UnsupportedError
+from stepscope.workflow.preflight.device_worker import answer_device, serve
 
 NAME = "NVIDIA H100 80GB HBM3"
 RATES = {

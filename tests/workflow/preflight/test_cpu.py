@@ -10,7 +10,7 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
-from stepscope.core.preflight import DTYPES
+from stepscope.core.documents.machine_checks import DTYPES
 
 _COMMAND = [sys.executable, "-m", "stepscope", "preflight"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from stepscope.core.documents.machine_checks import CheckGroup
 from stepscope.core.errors import UsageError
-from stepscope.core.preflight import CheckGroup
 from stepscope.workflow.preflight.request import PreflightRequest, driver_seconds_of, gpus_of, groups_of, slurm_gpus_of
 
 

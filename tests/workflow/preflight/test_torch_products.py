@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from stepscope.workflow.preflight import torch_products
+from stepscope.workflow.preflight import torch_device
 from stepscope.workflow.preflight.device import UnsupportedError
-from stepscope.workflow.preflight.torch_products import count_differing, count_wrong, normal_product
+from stepscope.workflow.preflight.torch_device import count_differing, count_wrong, normal_product
 
 _CPU = torch.device("cpu")
 
@@ -39,7 +39,7 @@ def test_right_products_have_no_wrong_element_and_are_alike(dtype: str) -> None:
 
 
 def test_one_wrong_element_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = torch_products._product_of
+    real = torch_device._product_of
 
     def broken(dtype: str, left: torch.Tensor, right: torch.Tensor, *, fast: bool = True) -> Callable[[], torch.Tensor]:
         def product() -> torch.Tensor:
@@ -50,7 +50,7 @@ def test_one_wrong_element_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return product
 
-    monkeypatch.setattr(torch_products, "_product_of", broken)
+    monkeypatch.setattr(torch_device, "_product_of", broken)
     assert count_wrong("bfloat16", 96, _CPU) == 1
 
 

@@ -1,1 +1,1 @@
-"""The checks: what does each say of a GPU's, or the machine's, newest samples? Pure: a sample brings its time along."""
+"""Health checks: what each says of the newest samples of a GPU or the machine. Pure: a sample brings its time along."""

@@ -1,15 +1,14 @@
-"""Is a GPU's memory wearing out? Errors, and the rows and pages that were replaced for them."""
+"""Check of GPU memory: ECC errors, remapped rows and retired pages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stepscope.agent.config.health import Thresholds
-from stepscope.agent.health.counters import CounterWindow, Sample
+from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.observed import ObservedGpu
-from stepscope.agent.health.signs import Evidence, Sign, above, bad, good
-from stepscope.core.counting import counted
-from stepscope.core.health import Action, Severity
+from stepscope.agent.health.samples import CheckSample, CounterWindow, Evidence, Sample, above, bad, good
+from stepscope.core.hardware.health import Action, Severity
+from stepscope.core.text.numbers import counted
 
 _MINUTE, _WEEK = 60.0, 7 * 86_400.0
 
@@ -22,7 +21,7 @@ class MemoryChecks:
         self._corrected = CounterWindow(_MINUTE)
         self._retired = CounterWindow(_WEEK)
 
-    def signs(self, gpu: ObservedGpu, *, is_contained: bool) -> Iterator[Sign]:
+    def signs(self, gpu: ObservedGpu, *, is_contained: bool) -> Iterator[CheckSample]:
         """What the newest samples say.
 
         Args:
@@ -33,7 +32,7 @@ class MemoryChecks:
         yield from self._rows(gpu.values)
         yield from self._pages(gpu.values)
 
-    def _errors(self, values: dict[str, Sample], is_contained: bool) -> Iterator[Sign]:
+    def _errors(self, values: dict[str, Sample], is_contained: bool) -> Iterator[CheckSample]:
         uncorrected = values.get("ecc_uncorrected_errors_total")
         if uncorrected is not None:
             said = f"{counted(uncorrected.value, 'memory error')} could not be corrected since the driver was loaded"
@@ -55,7 +54,7 @@ class MemoryChecks:
             leave = limits.corrected_errors_per_second / 2
             yield above("ecc_corrected_rate", corrected.time_ns, evidence, leave=leave, is_new=True)
 
-    def _rows(self, values: dict[str, Sample]) -> Iterator[Sign]:
+    def _rows(self, values: dict[str, Sample]) -> Iterator[CheckSample]:
         failed, pending = values.get("row_remap_failed"), values.get("row_remap_pending")
         if failed is not None:
             said = "a damaged row of memory could not be replaced"
@@ -73,7 +72,7 @@ class MemoryChecks:
             evidence = Evidence(Severity.WARNING, Action.REPLACE, said, rows.value, limit, "rows")
             yield above("remapped_rows", rows.time_ns, evidence, leave=limit - 1)
 
-    def _pages(self, values: dict[str, Sample]) -> Iterator[Sign]:
+    def _pages(self, values: dict[str, Sample]) -> Iterator[CheckSample]:
         """Before Ampere. What came this week is known from the agent's start on only."""
         limits = self._thresholds
         single, double = values.get("retired_pages_corrected_total"), values.get("retired_pages_uncorrected_total")
@@ -96,7 +95,7 @@ class MemoryChecks:
             yield _flag("retired_pages_pending", pending, Severity.WARNING, Action.RESET_GPU, said)
 
 
-def _flag(code: str, sample: Sample, severity: Severity, action: Action, message: str) -> Sign:
+def _flag(code: str, sample: Sample, severity: Severity, action: Action, message: str) -> CheckSample:
     if sample.value:
         return bad(code, sample.time_ns, Evidence(severity, action, message))
     return good(code, sample.time_ns)

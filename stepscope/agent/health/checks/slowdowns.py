@@ -1,19 +1,14 @@
-"""Is a GPU slowed by heat or by its power supply?
-
-The power cap of the software is how a GPU under load is meant to run; it is no fault and looked at nowhere here.
-"""
+"""Check of slowdowns by heat or by the power supply."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stepscope.agent.config.health import Thresholds
-from stepscope.agent.health.counters import CounterWindow, Sample
-from stepscope.agent.health.minutes import Minutes
+from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.observed import ObservedGpu
-from stepscope.agent.health.signs import Evidence, Sign, above, bad, good
-from stepscope.core.counting import counted
-from stepscope.core.health import Action, Severity
+from stepscope.agent.health.samples import CheckSample, CounterWindow, Evidence, MinuteWindow, Sample, above, bad, good
+from stepscope.core.hardware.health import Action, Severity
+from stepscope.core.text.numbers import counted
 
 _MINUTE = 60.0
 _MARGIN_LEAVE_CELSIUS = 3.0
@@ -31,9 +26,9 @@ class SlowdownChecks:
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._thermal = CounterWindow(_MINUTE)
-        self._minutes = Minutes(thresholds.slowdown_minutes)
+        self._minutes = MinuteWindow(thresholds.slowdown_minutes)
 
-    def signs(self, gpu: ObservedGpu) -> Iterator[Sign]:
+    def signs(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
         """What the newest samples say."""
         thermal = gpu.values.get("thermal_violation_seconds_total")
         if self._thermal.add(thermal) and thermal is not None:
@@ -46,7 +41,7 @@ class SlowdownChecks:
             yield from self._margin(margin)
         yield from self._hardware(gpu)
 
-    def _margin(self, margin: Sample) -> Iterator[Sign]:
+    def _margin(self, margin: Sample) -> Iterator[CheckSample]:
         limit = self._thresholds.temperature_margin_celsius
         if margin.value <= limit:
             said = (
@@ -57,7 +52,7 @@ class SlowdownChecks:
         elif margin.value >= limit + _MARGIN_LEAVE_CELSIUS:
             yield good("temperature_margin", margin.time_ns)
 
-    def _hardware(self, gpu: ObservedGpu) -> Iterator[Sign]:
+    def _hardware(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
         """In how many of the last minutes the hardware slowed the clocks: once is a passing thing."""
         reasons = {name: sample for (name, *_), sample in gpu.parts.get("throttle_reason", {}).items()}
         known = [sample for name, sample in reasons.items() if name in _REASONS]

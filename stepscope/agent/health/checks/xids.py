@@ -1,29 +1,22 @@
-"""What do the XIDs of a machine's GPUs say, each alone and with the others?
+"""Checks of XIDs of GPUs, alone and together, and of SXids of NVSwitches.
 
-- 79 is a lost GPU, the same episode as when the driver calls it lost.
-- 43 and 45 follow another XID; with one before or after them they are no event, however many there are
-  (NVIDIA/NVSentinel#1748: 11,760 of a healthy node).
-- 48 with 63 or 64 beside it: the row is replaced at the reset, so drain first.
-- 13 and 31 are an application's fault, unless one GPU has them with one process after the other, and no other of the
-  machine half as often.
-- One that stood on a page of DCGM's at the first look is a note for as long as it stands there, or until the GPU was
-  reset: DCGM shows the last for ever, also when it was mended before, and each start of the agent is a first look.
-- What needs a reset or more stays open until the GPU was reset: its count of energy began anew.
+The kernel log has each SXid, DCGM reports the last.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from stepscope.agent.config.health import Thresholds
-from stepscope.agent.health.counters import Sample
+from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.observed import ObservedGpu
-from stepscope.agent.health.signs import Evidence, Sign, Standing, bad, good
-from stepscope.core.counting import counted
-from stepscope.core.health import Action, Severity
-from stepscope.core.xids import FOLLOWERS, LOST_XID, MEMORY_XIDS, REPEATABLE, XidClass, xid_of
+from stepscope.agent.health.samples import CheckSample, Evidence, Sample, SampleState, bad, good
+from stepscope.core.hardware.health import Action, Severity
+from stepscope.core.hardware.xids import FOLLOWERS, LOST_XID, MEMORY_XIDS, REPEATABLE, XidClass, sxid_of, xid_of
+from stepscope.core.metrics.gpu import SWITCH
+from stepscope.core.metrics.readings import Labels, Reading
+from stepscope.core.text.numbers import counted
 
 _UNTIL_RESET = frozenset({Action.RESET_GPU, Action.DRAIN, Action.REBOOT, Action.CHECK_MECHANICALS})
 _MATTERS_LATER = frozenset({XidClass.MEMORY, XidClass.LINK, XidClass.RESET, XidClass.HARDWARE})
@@ -81,7 +74,7 @@ class XidChecks:
         self._recent: deque[tuple[int, str, int]] = deque(maxlen=_MOST_REMEMBERED)
         self._followers: deque[tuple[int, str, int, int]] = deque(maxlen=_MOST_REMEMBERED)
 
-    def signs(self, gpus: dict[str, ObservedGpu], now_ns: int) -> Iterator[tuple[str, Sign]]:
+    def signs(self, gpus: dict[str, ObservedGpu], now_ns: int) -> Iterator[tuple[str, CheckSample]]:
         """What came since the last look, with the key of its GPU.
 
         Args:
@@ -96,12 +89,12 @@ class XidChecks:
                 self.was_reset = True
                 gpu.mended |= {number for number, seen_ns in gpu.earlier_ns.items() if seen_ns <= before_ns}
                 if gpu.mended >= gpu.earlier_ns.keys():
-                    yield key, Sign("xid_earlier", now_ns, Standing.OVER)
+                    yield key, CheckSample("xid_earlier", now_ns, SampleState.OVER)
                 told = gpu.open_until_reset.items()
                 over = sorted(code for code, told_ns in told if abs(anew_ns - told_ns) > _MAY_BE_AFTER_NS)
                 for code in over:
                     del gpu.open_until_reset[code]
-                    yield key, Sign(code, now_ns, Standing.OVER)
+                    yield key, CheckSample(code, now_ns, SampleState.OVER)
                 gpu.memory_xids.clear()
             _note_processes(gpu, observed, now_ns)
             for number, count in _new_xids(gpu, observed):
@@ -119,7 +112,7 @@ class XidChecks:
         gpu = self._gpus.get(key)
         return gpu is not None and gpu.memory_xids == {94}
 
-    def _comes(self, key: str, gpu: _Gpu, number: int, count: int, now_ns: int) -> Iterator[Sign]:
+    def _comes(self, key: str, gpu: _Gpu, number: int, count: int, now_ns: int) -> Iterator[CheckSample]:
         if number in FOLLOWERS:
             self._followers.append((now_ns, key, number, count))
             return
@@ -138,14 +131,14 @@ class XidChecks:
                 evidence = Evidence(Severity.CRITICAL, Action.DRAIN, said)
                 yield bad("xid_48", now_ns + 1, evidence, count=0, is_new=True)
 
-    def _left_alone(self, now_ns: int) -> Iterator[tuple[str, Sign]]:
+    def _left_alone(self, now_ns: int) -> Iterator[tuple[str, CheckSample]]:
         """Followers that follow nothing. They wait until what they might follow would have come."""
         while self._followers and not 0 <= now_ns - self._followers[0][0] < _AFTER_NS:  # clocks are set back, too
             time_ns, key, number, count = self._followers.popleft()
             if not any(-_BEFORE_NS <= at - time_ns <= _AFTER_NS for at, _, _ in self._recent):
                 yield key, self._sign(self._gpus[key], number, now_ns, count)
 
-    def _sign(self, gpu: _Gpu, number: int, time_ns: int, count: int) -> Sign:
+    def _sign(self, gpu: _Gpu, number: int, time_ns: int, count: int) -> CheckSample:
         xid = xid_of(number)
         code = "gpu_lost" if number == LOST_XID else f"xid_{number}"
         if number != LOST_XID:  # whether it is back, its answers tell
@@ -156,7 +149,7 @@ class XidChecks:
         said = f"XID {number}: {xid.sentence}"
         return bad(code, time_ns, Evidence(xid.severity, xid.action, said), count=count, is_new=True)
 
-    def _repeats(self, key: str, gpu: _Gpu, number: int, now_ns: int) -> Iterator[Sign]:
+    def _repeats(self, key: str, gpu: _Gpu, number: int, now_ns: int) -> Iterator[CheckSample]:
         oldest_ns = now_ns - int(self._thresholds.repeats_seconds * 1e9)
         for one in self._gpus.values():
             while one.faults and one.faults[0][0] < oldest_ns:
@@ -175,7 +168,7 @@ class XidChecks:
             yield bad("xid_repeats", now_ns, evidence, is_new=True)
 
 
-def _earlier(gpu: _Gpu, numbers: list[int], page_ns: int) -> Sign:
+def _earlier(gpu: _Gpu, numbers: list[int], page_ns: int) -> CheckSample:
     """What a page showed from its first look on, but for what came since then, too."""
     known = gpu.counts.keys() | gpu.told_ns.keys() | gpu.mended
     xids = [xid_of(number) for number in numbers if number not in known]
@@ -221,3 +214,52 @@ def _new_xids(gpu: _Gpu, observed: ObservedGpu) -> list[tuple[int, int]]:
             gpu.told_ns[xid] = time_ns
             new.append((xid, 1))
     return new
+
+
+class SwitchChecks:
+    """All NVSwitches'."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Labels, float] = {}
+        self._last: dict[Labels, float] = {}
+        self._until_quiet: set[tuple[Labels, str]] = set()
+        self._until_reset: set[tuple[Labels, str]] = set()
+
+    def signs(
+        self, readings: Iterable[tuple[Reading, str]], now_ns: int, *, was_reset: bool
+    ) -> Iterator[tuple[Labels, CheckSample]]:
+        """What came since the last look, with the labels of the switch.
+
+        Args:
+            readings: the samples.
+            now_ns: ns since the epoch.
+            was_reset: a GPU was reset since the last look.
+        """
+        if was_reset:
+            yield from (
+                (switch, CheckSample(code, now_ns, SampleState.OVER)) for switch, code in sorted(self._until_reset)
+            )
+            self._until_reset.clear()
+        for reading, _ in readings:
+            if reading.metric == SWITCH + "sxid_errors_total":
+                labels = dict(reading.labels)
+                count = int(reading.value - self._counts.get(reading.labels, 0.0))
+                self._counts[reading.labels] = reading.value
+                number, is_fatal = int(labels["sxid"]), labels["severity"] == "fatal"
+                if count > 0:
+                    switch: Labels = (("pci_bus_id", labels["pci_bus_id"]),)
+                    yield switch, self._comes(switch, number, now_ns, count, is_fatal=is_fatal)
+            elif reading.metric == SWITCH + "sxid_fatal_last":
+                before = self._last.get(reading.labels)
+                self._last[reading.labels] = reading.value
+                if before is not None and reading.value not in (0.0, before):  # the first may be of long ago
+                    yield reading.labels, self._comes(reading.labels, int(reading.value), now_ns, 1, is_fatal=True)
+        for place, code in sorted(self._until_quiet):
+            yield place, good(code, now_ns)
+
+    def _comes(self, switch: Labels, number: int, now_ns: int, count: int, *, is_fatal: bool) -> CheckSample:
+        sxid, code = sxid_of(number, is_fatal=is_fatal), f"sxid_{number}"
+        is_critical = sxid.severity is Severity.CRITICAL
+        (self._until_reset if is_critical else self._until_quiet).add((switch, code))
+        evidence = Evidence(sxid.severity, sxid.action, f"SXid {number}: {sxid.sentence}")
+        return bad(code, now_ns, evidence, count=count, is_new=True)

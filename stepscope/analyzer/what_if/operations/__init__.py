@@ -1,1 +1,1 @@
-"""What would a pipelined job's step take without its stragglers, by its table of operations?"""
+"""What-if of a pipelined job by its table of operations: its step without stragglers."""

@@ -1,15 +1,40 @@
-"""What did each operation take, in every replica and every step? The table as a box of numbers."""
+"""Grid of operations: the kinds there are, and what each took in every replica and step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.what_if.operations.kinds import KNOWN
 from stepscope.core.errors import DataError
-from stepscope.trace.operation_table import OperationTable
+from stepscope.trace.formats.operation_table import OperationTable
+
+FORWARD: Final = "forward"
+BACKWARD: Final = "backward"
+COMPUTE: Final = "-compute"
+
+PARAMS_ALL_GATHER: Final = "params-all-gather"
+GRADS_REDUCE_SCATTER: Final = "grads-reduce-scatter"
+SEPARATE_GRADS_ALL_REDUCE: Final = "separate-grads-all-reduce"
+LAYERNORM_GRADS_ALL_REDUCE: Final = "layernorm-grads-all-reduce"
+EMBEDDING_GRADS_ALL_REDUCE: Final = "embedding-grads-all-reduce"
+CLIP: Final = "optimizer-clip-main-grad"
+OPTIMIZER: Final = "optimizer"
+COLLECT_GARBAGE: Final = "gc"
+
+POINT_TO_POINT: Final = ("forward-send", "forward-recv", "backward-send", "backward-recv")
+
+ACROSS_REPLICAS: Final = (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_GRADS_ALL_REDUCE, CLIP)
+"""Every data-parallel replica takes part."""
+
+COMMUNICATION: Final = frozenset(
+    (*POINT_TO_POINT, *ACROSS_REPLICAS, LAYERNORM_GRADS_ALL_REDUCE, EMBEDDING_GRADS_ALL_REDUCE)
+)
+"""Kinds whose ideal is the median (a slow link is an outlier); of all others it is the mean (work is only moved)."""
+
+KNOWN: Final = COMMUNICATION | {FORWARD + COMPUTE, BACKWARD + COMPUTE, OPTIMIZER, COLLECT_GARBAGE}
 
 
 @dataclass(frozen=True, slots=True, order=True)

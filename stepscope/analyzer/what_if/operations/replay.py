@@ -1,4 +1,4 @@
-"""When does every operation begin and end, given what each takes? All replicas and steps at once."""
+"""Replay of operations: when each begins and ends, for all replicas and steps at once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.what_if.operations.dependencies import Dependencies
-from stepscope.analyzer.what_if.operations.grid import Grid
-from stepscope.analyzer.what_if.operations.kinds import OPTIMIZER
+from stepscope.analyzer.what_if.operations.grid import OPTIMIZER, Grid
 from stepscope.core.errors import DataError
 
 CLOCK_ERROR_SECONDS = 1e-2
@@ -20,7 +19,7 @@ Seconds = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class _Meeting:
+class _JointStart:
     """Operations that end after all have begun; one of them alone computes."""
 
     members: list[int]
@@ -44,7 +43,7 @@ class Replay:
         across = {place[o] for o in dependencies.across_replicas}
         needs = [np.array([place[n] for n in dependencies.needs.get(o, ())], np.intp) for o in grid.operations]
         self._meetings = [
-            _Meeting(
+            _JointStart(
                 members, [needs[at] for at in members], bool(self.communicates[members[0]] and across & {*members})
             )
             for members in _in_order(groups, needs)

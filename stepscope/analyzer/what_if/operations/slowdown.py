@@ -1,9 +1,10 @@
-"""How much faster would the job be if its operations were even, and who is to blame for the difference?
+"""Slowdown of a job against even operations, and the workers, stages and kinds that cause it.
 
 The ideal gives every operation of a kind the same cost: computation its mean (work is only moved), communication its
-median (a slow transfer is an outlier). The slowdown S compares the job's replay with that ideal; keeping the real costs
-of one worker, stage or kind alone shows what that one is to blame for. After "Understanding Stragglers in Large Model
-Training Using What-if Analysis" (Lin et al., OSDI 2025), whose definitions of S, S_t, S_w, M_W and M_S these are.
+median (a slow transfer is an outlier). The slowdown S compares the job's replay with that ideal; keeping the real
+costs of one worker, stage or kind alone shows what that one is to blame for. After "Understanding Stragglers in Large
+Model Training Using What-if Analysis" (Lin et al., OSDI 2025), whose definitions of S, S_t, S_w, M_W and M_S these
+are.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.membership import distinct
-from stepscope.analyzer.what_if.operations.grid import Grid
-from stepscope.analyzer.what_if.operations.kinds import COMMUNICATION
+from stepscope.analyzer.rows import distinct
+from stepscope.analyzer.what_if.operations.grid import COMMUNICATION, Grid
 from stepscope.analyzer.what_if.operations.replay import Replay, Seconds
 
 WORST_SHARE = 0.03

@@ -1,1 +1,1 @@
-"""What do the kubelet and the Kubernetes API tell of the pods of this node?"""
+"""Kubernetes pods on this node: devices by the kubelet's pod-resources API, metadata by the API server."""

@@ -1,4 +1,4 @@
-"""Which pods does the Kubernetes API have on this node? Metadata alone, page by page, with the service account's token.
+"""Client of the Kubernetes API server: metadata of this node's pods, page by page, with the service account's token.
 
 `Accept: ...as=PartialObjectMetadataList` leaves out specification and status, nine tenths of the bytes.
 """
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from stepscope.core.readings import MissingReason
+from stepscope.core.metrics.readings import MissingReason
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _ACCEPT = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=1,application/json"
-_PAGE = 100
+_PAGE_SIZE = 100
 _MOST_PAGES = 20
-_LARGEST = 8 << 20
+_LARGEST_PAGE_BYTES = 8 << 20
 """Bytes of a page."""
 _READ_BYTES = 1 << 16
 
@@ -50,10 +50,10 @@ class ApiServer:
 
     host: str
     port: int
-    account: Path = ACCOUNT
+    account: Path = SERVICE_ACCOUNT
 
     @classmethod
-    def of_pod(cls, environment: Mapping[str, str], account: Path = ACCOUNT) -> ApiServer | None:
+    def of_pod(cls, environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT) -> ApiServer | None:
         """The one that this process's pod is told; None where it is in no pod, or has no token."""
         host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
         if not host or not port.isdecimal() or not (account / "token").exists():
@@ -79,14 +79,14 @@ class ApiServer:
             connection = http.client.HTTPSConnection(self.host, self.port, timeout=seconds, context=trusted)
             try:
                 for _ in range(_MOST_PAGES):
-                    query = {"fieldSelector": f"spec.nodeName={node}", "limit": str(_PAGE), "resourceVersion": "0"}
+                    query = {"fieldSelector": f"spec.nodeName={node}", "limit": str(_PAGE_SIZE), "resourceVersion": "0"}
                     if following:
                         query = {
                             "fieldSelector": query["fieldSelector"],
                             "limit": query["limit"],
                             "continue": following,
                         }
-                    page = _page(connection, f"/api/v1/pods?{urlencode(query, quote_via=quote)}", token, end)
+                    page = _get_page(connection, f"/api/v1/pods?{urlencode(query, quote_via=quote)}", token, end)
                     items = page.get("items")
                     found += [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
                     metadata = page.get("metadata")
@@ -104,11 +104,11 @@ class ApiServer:
         return found
 
 
-def _page(connection: http.client.HTTPSConnection, path: str, token: str, end: float) -> dict[str, Any]:
+def _get_page(connection: http.client.HTTPSConnection, path: str, token: str, end: float) -> dict[str, Any]:
     connection.request("GET", path, headers={"Authorization": f"Bearer {token}", "Accept": _ACCEPT})
     answer = connection.getresponse()
     body = bytearray()
-    while len(body) <= _LARGEST:
+    while len(body) <= _LARGEST_PAGE_BYTES:
         left = end - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -124,8 +124,8 @@ def _page(connection: http.client.HTTPSConnection, path: str, token: str, end: f
         raise ApiError(MissingReason.NO_PERMISSION, f"HTTP {answer.status}: {detail}")
     if answer.status != 200:
         raise ApiError(MissingReason.UNREACHABLE, f"HTTP {answer.status} {answer.reason}")
-    if len(body) > _LARGEST:
-        raise ApiError(MissingReason.UNREADABLE, f"a page of more than {_LARGEST >> 20} MiB")
+    if len(body) > _LARGEST_PAGE_BYTES:
+        raise ApiError(MissingReason.UNREADABLE, f"a page of more than {_LARGEST_PAGE_BYTES >> 20} MiB")
     try:
         page = json.loads(body)
     except ValueError as error:

@@ -1,25 +1,24 @@
-"""Which devices did the kubelet give to which pod? Messages of the pod-resources API, version 1.
+"""Devices of each pod: messages of the kubelet's pod-resources API, version 1, and protobuf's wire format.
 
 ListPodResourcesResponse { pod_resources = 1 }, PodResources { name = 1, namespace = 2, containers = 3 },
-ContainerResources { name = 1, devices = 2, dynamic_resources = 5 }, ContainerDevices { resource_name = 1,
-device_ids = 2 }, DynamicResource { claim_resources = 4 }, ClaimResource { cdi_devices = 1, driver_name = 2,
-device_name = 4 }, CDIDevice { name = 1 }.
+ContainerResources { name = 1, devices = 2, dynamic_resources = 5 }, ContainerDevices { resource_name = 1, device_ids =
+2 }, DynamicResource { claim_resources = 4 }, ClaimResource { cdi_devices = 1, driver_name = 2, device_name = 4 },
+CDIDevice { name = 1 }.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stepscope.collectors.jobs.kubernetes.protobuf import fields, text
-
-LIST = "/v1.PodResourcesLister/List"
+LIST_METHOD = "/v1.PodResourcesLister/List"
 _DRA_DRIVER = "gpu.nvidia.com"
 _CDI_DEVICE = re.compile(r"gpu-\d+(?:-mig-.+)?$")
 
 
 @dataclass(frozen=True, slots=True)
-class GivenDevice:
+class PodDevice:
     """A device of a container.
 
     Attributes:
@@ -35,58 +34,114 @@ class GivenDevice:
     is_claim: bool = False
 
 
-def given_devices(response: bytes) -> list[GivenDevice]:
+def parse_pod_devices(response: bytes) -> list[PodDevice]:
     """All devices of all pods, GPUs or not.
 
     Raises:
         WireError: it is no such message.
     """
-    found: list[GivenDevice] = []
-    for number, pod in fields(response):
+    found: list[PodDevice] = []
+    for number, pod in message_fields(response):
         if number != 1:
             continue
         name = namespace = ""
         containers: list[memoryview] = []
-        for part, value in fields(pod):
+        for part, value in message_fields(pod):
             if part == 1:
-                name = text(value)
+                name = field_text(value)
             elif part == 2:
-                namespace = text(value)
+                namespace = field_text(value)
             elif part == 3:
                 containers.append(value)
         for container in containers:
-            found += _of_container(namespace, name, container)
+            found += _devices_of_container(namespace, name, container)
     return found
 
 
-def _of_container(namespace: str, pod: str, container: memoryview) -> list[GivenDevice]:
+def _devices_of_container(namespace: str, pod: str, container: memoryview) -> list[PodDevice]:
     name = ""
     plugin: list[str] = []
     claimed: list[str] = []
-    for number, value in fields(container):
+    for number, value in message_fields(container):
         if number == 1:
-            name = text(value)
+            name = field_text(value)
         elif number == 2:
-            plugin += [text(device) for part, device in fields(value) if part == 2]
+            plugin += [field_text(device) for part, device in message_fields(value) if part == 2]
         elif number == 5:
-            for part, claim in fields(value):
+            for part, claim in message_fields(value):
                 if part == 4:
-                    claimed += _of_claim(claim)
-    given = [GivenDevice(namespace, pod, name, device) for device in plugin]
-    return given + [GivenDevice(namespace, pod, name, device, is_claim=True) for device in claimed]
+                    claimed += _devices_of_claim(claim)
+    given = [PodDevice(namespace, pod, name, device) for device in plugin]
+    return given + [PodDevice(namespace, pod, name, device, is_claim=True) for device in claimed]
 
 
-def _of_claim(claim: memoryview) -> list[str]:
+def _devices_of_claim(claim: memoryview) -> list[str]:
     """Names of NVIDIA's devices. Old kubelets tell the CDI device alone: "k8s.gpu.nvidia.com/claim=UID-gpu-0"."""
     driver = device = ""
     cdi: list[str] = []
-    for number, value in fields(claim):
+    for number, value in message_fields(claim):
         if number == 1:
-            cdi += [text(name) for part, name in fields(value) if part == 1]
+            cdi += [field_text(name) for part, name in message_fields(value) if part == 1]
         elif number == 2:
-            driver = text(value)
+            driver = field_text(value)
         elif number == 4:
-            device = text(value)
+            device = field_text(value)
     if device:
         return [device] if driver == _DRA_DRIVER else []
     return [match[0] for name in cdi if _DRA_DRIVER in name and (match := _CDI_DEVICE.search(name))]
+
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_SIZES = {_FIXED64: 8, _FIXED32: 4}
+_LONGEST_VARINT = 10
+
+
+class ProtobufError(ValueError):
+    """It is no message, or one that was cut short."""
+
+
+def message_fields(message: bytes | memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Number and value of each field of bytes (texts, messages), in their order; numbers are passed over.
+
+    Raises:
+        WireError: when it comes to what is no field.
+    """
+    view = memoryview(message)
+    position = 0
+    while position < len(view):
+        tag, position = _varint(view, position)
+        number, kind = tag >> 3, tag & 7
+        if number == 0:
+            raise ProtobufError("a field without a number")
+        if kind == _VARINT:
+            _, position = _varint(view, position)
+        elif kind in _SIZES:
+            position += _SIZES[kind]
+        elif kind == _BYTES:
+            size, position = _varint(view, position)
+            if position + size > len(view):
+                raise ProtobufError(f"field {number} ends after the message")
+            yield number, view[position : position + size]
+            position += size
+        else:
+            raise ProtobufError(f"field {number} is of kind {kind}, which is none of protobuf 3")
+        if position > len(view):
+            raise ProtobufError(f"field {number} ends after the message")
+
+
+def field_text(value: memoryview) -> str:
+    """A field's text; what is no UTF-8 becomes question marks."""
+    return bytes(value).decode("utf-8", errors="replace")
+
+
+def _varint(view: memoryview, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(_LONGEST_VARINT):
+        if position >= len(view):
+            raise ProtobufError("a number that ends after the message")
+        byte = view[position]
+        position += 1
+        value |= (byte & 0x7F) << (7 * shift)
+        if byte < 0x80:
+            return value, position
+    raise ProtobufError("a number of more than 10 bytes")

@@ -1,12 +1,118 @@
-"""What is a pod part of, and whose is it? From its metadata, as the Kubernetes API tells it."""
+"""Pods that use GPUs here: their workload, queue, team and project, and which pod a process is in.
+
+The API server is asked when a pod appears of which nothing is known, never for a pod that it does not have (misses are
+remembered), less and less often while it refuses, and never by whoever wants to know (NVIDIA/dcgm-exporter#599). A
+process is matched by its cgroup, which has the pod's uid; the pods' log folders give the name of a uid.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_WORKLOADS = (
+from stepscope.collectors.host.files import Files, Unread
+from stepscope.collectors.jobs.kubernetes.api_server import ApiError, ApiServer
+from stepscope.collectors.jobs.processes import Process
+from stepscope.collectors.jobs.settings import TeamNaming
+from stepscope.core.metrics.agent import JOB
+from stepscope.core.metrics.readings import Collection, Missing, MissingReason
+
+_ANSWER_SECONDS = 5.0
+_PAUSE_SECONDS = 10.0
+"""Between two questions, however many pods come."""
+_MISS_SECONDS = 300.0
+_REFRESH_SECONDS = 600.0
+"""The kubelet tells no uid: a pod that came again under its name cannot be told from the one before."""
+_LONGEST_PAUSE_SECONDS = 900.0
+
+
+class PodDirectory:
+    """Pods of this node. `collect` asks, in a thread of its own; all else answers at once from what is known."""
+
+    def __init__(
+        self,
+        server: ApiServer,
+        node: str,
+        naming: TeamNaming,
+        *,
+        seconds: float = _ANSWER_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            server: whom to ask.
+            node: the name that this node has there.
+            naming: of teams and projects.
+            seconds: how long an answer may take.
+            clock: seconds.
+        """
+        self._server = server
+        self._node = node
+        self._naming = naming
+        self._seconds = seconds
+        self._clock = clock
+        self._by_name: dict[tuple[str, str], Pod] = {}
+        self._by_uid: dict[str, Pod] = {}
+        self._wanted: frozenset[tuple[str, str]] = frozenset()
+        self._wanted_uids: frozenset[str] = frozenset()
+        self._missed: dict[tuple[str, str] | str, float] = {}
+        self._due = 0.0
+        self._answered = float("-inf")
+        self._pause = _PAUSE_SECONDS
+        self._failure: Missing | None = None
+
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        """What is known of a pod."""
+        return self._by_name.get((namespace, name))
+
+    def pod_of_uid(self, uid: str) -> Pod | None:
+        """The same by its uid."""
+        return self._by_uid.get(uid)
+
+    def want(self, names: Iterable[tuple[str, str]], uids: Iterable[str]) -> None:
+        """Which pods use GPUs now; all others are forgotten with the next answer."""
+        self._wanted, self._wanted_uids = frozenset(names), frozenset(uids)
+
+    def collect(self) -> Collection:
+        """Ask if there is anything to ask; nothing is raised."""
+        now = self._clock()
+        if self._is_to_ask(now):
+            self._ask(now)
+        return Collection(missing=(self._failure,) if self._failure else ())
+
+    def _is_to_ask(self, now: float) -> bool:
+        if now < self._due:
+            return False
+        self._missed = {key: until for key, until in self._missed.items() if until > now}
+        unknown = {*(self._wanted - self._by_name.keys()), *(self._wanted_uids - self._by_uid.keys())}
+        is_old = now - self._answered >= _REFRESH_SECONDS and bool(self._wanted | self._wanted_uids)
+        return is_old or bool(unknown - self._missed.keys())
+
+    def _ask(self, now: float) -> None:
+        wanted, uids = self._wanted, self._wanted_uids
+        try:
+            items = self._server.items(self._node, seconds=self._seconds)
+        except ApiError as error:
+            detail = f"the Kubernetes API: {error}"
+            self._failure = Missing(JOB + "info", (), error.reason, detail)
+            is_final = error.reason is MissingReason.NO_PERMISSION
+            self._pause = _LONGEST_PAUSE_SECONDS if is_final else min(self._pause * 2, _LONGEST_PAUSE_SECONDS)
+            self._due = now + self._pause
+            return
+        self._failure, self._pause, self._due = None, _PAUSE_SECONDS, now + _PAUSE_SECONDS
+        self._answered = now
+        told = (pod_of(item, self._naming.team, self._naming.project) for item in items)
+        pods: Sequence[Pod] = [pod for pod in told if pod is not None]
+        self._by_name = {(pod.namespace, pod.name): pod for pod in pods}
+        self._by_uid = {pod.uid: pod for pod in pods if pod.uid}
+        self._missed.update(dict.fromkeys(wanted - self._by_name.keys(), now + _MISS_SECONDS))
+        self._missed.update(dict.fromkeys(uids - self._by_uid.keys(), now + _MISS_SECONDS))
+
+
+_WORKLOAD_LABELS = (
     ("jobset.sigs.k8s.io/jobset-name", "JobSet"),
     ("leaderworkerset.sigs.k8s.io/name", "LeaderWorkerSet"),
     ("volcano.sh/job-name", "VolcanoJob"),
@@ -15,14 +121,14 @@ _WORKLOADS = (
     ("job-name", "Job"),
 )
 """Labels that name what a pod is part of, the outermost first."""
-_KUBEFLOW = ("training.kubeflow.org/job-name", "job-name", "pytorch-job-name", "tf-job-name", "mpi-job-name")
+_KUBEFLOW_LABELS = ("training.kubeflow.org/job-name", "job-name", "pytorch-job-name", "tf-job-name", "mpi-job-name")
 _KUBEFLOW_KINDS = {"pytorchjob": "PyTorchJob", "tfjob": "TFJob", "mpijob": "MPIJob", "jaxjob": "JAXJob"} | {
     "xgboostjob": "XGBoostJob",
     "paddlejob": "PaddleJob",
 }
-_OPERATOR = "training.kubeflow.org/operator-name"
-_QUEUES = ("kueue.x-k8s.io/queue-name", "volcano.sh/queue-name", "kai.scheduler/queue", "runai/queue")
-_HASH = "pod-template-hash"
+_OPERATOR_LABEL = "training.kubeflow.org/operator-name"
+_QUEUE_LABELS = ("kueue.x-k8s.io/queue-name", "volcano.sh/queue-name", "kai.scheduler/queue", "runai/queue")
+_TEMPLATE_HASH_LABEL = "pod-template-hash"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +165,9 @@ def pod_of(item: Mapping[str, Any], team_names: Iterable[str], project_names: It
         name,
         uid,
         _workload(labels, owners if isinstance(owners, list) else []),
-        _first(both, _QUEUES),
-        _first(both, team_names),
-        _first(both, project_names),
+        _first_set(both, _QUEUE_LABELS),
+        _first_set(both, team_names),
+        _first_set(both, project_names),
     )
 
 
@@ -70,18 +176,18 @@ def _workload(labels: Mapping[str, str], owners: list[Any]) -> str:
     kind, name = _text(owner.get("kind")), _text(owner.get("name"))
     if kind.lower() in _KUBEFLOW_KINDS and name:
         return f"{kind}/{name}"
-    operator = _KUBEFLOW_KINDS.get(labels.get(_OPERATOR, "").removesuffix("-controller"))
-    if operator and _first(labels, _KUBEFLOW):
-        return f"{operator}/{_first(labels, _KUBEFLOW)}"
-    for label, outer in _WORKLOADS:
+    operator = _KUBEFLOW_KINDS.get(labels.get(_OPERATOR_LABEL, "").removesuffix("-controller"))
+    if operator and _first_set(labels, _KUBEFLOW_LABELS):
+        return f"{operator}/{_first_set(labels, _KUBEFLOW_LABELS)}"
+    for label, outer in _WORKLOAD_LABELS:
         if labels.get(label):
             return f"{outer}/{labels[label]}"
-    if kind == "ReplicaSet" and labels.get(_HASH) and name.endswith(f"-{labels[_HASH]}"):
-        return f"Deployment/{name.removesuffix('-' + labels[_HASH])}"
+    if kind == "ReplicaSet" and labels.get(_TEMPLATE_HASH_LABEL) and name.endswith(f"-{labels[_TEMPLATE_HASH_LABEL]}"):
+        return f"Deployment/{name.removesuffix('-' + labels[_TEMPLATE_HASH_LABEL])}"
     return f"{kind}/{name}" if kind and name and kind != "Node" else ""
 
 
-def _first(texts: Mapping[str, str], names: Iterable[str]) -> str:
+def _first_set(texts: Mapping[str, str], names: Iterable[str]) -> str:
     return next((texts[name] for name in names if texts.get(name)), "")
 
 
@@ -95,3 +201,24 @@ def _texts(value: object) -> dict[str, str]:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
+
+
+_POD_UID = re.compile(r"kubepods.*?pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
+"""The second form is a static pod's."""
+_LOG_FOLDER = "var/log/pods"
+
+
+def pod_uid_of(process: Process) -> str:
+    """Uid of its pod; empty where it is in none. systemd's slices write it with underscores."""
+    return next((match[1].replace("_", "-") for path in process.cgroups if (match := _POD_UID.search(path))), "")
+
+
+def pods_with_logs(files: Files) -> dict[str, tuple[str, str]]:
+    """Namespace and name of the node's pods by uid: /var/log/pods/NAMESPACE_NAME_UID. Needs no API."""
+    names = files.names(_LOG_FOLDER)
+    found: dict[str, tuple[str, str]] = {}
+    for name in [] if isinstance(names, Unread) else names:
+        parts = name.split("_")
+        if len(parts) == 3:
+            found[parts[2]] = parts[0], parts[1]
+    return found

@@ -1,0 +1,209 @@
+"""Configuration: loaded from flags, environment and file, each key with its origin; shown as TOML, JSON or a table.
+
+Passwords and tokens are never shown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from stepscope.agent.config.keys import Key, sections_of, typed_value, value_from_text
+from stepscope.agent.config.settings import KEYS, WARNS_BEFORE, Settings
+from stepscope.core.errors import UsageError, from_os_error
+from stepscope.core.text.names import nearest
+
+PREFIX = "STEPSCOPE_AGENT__"
+"""Of variables in the environment: STEPSCOPE_AGENT__WEB__LISTEN."""
+
+
+class Origin(StrEnum):
+    """Who said so; later ones count more."""
+
+    DEFAULT = "default"
+    FILE = "file"
+    ENVIRONMENT = "environment"
+    FLAG = "flag"
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What counts.
+
+    Attributes:
+        settings: the values.
+        origins: who said so, by the key's path: kind, and the file, variable or flag (empty of defaults).
+    """
+
+    settings: Settings
+    origins: Mapping[str, tuple[Origin, str]]
+
+    def asked_by(self, path: str) -> str:
+        """Who set the key, for an error: the file and key, the variable, the flag."""
+        kind, by = self.origins[path]
+        return f"{by}: {path}" if kind is Origin.FILE else by or path
+
+
+def load(
+    file: Path | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Configuration:
+    """Flags before environment before file before default.
+
+    Args:
+        file: TOML; none: no file.
+        environment: variables; those of other names than `STEPSCOPE_AGENT__SECTION__KEY` are left alone.
+        flags: values by the key's path; None: not given.
+
+    Raises:
+        UsageError: one of them has a key that there is not, or a wrong value. One line: where, what, the nearest key.
+    """
+    values = {path: key.default for path, key in KEYS.items()}
+    origins = dict.fromkeys(KEYS, (Origin.DEFAULT, ""))
+    if file is not None:
+        for path, value in _of_file(file).items():
+            values[path], origins[path] = value, (Origin.FILE, str(file))
+    for name, text in (environment or {}).items():
+        if name.startswith(PREFIX):
+            path = _path_of(name)
+            values[path], origins[path] = value_from_text(KEYS[path], text, where=name), (Origin.ENVIRONMENT, name)
+    for path, value in (flags or {}).items():
+        if value is not None:
+            flag = KEYS[path].flag
+            values[path], origins[path] = typed_value(KEYS[path], value, where=flag), (Origin.FLAG, flag)
+    found = Configuration(_settings(values), origins)
+    for warning, critical in WARNS_BEFORE.items():
+        if values[warning] > values[critical]:
+            told = critical if origins[warning][0] is Origin.DEFAULT else warning
+            line = f"{warning} is {values[warning]:g}, more than {critical}, {values[critical]:g}"
+            raise UsageError(line, where=found.asked_by(told))
+    return found
+
+
+def _of_file(file: Path) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise from_os_error(error, "cannot be read", where=str(file), kind=UsageError) from None
+    except (ValueError, RecursionError) as error:  # ValueError: also of numbers and letters that there are not
+        raise UsageError(f"is no TOML ({error})", where=str(file)) from None
+    found: dict[str, Any] = {}
+    for section, content in document.items():
+        if section not in sections_of(Settings):
+            raise _unknown(section, sections_of(Settings), "section", where=str(file))
+        if not isinstance(content, dict):
+            raise UsageError(f"must be a section, [{section}]", where=f"{file}: {section}")
+        for name, value in content.items():
+            path = f"{section}.{name}"
+            if path not in KEYS:
+                raise _unknown(path, KEYS, "key", where=str(file))
+            found[path] = typed_value(KEYS[path], value, where=f"{file}: {path}")
+    return found
+
+
+def _path_of(variable: str) -> str:
+    path = variable.removeprefix(PREFIX).lower().replace("__", ".", 1)
+    if path not in KEYS or variable != variable_of(path):
+        raise _unknown(variable, map(variable_of, KEYS), "setting", where="environment")
+    return path
+
+
+def variable_of(path: str) -> str:
+    """The variable that sets a key."""
+    return PREFIX + path.upper().replace(".", "__")
+
+
+def _unknown(name: str, known: Iterable[str], what: str, *, where: str) -> UsageError:
+    known = list(known)
+    as_known = name.upper() if all(one.isupper() for one in known) else name
+    near = nearest(as_known, known)
+    if near is None and "." in name:  # right key, wrong section
+        near = next((one for one in known if one.partition(".")[2] == name.partition(".")[2]), None)
+    hint = f"known: {', '.join(known)}" if near is None else f"is {near} meant?"
+    return UsageError(f"unknown {what} {name}", where=where, what_next=hint)
+
+
+def _settings(values: Mapping[str, Any]) -> Settings:
+    made = {}
+    for section, of_section in sections_of(Settings).items():
+        prefix = f"{section}."
+        content = {path.removeprefix(prefix): value for path, value in values.items() if path.startswith(prefix)}
+        made[section] = of_section(**content)
+    return Settings(**made)
+
+
+SCHEMA = "stepscope.agent-config/1"
+_PASSWORD = re.compile(r"((?:^|//)[^/@\s:]*:)(?!//)[^\s]*@")
+_QUERY = re.compile(r"(?<=\?)[^\s]+")
+"""Of a URL: a token may be in it."""
+_HIDDEN = "***"
+
+
+def as_toml(configuration: Configuration, *, with_origin: bool) -> str:
+    """The file that says the same; with_origin: behind each key who said so."""
+    parts = []
+    for section, keys in groupby(KEYS.values(), lambda key: key.section):
+        lines = [f"[{section}]"]
+        for key in keys:
+            line = f"{key.name} = {_toml(shown(key, value_of(configuration, key.path)))}"
+            lines.append(f"{line}  # {_origin(configuration, key.path)}" if with_origin else line)
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def as_document(configuration: Configuration) -> dict[str, Any]:
+    """Schema stepscope.agent-config/1: of each key its value and who said so."""
+    return {
+        "schema": SCHEMA,
+        "keys": {
+            path: {
+                "value": shown(key, value_of(configuration, path)),
+                "origin": str(configuration.origins[path][0]),
+                "by": configuration.origins[path][1],
+            }
+            for path, key in KEYS.items()
+        },
+        "warnings": [],
+    }
+
+
+def reference() -> Iterator[str]:
+    """Rows of the table of all settings in docs/agent.md."""
+    yield "| key | default | flag | what |"
+    yield "| --- | --- | --- | --- |"
+    for path, key in KEYS.items():
+        flag = f"`{key.flag}`" if key.flag else ""
+        yield f"| `{path}` | `{_toml(shown(key, key.default))}` | {flag} | {key.help} |"
+
+
+def value_of(configuration: Configuration, path: str) -> Any:
+    """The value of a key."""
+    section, _, name = path.partition(".")
+    return getattr(getattr(configuration.settings, section), name)
+
+
+def shown(key: Key, value: Any) -> Any:
+    """The value as JSON has it; without what is secret."""
+    if key.is_secret and value:
+        return _HIDDEN
+    if isinstance(value, str):
+        return _QUERY.sub(_HIDDEN, _PASSWORD.sub(rf"\1{_HIDDEN}@", value))
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _toml(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)  # of these types JSON's form is TOML's, but for one character
+    return text.replace("\x7f", r"\u007f")
+
+
+def _origin(configuration: Configuration, path: str) -> str:
+    return " ".join(filter(None, configuration.origins[path]))

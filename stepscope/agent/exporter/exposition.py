@@ -1,0 +1,170 @@
+"""Text formats of Prometheus and OpenMetrics: metric families, series and labels.
+
+Prometheus refuses a whole page for one duplicate series or one invalid name: such readings are left out and counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from prometheus_client.core import Metric as Family
+from prometheus_client.core import Sample
+from prometheus_client.utils import floatToGoString
+
+from stepscope.core.metrics import Metric, MetricKind
+from stepscope.core.metrics.agent import AGENT_METRICS, FLEET_METRICS, HEALTH_METRICS, JOB_METRICS, TRAINING_METRICS
+from stepscope.core.metrics.gpu import FABRIC_METRICS, GPU_METRICS
+from stepscope.core.metrics.host import HOST_METRICS
+from stepscope.core.metrics.readings import Labels
+
+CATALOGUE: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        *AGENT_METRICS,
+        *GPU_METRICS,
+        *JOB_METRICS,
+        *FLEET_METRICS,
+        *TRAINING_METRICS,
+        *FABRIC_METRICS,
+        *HOST_METRICS,
+        *HEALTH_METRICS,
+    )
+}
+"""All metrics by name, in the order of the page."""
+
+_LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+_SUFFIX = {"counter": "_total", "info": "_info"}
+_KEPT_LABELS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """All series of one name.
+
+    Attributes:
+        name: as samples have it.
+        kind: "gauge", "counter", "info" or "unknown".
+        help: one sentence.
+        unit: base unit; empty without.
+        values: by their labels.
+    """
+
+    name: str
+    kind: str
+    help: str
+    unit: str
+    values: dict[Labels, float] = field(default_factory=dict)
+
+    @property
+    def family_name(self) -> str:
+        """As OpenMetrics calls the family: the name without the suffix of its kind."""
+        return self.name.removesuffix(_SUFFIX.get(self.kind, ""))
+
+    def family(self) -> Family:
+        """The same for prometheus-client."""
+        family = Family(self.family_name, self.help, self.kind, self.unit)
+        for labels, value in self.values.items():
+            family.samples.append(Sample(self.name, {name: _unicode(text) for name, text in labels}, value))
+        return family
+
+
+class LabelTexts:
+    """Labels as both text formats write them; those of before are remembered, as they come again every time."""
+
+    def __init__(self) -> None:
+        self._texts: dict[Labels, str | None] = {}
+
+    def text(self, labels: Labels) -> str | None:
+        """`{gpu="0",uuid="GPU-..."}`, empty without labels; None where one has a name that none may have."""
+        try:
+            return self._texts[labels]
+        except KeyError:
+            pass
+        if len(self._texts) >= _KEPT_LABELS:
+            self._texts.clear()
+        if any(_LABEL_NAME.fullmatch(name) is None for name, _ in labels):
+            text = None
+        else:
+            pairs = ",".join(f'{name}="{_escaped(_unicode(value))}"' for name, value in labels)
+            text = f"{{{pairs}}}" if pairs else ""
+        self._texts[labels] = text
+        return text
+
+
+class Families:
+    """The series of one page. Of what comes twice the first stays.
+
+    Attributes:
+        dropped: how many readings are left out, by collector and reason: `unknown_metric`, `unknown_label`,
+            `duplicate`; the page adds `stale` and `told_before`.
+    """
+
+    def __init__(self, texts: LabelTexts) -> None:
+        self.dropped: Counter[tuple[str, str]] = Counter()
+        self._texts = texts
+        self._series: dict[str, Series] = {}
+
+    def add(self, collector: str, name: str, labels: Labels, value: float) -> None:
+        """One value of a metric of the catalogue."""
+        series = self._series.get(name)
+        if series is None:
+            metric = CATALOGUE.get(name)
+            if metric is None:
+                self.dropped[collector, "unknown_metric"] += 1
+                return
+            series = self._series[name] = _series_of(metric)
+        if labels in series.values:
+            self.dropped[collector, "duplicate"] += 1
+        elif self._texts.text(labels) is None:
+            self.dropped[collector, "unknown_label"] += 1
+        else:
+            series.values[labels] = value
+
+    def in_order(self) -> list[Series]:
+        """Those with a value, in the catalogue's order."""
+        return [series for name in CATALOGUE if (series := self._series.get(name)) is not None and series.values]
+
+
+def text_of(all_series: Iterable[Series], texts: LabelTexts, *, is_openmetrics: bool) -> str:
+    """The page in Prometheus' text format 0.0.4, or OpenMetrics' 1.0 without its end; as prometheus-client writes it.
+
+    Args:
+        all_series: with labels that have a text.
+        texts: of those labels.
+        is_openmetrics: which of the formats.
+    """
+    lines = []
+    for series in all_series:
+        if is_openmetrics:
+            name = series.family_name
+            lines.append(f"# HELP {name} {_escaped(series.help)}\n# TYPE {name} {series.kind}\n")
+            if series.unit:
+                lines.append(f"# UNIT {name} {series.unit}\n")
+        else:
+            name, kind = series.name, {"info": "gauge", "unknown": "untyped"}.get(series.kind, series.kind)
+            text = series.help.replace("\\", r"\\").replace("\n", r"\n")
+            lines.append(f"# HELP {name} {text}\n# TYPE {name} {kind}\n")
+        name = series.name
+        number: Callable[[float], str] = floatToGoString
+        lines += [f"{name}{texts.text(labels)} {number(value)}\n" for labels, value in series.values.items()]
+    return "".join(lines)
+
+
+def _series_of(metric: Metric) -> Series:
+    if metric.kind is MetricKind.COUNTER:
+        return Series(metric.name, "counter", metric.help, metric.unit.value)
+    if metric.name.endswith("_info"):
+        return Series(metric.name, "info", metric.help, "")
+    return Series(metric.name, "gauge", metric.help, metric.unit.value)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _unicode(text: str) -> str:
+    """What is no Unicode (a command's name may be any bytes) becomes question marks."""
+    return text if text.isascii() else text.encode(errors="replace").decode()

@@ -1,0 +1,293 @@
+"""Probe processes: pipes to one, the slot that tracks its requests, and the reaper of those that end.
+
+Nothing here waits. A process that hangs in the kernel is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from stepscope.core.metrics.readings import Collection, StreamReader
+
+
+class Probe(Protocol):
+    """A process that reads GPUs."""
+
+    def fileno(self) -> int:
+        """File descriptor that is readable when there is an answer, or the process has ended."""
+        ...
+
+    def send(self, request: dict[str, Any]) -> bool:
+        """Ask; whether the process is there to be asked."""
+        ...
+
+    def receive(self) -> tuple[list[dict[str, Any]], bool]:
+        """Answers that came since the last time, and whether the process has ended."""
+        ...
+
+    def kill(self) -> None:
+        """End it, if it can be ended."""
+        ...
+
+    def is_gone(self) -> bool:
+        """Whether it has ended; one that hangs in the kernel has not, though it was killed."""
+        ...
+
+    def finish(self) -> None:
+        """Tell it to end by itself."""
+        ...
+
+
+_LONGEST = 16 * 1024**2
+"""Bytes of a line: a full answer has some ten thousand."""
+
+
+class ProbeProcess:
+    """The real one."""
+
+    def __init__(
+        self, seldom_seconds: float, grace_seconds: float, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start it.
+
+        Args:
+            seldom_seconds: between two readings of what changes slowly.
+            grace_seconds: what it may take to end when it is told to.
+            environment: the agent's own where none is given.
+        """
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "stepscope.collectors.nvml.worker", str(seldom_seconds), str(grace_seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=None if environment is None else dict(environment),
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        os.set_blocking(self._input.fileno(), False)
+        os.set_blocking(self._output.fileno(), False)
+        self._partial = b""
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """With which it ended; negative: by that signal; None: it has not."""
+        return self._process.poll()
+
+    def fileno(self) -> int:
+        """See `Probe`."""
+        return self._output.fileno()
+
+    def send(self, request: dict[str, Any]) -> bool:
+        """See `Probe`. A request fits the pipe: there is never more than one in it."""
+        line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
+        try:
+            return os.write(self._input.fileno(), line) == len(line)
+        except OSError:
+            return False
+
+    def receive(self) -> tuple[list[dict[str, Any]], bool]:
+        """See `Probe`. A process that answers what is no answer counts as ended."""
+        has_ended = False
+        while True:
+            try:
+                data = os.read(self._output.fileno(), 1 << 16)
+            except BlockingIOError:
+                break
+            has_ended = not data
+            self._partial += data
+            if has_ended or len(self._partial) > _LONGEST:
+                break
+        *lines, self._partial = self._partial.split(b"\n")
+        answers: list[dict[str, Any]] = []
+        for line in lines:
+            try:
+                answer = json.loads(line)
+            except ValueError:
+                return answers, True
+            if not isinstance(answer, dict):
+                return answers, True
+            answers.append(answer)
+        return answers, has_ended or len(self._partial) > _LONGEST
+
+    def kill(self) -> None:
+        """See `Probe`."""
+        self._process.kill()
+        self._close_pipes()
+
+    def is_gone(self) -> bool:
+        """See `Probe`."""
+        return self._process.poll() is not None
+
+    def finish(self) -> None:
+        """See `Probe`. Killing a process that is in the driver has frozen a GPU (NVIDIA/dcgm-exporter#84)."""
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._input, self._output):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+NAMELESS = "index:"
+"""Begin of the key of a GPU that has not told its place yet; its index follows."""
+
+
+@dataclass(slots=True)
+class ProbeSlot:
+    """A process and the GPUs that it reads; at most one request is open.
+
+    Attributes:
+        keys: of the GPUs.
+        is_shared: whether it reads all GPUs that have no process of their own.
+        probe: the process; None while there is none.
+        is_fresh: whether it has not answered a whole request yet.
+        is_looking, is_sweeping: what it is asked.
+        pending: keys, or indices as "index:3", that it has still to answer for; the first is what it is at. None: it
+            has not said yet how many GPUs there are.
+        asked_at, progress_at: when it was asked, and when it last answered.
+        due, look_due, retry_at: when it is asked next, when for the GPUs that are there, when it is started again.
+        failures: in a row.
+        healthy_since: when it began to answer well.
+        found: keys of the GPUs that the look found so far.
+        streams: what this process has told of each GPU and part, which its next message builds on.
+    """
+
+    keys: list[str]
+    is_shared: bool
+    probe: Probe | None = None
+    is_fresh: bool = True
+    is_looking: bool = False
+    is_sweeping: bool = False
+    pending: list[str] | None = None
+    asked_at: float = 0.0
+    progress_at: float = 0.0
+    due: float = 0.0
+    look_due: float = 0.0
+    retry_at: float = 0.0
+    failures: int = 0
+    healthy_since: float | None = None
+    found: set[str] = field(default_factory=set)
+    streams: dict[tuple[str, str], StreamReader] = field(default_factory=dict)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an answer is to come."""
+        return self.is_looking or self.is_sweeping
+
+    @property
+    def suspect(self) -> str | None:
+        """What it is at; None: nothing in particular."""
+        if self.is_waiting and self.pending:
+            return self.pending[0]
+        return None if self.is_shared or not self.is_waiting else self.keys[0]
+
+    def next_request(self, now: float, apart: list[int]) -> dict[str, Any] | None:
+        """What to ask now; None: nothing, until the next look.
+
+        Args:
+            now: monotonic time, seconds.
+            apart: indices of the GPUs that have processes of their own.
+        """
+        self.asked_at = self.progress_at = now
+        is_nameless = bool(self.keys) and self.keys[0].startswith(NAMELESS)
+        if (self.is_shared and now >= self.look_due) or (not self.is_shared and is_nameless):
+            self.is_looking, self.pending, self.found = True, None, set()
+            if self.is_shared:
+                return {"do": "look", "skip": apart}
+            return {"do": "look", "skip": [], "only": [int(self.keys[0].removeprefix(NAMELESS))]}
+        if self.keys:
+            self.is_sweeping, self.pending = True, list(self.keys)
+            return {"do": "sweep", "keys": self.keys}
+        return None
+
+    def read(self, key: str, part: str, message: dict[str, Any]) -> Collection:
+        """What the process told of a part of a GPU.
+
+        Raises:
+            WireError: nonsense.
+        """
+        stream = self.streams.get((key, part))
+        if stream is None:
+            stream = self.streams[key, part] = StreamReader()
+        return stream.read(message)
+
+    def stop(self) -> Probe | None:
+        """Forget the process; it."""
+        probe, self.probe = self.probe, None
+        self.is_fresh, self.is_looking, self.is_sweeping, self.pending = True, False, False, None
+        self.healthy_since = None
+        self.streams = {}
+        return probe
+
+
+@dataclass(slots=True)
+class _Ending:
+    probe: Probe
+    suspect: str | None
+    kill_at: float
+    is_killed: bool
+
+
+class ProbeReaper:
+    """Processes that were told to end, or killed."""
+
+    def __init__(self, grace_seconds: float) -> None:
+        """
+        Args:
+            grace_seconds: what one that was told to end may take.
+        """
+        self._grace = grace_seconds
+        self._endings: list[_Ending] = []
+
+    def kill(self, probe: Probe, suspect: str | None, now: float) -> None:
+        """End a process that hangs or has ended.
+
+        Args:
+            probe: the process.
+            suspect: key of the GPU that it is at, "" for none, None for the driver as a whole.
+            now: monotonic time, seconds.
+        """
+        probe.kill()
+        self._endings.append(_Ending(probe, suspect, now, is_killed=True))
+
+    def finish(self, probe: Probe, now: float) -> None:
+        """Tell a process to end."""
+        probe.finish()
+        self._endings.append(_Ending(probe, "", now + self._grace, is_killed=False))
+
+    def bury(self, now: float) -> None:
+        """Reap what has ended, kill what should have."""
+        self._endings = [ending for ending in self._endings if not ending.probe.is_gone()]
+        for ending in self._endings:
+            if not ending.is_killed and now >= ending.kill_at:
+                ending.probe.kill()
+                ending.is_killed, ending.kill_at = True, now
+
+    def is_out(self, suspect: str | None) -> bool:
+        """Whether a call on this GPU has not returned, though its process was killed."""
+        return any(
+            ending.is_killed and ending.suspect == suspect and not ending.probe.is_gone() for ending in self._endings
+        )
+
+    def left_behind(self, now: float, after_seconds: float) -> int:
+        """How many processes are still there so long after they were killed."""
+        return sum(ending.is_killed and now - ending.kill_at >= after_seconds for ending in self._endings)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all have ended."""
+        return not self._endings

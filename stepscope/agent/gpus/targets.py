@@ -1,0 +1,149 @@
+"""State of each GPU that is probed: its newest readings, how it answers, and the snapshot of all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.readings import Collection, Labels, Missing, MissingReason, Reading, with_labels
+
+
+@dataclass(frozen=True, slots=True)
+class TargetState:
+    """How one GPU answers.
+
+    Attributes:
+        labels: which it is.
+        reason: why it does not answer; None while it does.
+        detail: one line on it.
+        answered_ns: when it answered last, ns since the epoch; None: never.
+        seconds: how long its last answer took; None: never.
+        is_apart: whether a process of its own reads it.
+    """
+
+    labels: Labels
+    reason: MissingReason | None
+    detail: str
+    answered_ns: int | None
+    seconds: float | None
+    is_apart: bool
+
+
+@dataclass(slots=True)
+class ProbeCounts:
+    """What happened to the processes since the start.
+
+    Attributes:
+        started: processes started.
+        timed_out: answers that did not come in time.
+        crashed: processes that ended without being asked to.
+        refused: times that the driver could not be used at all.
+        left_behind: processes that hang in the kernel now, though they were killed.
+        findings_dropped: findings that nobody took before there were too many.
+    """
+
+    started: int = 0
+    timed_out: int = 0
+    crashed: int = 0
+    refused: int = 0
+    left_behind: int = 0
+    findings_dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All of it.
+
+    Attributes:
+        collection: the newest readings, each with its own time; those too old are left out and missing.
+        targets: the GPUs, by index.
+        counts: of the processes.
+    """
+
+    collection: Collection
+    targets: tuple[TargetState, ...]
+    counts: ProbeCounts
+
+
+_UP = GPU + "up"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSnapshot:
+    """One GPU at one moment.
+
+    Attributes:
+        key: where it sits, as NVML writes it.
+        state: how it answers.
+        parts: its newest readings, by what is read together, and when each came, monotonic seconds.
+    """
+
+    key: str
+    state: TargetState
+    parts: tuple[tuple[Collection, float], ...]
+
+    def collection(self, now_ns: int, now: float, stale_seconds: float) -> Collection:
+        """What is told of it.
+
+        Args:
+            now_ns: the time, ns since the epoch.
+            now: the same, monotonic seconds: clocks are set.
+            stale_seconds: age from which a reading is told no more.
+        """
+        state, reason, detail = self.state, self.state.reason, self.state.detail
+        fresh = [part for part, came in self.parts if now - came < stale_seconds]
+        if reason is None and self.parts and not fresh:
+            reason, detail = MissingReason.TIMED_OUT, ""
+        if reason is None and not self.parts:
+            return Collection(missing=(Missing("", state.labels, MissingReason.NOT_YET, "it has not answered yet"),))
+        whole = Collection.joined(fresh)
+        if reason is None:
+            return whole
+        up = Reading(_UP, 0.0, with_labels(state.labels, reason=reason), now_ns)
+        if state.answered_ns is not None:
+            seconds = max(0.0, (now_ns - state.answered_ns) / 1e9)
+            detail = f"{detail}; it answered last {seconds:.0f} s ago".removeprefix("; ")
+        return Collection(
+            (*(reading for reading in whole.readings if reading.metric != _UP), up),
+            (*whole.missing, Missing("", state.labels, reason, detail)),
+            whole.findings,
+        )
+
+
+@dataclass(slots=True)
+class Target:
+    """One GPU while it is watched.
+
+    Attributes:
+        labels: which it is.
+        parts: newest readings, and when they came, monotonic seconds.
+        reason, detail: why it does not answer; None while it does.
+        answered_ns, seconds: when it answered last, and how long that took.
+        slow_rounds: answers in a row that took too long.
+        times_apart: how often it was given a process of its own.
+    """
+
+    labels: Labels
+    parts: dict[str, tuple[Collection, float]] = field(default_factory=dict)
+    reason: MissingReason | None = None
+    detail: str = ""
+    answered_ns: int | None = None
+    seconds: float | None = None
+    slow_rounds: int = 0
+    times_apart: int = 0
+
+    @property
+    def index(self) -> int:
+        """NVML's."""
+        return int(dict(self.labels)["gpu"])
+
+    def fails(self, reason: MissingReason, detail: str) -> None:
+        """It does not answer. What it said stays where it may still be so: a GPU that is gone has no power draw."""
+        self.reason, self.detail = reason, detail
+        if reason is not MissingReason.TIMED_OUT:
+            self.parts = {}
+
+    def at(self, key: str, *, is_apart: bool) -> TargetSnapshot:
+        """As it is now."""
+        state = TargetState(self.labels, self.reason, self.detail, self.answered_ns, self.seconds, is_apart)
+        return TargetSnapshot(key, state, tuple(self.parts.values()))

@@ -1,0 +1,185 @@
+"""Checks of the driver: it is usable, all GPUs are present and answer.
+
+Also the recovery action that a GPU's driver asks for, DCGM's health status, and values that contradict each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.health.checks.links import _UP
+from stepscope.agent.health.observed import Observed, ObservedGpu
+from stepscope.agent.health.samples import CheckSample, Evidence, MinuteWindow, above, bad, good
+from stepscope.core.hardware.health import Action, Severity
+from stepscope.core.metrics.readings import Missing, MissingReason
+from stepscope.core.text.numbers import counted
+
+_SILENT: dict[str, tuple[str, Action, str]] = {
+    MissingReason.GONE: ("gpu_lost", Action.REBOOT, "the GPU is lost"),
+    MissingReason.TIMED_OUT: ("gpu_hung", Action.REBOOT, "the GPU hangs: a call of its driver does not return"),
+    MissingReason.FAILED: ("gpu_unreadable", Action.RUN_DIAGNOSTICS, "the GPU cannot be read"),
+}
+"""What it means when a GPU does not answer. For other reasons nothing is known of it: they are the driver's."""
+_RECOVERY = {
+    "gpu_reset": (Severity.CRITICAL, Action.RESET_GPU, "a reset of the GPU"),
+    "node_reboot": (Severity.CRITICAL, Action.REBOOT, "a reboot"),
+    "system_reboot": (Severity.CRITICAL, Action.REBOOT, "a reboot of the whole system"),
+    "bus_reset": (Severity.CRITICAL, Action.REBOOT, "a reset of the bus"),
+    "drain_and_reset": (Severity.CRITICAL, Action.DRAIN, "no new work, then a reset of the GPU"),
+    "drain_p2p": (Severity.WARNING, Action.DRAIN, "no new work between this GPU and others"),
+    "recover_imex_domain": (Severity.CRITICAL, Action.RESTART_FABRIC_MANAGER, "a recovery of the IMEX domain"),
+}
+_CONTRADICTIONS = {
+    "profiling_silent": ("profiling_silent", Action.RESTART_COLLECTOR),
+    "busy_without_process": ("busy_without_process", Action.RESET_GPU),
+    "utilization_stuck": ("busy_without_process", Action.RESET_GPU),
+}
+"""Findings of collectors: the code here, and what helps."""
+_DCGM_WARNING, _DCGM_FAILURE = 10, 20
+_STALL_MINUTES = 10
+
+
+class AnswerChecks:
+    """One GPU's."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._limit = thresholds.stalls_per_minute
+        self._stalls = MinuteWindow(_STALL_MINUTES)
+        self._is_silent = False
+
+    def signs(self, gpu: ObservedGpu, *, is_drivers: bool = False) -> Iterator[CheckSample]:
+        """What the newest samples say.
+
+        Args:
+            gpu: how it is seen now.
+            is_drivers: the driver hangs as a whole: that is one event of the machine's, and no GPU's.
+        """
+        if gpu.up is not None:
+            if not is_drivers or gpu.reason != MissingReason.TIMED_OUT:
+                yield from _answers(gpu, gpu.up.time_ns)
+            if gpu.up.value:
+                yield self._stalling(gpu.up.time_ns, is_back=self._is_silent)
+            self._is_silent = gpu.reason == MissingReason.TIMED_OUT
+        yield from _recovery(gpu)
+        yield from _dcgm(gpu)
+        if gpu.looked_ns is not None and gpu.up is not None and gpu.up.value:
+            yield from _contradictions(gpu, gpu.looked_ns)
+
+    def _stalling(self, time_ns: int, *, is_back: bool) -> CheckSample:
+        """It answers again before it counts as hung, but stalls time after time (NVIDIA/NVSentinel#1748)."""
+        self._stalls.add(time_ns, {"stall"} if is_back else set())
+        said = f"it did not answer in time, and then did again, in {self._stalls.count} of {_STALL_MINUTES} minutes"
+        share, limit = self._stalls.share, self._limit
+        evidence = Evidence(Severity.WARNING, Action.RUN_DIAGNOSTICS, said, share, limit, "stalls per minute")
+        return above("gpu_stalls", time_ns, evidence, leave=limit / 2, is_new=True)
+
+
+def _recovery(gpu: ObservedGpu) -> Iterator[CheckSample]:
+    for (action, *_), sample in gpu.parts.get("recovery_action", {}).items():
+        severity, what, said = _RECOVERY.get(action, (Severity.CRITICAL, Action.CONTACT_SUPPORT, action))
+        if action == "none":
+            yield good("recovery_action", sample.time_ns)
+        elif sample.value:
+            yield bad("recovery_action", sample.time_ns, Evidence(severity, what, f"the driver asks for {said}"))
+
+
+def _answers(gpu: ObservedGpu, time_ns: int) -> Iterator[CheckSample]:
+    assert gpu.up is not None
+    if gpu.up.value:
+        for code, _, _ in _SILENT.values():
+            yield good(code, time_ns)
+        return
+    known = _SILENT.get(gpu.reason)
+    if known is None:
+        return
+    code, action, said = known
+    detail = gpu.detail.partition("; it answered last")[0]
+    if detail:
+        said = detail if detail.startswith("the GPU") else f"{said}: {detail}"
+    if "needs a reset" in detail:
+        action = Action.RESET_GPU
+    yield bad(code, time_ns, Evidence(Severity.CRITICAL, action, said))
+
+
+def _dcgm(gpu: ObservedGpu) -> Iterator[CheckSample]:
+    """DCGM's own judgement, where its exporter tells it."""
+    watches = gpu.parts.get("dcgm_health_status", {})
+    if not watches:
+        return
+    labels, worst = max(watches.items(), key=lambda entry: (entry[1].value, entry[0]))
+    if worst.value < _DCGM_WARNING:
+        yield good("dcgm_health", worst.time_ns)
+        return
+    severity = Severity.CRITICAL if worst.value >= _DCGM_FAILURE else Severity.WARNING
+    said = (
+        f"DCGM's health check {'fails' if severity is Severity.CRITICAL else 'warns'}: {' '.join(filter(None, labels))}"
+    )
+    yield bad("dcgm_health", worst.time_ns, Evidence(severity, Action.RUN_DIAGNOSTICS, said))
+
+
+def _contradictions(gpu: ObservedGpu, time_ns: int) -> Iterator[CheckSample]:
+    found = {_CONTRADICTIONS[code]: message for code, message in gpu.findings.items() if code in _CONTRADICTIONS}
+    for code, action in dict.fromkeys(_CONTRADICTIONS.values()):
+        message = found.get((code, action))
+        if message is None:
+            yield good(code, time_ns)
+        else:
+            yield bad(code, time_ns, Evidence(Severity.WARNING, action, message))
+
+
+_DRIVER = {
+    MissingReason.VERSION_MISMATCH: ("driver_mismatch", Action.RELOAD_DRIVER),
+    MissingReason.TIMED_OUT: ("driver_hung", Action.REBOOT),
+    MissingReason.FAILED: ("driver_failed", Action.RELOAD_DRIVER),
+    MissingReason.NOT_INSTALLED: ("driver_gone", Action.RELOAD_DRIVER),
+}
+"""Why no GPU can be asked. A machine without a driver has none to lose: `driver_gone` needs GPUs that it showed."""
+_COUNT = "gpu_count"
+
+
+class DriverChecks:
+    """The machine's driver and the number of its GPUs."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._expected = thresholds.expected_gpus
+        self._had_gpus = False
+
+    def signs(self, observed: Observed) -> Iterator[CheckSample]:
+        """What the newest look says."""
+        driver = observed.driver
+        if driver is None or driver.collected_ns is None:
+            return
+        self._had_gpus = self._had_gpus or any(one.metric == _UP and one.value for one in driver.collection.readings)
+        why, time_ns = observed.why_no_driver(), driver.collected_ns
+        if why is not None and why.reason is MissingReason.NOT_YET:
+            return
+        if why is None:
+            yield from (good(code, time_ns) for code, _ in _DRIVER.values())
+            yield from self._count(observed, time_ns)
+            return
+        code, action = _DRIVER.get(why.reason, ("", Action.NONE))
+        if code and (code != "driver_gone" or self._had_gpus):
+            said = f"no GPU can be asked: {why.detail}" if why.detail else "no GPU can be asked"
+            yield bad(code, time_ns, Evidence(Severity.CRITICAL, action, said))
+        else:  # a driver that never was there may have failed to load
+            yield from self._count(observed, time_ns, why)
+
+    def _count(self, observed: Observed, time_ns: int, why_no_driver: Missing | None = None) -> Iterator[CheckSample]:
+        message = observed.findings.get(_COUNT, "")
+        if self._expected:
+            there = sum(1 for gpu in observed.gpus.values() if "pci_bus_id" not in dict(gpu.labels))
+            if there < self._expected:
+                yield bad(_COUNT, time_ns, self._too_few(there, why_no_driver))
+                return
+        if message:
+            yield bad(_COUNT, time_ns, Evidence(Severity.CRITICAL, Action.REBOOT, message))
+        else:
+            yield good(_COUNT, time_ns)
+
+    def _too_few(self, there: int, why_no_driver: Missing | None) -> Evidence:
+        action, said = Action.REBOOT, f"the driver knows {there} of {counted(self._expected, 'GPU')}"
+        if why_no_driver is not None:
+            action, detail = Action.RELOAD_DRIVER, why_no_driver.detail or why_no_driver.reason.value
+            said = f"{there} of {counted(self._expected, 'GPU')} are known, and no driver can be asked: {detail}"
+        return Evidence(Severity.CRITICAL, action, said, float(there), float(self._expected), "GPUs")

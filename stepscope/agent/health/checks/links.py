@@ -1,0 +1,280 @@
+"""Checks of links: NVLink errors, links that are down, the fabric; PCIe replays and downgrades; InfiniBand ports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.health.observed import ObservedGpu
+from stepscope.agent.health.samples import CheckSample, CounterWindow, Evidence, Sample, above, bad, good
+from stepscope.core.hardware.health import Action, Severity
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.host import HOST
+from stepscope.core.metrics.readings import Labels, Reading
+from stepscope.core.text.numbers import counted
+
+_MINUTE = 60.0
+_CRC = ("nvlink_crc_flit_errors_total", "nvlink_crc_data_errors_total")
+_BY_MINUTE = (
+    ("nvlink_replays", Severity.WARNING, "packets sent again", ("nvlink_replay_errors_total",)),
+    (
+        "nvlink_recoveries",
+        Severity.CRITICAL,
+        "recoveries of a link",
+        ("nvlink_recovery_errors_total", "nvlink_recoveries_total", "nvlink_recoveries_failed_total"),
+    ),
+    (
+        "nvlink_errors",
+        Severity.CRITICAL,
+        "errors received or limits passed",
+        ("nvlink_receive_errors_total", "nvlink_integrity_errors_total"),
+    ),
+)
+"""Code, severity, what is counted, and the counters."""
+_FABRIC = {
+    "not_started": (Severity.CRITICAL, "it has not begun to join the NVLink fabric: is the fabric manager running?"),
+    "in_progress": (Severity.WARNING, "it has been joining the NVLink fabric for too long"),
+    "failed": (Severity.CRITICAL, "it could not join the NVLink fabric"),
+}
+_ASPECTS = {
+    "bandwidth": (Severity.CRITICAL, "its bandwidth is lower than it should be"),
+    "route": (Severity.CRITICAL, "a route is unhealthy"),
+    "route_recovery": (Severity.WARNING, "a route is being recovered"),
+    "access_timeout_recovery": (Severity.WARNING, "it recovers from an access that took too long"),
+}
+
+
+class NvlinkChecks:
+    """One GPU's."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._windows: dict[str, CounterWindow] = {}
+        self._was_up: set[str] = set()
+
+    def signs(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
+        """What the newest samples say."""
+        yield from self._checksums(gpu)
+        for code, severity, what, names in _BY_MINUTE:
+            growth, time_ns = self._growth(gpu, names)
+            if time_ns is not None:
+                limit = self._thresholds.nvlink_errors_per_minute
+                said = f"NVLink: {growth:.0f} {what} in a minute"
+                evidence = Evidence(severity, Action.RUN_DIAGNOSTICS, said, growth, limit, "errors per minute")
+                yield above(code, time_ns, evidence, leave=0.0, is_new=True)
+        yield from self._bit_errors(gpu)
+        yield from self._links(gpu)
+        yield from self._fabric(gpu)
+
+    def _growth(self, gpu: ObservedGpu, names: tuple[str, ...]) -> tuple[float, int | None]:
+        """Growth of the counters together in a minute; the time of the newest, None where none is new."""
+        growth, newest_ns = 0.0, None
+        for name in names:
+            sample = gpu.values.get(name)
+            window = self._windows.get(name)
+            if window is None:
+                window = self._windows[name] = CounterWindow(_MINUTE)
+            if window.add(sample) and sample is not None:
+                newest_ns = max(newest_ns or 0, sample.time_ns)
+            growth += window.growth
+        return growth, newest_ns
+
+    def _checksums(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
+        growth, time_ns = self._growth(gpu, _CRC)
+        if time_ns is None:
+            return
+        rate, limits = growth / _MINUTE, self._thresholds
+        limit, severity = limits.nvlink_crc_per_second, Severity.WARNING
+        said = f"NVLink: {rate:,.1f} wrong checksums a second; it still does its work"
+        if rate >= limits.nvlink_crc_critical_per_second:
+            limit, severity = limits.nvlink_crc_critical_per_second, Severity.CRITICAL
+            said = f"NVLink: {rate:,.1f} wrong checksums a second: it loses time with sending again"
+        evidence = Evidence(severity, Action.RUN_DIAGNOSTICS, said, rate, limit, "errors per second")
+        leave = limits.nvlink_crc_per_second / 2
+        yield above("nvlink_crc_errors", time_ns, evidence, leave=leave, is_new=True)
+
+    def _bit_errors(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
+        """Wrong bits after correction, and wrong symbols. 15e-255 is NVIDIA's zero, 15e-238 that of Blackwell's sum."""
+        effective = gpu.values.get("nvlink_effective_bit_error_ratio")
+        symbol = gpu.values.get("nvlink_symbol_error_ratio")
+        found = [
+            (ratio, limit, what)
+            for ratio, limit, what in (
+                (effective, self._thresholds.nvlink_effective_error_ratio, "bits after correction"),
+                (symbol, self._thresholds.nvlink_symbol_error_ratio, "symbols"),
+            )
+            if ratio is not None
+        ]
+        for ratio, limit, what in found:
+            if ratio.value > limit * (1 + 1e-9):
+                said = f"NVLink: {ratio.value:.1e} of all {what} are wrong"
+                evidence = Evidence(
+                    Severity.CRITICAL, Action.RUN_DIAGNOSTICS, said, ratio.value, limit, "of all received"
+                )
+                yield bad("nvlink_bit_errors", ratio.time_ns, evidence)
+                return
+        if found:
+            yield good("nvlink_bit_errors", max(ratio.time_ns for ratio, _, _ in found))
+
+    def _links(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
+        """A link that was up and is down. Those that never were up may have nothing at their end."""
+        links = {link: sample for (link, *_), sample in gpu.parts.get("nvlink_up", {}).items()}
+        if not links:
+            return
+        self._was_up |= {link for link, sample in links.items() if sample.value}
+        down = sorted((link for link in self._was_up & links.keys() if not links[link].value), key=_by_number)
+        time_ns = max(sample.time_ns for sample in links.values())
+        if down:
+            said = f"NVLink {', '.join(down)} {'is' if len(down) == 1 else 'are'} down and was up before"
+            evidence = Evidence(Severity.CRITICAL, Action.RUN_DIAGNOSTICS, said, float(len(down)), 1.0, "links")
+            yield bad("nvlink_down", time_ns, evidence)
+        elif self._was_up:
+            yield good("nvlink_down", time_ns)
+
+    def _fabric(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
+        now = {state: sample for (state, *_), sample in gpu.parts.get("fabric_state", {}).items() if sample.value}
+        for state, sample in now.items():
+            if state in _FABRIC:
+                severity, said = _FABRIC[state]
+                evidence = Evidence(severity, Action.RESTART_FABRIC_MANAGER, said)
+                yield bad("fabric_state", sample.time_ns, evidence)
+            elif state == "completed":
+                yield good("fabric_state", sample.time_ns)
+        aspects = {aspect: sample for (aspect, *_), sample in gpu.parts.get("fabric_health", {}).items()}
+        unhealthy = [_ASPECTS[aspect] for aspect, sample in aspects.items() if aspect in _ASPECTS and not sample.value]
+        if not aspects:
+            return
+        time_ns = max(sample.time_ns for sample in aspects.values())
+        if unhealthy:
+            severity = max((severity for severity, _ in unhealthy), key=lambda one: one.rank)
+            said = f"the NVLink fabric: {', '.join(said for _, said in unhealthy)}"
+            yield bad("fabric_unhealthy", time_ns, Evidence(severity, Action.RESTART_FABRIC_MANAGER, said))
+        else:
+            yield good("fabric_unhealthy", time_ns)
+
+
+def _by_number(link: str) -> tuple[int, str]:
+    return (int(link), link) if link.isdecimal() else (1 << 30, link)
+
+
+_REPLAYS_PER_LANE = {1: 0.15, 2: 0.3, 3: 0.48, 4: 0.96, 5: 1.92, 6: 3.84}
+"""In a minute, by generation (DcgmHealthWatch.cpp)."""
+_FASTEST, _WIDEST = 6, 16
+_MOST_DOUBLINGS = 8
+"""Generations apart: each is twice as fast as the one before. More is no generation, but a wrong value."""
+_SETTLED_NS = 5 * 10**9
+"""How long a GPU must have been busy for its link to be at speed."""
+
+
+def replay_limit(generation: int, lanes: int) -> int:
+    """Replays that a link may have in a minute: 16 for generation 4 x16, 31 for 5 x16."""
+    per_lane = _REPLAYS_PER_LANE.get(generation, _REPLAYS_PER_LANE[_FASTEST])
+    return math.ceil(per_lane * lanes)
+
+
+class PcieChecks:
+    """One GPU's."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._replays = CounterWindow(_MINUTE)
+        self._busy_since_ns: int | None = None
+
+    def signs(self, gpu: ObservedGpu) -> Iterator[CheckSample]:
+        """What the newest samples say."""
+        values = gpu.values
+        generation, width = values.get("pcie_link_generation"), values.get("pcie_link_width")
+        best_generation = values.get("pcie_link_generation_max")
+        best_width = values.get("pcie_link_width_max")
+        replays = values.get("pcie_replays_total")
+        if self._replays.add(replays) and replays is not None:
+            yield self._losing(replays.time_ns, best_generation or generation, width or best_width)
+        is_settled = self._is_settled(values.get("utilization_ratio"), generation)
+        if generation and width and best_generation and best_width:
+            is_best = generation.value >= best_generation.value and width.value >= best_width.value
+            if is_best:
+                yield good("pcie_downgrade", generation.time_ns)
+            elif is_settled:
+                doublings = min(max(generation.value - best_generation.value, -_MOST_DOUBLINGS), _MOST_DOUBLINGS)
+                share = 2.0**doublings * width.value / best_width.value
+                said = (
+                    f"PCIe runs at generation {generation.value:.0f} x{width.value:.0f} under load; GPU and slot can "
+                    f"both do {best_generation.value:.0f} x{best_width.value:.0f}"
+                )
+                evidence = Evidence(
+                    Severity.WARNING, Action.CHECK_MECHANICALS, said, share, 1.0, "of the link's bandwidth"
+                )
+                yield bad("pcie_downgrade", generation.time_ns, evidence)
+
+    def _losing(self, time_ns: int, generation: Sample | None, width: Sample | None) -> CheckSample:
+        """By the best generation: the link's own drops while it rests. Where none is known, by the highest limit."""
+        of_link = replay_limit(
+            int(generation.value) if generation else _FASTEST, int(width.value) if width else _WIDEST
+        )
+        limit = of_link * self._thresholds.pcie_replays_factor
+        growth = self._replays.growth
+        said = (
+            f"{counted(growth, 'packet')} had to be sent again over PCIe in a minute; "
+            f"up to {limit:.0f} a minute is usual"
+        )
+        evidence = Evidence(Severity.WARNING, Action.CHECK_MECHANICALS, said, growth, limit, "replays per minute")
+        return above("pcie_replays", time_ns, evidence, leave=limit / 2, strictly=True, is_new=True)
+
+    def _is_settled(self, utilization: Sample | None, link: Sample | None) -> bool:
+        """Whether the GPU had been under load for a while when its link was read."""
+        if utilization is None or utilization.value < self._thresholds.busy_ratio:
+            self._busy_since_ns = None
+        elif self._busy_since_ns is None or utilization.time_ns < self._busy_since_ns:
+            self._busy_since_ns = utilization.time_ns
+        return (
+            link is not None and self._busy_since_ns is not None and link.time_ns - self._busy_since_ns >= _SETTLED_NS
+        )
+
+
+_UP = GPU + "up"
+
+
+class PortChecks:
+    """The InfiniBand ports. A port that never was up may have no cable: it is not missed."""
+
+    def __init__(self) -> None:
+        self._was_up: set[Labels] = set()
+        self._downs: dict[Labels, Sample] = {}
+
+    def signs(self, readings: Iterable[tuple[Reading, str]]) -> Iterator[tuple[Labels, CheckSample]]:
+        """What the newest samples say, with the labels of the port."""
+        ups: dict[Labels, Reading] = {}
+        downs: dict[Labels, Sample] = {}
+        for reading, source in readings:
+            if reading.metric == HOST + "infiniband_up":
+                ups[reading.labels] = reading
+            elif ("kind", "link_downed") in reading.labels:
+                port = tuple(pair for pair in reading.labels if pair[0] != "kind")
+                downs[port] = Sample(reading.value, reading.time_ns, source)
+        for port, up in ups.items():
+            yield from ((port, sign) for sign in self._port(port, up, downs.get(port)))
+
+    def _port(self, port: Labels, up: Reading, downs: Sample | None) -> Iterator[CheckSample]:
+        name = " port ".join(value for _, value in port)
+        was_up = port in self._was_up
+        before = self._downs.get(port)
+        if downs is not None:
+            self._downs[port] = downs
+        if not up.value:
+            if was_up:
+                said = f"InfiniBand {name} is down and was up before"
+                evidence = Evidence(Severity.CRITICAL, Action.CHECK_NETWORK, said)
+                yield bad("infiniband_port_down", up.time_ns, evidence)
+            return
+        self._was_up.add(port)
+        yield good("infiniband_port_down", up.time_ns)
+        if before is None or downs is None:
+            return
+        times = downs.value - before.value
+        if times > 0:
+            said = f"InfiniBand {name} went down and came up again"
+            evidence = Evidence(Severity.WARNING, Action.CHECK_NETWORK, said)
+            yield bad("infiniband_port_flaps", up.time_ns, evidence, count=int(times), is_new=True)
+        else:
+            yield good("infiniband_port_flaps", up.time_ns)

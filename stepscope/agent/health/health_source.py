@@ -1,0 +1,269 @@
+"""Source of health: runs all checks on what the other sources report, logs where an event begins and ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.health.checks.driver import AnswerChecks, DriverChecks
+from stepscope.agent.health.checks.links import NvlinkChecks, PcieChecks, PortChecks
+from stepscope.agent.health.checks.memory import MemoryChecks
+from stepscope.agent.health.checks.slowdowns import SlowdownChecks
+from stepscope.agent.health.checks.xids import SwitchChecks, XidChecks
+from stepscope.agent.health.episodes import Episodes, Hysteresis, hysteresis_of
+from stepscope.agent.health.observed import Observed, ObservedGpu, Observer
+from stepscope.agent.health.samples import CheckSample
+from stepscope.agent.polling import SourceState
+from stepscope.core.hardware.health import NOTES, Health, HealthEvent, HealthReport, HealthState, Severity
+from stepscope.core.metrics.agent import GPU_HEALTH, HOST_HEALTH
+from stepscope.core.metrics.readings import Collection, Labels, Reading, with_labels
+from stepscope.core.text.numbers import counted
+
+_log = logging.getLogger(__name__)
+
+_NOTHING_YET = HealthReport(None, Health((), HealthState.UNKNOWN, "nothing was looked at yet", (), ()), (), (), ())
+
+
+class HealthSource:
+    """Judges what the other sources say. `events` and `report` may be asked by any thread; they wait for nothing."""
+
+    def __init__(
+        self,
+        states: Callable[[], Sequence[SourceState]],
+        driver_source: str,
+        *,
+        thresholds: Thresholds | None = None,
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """
+        Args:
+            states: the sources now, in the order of their trust.
+            driver_source: name of the one that reads the GPUs' own driver.
+            thresholds: settings.
+            wall_clock_ns: now, ns since the epoch.
+        """
+        thresholds = thresholds or Thresholds()
+        self._states = states
+        self._observer = Observer(driver_source, thresholds.stale_seconds)
+        self._watch = HealthWatch(thresholds)
+        self._wall_clock_ns = wall_clock_ns
+        self._report = _NOTHING_YET
+
+    def collect(self) -> Collection:
+        """Look once."""
+        states = self._states()
+        now_ns = self._wall_clock_ns()
+        for event in self._watch.step(self._observer.observe(states, now_ns), now_ns):
+            _log.warning("%s", _line(event))
+        self._report = report = self._watch.report(now_ns)
+        return Collection(tuple(self._readings(report, now_ns)))
+
+    def report(self) -> HealthReport:
+        """How everything is, as of the last look."""
+        return self._report
+
+    def events(self) -> tuple[HealthEvent, ...]:
+        """Open ones, the worst first, then the newest that are over."""
+        report = self._report
+        return report.open_events + report.ended_events
+
+    def _readings(self, report: HealthReport, now_ns: int) -> Iterator[Reading]:
+        for health in report.gpus:
+            yield from _states_of(GPU_HEALTH, health, now_ns)
+        yield from _states_of(HOST_HEALTH, report.machine, now_ns)
+        gpus = {health.labels for health in report.gpus}
+        for event in report.open_events:
+            labels = with_labels(event.labels, code=event.code, action=event.action, severity=event.severity)
+            yield Reading(_prefix(event.labels, gpus) + "_event", 1.0, labels, now_ns)
+        for (whose, code), count in self._watch.totals().items():
+            labels = with_labels(whose, code=code)
+            yield Reading(_prefix(whose, gpus) + "_events_total", float(count), labels, now_ns)
+
+
+def _states_of(prefix: str, health: Health, now_ns: int) -> Iterator[Reading]:
+    for state in HealthState:
+        yield Reading(prefix, float(state is health.state), with_labels(health.labels, state=state), now_ns)
+
+
+def _prefix(labels: Labels, gpus: set[Labels]) -> str:
+    is_gpu = labels in gpus or any(name == "gpu" for name, _ in labels)
+    return GPU_HEALTH if is_gpu else HOST_HEALTH
+
+
+def _line(event: HealthEvent) -> str:
+    labels = dict(event.labels)
+    whose = " ".join(f"{name} {value}" for name, value in labels.items()) or "this machine"
+    if "gpu" in labels:
+        whose = f"GPU {labels['gpu']} ({labels.get('uuid', '')})".replace(" ()", "")
+    if event.ended_ns is not None:
+        seconds = (event.ended_ns - event.first_ns) / 1e9
+        return f"{whose}: {event.code} is over after {seconds:.0f} s, seen {counted(event.count, 'time')}"
+    began = " (since before the agent started)" if event.since_start else ""
+    return f"{whose}: {event.code}, {event.severity}{began}: {event.message}; {event.action.line}"
+
+
+_MACHINE = "machine"
+_UNCHECKED_SECONDS = 300.0
+"""Since a check of this had its last sample."""
+_ONLY_BY_XIDS = frozenset({"xid_earlier", "xid_repeats"})
+"""Codes that need no values of their own: nothing is unchecked without them."""
+_OF_MACHINE = ("driver_", "gpu_count", "infiniband_")
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """One GPU's checks, and how it was seen last."""
+
+    labels: Labels
+    answers: AnswerChecks
+    memory: MemoryChecks
+    pcie: PcieChecks
+    nvlink: NvlinkChecks
+    slowdowns: SlowdownChecks
+    observed: ObservedGpu | None = None
+
+    def signs(self, gpu: ObservedGpu, *, is_contained: bool, is_drivers: bool) -> Iterator[CheckSample]:
+        yield from self.answers.signs(gpu, is_drivers=is_drivers)
+        yield from self.memory.signs(gpu, is_contained=is_contained)
+        yield from self.pcie.signs(gpu)
+        yield from self.nvlink.signs(gpu)
+        yield from self.slowdowns.signs(gpu)
+
+
+class HealthWatch:
+    """Watches a machine. GPUs that were seen once are remembered: what is not seen any more is unknown, not well."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._patience = hysteresis_of(thresholds)
+        self._xid_patience = Hysteresis(0.0, thresholds.xid_leave_seconds)
+        self._episodes = Episodes(self._patience_of, gap_seconds=thresholds.stale_seconds)
+        self._gpus: dict[str, _Gpu] = {}
+        self._xids = XidChecks(thresholds)
+        self._driver = DriverChecks(thresholds)
+        self._ports = PortChecks()
+        self._switches = SwitchChecks()
+
+    def step(self, observed: Observed, now_ns: int) -> list[HealthEvent]:
+        """Take what is known now; the events that began or ended with it, in order.
+
+        Args:
+            observed: what all sources say.
+            now_ns: ns since the epoch.
+        """
+        changes = self._name(observed, now_ns)
+        for key, labels, sign in self._signs(observed, now_ns):
+            event = self._episodes.observe(key, labels, sign)
+            if event is not None:
+                changes.append(event)
+        return changes
+
+    def report(self, now_ns: int) -> HealthReport:
+        """Everything as it is after the last step.
+
+        Args:
+            now_ns: of that step.
+        """
+        events = self._episodes.open_events()
+        gpus = sorted(self._gpus.items(), key=lambda entry: _index(entry[1].labels))
+        health = tuple(
+            self._health(key, gpu, [event for whose, event in events if whose == key], now_ns) for key, gpu in gpus
+        )
+        others = [event for whose, event in events if whose not in self._gpus]
+        ended = tuple(reversed(self._episodes.ended))
+        return HealthReport(now_ns, self._machine(others, now_ns), health, tuple(event for _, event in events), ended)
+
+    def totals(self) -> dict[tuple[Labels, str], int]:
+        """How many episodes began, by labels and code."""
+        return dict(self._episodes.totals)
+
+    def _name(self, observed: Observed, now_ns: int) -> list[HealthEvent]:
+        """Forget GPUs that had no name yet and have one now; the events that end therefore."""
+        named = {dict(gpu.labels).get("gpu") for gpu in observed.gpus.values() if "uuid" in dict(gpu.labels)}
+        ghosts = []
+        for key, gpu in self._gpus.items():
+            labels = dict(gpu.labels)
+            is_named = labels.get("gpu", "") in named or labels.get("pci_bus_id") in observed.places
+            if "uuid" not in labels and key not in observed.gpus and is_named:
+                ghosts.append(key)
+        for key in ghosts:
+            del self._gpus[key]
+        return [event for key in ghosts for event in self._episodes.forget(key, now_ns)]
+
+    def _patience_of(self, code: str) -> Hysteresis:
+        return self._patience.get(code, self._xid_patience)
+
+    def _signs(self, observed: Observed, now_ns: int) -> Iterator[tuple[str, Labels, CheckSample]]:
+        for gpu in self._gpus.values():
+            gpu.observed = None
+        for key, seen in observed.gpus.items():
+            known = self._gpus.get(key)
+            if known is None:
+                known = self._gpus[key] = self._new(seen.labels)
+            known.labels, known.observed = seen.labels, seen
+        for key, sign in self._xids.signs(observed.gpus, now_ns):
+            yield key, self._gpus[key].labels, sign
+        for key, seen in observed.gpus.items():
+            contained, drivers = self._xids.is_contained(key), observed.is_drivers_hang(seen)
+            for sign in self._gpus[key].signs(seen, is_contained=contained, is_drivers=drivers):
+                yield key, seen.labels, sign
+        for sign in self._driver.signs(observed):
+            yield _MACHINE, (), sign
+        for port, sign in self._ports.signs(observed.machine):
+            yield f"port {port}", port, sign
+        for switch, sign in self._switches.signs(observed.machine, now_ns, was_reset=self._xids.was_reset):
+            yield f"switch {switch}", switch, sign
+
+    def _new(self, labels: Labels) -> _Gpu:
+        limits = self._thresholds
+        return _Gpu(
+            labels,
+            AnswerChecks(limits),
+            MemoryChecks(limits),
+            PcieChecks(limits),
+            NvlinkChecks(limits),
+            SlowdownChecks(limits),
+        )
+
+    def _health(self, key: str, gpu: _Gpu, events: list[HealthEvent], now_ns: int) -> Health:
+        unchecked = tuple(
+            code for code in self._patience if not code.startswith(_OF_MACHINE) and self._is_old(key, code, now_ns)
+        )
+        codes = tuple(event.code for event in events)
+        state, reason = _worst(events)
+        seen = gpu.observed
+        if state is HealthState.HEALTHY and (seen is None or seen.up is None or not seen.up.value):
+            state = HealthState.UNKNOWN
+            said = (seen.detail or seen.reason) if seen is not None else ""
+            reason = said or "no source tells anything new of it"
+        return Health(gpu.labels, state, reason, codes, unchecked)
+
+    def _is_old(self, key: str, code: str, now_ns: int) -> bool:
+        last_ns = self._episodes.last_ns(key, code)
+        return code not in _ONLY_BY_XIDS and (last_ns is None or now_ns - last_ns > _UNCHECKED_SECONDS * 1e9)
+
+    def _machine(self, events: list[HealthEvent], now_ns: int) -> Health:
+        state, reason = _worst(events)
+        unchecked = tuple(
+            code for code in self._patience if code.startswith("driver_") and self._is_old(_MACHINE, code, now_ns)
+        )
+        if state is HealthState.HEALTHY and unchecked:
+            state, reason = HealthState.UNKNOWN, "no GPU driver was asked, or it is not there"
+        return Health((), state, reason, tuple(event.code for event in events), unchecked)
+
+
+def _worst(events: list[HealthEvent]) -> tuple[HealthState, str]:
+    """What the events make of a thing, the worst first; those of severity info make nothing, and notes are said."""
+    bad = [event for event in events if event.severity is not Severity.INFO]
+    if not bad:
+        return HealthState.HEALTHY, next((event.message for event in events if event.code in NOTES), "")
+    is_critical = bad[0].severity is Severity.CRITICAL
+    return (HealthState.FAILED if is_critical else HealthState.DEGRADED), bad[0].message
+
+
+def _index(labels: Labels) -> tuple[int, Labels]:
+    index = dict(labels).get("gpu", "")
+    return (int(index) if index.isdecimal() else 1 << 30, labels)

@@ -1,0 +1,236 @@
+"""Assignments of devices to jobs, merged from processes, Slurm, the kubelet, job files and a dcgm-exporter's page.
+
+A process that holds the device is certain: it belongs to one job, by its innermost cgroup. The other sources name a
+device only; they add a job without a process, unless it is the same job under another name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
+
+from stepscope.agent.jobs.job_lookup import FoundJob, JobFinder
+from stepscope.collectors.jobs.devices import Device, dra_device, find_by_minor, is_gpu_name, plugin_device
+from stepscope.collectors.jobs.kubernetes.pod_resources import PodDevice
+from stepscope.collectors.jobs.processes import Process, Processes
+from stepscope.collectors.jobs.slurm import SlurmNodeJob, slurm_gpus_of
+from stepscope.core.documents.jobs import Assignment, Job, JobKind, JobSource, Share
+from stepscope.core.metrics.readings import Labels
+
+_LAST_RESORT = frozenset({JobSource.DCGM_EXPORTER})
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAssignment:
+    """One source says that a job has a device.
+
+    Attributes:
+        job, device: which; the device by its labels.
+        source: which source.
+        pid: the process, where it is one that holds the device.
+        step: of Slurm, or the container.
+        share: how, where the source tells.
+        inside: the pod in which the job's process runs, as namespace and name, where that is not the job itself.
+    """
+
+    job: Job
+    device: Labels
+    source: JobSource
+    pid: int | None = None
+    step: str = ""
+    share: Share | None = None
+    inside: str = ""
+
+
+@dataclass(slots=True)
+class _Merged:
+    job: Job
+    sources: list[JobSource] = field(default_factory=list)
+    pids: set[int] = field(default_factory=set)
+    steps: list[str] = field(default_factory=list)
+    shares: set[Share] = field(default_factory=set)
+    pods: set[str] = field(default_factory=set)
+
+
+def merged_assignments(claims: Iterable[SourceAssignment]) -> list[Assignment]:
+    """The claims as assignments, one for each job and device, in the order of the claims.
+
+    A job has all facts that any claim tells of it; of two that differ the first counts.
+    """
+    by_device: dict[Labels, dict[tuple[JobKind, str], _Merged]] = {}
+    facts: dict[tuple[JobKind, str], Job] = {}
+    for claim in claims:
+        jobs = by_device.setdefault(claim.device, {})
+        facts[claim.job.key] = filled(facts.get(claim.job.key, claim.job), claim.job)
+        merged = jobs.setdefault(claim.job.key, _Merged(claim.job))
+        if claim.source not in merged.sources:
+            merged.sources.append(claim.source)
+        if claim.pid is not None:
+            merged.pids.add(claim.pid)
+        if claim.step and claim.step not in merged.steps:
+            merged.steps.append(claim.step)
+        if claim.share is not None:
+            merged.shares.add(claim.share)
+        if claim.inside:
+            merged.pods.add(claim.inside)
+    found = []
+    for device, jobs in by_device.items():
+        kept = _kept(list(jobs.values()))
+        shares = set[Share]().union(*(one.shares for one in kept))
+        for one in kept:
+            found.append(
+                Assignment(
+                    facts[one.job.key],
+                    device,
+                    _share_of(shares, len(kept)),
+                    tuple(one.sources),
+                    tuple(sorted(one.pids)),
+                    tuple(one.steps),
+                )
+            )
+    return found
+
+
+def _kept(merged: Sequence[_Merged]) -> list[_Merged]:
+    """Without those that are others in other words: the pod in which Slurm's daemon runs its jobs, a page's copy."""
+    around = set[str]().union(*(one.pods for one in merged))
+    kept = [one for one in merged if one.pids or one.job.kind is not JobKind.KUBERNETES or one.job.id not in around]
+    sure = [one for one in kept if not _LAST_RESORT.issuperset(one.sources)]
+    return sure or kept
+
+
+def filled(job: Job, other: Job) -> Job:
+    """The job with what is known of it from elsewhere."""
+    unknown = {one.name: getattr(other, one.name) for one in fields(Job) if not getattr(job, one.name)}
+    return replace(job, **unknown) if any(unknown.values()) else job
+
+
+def _share_of(told: set[Share], num_jobs: int) -> Share:
+    for share in (Share.MPS, Share.TIME_SLICED):
+        if share in told:
+            return share
+    return Share.TIME_SLICED if num_jobs > 1 else Share.EXCLUSIVE
+
+
+def assignments_from_processes(
+    devices: Iterable[Device], running: Mapping[int, Process], given: Iterable[SourceAssignment], finder: JobFinder
+) -> Iterator[SourceAssignment]:
+    """Processes that hold devices.
+
+    Args:
+        devices: of the machine.
+        running: processes by id.
+        given: what the kubelet says: a pod whose name is not known is one of those that have the device.
+        finder: names their jobs.
+    """
+    pods: dict[Labels, dict[str, Job]] = {}
+    for claim in given:
+        pods.setdefault(claim.device, {})[claim.job.id] = claim.job
+    found: dict[int, FoundJob] = {}
+    for device in devices:
+        for pid, holder in device.holders.items():
+            process = running.get(pid)
+            if process is None:
+                continue
+            if pid not in found:
+                found[pid] = finder.of_process(process)
+            one = _with_pod_name(found[pid], process, pods.get(device.labels, {}))
+            is_mps = holder.is_mps or bool(process.variable("CUDA_MPS_PIPE_DIRECTORY"))
+            share = Share.MPS if is_mps else None
+            yield SourceAssignment(one.job, device.labels, JobSource.PROCESS, pid, one.step, share, one.inside)
+
+
+def _with_pod_name(found: FoundJob, process: Process, pods: Mapping[str, Job]) -> FoundJob:
+    """With the pod's name where its uid alone was known: the device's only pod, or the one of the process's host name.
+
+    A user can change HOSTNAME, but only to that of another pod of the same device.
+    """
+    is_nameless = found.job.kind is JobKind.KUBERNETES and "/" not in found.job.id
+    if not is_nameless and ("/" in found.inside or not found.inside):
+        return found
+    like = [pod for pod in pods.values() if len(pods) == 1 or pod.name == process.variable("HOSTNAME")]
+    if len(like) != 1:
+        return found
+    return FoundJob(like[0]) if is_nameless else replace(found, inside=like[0].id)
+
+
+def first_slurm_processes(jobs: Mapping[str, SlurmNodeJob], processes: Processes) -> dict[str, dict[str, Process]]:
+    """Of each Slurm job and step the oldest process: it was started by Slurm, others by the user."""
+    found: dict[str, dict[str, Process]] = {}
+    for job_id, here in jobs.items():
+        for step, pids in here.pids.items():
+            read = [process for pid in pids if (process := processes.read(pid)) is not None]
+            if read:
+                found.setdefault(job_id, {})[step] = min(read, key=attrgetter("start"))
+    return found
+
+
+def assignments_from_slurm(
+    jobs: Mapping[str, SlurmNodeJob],
+    first: Mapping[str, Mapping[str, Process]],
+    devices: Sequence[Device],
+    finder: JobFinder,
+    unknown: list[str],
+) -> Iterator[SourceAssignment]:
+    """Slurm jobs that are on this node: what each may open, or what it was given.
+
+    Args:
+        jobs: by number.
+        first: of each job and step the first process.
+        devices: of the machine.
+        finder: names them.
+        unknown: takes what was given and is no device that is known.
+    """
+    for job_id, here in jobs.items():
+        job = finder.of_slurm(job_id)
+        if here.minors is not None:
+            for minor in here.minors:
+                device = find_by_minor(devices, minor)
+                if device is not None:
+                    yield SourceAssignment(job, device.labels, JobSource.DEVICE_CGROUP)
+            continue
+        for step, process in first.get(job_id, {}).items():
+            given = slurm_gpus_of(process, devices)
+            unknown += [f"{name} of Slurm job {job_id}" for name in given.unknown]
+            for device in given.devices:
+                yield SourceAssignment(job, device.labels, JobSource.SLURM_ENVIRONMENT, None, step)
+
+
+def assignments_from_kubelet(
+    given: Iterable[PodDevice], devices: Sequence[Device], finder: JobFinder, unknown: list[str]
+) -> Iterator[SourceAssignment]:
+    """What the kubelet gave; `unknown` takes what is no device that is known."""
+    for one in given:
+        device, is_share = (dra_device(devices, one.name), False) if one.is_claim else plugin_device(devices, one.name)
+        if device is not None:
+            share = Share.TIME_SLICED if is_share else None
+            job = finder.of_pod(one.namespace, one.pod)
+            yield SourceAssignment(job, device.labels, JobSource.KUBELET, None, one.container, share)
+        elif one.is_claim or is_gpu_name(one.name):
+            unknown.append(f"{one.name} of pod {one.namespace}/{one.pod}")
+
+
+def assignments_from_job_files(
+    told: Iterable[tuple[Device, str]], slurm_jobs: Mapping[str, SlurmNodeJob], finder: JobFinder
+) -> Iterator[SourceAssignment]:
+    """What job prologs wrote; files of jobs that are over are left behind where Slurm's cgroups say so."""
+    for device, job_id in told:
+        if not slurm_jobs or job_id in slurm_jobs:
+            yield SourceAssignment(finder.of_slurm(job_id), device.labels, JobSource.HPC_JOB_FILE)
+
+
+def assignments_from_dcgm_exporter(devices: Iterable[Device], finder: JobFinder) -> Iterator[SourceAssignment]:
+    """What a dcgm-exporter's page says."""
+    for device in devices:
+        for workload in device.workloads:
+            job: Job | None = None
+            if workload.get("job"):
+                job = Job(JobKind.SLURM, workload["job"])
+            elif workload.get("pod") and workload.get("namespace"):
+                job = finder.of_pod(workload["namespace"], workload["pod"])
+            if job is not None:
+                share = Share.TIME_SLICED if workload.get("vgpu") else None
+                yield SourceAssignment(
+                    job, device.labels, JobSource.DCGM_EXPORTER, None, workload.get("container", ""), share
+                )

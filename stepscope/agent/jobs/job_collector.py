@@ -1,0 +1,275 @@
+"""Collector of jobs: joins all sources of assignments into readings of jobs, assignments and GPU time.
+
+Also chooses the sources that this node has (kubelet, Kubernetes API, squeue). Labels are bounded in length, series in
+number.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from stepscope.agent.jobs import job_assignments
+from stepscope.agent.jobs.gpu_time import JobKey, UseClassifier, UseLedger
+from stepscope.agent.jobs.job_assignments import SourceAssignment, filled, merged_assignments
+from stepscope.agent.jobs.job_lookup import JobFinder, RunningProcesses, hidden_processes
+from stepscope.agent.node_name import node_name
+from stepscope.agent.polling import ScheduledSource, SourceState
+from stepscope.collectors.host.files import Files
+from stepscope.collectors.jobs.devices import Device, devices_of
+from stepscope.collectors.jobs.kubernetes.api_server import ApiServer
+from stepscope.collectors.jobs.kubernetes.pod_resources import PodDevice
+from stepscope.collectors.jobs.kubernetes.pods import PodDirectory, pod_uid_of, pods_with_logs
+from stepscope.collectors.jobs.processes import Process, Processes
+from stepscope.collectors.jobs.settings import JobSettings
+from stepscope.collectors.jobs.slurm import SlurmNamesCollector, SlurmNodeJob, read_hpc_job_files, slurm_jobs_on_node
+from stepscope.core.documents.jobs import Assignment, Job, JobKind, job_facts, job_labels
+from stepscope.core.metrics.agent import JOB
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.readings import (
+    Collection,
+    Finding,
+    Labels,
+    Missing,
+    MissingReason,
+    Reading,
+    labels_of,
+    with_labels,
+)
+from stepscope.core.text.names import LONGEST_ID, label_text
+
+_SELDOM_SECONDS = 15.0
+"""Between two looks at what changes with jobs alone: trees of cgroups, folders."""
+_MOST_TOLD = 4
+
+
+class JobCollector:
+    """Collects assignments, what each device is used for, and time. Reads /proc and files; waits for no server."""
+
+    def __init__(
+        self,
+        gpu_states: Callable[[], Sequence[SourceState]],
+        settings: JobSettings | None = None,
+        *,
+        given: Callable[[], Sequence[PodDevice]] = tuple,
+        pods: PodDirectory | None = None,
+        slurm: SlurmNamesCollector | None = None,
+        root: Path = Path("/"),
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """
+        Args:
+            gpu_states: the sources that read GPUs, in the order of their trust.
+            settings: of the operator.
+            given: devices that the kubelet gave to pods, as far as is known.
+            pods, slurm: what else is known; each is collected by somebody else.
+            root: where /proc and /sys are.
+            clock: seconds, only forward.
+            wall_clock_ns: now, ns since the epoch.
+        """
+        self._gpu_states = gpu_states
+        self._settings = settings or JobSettings()
+        self._given, self._pods, self._slurm = given, pods, slurm
+        self._clock, self._wall_clock_ns = clock, wall_clock_ns
+        self._files = Files(root)
+        naming = self._settings.naming
+        self._processes = Processes(self._files, (*naming.team, *naming.project))
+        self._finder = JobFinder(self._files, self._processes, naming, pods, slurm)
+        self._running = RunningProcesses(self._processes)
+        self._activity = UseClassifier()
+        self._ledger = UseLedger(self._settings.idle_seconds)
+        self._devices: list[Device] = []
+        self._jobs: dict[JobKey, Job] = {}
+        self._seldom_due = 0.0
+        self._slurm_jobs: dict[str, SlurmNodeJob] = {}
+
+    def collect(self) -> Collection:
+        """Who has which device; nothing is raised."""
+        now, time_ns = self._clock(), self._wall_clock_ns()
+        self._look_seldom(now)
+        self._devices = devices = self._devices_now()
+        running = self._running.on(devices)
+        missing = hidden_processes(devices, running)
+        told = [self._with_known_facts(one) for one in merged_assignments(self._claims(devices, running, missing))]
+        self._want(told, running.values())
+        self._processes.end_round()
+        self._ledger.observe(self._activity.seen(devices, told), now)
+        self._jobs |= {one.job.key: one.job for one in told}
+        self._jobs = {key: job for key, job in self._jobs.items() if key in self._ledger.jobs()}
+        findings = []
+        if len(told) > MOST_ASSIGNMENTS:
+            message = f"{len(told)} jobs have GPUs here; {MOST_ASSIGNMENTS} are told"
+            findings.append(Finding("jobs_left_out", message, (), time_ns))
+        readings = job_readings(told[:MOST_ASSIGNMENTS], self._jobs.values(), devices, self._ledger, time_ns)
+        return Collection(tuple(readings), tuple(missing), tuple(findings))
+
+    def _with_known_facts(self, one: Assignment) -> Assignment:
+        """What was known of its job stays: a process that told it may have ended."""
+        job = with_bounded_labels(one.job)
+        return replace(one, job=filled(job, self._jobs.get(job.key, job)))
+
+    def _look_seldom(self, now: float) -> None:
+        if now < self._seldom_due:
+            return
+        self._seldom_due = now + _SELDOM_SECONDS
+        self._slurm_jobs = slurm_jobs_on_node(self._files)
+        self._finder.pods_by_uid = pods_with_logs(self._files)
+
+    def _devices_now(self) -> list[Device]:
+        """All devices; those that were known where their source does not answer."""
+        states = self._gpu_states()
+        devices = devices_of(state.collection for state in states if not state.reason)
+        if not devices and any(state.reason for state in states):
+            devices = self._devices
+            for device in devices:
+                device.answers = False
+        return devices
+
+    def _claims(
+        self, devices: Sequence[Device], running: dict[int, Process], missing: list[Missing]
+    ) -> Iterable[SourceAssignment]:
+        unknown: list[str] = []
+        first = job_assignments.first_slurm_processes(self._slurm_jobs, self._processes)
+        self._finder.know_slurm(first)
+        by_kubelet = list(job_assignments.assignments_from_kubelet(self._given(), devices, self._finder, unknown))
+        yield from job_assignments.assignments_from_processes(devices, running, by_kubelet, self._finder)
+        yield from job_assignments.assignments_from_slurm(self._slurm_jobs, first, devices, self._finder, unknown)
+        yield from by_kubelet
+        if self._settings.hpc_job_folder:
+            folder = self._settings.hpc_job_folder.strip("/")
+            told, ambiguous = read_hpc_job_files(self._files, folder, devices)
+            yield from job_assignments.assignments_from_job_files(told, self._slurm_jobs, self._finder)
+            unknown += [f"file /{folder}/{name}" for name in ambiguous]
+        yield from job_assignments.assignments_from_dcgm_exporter(devices, self._finder)
+        if unknown and devices:
+            more = f" and {len(unknown) - _MOST_TOLD} more" if len(unknown) > _MOST_TOLD else ""
+            detail = f"no GPU or MIG instance is known by these names alone: {', '.join(unknown[:_MOST_TOLD])}{more}"
+            missing.append(Missing(GPU + "job_info", (), MissingReason.UNREADABLE, detail))
+
+    def _want(self, told: Sequence[Assignment], running: Iterable[Process]) -> None:
+        """Say of which jobs more would be good to know."""
+        if self._pods is not None:
+            names = [tuple(one.job.id.split("/")) for one in told if one.job.kind is JobKind.KUBERNETES]
+            uids = {uid for process in running if (uid := pod_uid_of(process))}
+            self._pods.want([(name[0], name[1]) for name in names if len(name) == 2], uids)
+        if self._slurm is not None:
+            jobs = {one.job.id: one.job for one in told if one.job.kind is JobKind.SLURM}
+            known = {job_id for job_id in jobs if self._slurm.names(job_id) is not None}
+            self._slurm.want(known | {job_id for job_id, job in jobs.items() if not job.name or not job.account})
+
+
+MOST_ASSIGNMENTS = 512
+"""16 GPUs of 7 instances with 4 jobs each are 448."""
+_MOST_STEPS = 8
+
+
+def with_bounded_labels(job: Job) -> Job:
+    """The job with texts that can be labels: printable, and not endless."""
+    facts = {one.name: label_text(getattr(job, one.name)) for one in fields(Job) if one.name not in ("kind", "id")}
+    return Job(job.kind, label_text(job.id, LONGEST_ID), **facts)
+
+
+def job_readings(
+    assignments: Sequence[Assignment],
+    jobs: Iterable[Job],
+    devices: Iterable[Device],
+    ledger: UseLedger,
+    time_ns: int,
+) -> list[Reading]:
+    """All of it.
+
+    Args:
+        assignments: with bounded jobs, at most `MOST_ASSIGNMENTS`.
+        jobs: all of which there is time to tell: who joins the two finds those that ended, too.
+        devices: of the machine.
+        ledger: of their time.
+        time_ns: now, ns since the epoch.
+    """
+    by_labels = {device.labels: device for device in devices}
+    found: list[Reading] = []
+
+    def add(metric: str, value: float, labels: Labels) -> None:
+        found.append(Reading(metric, value, tuple(sorted(labels)), time_ns))
+
+    for job in jobs:
+        add(JOB + "info", 1.0, (*job_labels(job), *job_facts(job)))
+    for one in assignments:
+        key = (*one.device, *job_labels(one.job))
+        how = labels_of(share=one.share, source="+".join(one.sources))
+        steps = "+".join(map(label_text, one.steps[:_MOST_STEPS]))
+        how += labels_of(step=steps) if steps else ()
+        add(GPU + "job_info", 1.0, (*key, *how))
+        for pid in one.pids:
+            add(JOB + "process_info", 1.0, (*key, ("pid", str(pid))))
+        device = by_labels.get(one.device)
+        if device is not None:
+            for metric, value in _use_of(one, device).items():
+                add(metric, value, key)
+    for labels, state in ledger.states().items():
+        add(GPU + "use_state", 1.0, with_labels(labels, state=state))
+    for (labels, state), seconds in ledger.device_seconds().items():
+        add(GPU + "use_seconds_total", seconds, with_labels(labels, state=state))
+    for ((kind, job_id), profile, state), seconds in ledger.job_seconds().items():
+        further = labels_of(mig_profile=profile, state=state) if profile else labels_of(state=state)
+        add(JOB + "gpu_seconds_total", seconds, (*job_labels(Job(kind, job_id)), *further))
+    return found
+
+
+def _use_of(one: Assignment, device: Device) -> Mapping[str, float]:
+    """What a job's own processes use of a device. What is the whole device's stays there: it would count twice."""
+    held = [device.holders[pid] for pid in one.pids if pid in device.holders]
+    values = {}
+    memory = [holder.memory_bytes for holder in held if holder.memory_bytes is not None]
+    if held and len(memory) == len(held):
+        values[JOB + "gpu_memory_bytes"] = float(sum(memory))
+    if held and any(holder.sm_ratio is not None for holder in device.holders.values()):  # none of those that rest
+        values[JOB + "sm_utilization_ratio"] = min(1.0, sum(holder.sm_ratio or 0.0 for holder in held))
+    return values
+
+
+JOBS = "jobs"
+"""The source of who uses which GPU."""
+_JOBS_SECONDS, _OTHERS_SECONDS = 5.0, 10.0
+
+
+def job_sources(
+    gpu_states: Callable[[], Sequence[SourceState]],
+    settings: JobSettings,
+    *,
+    interval: float = _JOBS_SECONDS,
+    environment: Mapping[str, str] | None = None,
+) -> list[ScheduledSource]:
+    """The sources, to be started by whoever takes them.
+
+    Args:
+        gpu_states: the sources that read GPUs, in the order of their trust.
+        settings: of the operator.
+        interval: between two looks at who has which GPU, seconds.
+        environment: variables that tell a pod of its cluster; the process's own where none are given.
+    """
+    environment = os.environ if environment is None else environment
+    found: list[ScheduledSource] = []
+    given: Callable[[], Sequence[PodDevice]] = tuple
+    pods: PodDirectory | None = None
+    slurm: SlurmNamesCollector | None = None
+    if Path(settings.kubelet_socket).parent.is_dir():
+        from stepscope.collectors.jobs.kubernetes.kubelet import KubeletCollector  # takes memory that few need
+
+        kubelet = KubeletCollector(settings.kubelet_socket)
+        given = kubelet.given_now
+        found.append(ScheduledSource("kubelet", kubelet, interval=_OTHERS_SECONDS))
+    server = ApiServer.of_pod(environment)
+    if server is not None:
+        node = node_name(settings.node, environment)
+        pods = PodDirectory(server, node, settings.naming)
+        found.append(ScheduledSource("kubernetes_api", pods, interval=_OTHERS_SECONDS))
+    names = SlurmNamesCollector()
+    if names.is_possible:
+        slurm = names
+        found.append(ScheduledSource("squeue", slurm, interval=_OTHERS_SECONDS))
+    jobs = JobCollector(gpu_states, settings, given=given, pods=pods, slurm=slurm)
+    return [ScheduledSource(JOBS, jobs, interval=interval), *found]

@@ -1,0 +1,152 @@
+"""Polling of a source: a thread of its own calls its collector, and its last state is always at hand.
+
+A collector that hangs is reported as timed out; nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from stepscope.core.metrics.readings import Collection, Collector, MissingReason
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """One source at one moment.
+
+    Attributes:
+        name: of the source: "nvml", "host".
+        collection: its last; empty before the first.
+        collected_ns: when that ended, ns since the epoch; None before the first.
+        age_seconds: how long ago that was, whatever was done to the clock since; None before the first.
+        seconds: how long that took; None before the first.
+        reason: why it gives nothing now; None while it answers.
+        detail: one line on it.
+        num_collections: those that ended.
+        num_errors: times that it failed, or did not answer in time.
+    """
+
+    name: str
+    collection: Collection = field(default_factory=Collection)
+    collected_ns: int | None = None
+    seconds: float | None = None
+    reason: MissingReason | None = None
+    detail: str = ""
+    num_collections: int = 0
+    num_errors: int = 0
+    age_seconds: float | None = None
+
+    def is_older_than(self, seconds: float) -> bool:
+        """Whether its last collection is so old; one that never was is not."""
+        return self.age_seconds is not None and self.age_seconds >= seconds
+
+
+_log = logging.getLogger(__name__)
+
+DEADLINE_SECONDS = 10.0
+
+
+class ScheduledSource:
+    """Collects again and again; what it said last stays. There is never a second call while one is out.
+
+    A context manager. A collector that hangs cannot be ended: its thread is left behind, and does not keep the process.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        collector: Collector,
+        *,
+        interval: float,
+        deadline: float = DEADLINE_SECONDS,
+        wall_clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """
+        Args:
+            name: of the source.
+            collector: what is asked.
+            interval: from one begin to the next, seconds.
+            deadline: seconds after which it is said not to answer.
+            wall_clock_ns: now, ns since the epoch.
+        """
+        self._collector = collector
+        self._interval = interval
+        self._deadline = deadline
+        self._wall_clock_ns = wall_clock_ns
+        self._state = SourceState(name, reason=MissingReason.NOT_YET, detail="it has not answered yet")
+        self._collected_at: float | None = None
+        self._began: float | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"stepscope-{name}", daemon=True)
+
+    def __enter__(self) -> ScheduledSource:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self, grace: float = 1.0) -> None:
+        """Ask no more; waits at most `grace` seconds for a call that is out."""
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join(grace)
+
+    def state(self) -> SourceState:
+        """How it is; waits for nothing."""
+        began, state, collected_at, now = self._began, self._state, self._collected_at, time.monotonic()
+        if collected_at is not None:
+            state = replace(state, age_seconds=now - collected_at)
+        waited = 0.0 if began is None else now - began
+        if waited <= self._deadline:
+            return state
+        detail = f"it does not answer for {waited:.0f} s"
+        return replace(state, reason=MissingReason.TIMED_OUT, detail=detail, num_errors=state.num_errors + 1)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            begin = self._began = time.monotonic()
+            state = self._collected(begin)
+            if state.num_collections != self._state.num_collections:
+                self._collected_at = time.monotonic()
+            self._state, self._began = state, None
+            self._ended.wait(max(0.0, begin + self._interval - time.monotonic()))
+
+    def _collected(self, begin: float) -> SourceState:
+        state = self._state
+        try:
+            collection = self._collector.collect()
+        except Exception as error:  # the one edge where a collector's own fault ends: it is counted and said
+            if state.reason is not MissingReason.FAILED:
+                _log.exception("%s failed", state.name)
+            detail = f"{type(error).__name__}: {error}"
+            return replace(state, reason=MissingReason.FAILED, detail=detail, num_errors=state.num_errors + 1)
+        seconds = time.monotonic() - begin
+        reason, detail = why_nothing(collection)
+        return SourceState(
+            state.name,
+            collection,
+            self._wall_clock_ns(),
+            seconds,
+            reason,
+            detail,
+            state.num_collections + 1,
+            state.num_errors + (seconds > self._deadline),
+        )
+
+
+def why_nothing(collection: Collection) -> tuple[MissingReason | None, str]:
+    """Why the collector sees nothing at all, and a line on it; None while it sees anything, or nothing is amiss."""
+    of_all = [absent for absent in collection.missing if not absent.labels]
+    if not collection.readings and not collection.findings and of_all:
+        return of_all[0].reason, of_all[0].detail
+    whole = next((absent for absent in of_all if not absent.metric), None)
+    return (whole.reason, whole.detail) if whole else (None, "")

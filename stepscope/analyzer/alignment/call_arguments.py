@@ -1,0 +1,246 @@
+"""Arguments of communication calls: kind, group, size, peer and root, from kernels, operators and spans.
+
+Launch context: torch records no arguments on many communication kernels (before 2023, send/receive, vLLM's own
+all-reduce, coalesced groups); the operator and the backend's annotation around the launch still tell the kind, the
+size and the root.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.alignment.calls import NO_TRANSFER, kind_of_span, kind_of_word
+from stepscope.analyzer.alignment.process_groups import tells_dimension
+from stepscope.analyzer.element_types import bytes_of_dtype
+from stepscope.analyzer.rows import distinct
+from stepscope.trace.columns import NONE, Category, IntColumn, ProcessGroup, Shapes, TraceColumns
+
+_PLACE_OF_ROOT = {"c10d::broadcast_": 2, "c10d::reduce_": 3, "c10d::gather_": 3, "c10d::scatter_": 3}
+"""Which argument of the operator is the root (a rank in the group)."""
+
+_PEER = re.compile(r"^nccl:(send|recv) (\d+)(?:->|<-)(\d+)$")
+"""torch names the annotation of a send `nccl:send 0->3` (ranks in the group)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchContext:
+    """What the open spans tell of a call; None where they do not.
+
+    Attributes:
+        kind: by the innermost communication span.
+        num_bytes: the largest tensor that the communication spans were called with.
+        root: the root of a rooted kind, a rank in the group.
+        peer: whom a send goes to or a receive comes from, a rank in the group.
+        open_spans: names of the spans that say whom the call serves.
+    """
+
+    kind: str | None = None
+    num_bytes: int | None = None
+    root: int | None = None
+    peer: int | None = None
+    open_spans: tuple[str, ...] = ()
+
+
+NOTHING_OPEN = LaunchContext()
+
+
+def launch_contexts(trace: TraceColumns, lanes: IntColumn, moments_ns: npt.NDArray[np.int64]) -> list[LaunchContext]:
+    """The context of each launch, given its thread's lane and its time (NONE where the launch is unknown)."""
+    rows = trace.rows_named(
+        lambda name: kind_of_span(name) is not None or tells_dimension(name), Category.CPU_OP, Category.USER_ANNOTATION
+    )
+    contexts = [NOTHING_OPEN] * len(lanes)
+    for lane in distinct(lanes[lanes != NONE]).tolist():
+        asked = np.flatnonzero((lanes == lane) & (moments_ns != NONE))
+        asked = asked[np.argsort(moments_ns[asked], kind="stable")]
+        spans = rows[trace.lane[rows] == lane]
+        spans = spans[np.lexsort((-trace.end_ns[spans], trace.start_ns[spans]))]
+        moments, ends = moments_ns[asked], trace.end_ns[spans]
+        opened = np.searchsorted(trace.start_ns[spans], moments, side="right").tolist()
+        still_open, before = np.empty(0, np.intp), 0
+        for place, moment, behind in zip(asked.tolist(), moments.tolist(), opened, strict=True):
+            still_open = np.concatenate((still_open, np.arange(before, behind)))
+            still_open, before = still_open[ends[still_open] > moment], behind
+            if len(still_open):
+                contexts[place] = _read(trace, spans[still_open].tolist())
+    return contexts
+
+
+def _read(trace: TraceColumns, open_rows: Sequence[int]) -> LaunchContext:
+    """Args: open_rows: outermost first."""
+    names = [trace.names[int(trace.name[row])] for row in open_rows]
+    kind = root = peer = None
+    sizes = []
+    for row, name in zip(open_rows, names, strict=True):
+        own = kind_of_span(name)
+        if own is None:
+            continue
+        kind = own
+        dims, types, concrete = arguments_of(trace, row)
+        if (size := largest_tensor_bytes(dims, types)) is not None:
+            sizes.append(size)
+        root = _whole(concrete, _PLACE_OF_ROOT.get(name)) if name in _PLACE_OF_ROOT else root
+        peer = peer_of(name, concrete) if kind in ("send", "recv") else peer
+    return LaunchContext(
+        kind, max(sizes, default=None), root, peer, tuple(name for name in names if tells_dimension(name))
+    )
+
+
+def peer_of(name: str, concrete: list[Any]) -> int | None:
+    """The peer of a send's or receive's span: in the annotation's name, else the operator's third argument."""
+    told = _PEER.match(name)
+    return int(told.group(3)) if told else _whole(concrete, 2)
+
+
+def arguments_of(trace: TraceColumns, row: int) -> tuple[list[Any], list[Any], list[Any]]:
+    """A row's dimensions, types and concrete inputs, not to be written; empty where not recorded."""
+    place = int(trace.shapes[row])
+    if place == NONE:
+        return [], [], []
+    return _parsed(trace.shape_table[place])
+
+
+@lru_cache(maxsize=1024)
+def _parsed(shapes: Shapes) -> tuple[list[Any], list[Any], list[Any]]:
+    dims, types, concrete = (_list(t) for t in (shapes.input_dims, shapes.input_types, shapes.concrete_inputs))
+    return dims, types, concrete
+
+
+def largest_tensor_bytes(dims: list[Any], types: list[Any]) -> int | None:
+    """Size of the largest tensor among an operator's inputs whose type is told."""
+    sizes = []
+    for shape, dtype in zip(dims, types, strict=False):
+        size = bytes_of_dtype(dtype)
+        if size is not None and isinstance(shape, list) and shape and all(isinstance(n, int) for n in shape):
+            sizes.append(prod(shape) * size)
+    return max(sizes, default=None)
+
+
+def _whole(values: list[Any], place: int | None) -> int | None:
+    try:
+        return int(values[place]) if place is not None else None
+    except (ValueError, IndexError, TypeError):
+        return None
+
+
+def _list(text: str) -> list[Any]:
+    try:
+        value = json.loads(text) if text else []
+    except ValueError:
+        return []
+    return value if isinstance(value, list) else []
+
+
+_SEND_OR_RECEIVE = re.compile(r"^nccl:(send|recv) \d|^c10d::(send|recv_)$")
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """What an operator, or a kernel's own arguments, say of one call; None where they do not. `peer` is a rank of the
+    job (arguments), `peer_place` a rank in the group (spans), and so is `root`."""
+
+    kind: str
+    group: ProcessGroup | None = None
+    members: tuple[int, ...] | None = None
+    num_bytes: int | None = None
+    peer: int | None = None
+    sequence: int | None = None
+    communicator: int | None = None
+    root: int | None = None
+    peer_place: int | None = None
+
+
+def read_call_arguments(trace: TraceColumns, entry: int, operator: int | None) -> CallArguments:
+    """Args: operator: the entry of the operator that issued it, which alone records the root."""
+    calls = trace.communication
+    kind = kind_of_word(calls.kinds[int(calls.kind[entry])])
+    place = int(calls.group[entry])
+    group = trace.groups[place] if place != NONE else None
+    elements = max(int(calls.in_elements[entry]), int(calls.out_elements[entry]))
+    dtype = int(calls.dtype[entry])
+    size = bytes_of_dtype(calls.dtypes[dtype]) if dtype != NONE else None
+    members = _members(trace, group) if group is not None else None
+    peer = int(calls.destination_rank[entry] if kind == "send" else calls.source_rank[entry])
+    return CallArguments(
+        kind=kind,
+        group=group,
+        members=members,
+        num_bytes=elements * size if size is not None and elements >= 0 else None,
+        peer=_rank_of_peer(_known(peer), members),
+        sequence=_known(int(calls.sequence[entry])),
+        communicator=_known(int(calls.communicator[entry])),
+        root=_known(int(calls.root_rank[operator])) if operator is not None else None,
+    )
+
+
+def _rank_of_peer(number: int | None, members: tuple[int, ...] | None) -> int | None:
+    """torch writes the peer as a rank of the job; a number that is none of the members can only be a place in the
+    group (a profiler of another make)."""
+    if number is None or members is None or number in members or number >= len(members):
+        return number
+    return members[number]
+
+
+def _known(number: int) -> int | None:
+    return None if number == NONE else number
+
+
+def operators_by_id(trace: TraceColumns) -> dict[int, int]:
+    """External id -> entry of the operator that records it: a kernel names its operator by this number."""
+    calls = trace.communication
+    operators = np.flatnonzero(trace.category[calls.row] == Category.CPU_OP)
+    ids = trace.external_id[calls.row[operators]]
+    return {int(i): int(entry) for i, entry in zip(ids, operators, strict=True) if i != NONE}
+
+
+class Issued:
+    """The communication operators of each host thread, handed out in issue order: those that record arguments, else
+    (torch before 2.3) the sends and receives that name their peer."""
+
+    def __init__(self, trace: TraceColumns) -> None:
+        calls = trace.communication
+        is_operator = trace.category[calls.row] == Category.CPU_OP
+        idle = np.array([kind.lower() in NO_TRANSFER for kind in calls.kinds] or [False])
+        entries = np.flatnonzero(is_operator & ~idle[calls.kind])
+        self.by_arguments = len(entries) > 0
+        if self.by_arguments:
+            rows = calls.row[entries]
+            told = [read_call_arguments(trace, int(entry), int(entry)) for entry in entries]
+        else:
+            rows = trace.rows_named(_SEND_OR_RECEIVE.match, Category.CPU_OP, Category.USER_ANNOTATION)
+            told = [_arguments_of_span(trace, row) for row in rows.tolist()]
+        order = np.argsort(trace.start_ns[rows], kind="stable")
+        self._told = [told[place] for place in order.tolist()]
+        self._start = trace.start_ns[rows][order]
+        self._lane: IntColumn = trace.lane[rows][order]
+        self._taken_until: dict[int, int] = {}
+
+    def since_last(self, lane: int, launch_ns: int) -> list[CallArguments]:
+        """Operators that `lane` issued up to `launch_ns` and that no earlier call of this function returned."""
+        after = self._taken_until.get(lane, -1)
+        self._taken_until[lane] = launch_ns
+        low, high = np.searchsorted(self._start, [after, launch_ns], side="right")
+        return [self._told[i] for i in range(low, high) if self._lane[i] == lane]
+
+
+def _arguments_of_span(trace: TraceColumns, row: int) -> CallArguments:
+    name = trace.names[int(trace.name[row])]
+    dims, types, concrete = arguments_of(trace, row)
+    kind = "send" if "send" in name else "recv"
+    return CallArguments(kind, num_bytes=largest_tensor_bytes(dims, types), peer_place=peer_of(name, concrete))
+
+
+def _members(trace: TraceColumns, group: ProcessGroup) -> tuple[int, ...] | None:
+    if group.ranks:
+        return group.ranks
+    listed = (g.ranks for g in trace.header.groups if g.name == group.name)
+    return next((ranks for ranks in listed if ranks), None)

@@ -1,0 +1,225 @@
+"""Normalization of all ranks' views: common step numbers, real machine names, one clock.
+
+Machines: The ends of synchronising collectives tell: on the GPUs of one machine they lie within some 20 us, on two
+machines they stay apart by how far the clocks are. No rival looks: HTA and TraceLens trust the timestamps within a
+job.
+
+Job steps: Calls are matched within steps, so a rank whose numbers no other has would match nothing; by order they are
+the same steps. Rivals that pair iterations by number (HTA) drop such a rank.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from stepscope.analyzer.alignment.arrivals import Arrival, CallColumns
+from stepscope.analyzer.alignment.calls import Call
+from stepscope.analyzer.alignment.clocks import (
+    SAME_CLOCK_NS,
+    Clocks,
+    Pair,
+    PairOffset,
+    islands,
+    offsets_by_ends,
+    solve,
+    weight,
+)
+from stepscope.analyzer.alignment.matching import CallId, Matches
+from stepscope.analyzer.ledger.segments import Segments
+from stepscope.analyzer.rank_view import RankView
+from stepscope.core.documents.evidence import Notice
+from stepscope.trace.columns import IntColumn
+
+
+def on_job_clock(view: RankView, clocks: Clocks) -> RankView:
+    """The view with all its times moved."""
+    rank = view.rank
+    if not clocks.moves(rank):
+        return view
+    segments, window, calls = view.segments, view.window, view.calls
+    edges = clocks.to_job(rank, [window.start_ns, window.end_ns])
+    start = clocks.to_job(rank, [call.start_ns for call in calls]).tolist()
+    end = clocks.to_job(rank, [call.end_ns for call in calls]).tolist()
+    awaited = [None if c.awaited_ns is None else int(clocks.to_job(rank, c.awaited_ns)) for c in calls]
+    batches = view.micro_batches
+    begun = clocks.to_job(rank, [batch.start_ns for batch in batches]).tolist()
+    done = clocks.to_job(rank, [batch.end_ns for batch in batches]).tolist()
+    return replace(
+        view,
+        window=replace(
+            window,
+            start_ns=int(edges[0]),
+            end_ns=int(edges[1]),
+            boundary_ns=clocks.to_job(rank, window.boundary_ns),
+        ),
+        segments=Segments(
+            clocks.to_job(rank, segments.start_ns),
+            clocks.to_job(rank, segments.end_ns),
+            segments.heading,
+            segments.charge,
+        ),
+        calls=[
+            replace(call, start_ns=s, end_ns=e, awaited_ns=a)
+            for call, s, e, a in zip(calls, start, end, awaited, strict=True)
+        ],
+        micro_batches=[replace(batch, start_ns=s, end_ns=e) for batch, s, e in zip(batches, begun, done, strict=True)],
+    )
+
+
+def movable_wait(columns: CallColumns, arrivals: Mapping[CallId, Arrival], clocks: Clocks) -> dict[int, int]:
+    """By rank, how many nanoseconds of exposed communication change between waiting and transfer when the clocks are
+    off by their residual; ranks of which nothing does are absent."""
+    moved: dict[int, int] = {}
+    if not clocks.residual_ns:
+        return moved
+    exposed = columns.exposed_wait + columns.exposed_transfer
+    for call, arrival in arrivals.items():
+        spread = clocks.uncertainty_ns(call.rank, arrival.rank)
+        if spread and clocks.island[call.rank] == clocks.island[arrival.rank]:
+            time = min(int(np.ceil(spread)), int(exposed[columns.first[call.rank] + call.place]))
+            moved[call.rank] = moved.get(call.rank, 0) + time
+    return moved
+
+
+def on_machines(
+    views: Mapping[int, RankView], calls_of_rank: Mapping[int, list[Call]], matches: Matches
+) -> dict[int, RankView]:
+    """The views under their machines' names, with a warning where these differ from the hosts'.
+
+    Not of CPU jobs, the ends of whose collectives say too little, and not without steps: calls counted from the
+    file's start may be matched a call too early all along, which looks like another clock.
+    """
+    if not all(view.on_device and view.facts.step_indices for view in views.values()):
+        return dict(views)
+    hosts = {rank: view.header.host_name for rank, view in views.items()}
+    half_a_step = min(float(np.median(view.window.whole_step_ns)) for view in views.values()) / 2
+    machines = machine_of_rank(calls_of_rank, matches, hosts, half_a_step)
+    return {
+        rank: view if machines[rank] == hosts[rank] else _moved(view, machines[rank]) for rank, view in views.items()
+    }
+
+
+def _moved(view: RankView, machine: str | None) -> RankView:
+    apart = f"ranks of host {view.header.host_name!r} have different clocks: taken for several machines"
+    return replace(
+        view,
+        header=replace(view.header, host_name=machine),
+        notices=[*view.notices, Notice("shared_host_name", apart)],
+    )
+
+
+CERTAIN_FROM = 10.0
+"""A named host counts as several machines when its ranks' ends lie apart by so many times their spread: a straggler
+that leaves late (20 us on the recorded one), or gloo's ranks (66 us with a spread of 44), are no other machine."""
+
+
+def machine_of_rank(
+    calls_of_rank: Mapping[int, list[Call]],
+    matches: Matches,
+    host_of_rank: Mapping[int, str | None],
+    largest_offset_ns: float,
+) -> dict[int, str | None]:
+    """The host of each rank, where ranks of one name with different clocks get names of their own.
+
+    Args:
+        largest_offset_ns: what is further apart is taken for calls matched wrongly (by a whole step), not for clocks.
+    """
+    ranks_of: dict[str, list[int]] = defaultdict(list)
+    for rank, name in host_of_rank.items():
+        if name is not None:
+            ranks_of[name].append(rank)
+    machine = dict(host_of_rank)
+    for name, ranks in ranks_of.items():
+        clusters = _clusters(calls_of_rank, matches, sorted(ranks), largest_offset_ns) if len(ranks) > 1 else []
+        for number, cluster in enumerate(clusters[1:], start=2):
+            machine |= dict.fromkeys(cluster, f"{name} (machine {number})")
+    return machine
+
+
+def _clusters(
+    calls_of_rank: Mapping[int, list[Call]], matches: Matches, ranks: Sequence[int], largest_offset_ns: float
+) -> list[list[int]]:
+    """Ranks with the same clock together, the lowest first; all together unless their ends contradict that."""
+    chosen = set(ranks)
+    own = [{rank: call for rank, call in match.items() if rank in chosen} for match in matches.collectives]
+    names = {rank: f"{rank:09d}" for rank in ranks}
+    pairs = offsets_by_ends(calls_of_rank, replace(matches, collectives=[m for m in own if len(m) > 1]), names, 0)
+    if not any(_contradicts(pair, largest_offset_ns) for pair in pairs.values()):
+        return [list(ranks)]
+    if any(abs(pair.ahead_ns) > largest_offset_ns for pair in pairs.values()):
+        return [list(ranks)]
+    return _alike(ranks, names, pairs)
+
+
+def _contradicts(pair: PairOffset, largest_offset_ns: float) -> bool:
+    return max(SAME_CLOCK_NS, CERTAIN_FROM * pair.residual_ns) < abs(pair.ahead_ns) <= largest_offset_ns
+
+
+def _alike(ranks: Sequence[int], names: Mapping[int, str], pairs: Mapping[Pair, PairOffset]) -> list[list[int]]:
+    island = islands(list(names.values()), pairs)
+    ahead = solve(list(names.values()), island, {pair: (p.ahead_ns, weight(p)) for pair, p in pairs.items()})
+    clusters: list[list[int]] = []
+    before = None
+    for place, value, rank in sorted((island[names[rank]], ahead[names[rank]], rank) for rank in ranks):
+        if before is not None and before[0] == place and value - before[1] <= SAME_CLOCK_NS:
+            clusters[-1].append(rank)
+        else:
+            clusters.append([rank])
+        before = place, value
+    return sorted(sorted(cluster) for cluster in clusters)
+
+
+def with_common_steps(views: Mapping[int, RankView]) -> dict[int, RankView]:
+    """The views with the numbers of the ranks that agree best; a rank that has none of these is numbered by order.
+
+    Only where it marks as many steps and ran mostly at the same time: another stretch of the run is none of theirs.
+    """
+    numbers = {rank: frozenset(view.facts.step_indices) for rank, view in views.items()}
+    if len(set(numbers.values())) == 1:
+        return dict(views)
+    common = max(views, key=lambda rank: (sum(not numbers[rank].isdisjoint(n) for n in numbers.values()), -rank))
+    return {
+        rank: _renumbered(view, views[common]) if _is_numbered_otherwise(view, views[common]) else view
+        for rank, view in views.items()
+    }
+
+
+def _is_numbered_otherwise(view: RankView, common: RankView) -> bool:
+    own, other = view.facts.step_indices, common.facts.step_indices
+    together = min(view.window.end_ns, common.window.end_ns) - max(view.window.start_ns, common.window.start_ns)
+    shorter = min(view.window_ns, common.window_ns)
+    return bool(own) and len(own) == len(other) and set(own).isdisjoint(other) and 2 * together > shorter
+
+
+def _renumbered(view: RankView, common: RankView) -> RankView:
+    number = dict(zip(view.facts.step_indices, common.facts.step_indices, strict=True))
+
+    def of(steps: IntColumn) -> IntColumn:
+        return np.array([number.get(step, step) for step in steps.tolist()], np.int64)
+
+    graph = view.graph
+    if graph is not None:
+        graph = replace(graph, device=replace(graph.device, step=of(graph.device.step)))
+    sums, by_name = view.kernel_sums, view.kernel_sums.steps_by_name
+    first = (view.facts.step_indices[0], common.facts.step_indices[0])
+    by_order = f"rank {view.rank} numbers its steps from {first[0]}, others from {first[1]}: matched by their order"
+    return replace(
+        view,
+        window=replace(view.window, index=of(view.window.index)),
+        calls=[replace(call, step=number.get(call.step, call.step)) for call in view.calls],
+        micro_batches=[replace(batch, step=number.get(batch.step, batch.step)) for batch in view.micro_batches],
+        facts=replace(
+            view.facts,
+            step_indices=common.facts.step_indices,
+            empty_steps=tuple(number.get(step, step) for step in view.facts.empty_steps),
+        ),
+        kernel_sums=replace(
+            sums, steps_by_name=replace(by_name, index=[number.get(step, step) for step in by_name.index])
+        ),
+        graph=graph,
+        notices=[*view.notices, Notice("steps_by_order", by_order)],
+    )

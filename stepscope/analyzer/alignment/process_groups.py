@@ -1,0 +1,263 @@
+"""Process groups: the parallel dimension each serves, and the members where the trace does not name them.
+
+Dimensions: By the group's description (DeviceMesh, torchtitan, Megatron, vLLM name theirs), else by what the
+launching thread had open (FSDP, DDP, functional collectives, context-parallel attention), else by the kind of
+traffic, else by the mesh: where only one dimension has more than one place, all ranks together are its group.
+
+Groupless: Nobody leaves a synchronising collective before everybody has come, so its members' ends coincide. Ranks
+that make the same calls in the same order on a stream are told apart into groups by whether their ends coincide. The
+rivals match such calls by their order in the stream over all ranks, which takes the four tensor-parallel pairs of a
+job for one group of eight; here that is refused, because their ends do not meet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.alignment.calls import P2P_KINDS, SYNCHRONIZING_KINDS, Call
+from stepscope.analyzer.alignment.clocks import SAME_CLOCK_NS
+from stepscope.analyzer.alignment.matching import word_of
+from stepscope.core.documents.analysis import MeshSizes
+from stepscope.trace.columns import ProcessGroup
+
+_OF_DESCRIPTION = (
+    # the particular above the general: an expert's data-parallel group is data parallel
+    ("dp", re.compile(r"expert_data_parallel|data_modulo_expert|dp_mod_ep|(?:^|[_:])(?:efsdp|edp)(?:$|[_:\d])")),
+    ("tp", re.compile(r"expert_tensor_parallel|(?:^|[_:])(?:etp|tp)(?:$|[:\d])|^tensor_model_parallel")),
+    ("ep", re.compile(r"expert_model_parallel|expert_parallel|(?:^|[_:])ep(?:$|[:\d])")),
+    ("dp", re.compile(r"data_parallel|(?:^|[_:])(?:fsdp|ddp|hsdp|dp)(?:$|[_:\d])|dp_shard|dp_replicate|zero_param")),
+    ("cp", re.compile(r"context_parallel|ulysses|sequence_parallel|(?:^|[_:])cp(?:$|[:\d])")),
+    (
+        "pp",
+        re.compile(r"pipeline_model_parallel|pipeline_parallel|(?:^|[_:])pp(?:$|[:\d])|^(?:position_)?embedding_group"),
+    ),
+)
+_GATHERS = frozenset({"all_gather", "reduce_scatter"})
+_NOT_EXCHANGES = frozenset(
+    {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier", "send", "recv", "p2p"}
+)
+_OF_SPAN: tuple[tuple[str, re.Pattern[str], frozenset[str] | None], ...] = (
+    (
+        "cp",
+        re.compile(r"ring_attention|context_parallel|AttnFuncWithCP|_scaled_dot_product_ring|ulysses", re.IGNORECASE),
+        None,
+    ),
+    ("dp", re.compile(r"^FSDP::|torch\.distributed\.ddp|DeepSpeedZeroOptimizer"), _NOT_EXCHANGES),
+    ("dp", re.compile(r"^autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"), _NOT_EXCHANGES),
+    # these hold a whole forward, other dimensions' calls too; their own are gathers of weights, broadcasts of buffers
+    ("dp", re.compile(r"FullyShardedDataParallel"), _GATHERS),
+    ("dp", re.compile(r"DistributedDataParallel"), frozenset({"broadcast"})),
+    ("pp", re.compile(r"^PP:"), frozenset({"send", "recv", "p2p"})),
+    ("tp", re.compile(r"^_c10d_functional::"), _NOT_EXCHANGES),
+    ("tp", re.compile(r"^(?:vllm|sglang)::(?:all_reduce|all_gather|reduce_scatter)"), None),
+)
+"""Spans of the launching thread that tell whom a call of these kinds (None: of any) serves; the innermost decides."""
+
+
+def dimension_of(group: ProcessGroup) -> str | None:
+    """tp, pp, dp, cp or ep from a description such as `mesh_tp` or a name such as `tp:0`; None where neither tells."""
+    for text in (group.description.lower(), group.name.lower()):
+        for dimension, pattern in _OF_DESCRIPTION:
+            if pattern.search(text):
+                return dimension
+    return None
+
+
+def dimension_of_members(groups: Iterable[ProcessGroup]) -> dict[tuple[int, ...], str]:
+    """Members -> dimension, for the groups whose description tells and that have more than one member."""
+    return {
+        group.ranks: dimension
+        for group in groups
+        if group.ranks and len(group.ranks) > 1 and (dimension := dimension_of(group)) is not None
+    }
+
+
+@lru_cache(maxsize=4096)
+def tells_dimension(span_name: str) -> bool:
+    """Whether an open span of this name says whom a call serves."""
+    return any(pattern.search(span_name) for _, pattern, _ in _OF_SPAN)
+
+
+@lru_cache(maxsize=4096)
+def dimension_of_call(group: ProcessGroup | None, open_spans: tuple[str, ...], kind: str) -> str | None:
+    """The dimension that one call serves, or None.
+
+    Args:
+        group: its group, where the trace tells.
+        open_spans: names of the spans that the launching thread had open, outermost first.
+        kind: the call's kind. All-to-alls move experts' tokens (or embedding tables), point-to-point moves a
+            pipeline's activations, unless a span says otherwise.
+    """
+    told = dimension_of(group) if group is not None else None
+    if told is not None:
+        return told
+    for name in reversed(open_spans):
+        for dimension, pattern, kinds in _OF_SPAN:
+            if (kinds is None or kind in kinds) and pattern.search(name):
+                return dimension
+    if kind == "all_to_all":
+        return "ep"
+    return "pp" if kind in P2P_KINDS else None
+
+
+def by_only_dimension(calls: Iterable[Call], mesh: MeshSizes, world_size: int) -> list[Call]:
+    """Calls that nothing tells the dimension of serve the only one that the mesh has, where all ranks take part.
+
+    A mesh whose only size is not that of the job is told in part: there it is not known.
+    """
+    large = [(dimension, size) for dimension, size in asdict(mesh).items() if size is not None and size > 1]
+    if [size for _, size in large] != [world_size]:
+        return list(calls)
+    dimension = large[0][0]
+    return [
+        replace(call, dimension=dimension)
+        if call.dimension is None and call.group is not None and len(call.group) == world_size
+        else call
+        for call in calls
+    ]
+
+
+def sizes_by_traffic(calls: Iterable[Call]) -> dict[str, int]:
+    """Size by dimension: of the largest group that its collectives use; of the longest chain of ranks that pass
+    activations on. Dimensions that nothing crosses are absent."""
+    sizes: dict[str, int] = {}
+    pairs: set[tuple[int, int]] = set()
+    for call in calls:
+        if call.kind in P2P_KINDS:
+            pairs |= {(peer.source, peer.destination) for peer in call.peers if call.dimension == "pp"}
+        elif call.dimension is not None and call.group is not None and len(call.group) > 1:
+            sizes[call.dimension] = max(sizes.get(call.dimension, 1), len(call.group))
+    longest = max((len(chain) for chain in _connected(pairs)), default=0)
+    return sizes | {"pp": longest} if longest > 1 else sizes
+
+
+def _connected(pairs: Iterable[tuple[int, int]]) -> list[set[int]]:
+    chains: list[set[int]] = []
+    for pair in sorted(pairs):
+        met = [chain for chain in chains if not chain.isdisjoint(pair)]
+        chains = [chain for chain in chains if chain.isdisjoint(pair)] + [set(pair).union(*met)]
+    return chains
+
+
+ENOUGH_MEETINGS = 8
+"""Ranks of different hosts belong together only if this many ends stand equally far apart."""
+
+_Sequence = tuple[tuple[int, tuple[tuple[str, int | None], ...]], ...]
+"""By step: what a rank called, in order."""
+
+
+def with_groups(
+    calls_of_rank: Mapping[int, list[Call]], world_size: int, host_of_rank: Mapping[int, str | None]
+) -> dict[int, list[Call]]:
+    """The calls, with the group filled in where the ends tell it.
+
+    Nothing is filled in when a rank's trace is missing: it could be a member.
+
+    Args:
+        calls_of_rank: each rank's calls in issue order, on its own clock.
+        world_size: ranks of the job.
+        host_of_rank: ranks of one named host share a clock.
+    """
+    result = {rank: list(calls) for rank, calls in calls_of_rank.items()}
+    if len(calls_of_rank) < max(world_size, 2):
+        return result
+    for places_of_rank in _by_stream(calls_of_rank):
+        for ranks in _alike(places_of_rank, calls_of_rank):
+            for group in _meeting(ranks, places_of_rank, calls_of_rank, host_of_rank):
+                for rank in group:
+                    for place in places_of_rank[rank]:
+                        result[rank][place] = replace(result[rank][place], group=group)
+    return result
+
+
+def _by_stream(calls_of_rank: Mapping[int, list[Call]]) -> list[dict[int, list[int]]]:
+    """The places of groupless calls by rank, one entry a stream. Streams have the same number on all ranks, or else
+    the same place among a rank's streams."""
+    streams: dict[int, dict[int, list[int]]] = {}
+    for rank, calls in calls_of_rank.items():
+        own: dict[int, list[int]] = defaultdict(list)
+        for place, call in enumerate(calls):
+            if call.group is None and call.kind not in P2P_KINDS:
+                own[-1 if call.stream is None else call.stream].append(place)
+        if own:
+            streams[rank] = own
+    numbers = {tuple(sorted(own)) for own in streams.values()}
+    result: dict[int, dict[int, list[int]]] = defaultdict(dict)
+    for rank, own in streams.items():
+        for ordinal, number in enumerate(sorted(own)):
+            result[number if len(numbers) == 1 else ordinal][rank] = own[number]
+    return list(result.values())
+
+
+def _alike(places_of_rank: Mapping[int, list[int]], calls_of_rank: Mapping[int, list[Call]]) -> list[list[int]]:
+    """Ranks that called the same things in the same order in every step."""
+    alike: dict[_Sequence, list[int]] = defaultdict(list)
+    for rank, places in places_of_rank.items():
+        by_step: dict[int, list[tuple[str, int | None]]] = defaultdict(list)
+        for place in places:
+            call = calls_of_rank[rank][place]
+            if call.step >= 0:
+                by_step[call.step].append(word_of(call))
+        if by_step:
+            alike[tuple((step, tuple(words)) for step, words in sorted(by_step.items()))].append(rank)
+    return [ranks for ranks in alike.values() if len(ranks) > 1]
+
+
+def _meeting(
+    ranks: Sequence[int],
+    places_of_rank: Mapping[int, list[int]],
+    calls_of_rank: Mapping[int, list[Call]],
+    host_of_rank: Mapping[int, str | None],
+) -> list[tuple[int, ...]]:
+    """The groups of at least two ranks whose ends coincide."""
+    ends = {
+        rank: np.array(
+            [
+                call.end_ns
+                for call in (calls_of_rank[rank][place] for place in places_of_rank[rank])
+                if call.step >= 0 and call.kind in SYNCHRONIZING_KINDS
+            ],
+            np.int64,
+        )
+        for rank in ranks
+    }
+    groups: list[list[int]] = []
+    leaders = np.empty((len(ranks), len(ends[ranks[0]])), np.int64)  # the ends of each group's first rank
+    for rank in ranks:
+        host = host_of_rank.get(rank)
+        same_host = np.array([host is not None and host == host_of_rank.get(group[0]) for group in groups], np.bool_)
+        fits = np.flatnonzero(_coincide(ends[rank] - leaders[: len(groups)], same_host))
+        if len(fits):
+            groups[fits[0]].append(rank)
+        else:
+            leaders[len(groups)] = ends[rank]
+            groups.append([rank])
+    return [tuple(sorted(group)) for group in groups if len(group) > 1]
+
+
+def _coincide(apart: npt.NDArray[np.int64], same_host: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Whether two ranks leave together: at the same time on one clock, at a steady distance on two.
+
+    Args:
+        apart: how much later a rank left than the others, shape (others, calls).
+        same_host: whether they share a clock for sure, shape (others,).
+    """
+    num_calls = apart.shape[1]
+    if not num_calls:
+        return np.zeros(len(apart), np.bool_)
+    middle = np.median(apart, axis=1)
+    near = np.abs(middle) <= SAME_CLOCK_NS
+    may = near | (~same_host & (num_calls >= ENOUGH_MEETINGS))
+    rest = np.abs(apart[may] - np.where(near, 0.0, middle)[may, None])
+    # nine in ten: an unlucky end (a preempted rank, a lost record) must not tear a group apart
+    place = int(np.ceil(0.9 * (num_calls - 1)))
+    together = np.zeros(len(apart), np.bool_)
+    together[may] = np.partition(rest, place, axis=1)[:, place] <= SAME_CLOCK_NS
+    return together

@@ -1,0 +1,246 @@
+"""Statistics of a difference: estimate, confidence interval and Student's t, one rule for every figure.
+
+Estimate: A run is the unit of replication: steps of one run share their nodes, clocks and neighbours, so a thousand
+of them say little about the next run. With four runs or more the spread between runs is measured from them (Welch's t
+on the runs' figures). With fewer it cannot be: a spread is assumed and said, beside the noise within each run.
+
+Noise within a run comes from the medians (or means) of its consecutive blocks of steps, not from single steps: these
+are correlated, and counting them as independent would make the interval several times too narrow. Where a run has so
+few steps that a block is one or two of them, their correlation is allowed for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.core.documents.comparison import Change, Difference
+
+_LARGEST_T = 1e6
+_AS_GOOD_AS_INFINITE = 1e6
+"""Degrees of freedom from which the normal distribution is taken: t differs from it by less than 2e-6 of itself, and
+the beta function's logarithms, differences of large numbers, lose more than that from some 1e8 on."""
+_MAX_TERMS = 300
+_TINY = 1e-300
+_EPSILON = 1e-14
+
+
+def probability_within(t: float, freedom: float) -> float:
+    """P(|T| < t) of Student's distribution; the normal one for a freedom above 1e6."""
+    if freedom > _AS_GOOD_AS_INFINITE:
+        return math.erf(t / math.sqrt(2))
+    return 1.0 - _regularised_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
+
+
+@lru_cache(maxsize=4096)
+def two_sided_t(level: float, freedom: float) -> float:
+    """The t with P(|T| > t) = level, to 1e-9 relative; at most 1e6.
+
+    Args:
+        level: 0 < level < 1.
+        freedom: degrees of freedom, > 0, may be infinite.
+    """
+    low, high = 0.0, _LARGEST_T
+    while high - low > 1e-9 * max(high, 1e-9):
+        middle = (low + high) / 2
+        if 1.0 - probability_within(middle, freedom) > level:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _regularised_beta(x: float, a: float, b: float) -> float:
+    """I_x(a, b), by the continued fraction of Abramowitz and Stegun 26.5.8."""
+    if x <= 0.0 or x >= 1.0:
+        return min(max(x, 0.0), 1.0)
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    if x < (a + 1) / (a + b + 2):
+        return front * _fraction(x, a, b) / a
+    return 1.0 - front * _fraction(1.0 - x, b, a) / b
+
+
+def _fraction(x: float, a: float, b: float) -> float:
+    """The continued fraction, evaluated by Lentz's method."""
+    c, d = 1.0, 1.0 / _away_from_zero(1.0 - (a + b) * x / (a + 1))
+    value = d
+    for m in range(1, _MAX_TERMS):
+        for term in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1.0 / _away_from_zero(1.0 + term * d)
+            c = _away_from_zero(1.0 + term / c)
+            value *= d * c
+        if abs(d * c - 1.0) < _EPSILON:
+            break
+    return value
+
+
+def _away_from_zero(value: float) -> float:
+    return value if abs(value) > _TINY else _TINY
+
+
+LEVEL = 0.05
+"""Of the comparisons in which nothing changed, this share may say that something did."""
+
+MIN_EFFECT = 0.01
+"""A smaller share of the step is never called a change, however sure it is: nobody acts on it."""
+
+MIN_RUNS_TO_MEASURE = 4
+"""Runs of both sides together from which the spread between runs is measured: two degrees of freedom are left."""
+
+NUM_BLOCKS = 10
+"""Blocks of a run's steps; longer ones leave less correlation between them, fewer of them a wider interval."""
+
+NEIGHBOURS_ALIKE = 2.0
+"""A correlation of 1/2 from step to step makes the variance of a mean three times what single steps let expect; the
+excess fades as blocks grow."""
+
+MOST_RUNS_ADVISED = 100
+
+Figures = tuple[Sequence["RunFigure"], Sequence["RunFigure"]]
+"""One figure of each run, side by side."""
+
+Average = Callable[[npt.NDArray[np.float64]], Any]
+"""np.median or np.mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigure:
+    """One figure of one run.
+
+    Attributes:
+        value: the figure.
+        variance: of `value` by the noise within the run.
+        freedom: degrees of freedom of `variance`; 0 where the noise within is not known.
+    """
+
+    value: float
+    variance: float = 0.0
+    freedom: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A difference b - a.
+
+    Attributes:
+        a, b: the sides' figures.
+        error: standard error of b - a.
+        freedom: degrees of freedom of `error`.
+        run_spread: standard deviation of one run's figure between runs, noise within included.
+        is_measured: whether `run_spread` comes from the runs, else it is assumed.
+    """
+
+    a: float
+    b: float
+    error: float
+    freedom: float
+    run_spread: float
+    is_measured: bool
+
+    def half_width(self, level: float = LEVEL) -> float:
+        """Half of the interval with a confidence of 1 - level."""
+        return two_sided_t(level, self.freedom) * self.error if self.error > 0 else 0.0
+
+
+def summarise_steps(steps: Sequence[float], average: Average = np.median) -> RunFigure:
+    """A run's figure and its noise, from its steps in order."""
+    values = np.asarray(steps, dtype=float)
+    blocks = [float(average(block)) for block in np.array_split(values, min(NUM_BLOCKS, len(values)))]
+    variance = float(np.var(blocks, ddof=1)) / len(blocks) if len(blocks) > 1 else 0.0
+    variance *= correlation_of_blocks(len(values))
+    return RunFigure(float(average(values)), variance, float(len(blocks) - 1))
+
+
+def correlation_of_blocks(num_steps: int) -> float:
+    """How many times larger a mean's variance is, as steps are alike, than their blocks let expect."""
+    return 1.0 + NEIGHBOURS_ALIKE * min(NUM_BLOCKS, num_steps) / num_steps
+
+
+def estimate(a: Sequence[RunFigure], b: Sequence[RunFigure], *, assumed_spread: float) -> Estimate:
+    """The difference of two sides.
+
+    Args:
+        a, b: one figure a run, at least one each.
+        assumed_spread: standard deviation between runs, in the figure's unit, where it cannot be measured.
+    """
+    means = [float(np.mean([run.value for run in side])) for side in (a, b)]
+    is_measured = len(a) + len(b) >= MIN_RUNS_TO_MEASURE
+    parts = _measured((a, b)) if is_measured else _assumed((a, b), assumed_spread)
+    variance = sum(part for part, _ in parts)
+    weights = sum(part * part / freedom for part, freedom in parts if part > 0 and freedom > 0)
+    freedom = variance * variance / weights if weights > 0 else math.inf
+    per_run = variance * len(a) * len(b) / (len(a) + len(b))
+    return Estimate(means[0], means[1], math.sqrt(variance), max(freedom, 1.0), math.sqrt(per_run), is_measured)
+
+
+def judge(
+    found: Estimate,
+    *,
+    smallest: float,
+    rose: Change = Change.SLOWER,
+    fell: Change = Change.FASTER,
+    level: float = LEVEL,
+) -> Difference:
+    """What may be said of a difference: a change only if it is significant and at least `smallest`."""
+    change, half = found.b - found.a, found.half_width(level)
+    said = abs(change) > half and abs(change) >= smallest
+    return Difference(
+        a=found.a,
+        b=found.b,
+        change=change,
+        relative=change / found.a if found.a else None,
+        interval=(change - half, change + half),
+        smallest_visible=max(half, smallest),
+        state=(rose if change > 0 else fell) if said else Change.NOT_SEEN,
+    )
+
+
+def needed_runs(found: Estimate, margin: float, *, level: float = LEVEL) -> int | None:
+    """Runs a side with which an interval would be narrower than `margin` at the spread seen; None beyond 100."""
+    for runs in range(2, MOST_RUNS_ADVISED + 1):
+        half = two_sided_t(level, 2 * runs - 2) * found.run_spread * math.sqrt(2 / runs)
+        if half < abs(margin):
+            return runs
+    return None
+
+
+def unknown(a: float | None, b: float | None) -> Difference:
+    """A figure that one side or both do not have."""
+    return Difference(a, b)
+
+
+def _measured(sides: Figures) -> list[tuple[float, float]]:
+    """Variance of each side's mean with its degrees of freedom; a single run borrows the other side's spread."""
+    a, b = sides
+    if min(len(a), len(b)) == 1:
+        several = max(sides, key=len)
+        return [(_spread(several) * (1 / len(a) + 1 / len(b)), len(several) - 1.0)]
+    return [(_spread(side) / len(side), len(side) - 1.0) for side in sides]
+
+
+def _spread(side: Sequence[RunFigure]) -> float:
+    """Variance of the runs' figures."""
+    return float(np.var([run.value for run in side], ddof=1))
+
+
+def _assumed(sides: Figures, spread: float) -> list[tuple[float, float]]:
+    """Noise within the runs, and the assumed spread between them.
+
+    The noise of a single step or block is pooled over all runs: where nothing changed it is the same on both sides, and
+    two captured steps a side are too few to tell two noises apart.
+    """
+    runs = [run for side in sides for run in side]
+    freedom = sum(run.freedom for run in runs)
+    pooled = sum(run.freedom * (run.freedom + 1) * run.variance for run in runs) / freedom if freedom else 0.0
+    within = sum(pooled / (run.freedom + 1) / len(side) ** 2 for side in sides for run in side)
+    between = sum(spread * spread / len(side) for side in sides)
+    return [(within, freedom), (between, math.inf)]

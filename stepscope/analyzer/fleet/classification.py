@@ -1,0 +1,320 @@
+"""Classification of a GPU by its window of samples, and of a job by its GPUs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from stepscope.analyzer.fleet.evidence import communicates, divide, hang_evidence, judge_host, throttle_of
+from stepscope.analyzer.fleet.samples import GpuFacts, HostUse, Sample, Window, window_of
+from stepscope.analyzer.fleet.thresholds import LIMITS, Limits
+from stepscope.core.documents.evidence import Evidence
+from stepscope.core.documents.jobs import Counters, FleetClass, TimeShares
+from stepscope.core.text.numbers import counted
+from stepscope.core.text.wording import cause_phrase, reason_words
+from stepscope.core.vocabulary.causes import HEALTHY_CAUSES, Cause, Reason
+
+_TRUST = {Counters.SM: 0.9, Counters.PIPES: 0.7, Counters.POWER: 0.5, Counters.NONE: 0.5}
+"""Confidence at best; benchmarks/fleet_class/accuracy.py tells how often each is right on recorded runs."""
+_NOT_KNOWN = 0.0
+"""Confidence where nothing is claimed: there is no cause to be sure of."""
+_CLEAR = 0.3
+"""A share this much over (or under) what decides is clear; at the threshold half the confidence is left."""
+_STATE_WRITTEN = 1e9
+"""Bytes to the host in one window from which it is a state that is saved, not figures that are logged."""
+_ONE_WAY = 5.0
+_HARDLY = 0.1
+
+Classified = tuple[Cause, tuple[Reason, ...], float, list[Evidence]]
+"""Cause, reasons, confidence, evidence."""
+
+
+def classify(
+    samples: Sequence[Sample], facts: GpuFacts | None = None, host: HostUse | None = None, limits: Limits = LIMITS
+) -> FleetClass:
+    """The class of one GPU over a window.
+
+    Args:
+        samples: in the order of their time, some seconds to minutes of them; 30 to 60 s tell most.
+        facts: of the GPU's kind.
+        host: of its processes, over the same window.
+        limits: thresholds.
+
+    Raises:
+        ValueError: there is no sample.
+    """
+    window = window_of(samples, facts or GpuFacts(), host or HostUse(), limits)
+    shares, counters = divide(window, limits)
+    cause, reasons, confidence, evidence = _classified(window, shares, counters, limits)
+    return FleetClass(
+        cause,
+        reasons,
+        round(confidence, 2),
+        _summary(cause, reasons, shares, evidence),
+        (*evidence, *_doubts(window)),
+        shares,
+        counters,
+        window.samples[0].time_ns,
+        window.samples[-1].time_ns,
+        len(window.samples),
+    )
+
+
+def _classified(window: Window, shares: TimeShares | None, counters: Counters, limits: Limits) -> Classified:
+    if window.is_contradictory:
+        return _unknown(window)
+    hanging = hang_evidence(window, limits)
+    if hanging is not None:
+        return Cause.HANG, (), hanging[0], hanging[1]
+    idle = _idle(window, shares, limits)
+    if idle is not None:
+        return idle
+    throttled = throttle_of(window, limits)
+    if throttled is not None:
+        return Cause.THROTTLED, (throttled[0],), _TRUST[Counters.SM], throttled[1]
+    if shares is None:
+        return _unknown(window)
+    loss = _loss(window, shares, counters, limits)
+    if loss is not None:
+        return loss
+    if shares.computing is None:
+        return _unknown(window)
+    return _healthy(window, shares.computing, counters, limits)
+
+
+def _idle(window: Window, shares: TimeShares | None, limits: Limits) -> Classified | None:
+    """No kernels, no copies, and no power that speaks against it."""
+    draws = window.power is not None and window.power >= limits.high_power
+    held = (Reason.HELD,) if window.is_held else ()
+    if shares is None:
+        return None
+    busy = shares.busy
+    if draws or busy >= limits.idle_busy or shares.copying >= limits.named_loss or _never_rests(window, limits):
+        return None
+    evidence = [Evidence("busy_ratio", busy, "ratio", limits.idle_busy)]
+    if window.power is not None:
+        evidence.append(Evidence("power_of_limit_ratio", window.power, "ratio", limits.high_power))
+    # counters alone may be silent: power or the other source must agree for full confidence
+    sources = (window.mean.engine, window.mean.utilization, window.power)
+    return Cause.IDLE, held, 0.95 if sum(source is not None for source in sources) > 1 else 0.6, evidence
+
+
+def _never_rests(window: Window, limits: Limits) -> bool:
+    """Whether a GPU that a process has runs something all the time, however small: one at rest tells exactly 0."""
+    activity = [sample.engine for sample in window.samples]
+    return bool(window.is_held) and all(busy is not None and busy >= limits.tiny_busy for busy in activity)
+
+
+def _loss(window: Window, shares: TimeShares, counters: Counters, limits: Limits) -> Classified | None:
+    """The largest loss, where it is large enough to be named."""
+    host_side = shares.empty + shares.copying
+    # where waiting is not known, it may be all the time with kernels
+    largest_wait = shares.busy if shares.waiting is None else shares.waiting
+    if shares.waiting is not None and shares.waiting > host_side:
+        if counters is Counters.POWER and _launches_little(shares):
+            small = Evidence("busy_without_power_ratio", shares.waiting, "ratio", limits.named_loss)
+            return Cause.HOST_BOUND, (Reason.TINY_KERNELS,), _TRUST[counters], [small]
+        return _communication(window, shares.waiting, counters, limits)
+    if host_side < max(limits.named_loss, largest_wait):
+        return None
+    # to see that nothing runs takes no power: utilisation tells
+    trust = _trusted(max(_TRUST[counters], _TRUST[Counters.PIPES]), host_side, limits)
+    empty = Evidence("empty_ratio", host_side, "ratio", limits.named_loss)
+    copied = _copied(window, shares, limits)
+    if copied is not None:
+        cause, evidence = copied
+        return cause, (), 0.8 * trust, [empty, evidence]
+    cause, reasons, clues, agreement = judge_host(window, shares.busy, limits)
+    if cause is Cause.INSUFFICIENT_EVIDENCE:
+        return cause, (), _NOT_KNOWN, [empty]
+    return cause, reasons, trust * agreement, [empty, *clues]
+
+
+def _launches_little(shares: TimeShares) -> bool:
+    """Whether what looks like waiting is tiny kernels, which nvidia-smi takes for more than they are: a GPU that waits
+    for peers computes in between, and has hardly a pause."""
+    return (shares.computing or 0.0) < _HARDLY * shares.busy and shares.busy < 1 - _HARDLY / 2
+
+
+def _communication(window: Window, waited: float, counters: Counters, limits: Limits) -> Classified | None:
+    if waited < limits.named_loss:
+        return None
+    waiting = Evidence("waiting_ratio", waited, "ratio", limits.named_loss)
+    if communicates(window, limits) is None:
+        # small kernels look the same: without any figure of a link nobody knows
+        return Cause.INSUFFICIENT_EVIDENCE, (), _NOT_KNOWN, [waiting]
+    evidence = [waiting]
+    for name, value in (
+        ("nvlink_bytes_per_second", window.mean.link_bytes),
+        ("network_bytes_per_second", window.host.network_bytes),
+    ):
+        if value is not None and value >= limits.link_traffic:
+            evidence.append(Evidence(name, value, "bytes_per_second", limits.link_traffic))
+    return Cause.COMMUNICATION, (), _trusted(_TRUST[counters], waited, limits), evidence
+
+
+def _copied(window: Window, shares: TimeShares, limits: Limits) -> tuple[Cause, Evidence] | None:
+    """Whether the time without kernels went into copies: one way to the host it is a state that is saved."""
+    sent, received = window.mean.pcie_transmit, window.mean.pcie_receive
+    if sent is None or received is None:
+        return None
+    written = sent * window.seconds
+    if sent >= limits.copy_bytes and sent >= _ONE_WAY * received and written >= _STATE_WRITTEN:
+        return Cause.CHECKPOINT, Evidence("pcie_transmit_bytes", written, "bytes", _STATE_WRITTEN)
+    if shares.copying >= limits.named_loss and shares.copying >= 0.5 * shares.empty:
+        return Cause.COPY, Evidence("copying_ratio", shares.copying, "ratio", limits.named_loss)
+    return None
+
+
+def _healthy(window: Window, share: float, counters: Counters, limits: Limits) -> Classified:
+    """No loss is large: what bounds the kernels, which computed for this share of the time?"""
+    mean, computing = window.mean, max(share, limits.idle_busy)
+    trust = _trusted(_TRUST[counters], 2 * limits.named_loss - (1 - share), limits)
+    if mean.dram is not None:
+        dram = mean.dram / computing
+        tensor = (mean.tensor or 0.0) / computing
+        vector = (mean.vector or 0.0) / computing
+        evidence = [
+            Evidence("dram_while_computing_ratio", dram, "ratio", limits.memory_dram),
+            Evidence("tensor_while_computing_ratio", tensor, "ratio", limits.tensor_roof),
+        ]
+        if dram >= limits.memory_dram and dram / limits.dram_roof > tensor / limits.tensor_roof:
+            return Cause.MEMORY_BOUND, (), trust, evidence
+        if mean.sm is not None and mean.sm < limits.small_kernels and max(tensor, vector) < limits.small_kernels:
+            small = Evidence("sm_active_ratio", mean.sm, "ratio", limits.small_kernels)
+            return Cause.LATENCY_BOUND, (Reason.TINY_KERNELS,), trust, [small]
+        return Cause.COMPUTE_BOUND, (), trust, evidence
+    if mean.memory_busy is not None and mean.utilization:
+        share = mean.memory_busy / mean.utilization
+        cause = Cause.MEMORY_BOUND if share >= limits.memory_busy else Cause.COMPUTE_BOUND
+        return cause, (), trust, [Evidence("memory_busy_while_busy_ratio", share, "ratio", limits.memory_busy)]
+    return _unknown(window)
+
+
+def _unknown(window: Window) -> Classified:
+    known = [
+        Evidence(name, value, "ratio")
+        for name, value in (("utilization_ratio", window.mean.utilization), ("power_of_limit_ratio", window.power))
+        if value is not None
+    ]
+    return Cause.INSUFFICIENT_EVIDENCE, (), _NOT_KNOWN, known
+
+
+def _doubts(window: Window) -> list[Evidence]:
+    """What was not believed."""
+    doubts = []
+    if window.is_silent:
+        doubts.append(Evidence("profiling_silent", 1.0, ""))
+    if window.is_stuck:
+        doubts.append(Evidence("utilization_stuck", 1.0, ""))
+    if window.is_contradictory:
+        doubts.append(Evidence("profiling_or_utilization_wrong", 1.0, ""))
+    return doubts
+
+
+def _trusted(best: float, share: float, limits: Limits) -> float:
+    """Less than the best where the share is near the threshold."""
+    clear = min(1.0, max(0.0, (share - limits.named_loss) / _CLEAR))
+    return best * (0.5 + 0.5 * clear)
+
+
+def _summary(cause: Cause, reasons: Sequence[Reason], shares: TimeShares | None, evidence: Sequence[Evidence]) -> str:
+    words = f"{cause_phrase(cause)} ({', '.join(map(reason_words, reasons))})" if reasons else cause_phrase(cause)
+    if shares is None or cause in (Cause.IDLE, Cause.INSUFFICIENT_EVIDENCE):
+        numbers = ", ".join(f"{one.metric} {one.value:.3g}" for one in evidence)
+        return f"{words}: {numbers}" if numbers else words
+    parts = [("copying", shares.copying), ("empty", shares.empty)]
+    if shares.computing is None or shares.waiting is None:
+        parts.insert(0, ("busy", shares.busy))
+    else:
+        parts[:0] = [("computing", shares.computing), ("waiting", shares.waiting)]
+    told = ", ".join(f"{share:.0%} {name}" for name, share in parts if share >= 0.01)
+    return f"{words}: {told}"
+
+
+_FAR_LESS = 1 / 3
+"""Of the longest wait: whoever waits for less than this share of it is not waiting for the same."""
+_WAITED_FOR = {Cause.IDLE: Cause.HOST_BOUND} | dict.fromkeys(HEALTHY_CAUSES, Cause.STRAGGLER)
+"""What is wrong with a GPU that others wait for, where by itself it would be well."""
+_OFTEN = 0.5
+_STILL = (Cause.HANG, Cause.IDLE, Cause.INSUFFICIENT_EVIDENCE)
+_WORST_FIRST = (Counters.NONE, Counters.POWER, Counters.PIPES, Counters.SM)
+
+
+def class_of_job(classes: Sequence[FleetClass]) -> FleetClass:
+    """The class of a job from those of its GPUs, in the order of the job's GPUs; evidence names them by that order.
+
+    GPUs in a collective wait for the last to come. So where some wait and others hardly do, the job's cause is that of
+    the others, and `straggler` where they compute. Where all wait, it is the communication itself, or a GPU of another
+    node. A hang is the job's when no GPU of it works: one that saves its state for minutes is only waited for.
+
+    Raises:
+        ValueError: there is no GPU.
+    """
+    if not classes:
+        raise ValueError("a job without GPUs has no class")
+    hanging = [at for at, one in enumerate(classes) if one.cause is Cause.HANG]
+    working = [at for at, one in enumerate(classes) if one.cause not in _STILL]
+    if hanging and not working:
+        return _joined(classes, Cause.HANG, hanging, ())
+    waits = [one.shares.waiting for one in classes if one.shares is not None and one.shares.waiting is not None]
+    if len(waits) == len(classes) and max(waits) >= LIMITS.named_loss:
+        last = [at for at, wait in enumerate(waits) if wait <= _FAR_LESS * max(waits)]
+        longest = Evidence("waiting_ratio", max(waits), "ratio", LIMITS.named_loss, [waits.index(max(waits))])
+        if not last:
+            return _joined(classes, Cause.COMMUNICATION, range(len(classes)), (longest,))
+        cause = _most([classes[at].cause for at in last])
+        return _joined(classes, _WAITED_FOR.get(cause, cause), last, (longest,))
+    cause = _most([one.cause for one in classes])
+    return _joined(classes, cause, [at for at, one in enumerate(classes) if one.cause is cause], ())
+
+
+def _most(causes: Sequence[Cause]) -> Cause:
+    return Counter(causes).most_common(1)[0][0]
+
+
+def _joined(
+    classes: Sequence[FleetClass], cause: Cause, which: Sequence[int], evidence: tuple[Evidence, ...]
+) -> FleetClass:
+    """The class that some of the GPUs stand for."""
+    standing = [classes[at] for at in which]
+    agreeing = [one for one in standing if one.cause is cause] or standing
+    reasons: tuple[Reason, ...] = tuple(dict.fromkeys(reason for one in agreeing for reason in one.reasons))
+    shares = _shares(classes)
+    where = (
+        f"GPU {', '.join(map(str, which))} of {len(classes)}"
+        if len(which) < len(classes)
+        else counted(len(classes), "GPU")
+    )
+    return FleetClass(
+        cause,
+        () if cause is Cause.STRAGGLER else reasons,
+        round(_mean([one.confidence for one in agreeing]) * (1.0 if len(standing) > _OFTEN * len(classes) else 0.8), 2),
+        f"{cause_phrase(cause)}: {where}",
+        (Evidence("gpus", len(which), "", None, list(which)), *evidence, *agreeing[0].evidence),
+        shares,
+        min((one.counters for one in classes), key=_WORST_FIRST.index),
+        min(one.begin_ns for one in classes),
+        max(one.end_ns for one in classes),
+        sum(one.num_samples for one in classes),
+    )
+
+
+def _shares(classes: Sequence[FleetClass]) -> TimeShares | None:
+    """Averages; None where one GPU's are not known."""
+    known = [one.shares for one in classes if one.shares is not None]
+    if len(known) < len(classes):
+        return None
+    computing = [share.computing for share in known if share.computing is not None]
+    waiting = [share.waiting for share in known if share.waiting is not None]
+    whole = len(computing) == len(waiting) == len(classes)
+    return TimeShares(
+        _mean(computing) if whole else None,
+        _mean(waiting) if whole else None,
+        _mean([share.copying for share in known]),
+        _mean([share.empty for share in known]),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,295 @@
+"""Evidence for a GPU's class: shares of its time, throttling, hanging, a host that is late.
+
+Shares: A communication kernel holds its few SMs and polls until its peers come; whatever computes fills most SMs. So
+engine activity says how long any kernel ran, and SM activity how much of that was the filling kind. Where SM activity
+is not known, tensor, memory and power stand for it: a kernel that polls uses none of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepscope.analyzer.fleet.samples import Sample, Window, share_of
+from stepscope.analyzer.fleet.thresholds import Limits
+from stepscope.core.documents.evidence import Evidence
+from stepscope.core.documents.jobs import Counters, TimeShares
+from stepscope.core.vocabulary.causes import Cause, Reason
+
+FULL = 0.9
+"""Engine activity of a sample in which kernels ran all the time."""
+_MOSTLY_EMPTY = 0.5
+_SPINS = 0.1
+"""Share of samples that only polled, from which a GPU communicates, whatever its links say."""
+_BOTH_WAYS = 4.0
+"""Traffic over PCIe is a peer's when neither direction is more than this many times the other."""
+
+
+def divide(window: Window, limits: Limits) -> tuple[TimeShares | None, Counters]:
+    """The shares, and by what computing was told from waiting; None where nothing says whether kernels ran."""
+    busy = window.busy
+    if busy is None or window.is_contradictory:
+        return None, Counters.NONE
+    busy = min(1.0, busy)
+    copying = min(1.0 - busy, _copying(window, limits))
+    empty = max(0.0, 1.0 - busy - copying)
+    filled, counters = _filled(window, busy, limits)
+    if filled is None:
+        return TimeShares(None, None, copying, empty), counters
+    computing = busy if communicates(window, limits) is False else min(busy, filled)
+    return TimeShares(computing, busy - computing, copying, empty), counters
+
+
+def _filled(window: Window, busy: float, limits: Limits) -> tuple[float | None, Counters]:
+    """Share of time in which kernels filled the GPU."""
+    mean = window.mean
+    if mean.sm is not None and mean.engine is not None:
+        spread = limits.compute_density - limits.waiting_density
+        return max(0.0, (mean.sm - limits.waiting_density * busy) / spread), Counters.SM
+    by_power = filled_by_power(window, busy, limits)
+    if mean.tensor is not None and mean.dram is not None:
+        by_pipes = max(mean.tensor / limits.compute_tensor, mean.dram / limits.compute_dram)
+        return max(by_pipes, by_power or 0.0, mean.sm or 0.0), Counters.PIPES
+    if by_power is not None:
+        return by_power, Counters.POWER
+    return None, Counters.NONE
+
+
+def filled_by_power(window: Window, busy: float, limits: Limits) -> float | None:
+    """The same by power; None where that is not known, or the window is too short to have a power of its own."""
+    if window.dynamic_power is None or window.seconds < limits.power_seconds:
+        return None
+    return max(0.0, window.dynamic_power - limits.waiting_power * busy) / (limits.compute_power - limits.waiting_power)
+
+
+def spins(sample: Sample, limits: Limits) -> bool:
+    """Whether a sample saw nothing but kernels that poll. Unknown counters are no sign of it."""
+    if sample.engine is None or sample.tensor is None or sample.dram is None:
+        return False
+    return sample.engine >= FULL and sample.tensor <= limits.spin_activity and sample.dram <= limits.spin_activity
+
+
+def is_counted(sample: Sample) -> bool:
+    """Whether profiling counters say what ran."""
+    return sample.engine is not None and sample.tensor is not None and sample.dram is not None
+
+
+def communicates(window: Window, limits: Limits) -> bool | None:
+    """Whether the GPU talks to others; None where no link tells."""
+    mean, network = window.mean, window.host.network_bytes
+    if share_of(window.samples, lambda sample: spins(sample, limits)) >= _SPINS:
+        return True
+    told = [rate for rate in (mean.link_bytes, network) if rate is not None]
+    if any(rate >= limits.link_traffic for rate in told):
+        return True
+    if mean.pcie_transmit is None or mean.pcie_receive is None:
+        return None
+    low, high = sorted((mean.pcie_transmit, mean.pcie_receive))
+    if low >= limits.peer_bytes and high <= _BOTH_WAYS * low:
+        return True
+    return False if mean.link_bytes is not None or window.facts.has_links is False else None
+
+
+def _copying(window: Window, limits: Limits) -> float:
+    """Share of time in which the host's link worked and no kernel ran."""
+    return sum(_copies(sample, limits) for sample in window.samples) / len(window.samples)
+
+
+def _copies(sample: Sample, limits: Limits) -> float:
+    busy = sample.busy
+    rate = max(sample.pcie_transmit or 0.0, sample.pcie_receive or 0.0)
+    if busy is None or busy >= _MOSTLY_EMPTY:  # else the bytes may have come beside kernels
+        return 0.0
+    return 1.0 - busy if rate >= limits.copy_bytes * (1.0 - busy) else 0.0
+
+
+_BUSY = 0.5
+_SLOWED = 0.9
+_KINDS = (
+    (Reason.HEAT, frozenset({"hardware_thermal", "software_thermal"})),
+    (Reason.HARDWARE_SLOWDOWN, frozenset({"hardware_slowdown", "hardware_power_brake"})),
+    (Reason.POWER_CAP, frozenset({"software_power_cap"})),
+    (Reason.CLOCK_SETTING, frozenset({"application_clocks", "sync_boost", "display_clocks"})),
+)
+"""The first that holds counts. NVML sets `hardware_slowdown` beside `hardware_thermal`: heat is asked for first."""
+_FAULTS = (Reason.HEAT, Reason.HARDWARE_SLOWDOWN)
+
+
+def throttle_of(window: Window, limits: Limits) -> tuple[Reason, list[Evidence]] | None:
+    """Why it is slowed and the evidence; None where it is not, or that is not known.
+
+    Hardware and thermal reasons count with any loss of clock. A power cap is normal under load (recorded: clocks down
+    to 0.87 of their highest), and a clock that somebody set is a setting: both count where little clock is left.
+    """
+    busy, clock, highest = window.busy, window.mean.clock_hertz, window.facts.clock_max_hertz
+    told = [sample.throttle_reasons for sample in window.samples if sample.throttle_reasons is not None]
+    if busy is None or busy < _BUSY or not told:
+        return None
+    ratio = clock / highest if clock is not None and highest else None
+    for reason, names in _KINDS:
+        share = sum(not names.isdisjoint(reasons) for reasons in told) / len(told)
+        is_fault = reason in _FAULTS
+        least = _SLOWED if is_fault else limits.clock_low
+        if share < limits.throttle_share or (ratio is None and not is_fault) or (ratio is not None and ratio > least):
+            continue
+        evidence = [Evidence(f"throttled_by_{reason}_ratio", share, "ratio", limits.throttle_share)]
+        if ratio is not None:
+            evidence.append(Evidence("clock_of_highest_ratio", ratio, "ratio", least))
+        return reason, evidence
+    return None
+
+
+_ALWAYS = 0.99
+_MOSTLY_COUNTED = 0.9
+"""Share of samples with profiling counters that makes a window counted: the first of an agent has none."""
+_LONG = 5
+"""Times the least, after which there is no doubt."""
+
+
+def hang_evidence(window: Window, limits: Limits) -> tuple[float, list[Evidence]] | None:
+    """Confidence and evidence; None where it does not hang or nobody can tell.
+
+    A collective whose peers never come keeps its kernel on the GPU. All that is known must agree: kernels all the time,
+    power low and flat, no bytes over links, network or both ways over PCIe, no tensor or memory activity where that is
+    counted.
+    """
+    if window.seconds < limits.hang_seconds or window.is_held is False:
+        return None
+    if not all(spins(one, limits) if is_counted(one) else _may_spin(one, limits) for one in window.samples):
+        return None
+    if _moves_bytes(window, limits):
+        return None
+    counted = share_of(window.samples, is_counted) >= _MOSTLY_COUNTED
+    powers = [sample.power_watts for sample in window.samples if sample.power_watts is not None]
+    limit = window.facts.power_limit_watts
+    if not limit or not powers or window.power is None or window.power >= limits.high_power:
+        return None
+    spread = (max(powers) - min(powers)) / limit
+    if spread > limits.hang_spread:
+        return None
+    evidence = [
+        Evidence("busy_ratio", window.busy or 0.0, "ratio", FULL if counted else _ALWAYS),
+        Evidence("power_of_limit_ratio", window.power, "ratio", limits.high_power),
+        Evidence("power_spread_of_limit_ratio", spread, "ratio", limits.hang_spread),
+        Evidence("seconds", window.seconds, "seconds", limits.hang_seconds),
+    ]
+    if counted:
+        evidence.append(Evidence("tensor_active_ratio", window.mean.tensor or 0.0, "ratio", limits.spin_activity))
+    evidence += [
+        Evidence(name, rate, "bytes_per_second", limit)
+        for name, rate, limit in _moved(window, limits)
+        if rate is not None
+    ]
+    lasting = min(1.0, window.seconds / (_LONG * limits.hang_seconds))
+    return (0.9 if counted else 0.6) * (0.4 + 0.6 * lasting), evidence
+
+
+def _moves_bytes(window: Window, limits: Limits) -> bool:
+    """Whether what is waited for is on its way: all-reduces over a slow network take minutes."""
+    return any(rate is not None and rate >= limit for _, rate, limit in _moved(window, limits))
+
+
+def _moved(window: Window, limits: Limits) -> list[tuple[str, float | None, float]]:
+    """Name, bytes/s and how many of them are no hang, of each way to peers."""
+    mean = window.mean
+    both_ways = None
+    if mean.pcie_transmit is not None and mean.pcie_receive is not None:
+        both_ways = min(mean.pcie_transmit, mean.pcie_receive)
+    return [
+        ("nvlink_bytes_per_second", mean.link_bytes, limits.link_traffic),
+        ("pcie_both_ways_bytes_per_second", both_ways, limits.hang_bytes),
+        ("network_bytes_per_second", window.host.network_bytes, limits.hang_bytes),
+    ]
+
+
+def _may_spin(sample: Sample, limits: Limits) -> bool:
+    """Whether kernels ran all the time, and nothing that is known says that they did any work."""
+    busy = sample.busy
+    if busy is None or busy < _ALWAYS or (sample.memory_busy or 0.0) > limits.idle_busy:
+        return False
+    return max(sample.tensor or 0.0, sample.dram or 0.0) <= limits.spin_activity
+
+
+_STOPPED = 0.1
+_DISK_WAIT = 0.2
+_ASLEEP, _AWAKE = 0.3, 0.7
+"""Of the time without kernels, CPUs in use by the process: a thread that launches never sleeps, one that waits for a
+batch does."""
+_DENSE = 0.5
+_TOLD_BY_POWER = 0.2
+"""Busy share from which power tells how well kernels fill the GPU: under it a few watts decide."""
+_CERTAIN = 6.0
+"""Twice the weight of clues that leaves nothing to ask for: two strong ones, or a strong and a weak one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Clue:
+    cause: Cause
+    weight: float
+    evidence: Evidence
+    reason: Reason | None = None
+
+
+def judge_host(window: Window, busy: float, limits: Limits) -> tuple[Cause, tuple[Reason, ...], list[Evidence], float]:
+    """Cause, its reasons, what speaks for it, and how sure that is (0.25..1).
+
+    Without any clue, or with as much for as against, the evidence is insufficient.
+    """
+    clues = _clues(window, busy, limits)
+    weights = {cause: sum(clue.weight for clue in clues if clue.cause is cause) for cause in _EITHER}
+    total = sum(weights.values())
+    cause = max(weights, key=lambda either: weights[either])
+    if 2 * weights[cause] == total:
+        return Cause.INSUFFICIENT_EVIDENCE, (), [], 0.0
+    agreement = weights[cause] / total * min(1.0, 0.5 + total / _CERTAIN)
+    speaking = [clue for clue in clues if clue.cause is cause]
+    reasons = tuple(dict.fromkeys(clue.reason for clue in speaking if clue.reason is not None))
+    return cause, reasons, [clue.evidence for clue in speaking], agreement
+
+
+_EITHER = (Cause.DATA_LOADING, Cause.HOST_BOUND)
+
+
+def _clues(window: Window, busy: float, limits: Limits) -> list[_Clue]:
+    host = window.host
+    clues = []
+    if host.stopped_cpus is not None and host.stopped_cpus >= _STOPPED:
+        evidence = Evidence("stopped_cpus", host.stopped_cpus, "", _STOPPED)
+        clues.append(_Clue(Cause.HOST_BOUND, 3.0, evidence, Reason.CPU_LIMITED))
+    if host.data_wait is not None and host.data_wait >= limits.named_loss:
+        evidence = Evidence("data_wait_ratio", host.data_wait, "ratio", limits.named_loss)
+        clues.append(_Clue(Cause.DATA_LOADING, 6.0, evidence, Reason.STARVED))
+    if host.io_wait is not None and host.io_wait >= _DISK_WAIT:
+        evidence = Evidence("io_wait_ratio", host.io_wait, "ratio", _DISK_WAIT)
+        clues.append(_Clue(Cause.DATA_LOADING, 2.0, evidence, Reason.STARVED))
+    if host.cpus is not None and busy < 1:
+        # a thread that waits for the device polls: only what is over that is the host's own work
+        own = max(0.0, host.cpus - busy) / (1 - busy)
+        if own <= _ASLEEP:
+            clues.append(_Clue(Cause.DATA_LOADING, 2.0, Evidence("process_cpus_while_empty", own, "", _ASLEEP)))
+        elif own >= _AWAKE:
+            clues.append(_Clue(Cause.HOST_BOUND, 2.0, Evidence("process_cpus_while_empty", own, "", _AWAKE)))
+    clues += _kernel_clues(window, busy, limits)
+    if window.bursts is not None and window.mean.pcie_transmit is not None:
+        # pauses of whole samples are no slow launches; unless what went to the host is known, they may be checkpoints
+        evidence = Evidence("empty_samples_ratio", window.bursts.empty, "ratio")
+        clues.append(_Clue(Cause.DATA_LOADING, 1.0, evidence, Reason.BURSTY if window.bursts.period_seconds else None))
+    return clues
+
+
+def _kernel_clues(window: Window, busy: float, limits: Limits) -> list[_Clue]:
+    """Large kernels keep the queue full, however slow the host launches; small ones are gone before the next comes."""
+    mean = window.mean
+    if mean.sm is not None and mean.engine:
+        name, density = "sm_per_engine_ratio", mean.sm / mean.engine
+    elif mean.tensor is not None and mean.dram is not None and busy > 0:
+        name = "pipes_per_engine_ratio"
+        density = min(1.0, max(mean.tensor / limits.compute_tensor, mean.dram / limits.compute_dram) / busy)
+    elif busy >= _TOLD_BY_POWER and (filled := filled_by_power(window, busy, limits)) is not None:
+        name, density = "filled_by_power_ratio", filled / busy
+    else:
+        return []
+    if density >= _DENSE:
+        return [_Clue(Cause.DATA_LOADING, 1.0, Evidence(name, density, "ratio", _DENSE))]
+    if density <= limits.small_kernels:
+        return [_Clue(Cause.HOST_BOUND, 1.5, Evidence(name, density, "ratio", limits.small_kernels))]
+    return []

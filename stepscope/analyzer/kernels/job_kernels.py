@@ -1,0 +1,284 @@
+"""Kernels of the job: all ranks' sums joined into tables, findings, advice and reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.kernels.copies import CopySums, is_pageable, takes_host_link
+from stepscope.analyzer.kernels.flags import (
+    ACHIEVED_NS,
+    COUNT,
+    DECIDED,
+    DURATION_NS,
+    FITTED_NS,
+    FLOOR_NS,
+    HEADINGS,
+    INEFFICIENT_BELOW,
+    LIMITERS,
+    LOW_OCCUPANCY,
+    MODELLED_NS,
+    OCCUPIED_NS,
+    OWNED_NS,
+    SHORTEST_CHAIN,
+    TINY_COUNT,
+    TINY_NS,
+    Flag,
+    flagged,
+)
+from stepscope.analyzer.kernels.occupancy import FULL_WAVES, Limiter
+from stepscope.analyzer.kernels.rank_kernels import Example, KernelGroups, RankKernels
+from stepscope.analyzer.roofline.kernel_costs import DecidedBy
+from stepscope.core.documents.analysis import CopyTime, Job, KernelFinding, KernelTime, Roofline, RootCause
+from stepscope.core.documents.evidence import Evidence
+from stepscope.core.text.names import short_kernel_name
+from stepscope.core.text.numbers import counted
+from stepscope.core.vocabulary.categories import CATEGORY_ORDER
+from stepscope.core.vocabulary.causes import Cause, Reason
+
+NUM_GROUPS_SHOWN = 20
+"""Operators, modules and calls in the document, by time."""
+MOST_STEPS_KEPT = 20
+"""Steps of each kernel name in the document: 10 kB for 50 names, and enough for the noise of a comparison."""
+FLAGGED_FROM = 0.5
+"""A group has a finding when it holds for at least this share of its time."""
+
+
+def kernel_table(groups: Iterable[KernelGroups], *, most: int | None = None) -> list[KernelTime]:
+    """Join one kind of groups over all ranks, largest first."""
+    sums: dict[str, npt.NDArray[np.float64]] = {}
+    examples: dict[str, tuple[float, Example]] = {}
+    for part in groups:
+        for key, row, example in zip(part.keys, part.sums, part.examples, strict=True):
+            sums[key] = sums[key] + row if key in sums else row
+            if key not in examples or examples[key][0] < row[OWNED_NS]:
+                examples[key] = float(row[OWNED_NS]), example
+    kept = sorted(sums, key=lambda key: -sums[key][OWNED_NS])[:most]
+    return [_kernel_time(key, sums[key], examples[key][1]) for key in kept]
+
+
+def kernel_tables(ranks: Sequence[RankKernels]) -> dict[str, list[KernelTime]]:
+    """All tables by their field in core.analysis.Roofline."""
+    return {
+        "kernels": _with_steps(kernel_table(rank.by_name for rank in ranks), ranks),
+        "by_operator": kernel_table((rank.by_operator for rank in ranks), most=NUM_GROUPS_SHOWN),
+        "by_module": kernel_table((rank.by_module for rank in ranks), most=NUM_GROUPS_SHOWN),
+        "by_call": kernel_table((rank.by_call for rank in ranks), most=NUM_GROUPS_SHOWN),
+    }
+
+
+def _with_steps(table: list[KernelTime], ranks: Sequence[RankKernels]) -> list[KernelTime]:
+    """Each name's milliseconds in the steps that are whole on every rank, the mean over ranks; a rank that does not
+    keep a name adds nothing to it."""
+    common = set.intersection(*(set(rank.steps_by_name.index) for rank in ranks)) if ranks else set()
+    steps = sorted(common)[:MOST_STEPS_KEPT]
+    time = {row.name: np.zeros(len(steps)) for row in table}
+    for rank in ranks:
+        place = [rank.steps_by_name.index.index(step) for step in steps]
+        for name, owned_ns in zip(rank.by_name.keys, rank.steps_by_name.owned_ns, strict=True):
+            time[name] += owned_ns[place] / (1e6 * len(ranks))
+    return [replace(row, step_ms=[round(float(ms), 6) for ms in time[row.name]]) for row in table]
+
+
+def _kernel_time(key: str, sums: npt.NDArray[np.float64], example: Example) -> KernelTime:
+    """A group's limit is the one that most of its time has."""
+    limiter = Limiter(int(sums[LIMITERS].argmax()))
+    launch = example.launch
+    return KernelTime(
+        name=key,
+        count=int(sums[COUNT]),
+        ms=float(sums[OWNED_NS]) / 1e6,
+        limit=CATEGORY_ORDER[int(sums[HEADINGS].argmax())],
+        decided_by=DecidedBy(int(sums[DECIDED].argmax())).name.lower(),
+        operator=example.operator,
+        module=example.module,
+        shapes=example.shapes,
+        mean_us=_ratio(sums[DURATION_NS], sums[COUNT] * 1e3),
+        roof_share=_ratio(sums[FLOOR_NS], sums[MODELLED_NS]),
+        occupancy=_ratio(sums[OCCUPIED_NS], sums[FITTED_NS]),
+        achieved_occupancy=_ratio(sums[ACHIEVED_NS], sums[FITTED_NS]),
+        limiter=None if limiter is Limiter.UNKNOWN else limiter.name.lower(),
+        grid=list(launch.grid),
+        block=list(launch.block),
+        registers_per_thread=launch.registers_per_thread,
+        shared_memory_bytes=launch.shared_memory_bytes,
+        findings=[flag.name.lower() for flag in Flag if flagged(sums, flag) >= FLAGGED_FROM * sums[OWNED_NS]],
+    )
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return float(part / whole) if whole > 0 else None
+
+
+def copy_table(copies: Iterable[CopySums]) -> list[CopyTime]:
+    """Copies of all ranks by kind, those with most time first."""
+    sums: dict[str, CopySums] = {}
+    for copy in copies:
+        sums[copy.kind] = sums[copy.kind] + copy if copy.kind in sums else copy
+    return [
+        CopyTime(
+            kind=copy.kind,
+            count=copy.count,
+            ms=copy.duration_ns / 1e6,
+            bytes=copy.num_bytes,
+            gbs=_ratio(copy.num_bytes, copy.sized_ns),
+            link_gbs=None if copy.link_bytes_per_second is None else copy.link_bytes_per_second / 1e9,
+        )
+        for copy in sorted(sums.values(), key=lambda copy: -copy.duration_ns)
+    ]
+
+
+SHOWN_FROM = 0.01
+"""Findings under a hundredth of the ranks' windows are not worth a reader's time."""
+MANY_TINY = 0.5
+"""Share of the kernels that are tiny from which their launching, not their work, shapes the step."""
+PAGEABLE_COPIES = "pageable_copies"
+
+_MESSAGES = {
+    Flag.NO_TENSOR_CORES: "matrix kernels that multiply on the plain units of a GPU that has tensor cores",
+    Flag.UNALIGNED: "tensor-core kernels that load one or two elements at a time, as their operands are not aligned",
+    Flag.SMALL_GRID: "kernels with fewer blocks than the GPU has multiprocessors, far from their roof",
+    Flag.TAIL_WAVE: f"kernels whose last wave leaves more than {1 - FULL_WAVES:.0%} of the GPU's places empty",
+    Flag.LOW_OCCUPANCY: f"kernels whose registers or shared memory leave room for under {LOW_OCCUPANCY:.0%} of warps",
+    Flag.INEFFICIENT_KERNELS: f"kernels that reach under {INEFFICIENT_BELOW:.0%} of what the GPU allows them",
+    Flag.UNFUSED: f"element-wise kernels, {SHORTEST_CHAIN} or more in a row, each reading and writing memory anew",
+    Flag.TINY_KERNELS: f"kernels under {TINY_NS / 1e3:.0f} us, which cost about as much to launch as to run",
+}
+_ADVICE = {
+    Flag.NO_TENSOR_CORES: (
+        "float32: torch.set_float32_matmul_precision('high') (TF32, from Ampere on) or autocast to a 16-bit type; "
+        "16-bit: make the dimensions multiples of 8"
+    ),
+    Flag.UNALIGNED: "pad dimensions (vocabulary, hidden, channels) to multiples of 8 for 16-bit types, of 4 for TF32",
+    Flag.SMALL_GRID: "larger batches, or run independent work beside it on another stream",
+    Flag.TAIL_WAVE: "sizes that make the number of tiles a multiple of the number of multiprocessors",
+    Flag.LOW_OCCUPANCY: "own kernels: fewer registers (__launch_bounds__, num_warps) or smaller tiles",
+    Flag.INEFFICIENT_KERNELS: "look at the shapes in the kernels table: odd sizes, transposed layouts, older kernels",
+    Flag.UNFUSED: "torch.compile for chains in the model; foreach or fused=True for the optimizer",
+    Flag.TINY_KERNELS: "CUDA graphs (torch.compile mode='reduce-overhead'), fusion, or larger batches",
+}
+
+
+def kernel_findings(
+    total: npt.NDArray[np.float64], kernels: Sequence[KernelTime], copies: Sequence[CopyTime], window_ms: float
+) -> list[KernelFinding]:
+    """Judge a job's kernels and copies.
+
+    Args:
+        total: sums over all ranks, shape (sums.SIZE,).
+        kernels: by name.
+        copies: by kind.
+        window_ms: all ranks' windows together.
+    """
+    found = [_of_flag(flag, total, kernels, window_ms) for flag in Flag if _is_worth_saying(flag, total, window_ms)]
+    pageable = [copy for copy in copies if is_pageable(copy.kind)]
+    time = sum(copy.ms for copy in pageable)
+    if window_ms and time >= SHOWN_FROM * window_ms:
+        found.append(_of_copies(pageable, time, window_ms))
+    return sorted(found, key=lambda finding: -finding.fraction)
+
+
+def _is_worth_saying(flag: Flag, total: npt.NDArray[np.float64], window_ms: float) -> bool:
+    if not window_ms or flagged(total, flag) / 1e6 < SHOWN_FROM * window_ms:
+        return False
+    return flag is not Flag.TINY_KERNELS or (tiny_share(total) or 0.0) >= MANY_TINY
+
+
+def tiny_share(total: npt.NDArray[np.float64]) -> float | None:
+    """Share of the kernels that are tiny, by number; None without kernels."""
+    return float(total[TINY_COUNT] / total[COUNT]) if total[COUNT] else None
+
+
+def _of_flag(
+    flag: Flag, total: npt.NDArray[np.float64], kernels: Sequence[KernelTime], window_ms: float
+) -> KernelFinding:
+    time = flagged(total, flag) / 1e6
+    message = f"{time * 1e6 / total[OWNED_NS]:.0%} of kernel time is in {_MESSAGES[flag]}"
+    if flag is Flag.TINY_KERNELS:
+        message = f"{tiny_share(total):.0%} of the kernels, and {message[0].lower()}{message[1:]}"
+    worst = next((kernel for kernel in kernels if flag.name.lower() in kernel.findings), None)
+    if worst is not None:
+        where = f" ({worst.operator})" if worst.operator else ""
+        message += f"; the largest is {short_kernel_name(worst.name)}{where}"
+    return KernelFinding(flag.name.lower(), time / window_ms, time, message, _ADVICE[flag])
+
+
+def _of_copies(pageable: Sequence[CopyTime], time: float, window_ms: float) -> KernelFinding:
+    num_bytes = sum(copy.bytes for copy in pageable)
+    rate = f"{num_bytes / time / 1e6:.1f} GB/s"
+    link = next((copy.link_gbs for copy in pageable if copy.link_gbs is not None), None)
+    against = "" if link is None else f" of the {link:.0f} GB/s that the link carries"
+    message = (
+        f"{counted(sum(copy.count for copy in pageable), 'copy')} from or to pageable memory ran at {rate}{against}"
+    )
+    advice = "pin_memory=True in the loader, and .to(device, non_blocking=True)"
+    return KernelFinding(PAGEABLE_COPIES, time / window_ms, time, message, advice)
+
+
+def pageable_share(copies: Sequence[CopyTime]) -> float:
+    """Share of the time of copies over the host's link that pageable memory takes part in."""
+    over_link = sum(copy.ms for copy in copies if takes_host_link(copy.kind))
+    return sum(copy.ms for copy in copies if is_pageable(copy.kind)) / over_link if over_link else 0.0
+
+
+REASON_THRESHOLD = 0.05
+"""Share of all ranks' windows from which a finding is a reason: the share from which a loss is named beside others."""
+MOSTLY_PAGEABLE = 0.5
+RECOMPUTED_FROM = 0.15
+"""Share of the executed FLOPs that are no model FLOPs: a forward pass run twice is a quarter of them, what flash
+attention's own backward pass repeats at most a seventh."""
+
+_OF_CAUSE = {
+    Cause.COMPUTE_BOUND: (Flag.NO_TENSOR_CORES, Flag.INEFFICIENT_KERNELS),
+    Cause.MEMORY_BOUND: (Flag.UNFUSED, Flag.INEFFICIENT_KERNELS),
+    Cause.LATENCY_BOUND: (Flag.TINY_KERNELS,),
+}
+_FROM_MANY_LAUNCHES = (Cause.HOST_BOUND, Cause.DEVICE_GAP)
+_REASONS = {
+    Flag.NO_TENSOR_CORES: Reason.NO_TENSOR_CORES,
+    Flag.INEFFICIENT_KERNELS: Reason.INEFFICIENT_KERNELS,
+    Flag.UNFUSED: Reason.UNFUSED,
+    Flag.TINY_KERNELS: Reason.TINY_KERNELS,
+}
+
+
+def with_kernel_reasons(rows: Sequence[RootCause], roofline: Roofline, job: Job) -> list[RootCause]:
+    """The root-cause table with what the kernels and copies tell of its causes."""
+    return [_with_reasons(row, roofline, job) for row in rows]
+
+
+def _with_reasons(row: RootCause, roofline: Roofline, job: Job) -> RootCause:
+    reasons, evidence = [], []
+    recomputed = 1.0 - job.mfu / job.hfu if job.mfu is not None and job.hfu else 0.0
+    if row.cause is Cause.COMPUTE_BOUND and recomputed >= RECOMPUTED_FROM:
+        reasons.append(Reason.RECOMPUTE)
+        evidence.append(Evidence("recomputed_share_of_flops", recomputed, "ratio", RECOMPUTED_FROM))
+    found = {finding.code: finding for finding in roofline.findings}
+    for flag in _OF_CAUSE.get(row.cause, ()):
+        finding = found.get(flag.name.lower())
+        share = 0.0 if finding is None else _share(row.cause, finding, roofline)
+        if share >= REASON_THRESHOLD:
+            reasons.append(_REASONS[flag])
+            evidence.append(Evidence(f"{flag.name.lower()}_share", share, "ratio", REASON_THRESHOLD))
+    tiny = roofline.tiny_kernels or 0.0
+    if row.cause in _FROM_MANY_LAUNCHES and tiny >= MANY_TINY:
+        reasons.append(Reason.TINY_KERNELS)
+        evidence.append(Evidence("tiny_share_of_kernels", tiny, "ratio", MANY_TINY))
+    pageable = pageable_share(roofline.copies) if row.cause is Cause.COPY else 0.0
+    if pageable >= MOSTLY_PAGEABLE:
+        reasons.append(Reason.PAGEABLE_MEMORY)
+        evidence.append(Evidence("pageable_share_of_host_copies", pageable, "ratio", MOSTLY_PAGEABLE))
+    return replace(row, reasons=[*row.reasons, *reasons], evidence=[*row.evidence, *evidence])
+
+
+def _share(cause: Cause, finding: KernelFinding, roofline: Roofline) -> float:
+    """Share of the windows that a finding holds for under a cause: of the kernels that the cause's heading has."""
+    mine = [
+        kernel.ms
+        for kernel in roofline.kernels
+        if finding.code in kernel.findings and kernel.limit.value == cause.value
+    ]
+    return min(sum(mine) / finding.ms * finding.fraction, finding.fraction)

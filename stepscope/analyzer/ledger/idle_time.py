@@ -1,0 +1,270 @@
+"""Idle time of the device: the rule that attributes each gap, and what kept the host meanwhile."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.intervals import (
+    Intervals,
+    Nanoseconds,
+    contains,
+    covered_time,
+    intersect,
+    subtract,
+    time_of,
+    union,
+)
+from stepscope.analyzer.ledger.activities import Activities, Work
+from stepscope.analyzer.ledger.host_spans import (
+    AFTER_BLOCKING_CALL_NS,
+    ANNOTATES,
+    HostSpans,
+    blocking_calls,
+    data_loading_rows,
+    host_spans,
+)
+from stepscope.analyzer.ledger.segments import CHARGE, Paint, Segments
+from stepscope.analyzer.ledger.steps import HostSteps
+from stepscope.analyzer.rows import distinct, on_lanes
+from stepscope.core.documents.run_directory import PHASE_PREFIX
+from stepscope.core.errors import printable
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the host threads of a rank did, by the thread that launched an activity."""
+
+    spans_of_lane: dict[int, HostSpans]
+    launches_known: bool
+    """whether the trace has any launch at all"""
+
+    def copy_charges(self, activities: Activities) -> IntColumn:
+        """Charge of each activity if it is a copy: the checkpoint's or the loader's that launched it, else copy."""
+        charges = np.full(len(activities), CHARGE[Cause.COPY], np.int8)
+        for lane, spans in self.spans_of_lane.items():
+            here = activities.launch_lane == lane
+            charges[here & contains(spans.annotated.data_loading, activities.launch_ns)] = CHARGE[Cause.DATA_LOADING]
+            charges[here & contains(spans.annotated.checkpoint, activities.launch_ns)] = CHARGE[Cause.CHECKPOINT]
+        return charges
+
+
+def observe_host(trace: TraceColumns, steps: HostSteps, activities: Activities) -> Host:
+    """Read the spans of every thread that launched something."""
+    lanes = [int(lane) for lane in distinct(activities.launch_lane) if lane != NONE]
+    return Host(host_spans(trace, steps, activities, lanes), bool(len(trace.rows_of(Category.RUNTIME))))
+
+
+def attribute_gaps(gaps: Intervals, activities: Activities, host: Host) -> list[Paint]:
+    """Book idle time, gap by gap: by the activity that ends the gap, its launch, and what its thread did before.
+
+    From the launch on, the work was queued and the device was late (`device_gap`). Before it, instant by instant:
+    profiler, checkpoint, data loading; else the blocking call that the gap opens in; else the host was slow.
+    """
+    ended_by = np.minimum(np.searchsorted(activities.start_ns, gaps.end, side="left"), max(len(activities) - 1, 0))
+    launch, lane = activities.launch_ns[ended_by], activities.launch_lane[ended_by]
+    if not host.launches_known:
+        return [Paint(gaps, TimeCategory.IDLE_OTHER)]
+    linked = activities.launch_ns != NONE
+    first_launch = int(activities.launch_ns[linked].min()) if linked.any() else 0
+    launched_before = (launch == NONE) & (gaps.end <= first_launch)
+    orphan = (launch == NONE) & ~launched_before
+    queued_from = np.where(launched_before, gaps.start, np.clip(launch, gaps.start, gaps.end))
+    queued_from = np.where(orphan, gaps.end, queued_from)
+    paints = [Paint(union(queued_from, gaps.end), TimeCategory.DEVICE_GAP)]
+    paints.append(Paint(union(gaps.start[orphan], gaps.end[orphan]), TimeCategory.IDLE_OTHER))
+    for number, spans in host.spans_of_lane.items():
+        here = lane == number
+        start, end = gaps.start[here], queued_from[here]
+        opens_blocked = _opens_blocked(spans.blocked, start)
+        paints += _by_spans(union(start[opens_blocked], end[opens_blocked]), spans, TimeCategory.SYNCHRONIZATION)
+        paints += _by_spans(union(start[~opens_blocked], end[~opens_blocked]), spans, TimeCategory.HOST_BOUND)
+    return paints
+
+
+def late_host(alone: Intervals, activities: Activities, host: Host) -> list[Paint]:
+    """The part of communication-only time in which the next compute kernel was not even launched.
+
+    Exposed is not blocking: were the communication instantaneous, the device would have idled there all the same,
+    so that time is charged by the idle rule. While the launching thread itself is blocked (it may wait for this very
+    communication) nothing is moved. Paints carry the idle heading as their heading.
+    """
+    compute = activities.of(Work.COMPUTE)
+    if not len(compute) or not len(alone):
+        return []
+    place = np.searchsorted(activities.start_ns[compute], alone.end, side="left")
+    known = place < len(compute)
+    following = compute[np.minimum(place, len(compute) - 1)]
+    launch = activities.launch_ns[following]
+    known &= launch != NONE
+    paints: list[Paint] = []
+    for number, spans in host.spans_of_lane.items():
+        here = known & (activities.launch_lane[following] == number)
+        late = union(alone.start[here], np.minimum(alone.end[here], launch[here]))
+        paints += _by_spans(subtract(late, spans.blocked), spans, TimeCategory.HOST_BOUND)
+    return paints
+
+
+def _opens_blocked(blocked: Intervals, opening: Nanoseconds) -> npt.NDArray[np.bool_]:
+    """Whether each gap opens inside a blocking call or just after one returned."""
+    if not len(blocked):
+        return np.zeros(len(opening), np.bool_)
+    last = np.searchsorted(blocked.start, opening, side="right") - 1
+    return (last >= 0) & (opening - blocked.end[np.maximum(last, 0)] <= AFTER_BLOCKING_CALL_NS)
+
+
+def _by_spans(time: Intervals, spans: HostSpans, rest: TimeCategory) -> list[Paint]:
+    """First match: profiler, checkpoint, data loading, the rest."""
+    paints = []
+    for cover, heading in (
+        (spans.annotated.profiler, TimeCategory.PROFILER),
+        (spans.annotated.checkpoint, TimeCategory.CHECKPOINT),
+        (spans.annotated.data_loading, TimeCategory.DATA_LOADING),
+    ):
+        paints.append(Paint(intersect(time, cover), heading))
+        time = subtract(time, cover)
+    return [*paints, Paint(time, rest)]
+
+
+_GARBAGE = re.compile(r"^(prof\.phase: )?gc(\.collect)?$|garbage[_ ]collect|<built-in (function|method) collect>")
+_ALLOCATOR = re.compile(
+    r"^(cuda|hip)(Malloc|Free|HostAlloc|HostFree|HostRegister|HostUnregister)(?!.*Async)"
+    r"|^cuMem(Alloc|Free|Create|Release|Map|Unmap|AddressReserve|AddressFree|SetAccess|HostAlloc)(?!.*Async)"
+)
+_COMPILER = re.compile(r"_compile\.compile_inner|dynamo_timed|CachingAutotuner\.benchmark_all_configs")
+_OPTIMIZER = re.compile(r"^Optimizer\.step#")
+_READS_A_VALUE = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero|nonzero|equal|masked_select|_?unique\w*)$")
+_COPIES = re.compile(r"^aten::(copy_|_to_copy|to)$")
+_IN_PROCESS_LOADER = re.compile(r"_SingleProcessDataLoaderIter")
+_CALLS = (Reason.READS_VALUE, Reason.BLOCKING_COPY, Reason.EXPLICIT_SYNCHRONIZE)
+"""Kinds of blocking calls by code."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostWork:
+    """What one rank's host did while the device idled for it.
+
+    Attributes:
+        late_ns: time charged to a late host, by what its threads did meanwhile.
+        phases_ns: the same time, by the phase that the training script named, innermost or not.
+        blocked_ns: time booked as synchronization, by the kind of call that it followed.
+        num_blocking_calls: in the window, by kind.
+        load_waits_ns: how long each batch was waited for, in order, over the whole trace.
+        loads_in_process: whether the training process itself makes the batches.
+    """
+
+    late_ns: dict[Reason, int] = field(default_factory=dict)
+    phases_ns: dict[str, int] = field(default_factory=dict)
+    blocked_ns: dict[Reason, int] = field(default_factory=dict)
+    num_blocking_calls: dict[Reason, int] = field(default_factory=dict)
+    load_waits_ns: tuple[int, ...] = ()
+    loads_in_process: bool = False
+
+
+def host_work(trace: TraceColumns, steps: HostSteps, activities: Activities | None, segments: Segments) -> HostWork:
+    """Look at what was open on the launching threads and the training loop's while the device idled for them.
+
+    Args:
+        activities: None for a run without a device.
+        segments: the rank's window.
+    """
+    launching = () if activities is None else distinct(activities.launch_lane).tolist()
+    lanes = sorted({int(lane) for lane in (*launching, steps.main_lane) if lane != NONE})
+    late = _charged(segments, Cause.HOST_BOUND)
+    waits, in_process = _loads(trace, lanes)
+    blocked_ns, num_calls = _blocked(trace, lanes, activities, segments)
+    did, phases = _late(trace, lanes, activities, late), _phases(trace, lanes, late)
+    return HostWork(did, phases, blocked_ns, num_calls, waits, in_process)
+
+
+def _charged(segments: Segments, cause: Cause) -> Intervals:
+    keep = segments.charge == CHARGE[cause]
+    return Intervals(segments.start_ns[keep], segments.end_ns[keep])
+
+
+def _late(trace: TraceColumns, lanes: list[int], activities: Activities | None, left: Intervals) -> dict[Reason, int]:
+    """First match: collecting garbage, asking the driver for memory, compiling, an optimizer on the CPU, operators."""
+    if not len(left):
+        return {}
+    time = {}
+    for reason, everywhere in (
+        (Reason.GC, trace.rows_named(_GARBAGE.search, *ANNOTATES)),
+        (Reason.ALLOCATOR, trace.rows_named(_ALLOCATOR.search, Category.RUNTIME)),
+        (Reason.COMPILE, trace.rows_named(_COMPILER.search, *ANNOTATES)),
+        (Reason.CPU_OPTIMIZER, _optimizers_on_cpu(trace, activities)),
+        (Reason.DISPATCH, trace.rows_of(Category.CPU_OP, Category.RUNTIME)),
+    ):
+        cover = time_of(trace, on_lanes(trace, everywhere, lanes))
+        time[reason] = intersect(left, cover).total
+        left = subtract(left, cover)
+    time[Reason.PYTHON] = left.total
+    return {reason: nanoseconds for reason, nanoseconds in time.items() if nanoseconds}
+
+
+def _phases(trace: TraceColumns, lanes: list[int], late: Intervals) -> dict[str, int]:
+    """By the name that the script gave them."""
+    everywhere = trace.rows_named(lambda name: name.startswith(PHASE_PREFIX), Category.USER_ANNOTATION)
+    rows = on_lanes(trace, everywhere, lanes)
+    found = {}
+    for number in distinct(trace.name[rows]).tolist():
+        span = time_of(trace, rows[trace.name[rows] == number])
+        if nanoseconds := intersect(late, span).total:
+            found[printable(trace.names[number].removeprefix(PHASE_PREFIX))] = nanoseconds
+    return found
+
+
+def _optimizers_on_cpu(trace: TraceColumns, activities: Activities | None) -> npt.NDArray[np.intp]:
+    """Optimizer steps in which nothing was launched: the parameters live on the host."""
+    rows = trace.rows_named(_OPTIMIZER.search, *ANNOTATES)
+    if activities is None:
+        return rows[:0]
+    launches = np.sort(activities.launch_ns, kind="stable")
+    first = np.searchsorted(launches, trace.start_ns[rows])
+    nothing_launched: npt.NDArray[np.bool_] = first == np.searchsorted(launches, trace.end_ns[rows])
+    return rows[nothing_launched]
+
+
+def _blocked(
+    trace: TraceColumns, lanes: list[int], activities: Activities | None, segments: Segments
+) -> tuple[dict[Reason, int], dict[Reason, int]]:
+    """Idle time by the last blocking call before it, and how many calls of each kind the window has."""
+    idle = segments.intervals_of(TimeCategory.SYNCHRONIZATION)
+    if activities is None or not len(idle):
+        return {}, {}
+    start, _ = blocking_calls(trace, lanes, activities)
+    start = np.sort(start, kind="stable")
+    kind = _kinds_of_calls(trace, lanes, start)
+    window = (start >= segments.start_ns[0]) & (start < segments.end_ns[-1])
+    place = np.searchsorted(start, idle.start, side="right") - 1
+    time: dict[Reason, int] = {}
+    for code, reason in enumerate(_CALLS):
+        mine = (place >= 0) & (kind[np.maximum(place, 0)] == code)
+        nanoseconds = int((idle.end - idle.start)[mine].sum())
+        if nanoseconds:
+            time[reason] = nanoseconds
+    counts = {reason: int((kind[window] == code).sum()) for code, reason in enumerate(_CALLS)}
+    return time, {reason: count for reason, count in counts.items() if count}
+
+
+def _kinds_of_calls(trace: TraceColumns, lanes: list[int], start: Nanoseconds) -> npt.NDArray[np.int64]:
+    """Place in _CALLS by the operator that each call was made in; outside of all, it is a synchronization."""
+    kind = np.full(len(start), _CALLS.index(Reason.EXPLICIT_SYNCHRONIZE), np.int64)
+    for reason, pattern in ((Reason.BLOCKING_COPY, _COPIES), (Reason.READS_VALUE, _READS_A_VALUE)):
+        rows = on_lanes(trace, trace.rows_named(pattern.search, Category.CPU_OP), lanes)
+        kind[contains(time_of(trace, rows), start)] = _CALLS.index(reason)
+    return kind
+
+
+def _loads(trace: TraceColumns, lanes: list[int]) -> tuple[tuple[int, ...], bool]:
+    """How long each batch was waited for, and whether the process itself made it."""
+    rows = data_loading_rows(trace, lanes)
+    spans = time_of(trace, rows)
+    inside = time_of(trace, rows[trace.named(rows, _IN_PROCESS_LOADER.search)])
+    share = covered_time(spans.start, spans.end, inside).sum() / spans.total if len(spans) else 0.0
+    return tuple((spans.end - spans.start).tolist()), bool(share > 0.5)

@@ -1,0 +1,230 @@
+"""Stages of a pipeline: its chain of ranks, the order of their passes, and how long each takes.
+
+Point to point: A stage sends an activation when a forward is done and a gradient when a backward is; the first stage
+receives a gradient before each backward, the last one an activation before each forward.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.alignment.calls import AFTER_STEPS, BEFORE_STEPS, P2P_KINDS, Call
+from stepscope.analyzer.intervals import covered_time
+from stepscope.analyzer.pipeline.schedules import MicroBatch, Order, Pass, Task, interleaved_order
+from stepscope.analyzer.rank_view import RankView, compute_by_step
+from stepscope.core.vocabulary.categories import EXPOSED_COMMUNICATION_CATEGORIES
+from stepscope.trace.columns import NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The ranks of one pipeline in the order in which activations travel."""
+
+    ranks: tuple[int, ...]
+
+
+def find_chains(calls_of_rank: Mapping[int, list[Call]]) -> list[Chain]:
+    """Follow the first send of a step from rank to rank: that is the way forward through the pipeline.
+
+    The first stage is the one whose first point-to-point call of a step sends and does not receive.
+    """
+    first_sent_to: dict[int, int] = {}
+    firsts: dict[int, bool] = {}
+    for rank, calls in calls_of_rank.items():
+        directed = [call for call in calls if call.kind in P2P_KINDS and call.peers]
+        directed = [call for call in directed if call.step not in (BEFORE_STEPS, AFTER_STEPS)] or directed
+        if not directed:
+            continue
+        step = directed[0].step
+        of_step = [call for call in directed if call.step == step]
+        firsts[rank] = all(peer.source == rank for peer in of_step[0].peers)
+        sent = [peer.destination for call in of_step for peer in call.peers if peer.source == rank]
+        if sent:
+            first_sent_to[rank] = sent[0]
+    chains = []
+    for rank, is_first in firsts.items():
+        if not is_first:
+            continue
+        ranks = [rank]
+        while (following := first_sent_to.get(ranks[-1])) is not None and following not in ranks:
+            if following not in calls_of_rank or not _sends(calls_of_rank[following], following, ranks[-1]):
+                break  # no gradient comes back: not a pipeline
+            ranks.append(following)
+        if len(ranks) > 1:
+            chains.append(Chain(tuple(ranks)))
+    return chains
+
+
+def _sends(calls: list[Call], rank: int, destination: int) -> bool:
+    return any(peer.source == rank and peer.destination == destination for call in calls for peer in call.peers)
+
+
+_Way = tuple[bool, bool]
+"""(is a send, goes the forward way)"""
+
+
+def order_from_traffic(chain: Chain, calls_of_rank: Mapping[int, list[Call]], step: int) -> Order | None:
+    """Each stage's passes in one step, in order; None when the traffic is no whole schedule's.
+
+    Several stages a device are told by activations that go from the last rank to the first; between two ranks these
+    look like gradients, so there a device is taken to hold one stage.
+    """
+    ways = [_ways(place, chain, calls_of_rank[rank], step) for place, rank in enumerate(chain.ranks)]
+    down = Counter(ways[0])[True, True]
+    back = Counter(ways[-1])[True, True]
+    if back >= down or down % (down - back):
+        return None
+    num_micro_batches, num_chunks = down - back, down // (down - back)
+    passes = [_passes(place, len(ways), way) for place, way in enumerate(ways)]
+    total = num_micro_batches * num_chunks
+    if any(kinds.count(kind) != total for kinds in passes for kind in (Pass.FORWARD, Pass.BACKWARD)):
+        return None
+    if num_chunks > 1:
+        known = interleaved_order(len(ways), num_micro_batches, num_chunks)
+        return known if [[task.kind for task in tasks] for tasks in known] == passes else None
+    return [_numbered(place, kinds) for place, kinds in enumerate(passes)]
+
+
+def _ways(place: int, chain: Chain, calls: list[Call], step: int) -> list[_Way]:
+    """One rank's traffic in issue order; of one call's directions the sends come first: they end what came before."""
+    ranks = chain.ranks
+    rank, following, previous = ranks[place], ranks[(place + 1) % len(ranks)], ranks[place - 1]
+    found = []
+    for call in calls:
+        if call.step != step:
+            continue
+        for peer in sorted(call.peers, key=lambda peer: peer.source != rank):
+            is_send = peer.source == rank
+            other = peer.destination if is_send else peer.source
+            if len(ranks) == 2 and other == following:
+                found.append((is_send, is_send == (place == 0)))
+            elif other in (following, previous):
+                found.append((is_send, is_send == (other == following)))
+    return found
+
+
+def _passes(place: int, num_devices: int, ways: list[_Way]) -> list[Pass]:
+    if place == 0:
+        tells = {(True, True): Pass.FORWARD, (False, False): Pass.BACKWARD}
+    elif place == num_devices - 1:
+        tells = {(False, True): Pass.FORWARD, (True, False): Pass.BACKWARD}
+    else:
+        tells = {(True, True): Pass.FORWARD, (True, False): Pass.BACKWARD}
+    return [tells[way] for way in ways if way in tells]
+
+
+def _numbered(stage: int, kinds: list[Pass]) -> list[Task]:
+    """Micro-batches come in turn, forwards and backwards each."""
+    count = Counter[Pass]()
+    tasks = []
+    for kind in kinds:
+        tasks.append(Task(kind, stage, count[kind]))
+        count[kind] += 1
+    return tasks
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Mean busy time of one pass by its kind and virtual stage, nanoseconds."""
+
+    mean_ns: Mapping[tuple[Pass, int], float]
+
+    def evened(self) -> StageTimes:
+        """Every stage at the mean over stages."""
+        of_kind: dict[Pass, list[float]] = defaultdict(list)
+        for (kind, _), mean in self.mean_ns.items():
+            of_kind[kind].append(mean)
+        return StageTimes({key: float(np.mean(of_kind[key[0]])) for key in self.mean_ns})
+
+    def of(self, task: Task) -> float:
+        return self.mean_ns[task.kind, task.stage]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a pipeline's devices did in a step.
+
+    Attributes:
+        order: by device in the chain's order, its passes.
+        times: how long each takes.
+        busy_ns: by device, mean time a step in which it computed, its optimizer aside.
+    """
+
+    order: Order
+    times: StageTimes
+    busy_ns: list[float]
+
+
+def observe(chain: Chain, views: Mapping[int, RankView]) -> Observed | None:
+    """From the marks where every rank has some, else from the traffic; None where neither tells a whole step."""
+    ranks = [views[rank] for rank in chain.ranks]
+    if all(view.micro_batches for view in ranks):
+        return _from_marks(ranks)
+    return _from_traffic(chain, ranks)
+
+
+def _from_marks(ranks: Sequence[RankView]) -> Observed | None:
+    passes = [[_placed(mark, place) for mark in view.micro_batches] for place, view in enumerate(ranks)]
+    busy_of = [_busy_of_marks(view) for view in ranks]
+    common = set.intersection(*({mark.step for mark in marks} for marks in passes))
+    order = next((found for step in sorted(common) if (found := _order_of(passes, step)) is not None), None)
+    if order is None:
+        return None
+    spent: dict[tuple[Pass, int], list[float]] = defaultdict(list)
+    for marks, busy in zip(passes, busy_of, strict=True):
+        for mark, own in zip(marks, busy.tolist(), strict=True):
+            spent[mark.task.kind, mark.task.stage].append(own)
+    times = StageTimes({key: float(np.mean(own)) for key, own in spent.items()})
+    if ranks[0].on_device:
+        return Observed(order, times, [_computed(view) for view in ranks])
+    return Observed(order, times, [sum(times.of(task) for task in tasks) for tasks in order])
+
+
+def _placed(mark: MicroBatch, place: int) -> MicroBatch:
+    """A mark that does not name its stage is of the only one that its rank holds."""
+    return mark if mark.task.stage != NONE else replace(mark, task=replace(mark.task, stage=place))
+
+
+def _order_of(passes: Sequence[Sequence[MicroBatch]], step: int) -> Order | None:
+    """Each rank's passes in that step; None when one comes twice: then it is no single step."""
+    order = [[mark.task for mark in marks if mark.step == step] for marks in passes]
+    return order if all(len(set(tasks)) == len(tasks) for tasks in order) else None
+
+
+def _busy_of_marks(view: RankView) -> npt.NDArray[np.float64]:
+    """Of each mark: the kernels launched under it; without a device its time outside communication."""
+    told = [mark.busy_ns for mark in view.micro_batches if mark.busy_ns is not None]
+    if len(told) == len(view.micro_batches):
+        return np.array(told)
+    start = np.array([mark.start_ns for mark in view.micro_batches], np.int64)
+    end = np.array([mark.end_ns for mark in view.micro_batches], np.int64)
+    communicating = view.segments.intervals_of(*EXPOSED_COMMUNICATION_CATEGORIES)
+    return (end - start - covered_time(start, end, communicating)).astype(np.float64)
+
+
+def _from_traffic(chain: Chain, ranks: Sequence[RankView]) -> Observed | None:
+    """Backward is what autograd's thread launched; the rest before the optimizer is forward."""
+    calls = {view.rank: view.calls for view in ranks}
+    steps = reversed(ranks[0].window.index.tolist())
+    order = next((found for step in steps if (found := order_from_traffic(chain, calls, step)) is not None), None)
+    if order is None:
+        return None
+    mean: dict[tuple[Pass, int], float] = {}
+    busy = []
+    for view, tasks in zip(ranks, order, strict=True):
+        backward = float(np.mean(view.backward_ns))
+        busy.append(_computed(view))
+        share = 2 / len(tasks)  # as many forwards as backwards
+        for task in tasks:
+            own = max(busy[-1] - backward, 0.0) if task.kind is Pass.FORWARD else backward
+            mean[task.kind, task.stage] = own * share
+    return Observed(order, StageTimes(mean), busy)
+
+
+def _computed(view: RankView) -> float:
+    return float(np.mean(compute_by_step(view))) - float(np.mean(view.optimizer_ns))

@@ -1,0 +1,154 @@
+"""Rows of a trace: membership, order, and which host call launched each device activity.
+
+Membership: By search, by a mask, by sorting what is nearly sorted: np.isin and np.unique hash, which takes longer.
+
+Ordering: As np.lexsort says, which sorts by both columns in full: here the second one is looked at only where the
+first ties, and what is nearly in order (a trace mostly is) is sorted sooner.
+
+Launches: Both carry the call's correlation id. An id may be that of several calls: the profiler started twice, the
+32-bit counter came round, a runtime call holds the driver call that does its work. Only a call that began by then can
+have launched an activity, and of several such calls the last did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+
+_MOST_CODES = 2**62
+_MOST_DENSE = 2**20
+"""Combinations up to which a table of all that are possible is filled sooner than the codes are sorted."""
+
+_Integer = TypeVar("_Integer", bound=np.integer[Any])
+_Number = TypeVar("_Number", bound=np.number[Any])
+
+
+def are_among(values: npt.NDArray[_Integer], others: npt.NDArray[_Integer]) -> npt.NDArray[np.bool_]:
+    """For each value whether it is one of the others; fastest where these are nearly sorted."""
+    if not len(others):
+        return np.zeros(len(values), np.bool_)
+    known = np.sort(others, kind="stable")
+    place = np.minimum(np.searchsorted(known, values.astype(known.dtype, copy=False)), len(known) - 1)
+    found: npt.NDArray[np.bool_] = known[place] == values
+    return found
+
+
+def distinct(values: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
+    """The different values, ascending."""
+    ordered = np.sort(values, kind="stable")  # a trace's columns are narrow, or nearly in order
+    return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))] if len(ordered) else ordered
+
+
+def combinations(columns: tuple[IntColumn, ...]) -> tuple[IntColumn, IntColumn]:
+    """For each row the number of its combination of values, and for each combination its first row."""
+    code, size = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        place = column.astype(np.intp) + 1  # NONE is a value, too
+        used = np.zeros(int(place.max(initial=0)) + 1, np.bool_)
+        used[place] = True
+        number = np.cumsum(used) - 1
+        num_values = int(number[-1]) + 1
+        if size * num_values > _MOST_CODES:
+            code = np.unique(code, return_inverse=True)[1]
+            size = int(code.max(initial=0)) + 1
+        code = code * num_values + number[place]
+        size *= num_values
+    if size > _MOST_DENSE:
+        _, first, which = np.unique(code, return_index=True, return_inverse=True)
+        return which, first
+    first_of = np.full(size, NONE, np.int64)
+    first_of[code[::-1]] = np.arange(len(code))[::-1]  # the last assignment, of the first row, stays
+    is_used = first_of != NONE
+    return (np.cumsum(is_used) - 1)[code], first_of[is_used]
+
+
+def on_lanes(trace: TraceColumns, rows: IntColumn, lanes: Iterable[int]) -> npt.NDArray[np.intp]:
+    """Those of the rows that lie on these lanes; NONE is no lane."""
+    is_wanted = np.zeros(len(trace.lanes) + 1, np.bool_)
+    is_wanted[[lane for lane in lanes if lane != NONE]] = True
+    return rows[is_wanted[trace.lane[rows]]]
+
+
+def row_mask(trace: TraceColumns, rows: IntColumn) -> npt.NDArray[np.bool_]:
+    """For each row of the trace whether it is one of these; one entry more, which NONE meets: False."""
+    mask = np.zeros(len(trace) + 1, np.bool_)
+    mask[rows] = True
+    mask[NONE] = False
+    return mask
+
+
+def order_of(major: IntColumn, minor: IntColumn) -> npt.NDArray[np.intp]:
+    """Positions by `major`, then by `minor`, then as they stand."""
+    if not len(major):
+        return np.empty(0, np.intp)
+    order = np.argsort(major, kind="stable")
+    sorted_major = major[order]
+    ties = sorted_major[1:] == sorted_major[:-1]
+    places = np.flatnonzero(np.concatenate((ties, [False])) | np.concatenate(([False], ties)))
+    tied = order[places]
+    order[places] = tied[np.lexsort((minor[tied], major[tied]))]
+    return order
+
+
+Rows = npt.NDArray[np.intp]
+
+SPARSE_IDS = 16
+"""Ids usually count up, so a table indexed by id is fastest; beyond this many ids a row, sort instead."""
+
+
+def launch_rows(trace: TraceColumns, activity_rows: IntColumn) -> Rows:
+    """For each device activity, the row of the runtime or driver call that launched it, or NONE.
+
+    Where every call of an id begins after the activity (the device's clock is off), the first of them counts.
+    """
+    calls = trace.rows_of(Category.RUNTIME)
+    ids, wanted = trace.correlation[calls], trace.correlation[activity_rows]
+    found = last_row_of_id(ids, calls, wanted)
+    repeated = _repeated(ids)
+    if len(repeated):
+        several = np.flatnonzero(np.isin(wanted, repeated))
+        found[several] = _last_begun(trace, calls[np.isin(ids, repeated)], activity_rows[several])
+    return found
+
+
+def _repeated(ids: IntColumn) -> IntColumn:
+    """The ids that several rows have; ids below 1 are none."""
+    ordered = np.sort(ids, kind="stable")
+    again: IntColumn = ordered[1:][(ordered[1:] == ordered[:-1]) & (ordered[1:] > 0)]
+    return again
+
+
+def last_row_of_id(ids: IntColumn, rows: Rows, wanted: IntColumn) -> Rows:
+    """Row whose id is wanted (the last of several), or NONE; ids below 1 are none."""
+    real = ids > 0
+    ids, rows = ids[real], rows[real]
+    if not len(ids) or not np.any(wanted > 0):
+        return np.full(len(wanted), NONE, np.intp)
+    largest = int(ids.max())
+    if largest < SPARSE_IDS * len(ids):
+        row_of = np.full(largest + 1, NONE, np.int32)
+        row_of[ids] = rows
+        return np.where((wanted > 0) & (wanted <= largest), row_of[np.clip(wanted, 0, largest)], NONE).astype(np.intp)
+    order = np.argsort(ids, kind="stable")
+    ids, rows = ids[order], rows[order]
+    place = np.maximum(np.searchsorted(ids, wanted, side="right") - 1, 0)
+    return np.where((ids[place] == wanted) & (wanted > 0), rows[place], NONE)
+
+
+def _last_begun(trace: TraceColumns, calls: Rows, activities: IntColumn) -> Rows:
+    """The last call of each activity's id that begins no later than it, else the first of that id; each has one."""
+    both = np.concatenate((calls, activities))
+    ids = trace.correlation[both]
+    is_activity = np.arange(len(both)) >= len(calls)
+    order = np.lexsort((is_activity, trace.start_ns[both], ids))
+    num_before = np.cumsum(~is_activity[order])
+    calls = both[order[~is_activity[order]]]
+    first = np.searchsorted(trace.correlation[calls], trace.correlation[activities], side="left")
+    before = np.empty(len(both), np.intp)
+    before[order] = num_before - 1
+    return calls[np.maximum(before[len(calls) :], first)]

@@ -1,0 +1,134 @@
+"""Steps as the training loop itself recorded them: durations, data waits, outlying gradients."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+
+import numpy as np
+
+from stepscope.core.documents.evidence import Notice
+from stepscope.core.documents.steps import RankSteps, Step, StepReport, StepRow, StepTime
+from stepscope.core.text.numbers import ranks_words
+
+
+def step_report(ranks: Sequence[RankSteps]) -> StepReport:
+    """Join the ranks' steps by their index. The first step is not settled: compilation and caches are in it."""
+    by_index: dict[int, list[tuple[int, Step]]] = defaultdict(list)
+    for rank in ranks:
+        for step in rank.steps:
+            by_index[step.index].append((rank.rank, step))
+    rows = [_row(index, by_index[index]) for index in sorted(by_index)]
+    settled = {row.index for row in rows[1:] if not row.captured}
+    of_settled = [step for rank in ranks for step in rank.steps if step.index in settled]
+    names = sorted({name for step in of_settled for name in step.phases})
+    return StepReport(
+        ranks=[rank.rank for rank in ranks],
+        num_steps=len(rows),
+        num_settled=len(settled),
+        step_ms=_times([row.ms for row in rows if row.index in settled]),
+        data_wait=_share(of_settled, [step.data_wait_ns for step in of_settled]),
+        phases={name: _share(of_settled, [step.phases.get(name, 0) for step in of_settled]) or 0.0 for name in names},
+        steps=rows,
+    )
+
+
+def _row(index: int, steps: Sequence[tuple[int, Step]]) -> StepRow:
+    slowest_rank, slowest = max(steps, key=lambda entry: entry[1].end_ns - entry[1].start_ns)
+    told: dict[str, list[float]] = defaultdict(list)
+    phases: dict[str, int] = {}
+    for _, step in steps:
+        for name, value in step.figures.items():
+            told[name].append(value)
+        for name, duration in step.phases.items():
+            phases[name] = max(phases.get(name, 0), duration)
+    return StepRow(
+        index=index,
+        ms=(slowest.end_ns - slowest.start_ns) / 1e6,
+        slowest_rank=slowest_rank,
+        data_wait_ms=max(step.data_wait_ns for _, step in steps) / 1e6,
+        phases_ms={name: duration / 1e6 for name, duration in phases.items()},
+        figures={name: sum(value / len(values) for value in values) for name, values in told.items()},
+        captured=any(step.captured for _, step in steps),
+        anomalies=sorted({name for _, step in steps for name in step.anomalies}),
+    )
+
+
+def _times(milliseconds: list[float]) -> StepTime:
+    if not milliseconds:
+        return StepTime(None, None, None)
+    p50, p95, longest = np.percentile(milliseconds, (50, 95, 100))
+    return StepTime(float(p50), float(p95), float(longest))
+
+
+def _share(steps: Iterable[Step], part_ns: Iterable[int]) -> float | None:
+    whole_ns = sum(step.end_ns - step.start_ns for step in steps)
+    return sum(part_ns) / whole_ns if whole_ns else None
+
+
+FIGURE = "local_grad_norm"
+FEWEST_RANKS = 4
+"""Of fewer, nobody can say which one differs."""
+
+LEAST_RATIO = 2.0
+"""Batches of different data make norms differ by some ten percent, seldom by this much."""
+
+SIGMAS = 6.0
+SHARE_OF_STEPS = 0.5
+"""A batch may be an outlier; a rank that is one in most steps is itself the reason."""
+
+FEWEST_STEPS = 2
+_MAD_TO_SIGMA = 1.4826
+
+
+def gradient_outliers(ranks: Sequence[RankSteps], *, are_alike: bool) -> list[Notice]:
+    """What the norms of the ranks' own gradients say of single ranks.
+
+    Args:
+        are_alike: whether all ranks compute the gradients of the same parameters, as in pure data parallelism; else
+            only those that are not finite can be compared.
+    """
+    finite: dict[int, dict[int, float]] = defaultdict(dict)
+    not_finite: dict[int, list[int]] = defaultdict(list)
+    for rank in ranks:
+        for step in rank.steps:
+            if FIGURE in step.non_finite:
+                not_finite[step.index].append(rank.rank)
+            elif step.figures.get(FIGURE, 0.0) > 0:
+                finite[step.index][rank.rank] = step.figures[FIGURE]
+    return [*_first_not_finite(finite, not_finite), *(_far_off(finite.values()) if are_alike else [])]
+
+
+def _first_not_finite(finite: Mapping[int, Mapping[int, float]], not_finite: Mapping[int, list[int]]) -> list[Notice]:
+    for step in sorted(not_finite):
+        bad, good = not_finite[step], finite.get(step, {})
+        if len(bad) < len(good):
+            text = f"step {step}: the gradients that {ranks_words(bad)} computed are not finite, those of others are"
+            return [Notice("gradients_not_finite", f"{text}; check its batch and its GPU")]
+    return []
+
+
+def _far_off(steps: Iterable[Mapping[int, float]]) -> list[Notice]:
+    ratios: dict[int, list[float]] = defaultdict(list)
+    num_steps: dict[int, int] = defaultdict(int)
+    for norms in steps:
+        if len(norms) < FEWEST_RANKS:
+            continue
+        logarithms = {rank: math.log(norm) for rank, norm in norms.items()}
+        usual = median(logarithms.values())
+        sigma = _MAD_TO_SIGMA * median(abs(value - usual) for value in logarithms.values())
+        for rank, value in logarithms.items():
+            num_steps[rank] += 1
+            if abs(value - usual) > max(math.log(LEAST_RATIO), SIGMAS * sigma):
+                ratios[rank].append(math.exp(value - usual))
+    return [
+        Notice(
+            "gradient_outlier",
+            f"rank {rank}: the gradients that it computed are {median(far):.3g} times the other ranks' in {len(far)} of"
+            f" {num_steps[rank]} steps; check its GPU and its data",
+        )
+        for rank, far in sorted(ratios.items())
+        if len(far) >= FEWEST_STEPS and len(far) > SHARE_OF_STEPS * num_steps[rank]
+    ]

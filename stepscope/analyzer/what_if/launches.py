@@ -1,0 +1,229 @@
+"""Host calls that launch or wait, the work between them, and what launches cost on this machine.
+
+Observed calls: A call follows the call that returned last before it began, on whichever thread that launches: the
+training loop hands over to autograd's thread and back, so the time in between is host work of the one or the other. A
+thread that launches beside another keeps its own order as well.
+
+Machine: One number each for the whole rank: single gaps are never copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyzer.intervals import Intervals, Nanoseconds, contains, covered_time, subtract
+from stepscope.analyzer.ledger.activities import Activities, Work
+from stepscope.analyzer.ledger.host_spans import BLOCKING_CALL, HostSpans, blocking_copies
+from stepscope.analyzer.rows import are_among, distinct, on_lanes, order_of
+from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, Edges
+from stepscope.core.vocabulary.causes import Cause
+from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedCalls:
+    """Launching and blocking calls as measured, by start; a copy that blocks is two: its launch and its return.
+
+    Attributes:
+        row: in the trace's columns.
+        start_ns, end_ns: the call; the launch of a blocking copy ends no later than the copy starts.
+        lane: its thread.
+        first_activity: position of what it launched, or NONE.
+        waits_for: position of the copy whose end a return waits for, or NONE.
+        blocks: whether it is a synchronize call.
+    """
+
+    row: IntColumn
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    lane: IntColumn
+    first_activity: IntColumn
+    waits_for: IntColumn
+    blocks: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+def observe_calls(trace: TraceColumns, activities: Activities) -> ObservedCalls:
+    """Collect them from every thread that launches something."""
+    linked = np.flatnonzero(activities.launch_row != NONE)
+    first_of = np.full(len(trace), NONE, np.intp)
+    first_of[activities.launch_row[linked[::-1]]] = linked[::-1]  # the last assignment, of the first to start, stays
+    launches = np.flatnonzero(first_of != NONE)
+    first = first_of[launches]
+    blocking = trace.rows_named(BLOCKING_CALL.search, Category.RUNTIME)
+    blocking = on_lanes(trace, blocking, distinct(trace.lane[launches]).tolist())
+    blocking = blocking[~are_among(blocking, launches)]
+    copies = blocking_copies(trace, activities)
+    copies = copies[np.isin(copies, first)]  # not the later nodes of a graph
+    end = trace.end_ns[launches].copy()
+    place = np.searchsorted(launches, activities.launch_row[copies])
+    end[place] = np.clip(activities.start_ns[copies], activities.launch_ns[copies], activities.launch_end_ns[copies])
+    row = np.concatenate((launches, blocking, activities.launch_row[copies]))
+    none = np.full(len(row), NONE, np.int64)
+    first_activity, waits_for = none.copy(), none
+    first_activity[: len(launches)] = first
+    waits_for[len(launches) + len(blocking) :] = copies
+    start = np.concatenate((trace.start_ns[launches], trace.start_ns[blocking], end[place]))
+    end = np.concatenate((end, trace.end_ns[blocking], activities.launch_end_ns[copies]))
+    blocks = np.zeros(len(row), np.bool_)
+    blocks[len(launches) : len(launches) + len(blocking)] = True
+    order = order_of(start, waits_for != NONE)
+    return ObservedCalls(
+        row=row[order],
+        start_ns=start[order],
+        end_ns=end[order],
+        lane=trace.lane[row[order]],
+        first_activity=first_activity[order],
+        waits_for=waits_for[order],
+        blocks=blocks[order],
+    )
+
+
+def followed_calls(calls: ObservedCalls) -> tuple[IntColumn, IntColumn]:
+    """For each call the one that returned last before it began, and the previous one of its own thread if another."""
+    by_end = np.argsort(calls.end_ns, kind="stable")
+    before = np.searchsorted(calls.end_ns[by_end], calls.start_ns, side="right") - 1
+    follows = np.where(before >= 0, by_end[np.maximum(before, 0)], NONE)
+    # calls of no length end where they start: nobody follows itself or a later one
+    follows = np.where(follows < np.arange(len(calls)), follows, np.arange(len(calls)) - 1)
+    own = np.full(len(calls), NONE, np.int64)
+    for lane in distinct(calls.lane):
+        here = np.flatnonzero(calls.lane == lane)
+        own[here[1:]] = here[:-1]
+    return follows, np.where(own == follows, NONE, own)
+
+
+def work_between_calls(
+    calls: ObservedCalls,
+    follows: IntColumn,
+    own_ns: Nanoseconds,
+    opens_ns: int,
+    spans_of_lane: dict[int, HostSpans],
+) -> tuple[npt.NDArray[np.int64], IntColumn]:
+    """Host time before and in each call by what it was, shape (calls, HOST_WORK), and where each call stands.
+
+    Args:
+        calls: the calls.
+        follows: as `followed_calls` gives it.
+        own_ns: what each call itself took of the host, without being blocked.
+        opens_ns: what a call that follows none follows.
+        spans_of_lane: the spans of each launching thread.
+    """
+    work = np.zeros((len(calls), len(HOST_WORK)), np.int64)
+    label = np.full(len(calls), HOST_COLUMN[Cause.HOST_BOUND], np.int8)
+    opens = np.where(follows == NONE, opens_ns, calls.end_ns[np.maximum(follows, 0)])
+    opens = np.minimum(opens, calls.start_ns)  # nested calls: nothing lies between
+    rest = calls.start_ns - opens
+    for lane in distinct(calls.lane).tolist():
+        here = np.flatnonzero(calls.lane == lane)
+        for cause, cover in _covers(spans_of_lane[lane]):
+            column = HOST_COLUMN[cause]
+            work[here, column] = covered_time(opens[here], calls.start_ns[here], cover)
+            label[here[contains(cover, calls.start_ns[here])]] = column
+    work[:, HOST_COLUMN[Cause.HOST_BOUND]] = rest - work.sum(axis=1)
+    label[calls.blocks & (label == HOST_COLUMN[Cause.HOST_BOUND])] = HOST_COLUMN[Cause.SYNCHRONIZATION]
+    work[np.arange(len(calls)), label] += own_ns
+    return work, label
+
+
+def _covers(spans: HostSpans) -> list[tuple[Cause, Intervals]]:
+    """Disjoint: the profiler first, then the checkpoint, then the loader."""
+    profiler, checkpoint, loader = spans.annotated.profiler, spans.annotated.checkpoint, spans.annotated.data_loading
+    checkpoint = subtract(checkpoint, profiler)
+    loader = subtract(subtract(loader, profiler), checkpoint)
+    return [(Cause.PROFILER, profiler), (Cause.CHECKPOINT, checkpoint), (Cause.DATA_LOADING, loader)]
+
+
+QUEUED_FOR_NS = 20_000
+"""Launched this long before its stream was free: the gap before it is the device's own."""
+
+LONGEST_OWN_GAP_NS = 10_000
+"""A longer gap on a stream waits for something."""
+
+USUAL_GAP_NS = 1_500
+USUAL_LAUNCH_NS = 1_000
+USUAL_EVENT_NS = 2_000
+"""Where a trace has no sample; medians of the recorded H100 runs."""
+
+USUAL_SYNC_NS = 5_000
+"""Own cost of a synchronize call, and from the end of the work to its return, where a trace has no sample."""
+
+
+def stream_gaps(activities: Activities, edges: Edges) -> Nanoseconds:
+    """By edge: the mean gap of such a succession (kernel after copy, ...) among activities that were long queued."""
+    before, after = edges.source, edges.target
+    gap = activities.start_ns[after] - activities.end_ns[before]
+    free = activities.end_ns[before] - QUEUED_FOR_NS
+    launched = activities.launch_ns[after]
+    sample = ((launched == NONE) | (launched < free)) & (gap >= 0) & (gap < LONGEST_OWN_GAP_NS)
+    kind = activities.work[before].astype(np.int64) * len(Work) + activities.work[after]
+    usual = np.full(len(Work) ** 2, USUAL_GAP_NS, np.int64)
+    count = np.bincount(kind[sample], minlength=len(usual))
+    total = np.bincount(kind[sample], weights=gap[sample], minlength=len(usual))
+    usual[count > 0] = (total[count > 0] / count[count > 0]).astype(np.int64)
+    result: Nanoseconds = usual[kind]
+    return result
+
+
+def launch_latency(activities: Activities, calls: ObservedCalls, edges: Edges, events: Edges) -> int:
+    """From a call's return to the start of what it launched on an idle stream, waiting for no other: the median."""
+    free = np.zeros(len(activities), np.int64)
+    free[edges.target] = activities.end_ns[edges.source]
+    launches = np.flatnonzero(
+        (calls.first_activity != NONE) & ~np.isin(np.arange(len(calls)), _followed_by_return(calls))
+    )
+    first = calls.first_activity[launches]
+    idle = (free[first] < calls.start_ns[launches]) & (activities.work[first] == Work.COMPUTE)
+    idle &= ~np.isin(first, events.target)
+    latency = activities.start_ns[first][idle] - calls.end_ns[launches][idle]
+    return int(np.median(latency)) if len(latency) else USUAL_LAUNCH_NS
+
+
+def _followed_by_return(calls: ObservedCalls) -> Nanoseconds:
+    """Launches of copies that block: their end is a cut, no return."""
+    returns = np.flatnonzero(calls.waits_for != NONE)
+    copies = calls.waits_for[returns]
+    launch_of = np.full(int(calls.first_activity.max(initial=0)) + 1, NONE, np.int64)
+    launches = np.flatnonzero(calls.first_activity != NONE)
+    launch_of[calls.first_activity[launches]] = launches
+    return launch_of[copies]
+
+
+def event_latency(activities: Activities, edges: Edges) -> int:
+    """From an activity's end to the start of one on another stream that waited for it: the median of short ones."""
+    gap = activities.start_ns[edges.target] - activities.end_ns[edges.source]
+    gap = gap[gap < LONGEST_OWN_GAP_NS]
+    return int(np.median(gap)) if len(gap) else USUAL_EVENT_NS
+
+
+def return_latency(activities: Activities, calls: ObservedCalls, edges: Edges) -> Nanoseconds:
+    """By edge: from the end of the work to the return. After a blocking copy the host's own copying is part of it."""
+    late = calls.end_ns[edges.target] - activities.end_ns[edges.source]
+    is_copy = calls.waits_for[edges.target] == edges.source
+    waited = ~is_copy & (activities.end_ns[edges.source] > calls.start_ns[edges.target])
+    least = np.full(len(calls), np.iinfo(np.int64).max)  # of several streams the last to end is the one waited for
+    np.minimum.at(least, edges.target[waited], late[waited])
+    sample = least[least < np.iinfo(np.int64).max]
+    usual = int(np.median(sample)) if len(sample) else USUAL_SYNC_NS
+    return np.where(is_copy, late, usual)
+
+
+def own_time(calls: ObservedCalls, held_up: Nanoseconds | np.ndarray, blocked: Nanoseconds | np.ndarray) -> Nanoseconds:
+    """What each call took of the host itself.
+
+    A launch held up by back-pressure takes what launches usually take; a call that waited for device work a little;
+    a synchronize call that no device work explains, all of its time.
+    """
+    own = calls.end_ns - calls.start_ns
+    launches = calls.first_activity != NONE
+    free = launches & ~held_up
+    usual = int(np.median(own[free])) if free.any() else USUAL_SYNC_NS
+    own = np.where(launches & held_up, np.minimum(own, usual), own)
+    own = np.where(calls.blocks & blocked, np.minimum(own, USUAL_SYNC_NS), own)
+    result: Nanoseconds = np.where(calls.waits_for != NONE, 0, own)
+    return result

@@ -1,0 +1,74 @@
+"""Output of `stepscope agent check`: what is collected here, what is not, and why."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from typing import TYPE_CHECKING
+
+from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.text.numbers import counted
+
+if TYPE_CHECKING:
+    from stepscope.agent.check import AgentCheck
+    from stepscope.collectors.capabilities import Capabilities, Gap
+
+_WIDTHS = 60, 120
+"""Columns, at least and at most; what lies between is the terminal's."""
+_WHY = {
+    MissingReason.NOT_SUPPORTED: "this GPU, driver or machine has no such thing",
+    MissingReason.NO_PERMISSION: "this user may not read it",
+    MissingReason.NOT_INSTALLED: "what tells it is not installed",
+    MissingReason.VERSION_MISMATCH: "library and driver do not fit: reboot, or reload the module",
+    MissingReason.GONE: "it was there and is no more",
+    MissingReason.TIMED_OUT: "no answer in time",
+    MissingReason.UNREACHABLE: "what tells it cannot be reached",
+    MissingReason.UNREADABLE: "what is told makes no sense",
+    MissingReason.TAKEN: "another program has it",
+    MissingReason.NOT_YET: "nothing was told yet",
+    MissingReason.FAILED: "it failed, and nobody says why",
+}
+"""Where the source itself says no more."""
+
+
+def check_lines(found: AgentCheck) -> list[str]:
+    """Of the whole report, none wider than the terminal or 120 columns."""
+    narrow, wide = _WIDTHS
+    width = max(narrow, min(wide, shutil.get_terminal_size((wide, 0)).columns))
+    lines = _sources(found, width)
+    for one in found.capabilities:
+        lines += ["", *_of_one(one, width)]
+    return lines
+
+
+def _sources(found: AgentCheck, width: int) -> list[str]:
+    rows = [("source", "state", "values", "")]
+    rows += [(one.name, one.reason or "up", str(one.num_readings), one.detail) for one in found.sources]
+    columns = [max(map(len, column)) + 2 for column in list(zip(*rows, strict=True))[:-1]]
+    lines: list[str] = []
+    for *cells, detail in rows:
+        head = "".join(cell.ljust(column) for cell, column in zip(cells, columns, strict=True))
+        lines += _wrapped(head + detail, width, indent=sum(columns))
+    for source in found.sources:
+        for finding in source.findings:
+            lines += _wrapped(f"finding: {finding}", width, indent=len("finding: "))
+    return lines
+
+
+def _of_one(one: Capabilities, width: int) -> list[str]:
+    told = dict(one.labels)
+    name = f"GPU {told.get('gpu', '')} {told.get('uuid', '')} {told.get('mig_profile', '')}" if told else "this machine"
+    lines = [f"{' '.join(name.split())}: {counted(len(one.collected), 'metric')}"]
+    for gap in one.gaps:
+        lines += _wrapped(f"  {gap.reason}: {gap.detail or _WHY[gap.reason]}", width, indent=4)
+        lines += _wrapped(f"    {_names(gap)}", width, indent=4)
+    return lines
+
+
+def _names(gap: Gap) -> str:
+    return ", ".join(metric.removeprefix("stepscope_") for metric in gap.metrics) or "all of its metrics"
+
+
+def _wrapped(line: str, width: int, *, indent: int) -> list[str]:
+    later = " " * indent
+    return textwrap.wrap(line, width, subsequent_indent=later, break_long_words=False, break_on_hyphens=False)

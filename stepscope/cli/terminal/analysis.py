@@ -1,0 +1,128 @@
+"""An analysis in a terminal: trace quality first, then the verdict, the time breakdown and the kernels."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.cli.terminal.console import report_console
+from stepscope.core.documents.analysis import Analysis, KernelTime, Ledger
+from stepscope.core.text.names import short_kernel_name
+from stepscope.core.text.numbers import counted
+from stepscope.core.text.verdict import SHOWN_FROM, headline, quality_lines, verdict_lines
+from stepscope.core.text.wording import category_phrase, cause_phrase
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import HEALTHY_CAUSES
+
+MOST_RANKS = 16
+
+
+def print_analysis(analysis: Analysis) -> None:
+    """Print the report to stdout; plain text when it is no terminal."""
+    console = report_console()
+    console.print("trace quality")
+    for name, line in quality_lines(analysis.trace_quality).items():
+        console.print(f"  {name:<6}  {line}")
+    console.print(headline(analysis.job))
+    console.print()
+    _print_verdict(console, analysis)
+    console.print(_root_cause_table(analysis))
+    console.print(_ledger_table(analysis))
+    print_kernels(console, analysis)
+    if analysis.pipeline is not None:
+        p = analysis.pipeline
+        console.print(
+            f"pipeline: {counted(p.stages, 'stage')}, {counted(p.micro_batches, 'micro-batch')}, "
+            f"{p.schedule}; without compute "
+            f"{p.measured:.1%} = schedule {p.structural:.1%} + uneven stages {p.imbalance:.1%} + rest {p.variance:.1%}"
+            f" (textbook {p.textbook:.1%})"
+        )
+
+
+def _print_verdict(console: Console, analysis: Analysis) -> None:
+    style = "bold green" if analysis.verdict.cause in HEALTHY_CAUSES else "bold yellow"
+    first, *rest = verdict_lines(analysis.verdict)
+    console.print(Text(first, style=style))
+    for line in rest:
+        console.print(line)
+
+
+def _root_cause_table(analysis: Analysis) -> Table:
+    table = Table("root cause", box=box.SIMPLE_HEAD, title="Why the time went there", title_justify="left")
+    for name in ("share", "90 % interval", "ms a step"):
+        table.add_column(name, justify="right")
+    table.add_column("ranks")
+    for row in analysis.root_causes:
+        if row.fraction < SHOWN_FROM:
+            continue
+        interval = "" if row.interval is None else f"{row.interval[0]:.1%} .. {row.interval[1]:.1%}"
+        milliseconds = "" if row.ms_per_step is None else f"{row.ms_per_step:,.1f}"
+        ranks = "all" if len(row.ranks) == len(analysis.job.ranks) else ", ".join(map(str, sorted(row.ranks)[:8]))
+        table.add_row(cause_phrase(row.cause), f"{row.fraction:.1%}", interval, milliseconds, ranks)
+    return table
+
+
+def _ledger_table(analysis: Analysis) -> Table:
+    shown = [h for h in TimeCategory if any(rank.ledger.get(h, 0.0) >= SHOWN_FROM for rank in analysis.ranks)]
+    table = Table("rank", box=box.SIMPLE_HEAD, title="Where the time went, share of the window", title_justify="left")
+    for heading in shown:
+        table.add_column(category_phrase(heading), justify="right")
+    for rank in analysis.ranks[:MOST_RANKS]:
+        table.add_row(str(rank.rank), *_share_cells(rank.ledger, shown))
+    if len(analysis.ranks) > MOST_RANKS:
+        table.add_row("...", *[""] * len(shown))
+    table.add_row("job", *_share_cells(analysis.ledger, shown))
+    return table
+
+
+def _share_cells(ledger: Ledger, shown: list[TimeCategory]) -> list[str]:
+    shares = [ledger.get(heading, 0.0) for heading in shown]  # an analysis kept by another version may lack headings
+    return [f"{share:.1%}" if share >= SHOWN_FROM else "" for share in shares]
+
+
+MOST_KERNELS = 6
+MOST_FINDINGS = 4
+KERNELS_SHOWN_FROM = 0.01
+"""Kernels under a hundredth of the windows are left to --json."""
+
+
+def print_kernels(console: Console, analysis: Analysis) -> None:
+    """Print the table and the findings below it; nothing where no kernel takes a hundredth of the time."""
+    windows = sum(rank.window_ms for rank in analysis.ranks)
+    kernels = [k for k in analysis.roofline.kernels if windows and k.ms / windows >= KERNELS_SHOWN_FROM][:MOST_KERNELS]
+    if not kernels:
+        return
+    table = Table("kernel", "operator", box=box.SIMPLE_HEAD, title="Kernels with most time", title_justify="left")
+    for name in ("share", "calls", "mean us", "of its roof", "occupancy"):
+        table.add_column(name, justify="right")
+    table.add_column("limited by")
+    table.add_column("findings")
+    for kernel in kernels:
+        table.add_row(*_kernel_cells(kernel, windows))
+    console.print(table)
+    for finding in analysis.roofline.findings[:MOST_FINDINGS]:
+        console.print(f"  - {finding.code.replace('_', ' ')}, {finding.fraction:.1%} of the time: {finding.message}")
+        console.print(f"    > {finding.advice}")
+
+
+def _kernel_cells(kernel: KernelTime, windows: float) -> tuple[str, ...]:
+    occupancy = " ".join(
+        part for part in (_percent(kernel.occupancy), (kernel.limiter or "").replace("_", " ")) if part
+    )
+    return (
+        short_kernel_name(kernel.name),
+        kernel.operator or "",
+        f"{kernel.ms / windows:.1%}",
+        f"{kernel.count:,}",
+        "" if kernel.mean_us is None else f"{kernel.mean_us:,.1f}",
+        _percent(kernel.roof_share),
+        occupancy,
+        category_phrase(kernel.limit),
+        ", ".join(code.replace("_", " ") for code in kernel.findings),
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"

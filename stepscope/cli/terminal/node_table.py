@@ -1,0 +1,159 @@
+"""The GPUs of many machines as one table in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.core.errors import printable
+from stepscope.core.text.numbers import UNKNOWN, counted
+from stepscope.core.text.wording import cause_phrase
+from stepscope.core.vocabulary.causes import Cause
+
+if TYPE_CHECKING:
+    from stepscope.core.documents.node import Node, NodeDevice
+    from stepscope.workflow.nodes.answers import NodeAnswer
+
+_OLD_SECONDS = 5.0
+_CAUSES = {cause.value: cause for cause in Cause}
+_STYLES = {"failed": "bold red", "degraded": "yellow", "unknown": "dim", "healthy": "green"}
+_SHORT = {
+    "software_power_cap": "power",
+    "hardware_slowdown": "hw",
+    "hardware_thermal": "hw heat",
+    "software_thermal": "heat",
+    "hardware_power_brake": "brake",
+    "sync_boost": "sync",
+    "application_clocks": "app clocks",
+    "display_clocks": "display",
+}
+"""Throttle reasons; `idle` is none."""
+_COLUMNS = ("host", "GPU", "job", "class", "util", "tensor", "DRAM", "W", "GiB", "°C", "MHz", "throttled", "health")
+_RIGHT = frozenset({"util", "tensor", "DRAM", "W", "GiB", "°C", "MHz"})
+
+
+def node_table(answers: Sequence[NodeAnswer], now: float) -> Group:
+    """A line on all, a row for each GPU and MIG instance, and one for each agent that does not answer.
+
+    Args:
+        answers: of the agents.
+        now: by the monotonic clock.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in _COLUMNS:
+        table.add_column(name, justify="right" if name in _RIGHT else "left", no_wrap=name != "health")
+    for answer in answers:
+        for row in _rows(answer, now):
+            table.add_row(*row)
+    return Group(_summary(answers), table)
+
+
+def _summary(answers: Sequence[NodeAnswer]) -> Text:
+    devices = [one for answer in answers if answer.node and not answer.error for one in answer.node.devices]
+    gpus = [one for one in devices if "gpu_instance" not in one.labels]
+    told = [
+        counted(len(answers), "machine"),
+        counted(len(gpus), "GPU"),
+    ]
+    busy = [one.values["utilization_ratio"] for one in gpus if "utilization_ratio" in one.values]
+    if busy:
+        told.append(f"{_percent(sum(busy) / len(busy))} busy")
+    watts = [one.values["power_watts"] for one in gpus if "power_watts" in one.values]
+    if watts:
+        told.append(f"{sum(watts) / 1000:,.1f} kW")
+    silent = sum(1 for answer in answers if answer.error)
+    if silent:
+        told.append(f"{counted(silent, 'agent does', 'agents do')} not answer")
+    return Text(", ".join(told))
+
+
+def _rows(answer: NodeAnswer, now: float) -> Iterator[Sequence[Text | str]]:
+    node = answer.node
+    if node is None or answer.error:
+        since = "" if answer.at is None else f", last heard {now - answer.at:.0f} s ago"
+        text = _text(f"{answer.error or 'asked'}{since}", "red" if answer.error else "dim")
+        yield (_text(_shown_host(answer), "bold"), *([""] * (len(_COLUMNS) - 2)), text)
+    if node is None:
+        return
+    age = 0.0 if answer.at is None else now - answer.at
+    for device in node.devices:
+        yield _row(node, device, age)
+    if not node.devices and not answer.error:
+        why = next((f"{one.name}: {one.reason}" for one in node.sources if one.name == "nvml" and not one.is_up), "")
+        yield (_text(node.host), *([""] * (len(_COLUMNS) - 2)), _text(f"no GPU {why}".strip(), "dim"))
+
+
+def _shown_host(answer: NodeAnswer) -> str:
+    return answer.node.host if answer.node else answer.agent.partition("://")[2]
+
+
+def _row(node: Node, device: NodeDevice, age: float) -> Sequence[Text | str]:
+    values = device.values
+    style = "dim" if device.is_up is False or age > _OLD_SECONDS else ""
+    cells = (
+        node.host,
+        " ".join(filter(None, (device.name, device.labels.get("mig_profile", "")))),
+        _job(device),
+        _class(device),
+        _percent(values.get("utilization_ratio")),
+        _percent(values.get("tensor_active_ratio")),
+        _percent(values.get("dram_active_ratio")),
+        _of(values.get("power_watts"), values.get("power_limit_watts"), 1.0),
+        _of(values.get("memory_used_bytes"), values.get("memory_total_bytes"), 1 << 30),
+        _number(values.get("temperature_celsius")),
+        _number(values.get("sm_clock_hertz"), 1e6),
+        _throttled(device.by_label.get("throttle_reason", {})),
+    )
+    return (*(_text(cell, style) for cell in cells), _health(device, age))
+
+
+def _job(device: NodeDevice) -> str:
+    names = [" ".join(filter(None, (job.name or job.id, job.user))) for job in device.jobs[:2]]
+    further = f" +{len(device.jobs) - 2}" if len(device.jobs) > 2 else ""
+    state = device.marked("use_state").replace("_", " ")
+    return ", ".join(names) + further or ("" if state in ("busy", "unknown") else state)
+
+
+def _class(device: NodeDevice) -> str:
+    if device.spent is None:
+        return UNKNOWN
+    cause = _CAUSES.get(device.spent.cause)
+    return cause_phrase(cause) if cause else device.spent.cause.replace("_", " ")
+
+
+def _throttled(reasons: dict[str, float]) -> str:
+    told: Iterable[str] = (name for name, value in reasons.items() if value == 1.0 and name != "idle")
+    return ", ".join(_SHORT.get(name, name.replace("_", " ")) for name in told)
+
+
+def _health(device: NodeDevice, age: float) -> Text:
+    old = max(age, device.age_seconds or 0.0)
+    since = f" ({old:.0f} s old)" if old > _OLD_SECONDS else ""
+    if device.is_up is False:
+        return _text(f"does not answer: {device.reason.replace('_', ' ')}{since}", "bold red")
+    if device.health is None:
+        return Text(f"{UNKNOWN}{since}")
+    told = device.health.state if not device.health.reason else f"{device.health.state}: {device.health.reason}"
+    return _text(told + since, _STYLES.get(device.health.state, ""))
+
+
+def _text(text: str, style: str = "") -> Text:
+    """What others have named, as jobs by their users, may hold what a terminal would obey."""
+    return Text(printable(text), style=style)
+
+
+def _percent(ratio: float | None) -> str:
+    return UNKNOWN if ratio is None else f"{100 * ratio:.0f} %"
+
+
+def _number(value: float | None, unit: float = 1.0) -> str:
+    return UNKNOWN if value is None else f"{value / unit:,.0f}"
+
+
+def _of(value: float | None, most: float | None, unit: float) -> str:
+    return _number(value, unit) if most is None else f"{_number(value, unit)}/{_number(most, unit)}"

@@ -1,0 +1,69 @@
+"""Progress over many files or runs: a bar on a terminal, else only the lines that a job reports."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import PurePath
+
+SHOWN_AFTER_SECONDS = 1.0
+
+
+@contextmanager
+def file_progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A callback (done, total, path) that draws a bar on stderr."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _total, _path: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    began = time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = progress.add_task(what)
+    started = False
+
+    def tell(done: int, total: int, path: str) -> None:
+        nonlocal started
+        if not started and time.monotonic() - began >= SHOWN_AFTER_SECONDS:
+            progress.start()
+            started = True
+        progress.update(task, completed=done, total=total, description=f"{what} {PurePath(path).name}")
+
+    try:
+        yield tell
+    finally:
+        if started:
+            progress.stop()
+
+
+@contextmanager
+def run_progress(what: str) -> Iterator[tuple[Callable[[str], None], Callable[[int, int, str], None]]]:
+    """For runs of minutes each: a function that tells a line, and a callback (done, total, name) that draws a bar.
+
+    Both write to stderr. The bar is drawn by these calls alone, by no thread: ranks are forked in between, and a lock
+    that a thread holds then stays held in them.
+    """
+    import click
+
+    if not sys.stderr.isatty():
+        yield lambda line: click.echo(line, err=True), lambda _done, _total, _name: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
+    task = progress.add_task(what)
+
+    def draw(done: int, total: int, name: str) -> None:
+        progress.update(task, completed=done, total=total, description=f"{what} {name}", refresh=True)
+
+    def tell(line: str) -> None:
+        progress.console.print(line, markup=False, highlight=False)
+
+    with progress:
+        yield tell, draw

@@ -1,0 +1,369 @@
+"""Machine-wide counters: CPU time and load, memory and NUMA nodes, pressure (PSI), disks; lists of CPUs.
+
+- `iowait` is idle time while a disk was waited for. The kernel's counter of it may go back a little.
+- `MemAvailable` is what programs can still get; free memory leaves out what caches hold (giampaolo/psutil#2604).
+- Pressure stall information: "some" is time in which at least one thread waited, "full" in which all threads that were
+  not idle did, so that no work was done.
+- Only whole disks with hardware behind them: partitions, dm and md devices pass on what a disk counts too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stepscope.collectors.host.files import Files, HostReadings, Unread
+from stepscope.core.metrics.host import HOST
+from stepscope.core.metrics.readings import MissingReason
+
+_CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+"""In the order of /proc/stat; `guest` follows there and is part of `user`."""
+_STAT_COUNTS = {
+    "ctxt": HOST + "context_switches_total",
+    "processes": HOST + "processes_started_total",
+    "procs_running": HOST + "processes_running",
+    "procs_blocked": HOST + "processes_blocked",
+    "btime": HOST + "boot_time_seconds",
+}
+_LOAD_WINDOWS = ("1m", "5m", "15m")
+
+
+@dataclass(frozen=True, slots=True)
+class CpuStat:
+    """/proc/stat.
+
+    Attributes:
+        ticks: of all CPUs, by mode.
+        num_cpus: lines of single CPUs: those online.
+        counts: the other lines with one number, by name.
+    """
+
+    ticks: dict[str, int]
+    num_cpus: int
+    counts: dict[str, int]
+
+
+def parse_cpu_stat(text: str) -> CpuStat:
+    """Read /proc/stat. Lines that make no sense are passed over."""
+    ticks: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    num_cpus = 0
+    for line in text.splitlines():
+        name, _, rest = line.partition(" ")
+        if name == "cpu":
+            ticks = dict(zip(_CPU_MODES, _parse_numbers(rest), strict=False))
+        elif name.startswith("cpu") and name[3:].isdecimal():
+            num_cpus += 1
+        elif name in _STAT_COUNTS and (numbers := _parse_numbers(rest)):
+            counts[name] = numbers[0]
+    return CpuStat(ticks, num_cpus, counts)
+
+
+def _parse_numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split() if word.isascii() and word.isdecimal()]
+
+
+def parse_load(text: str) -> tuple[float, ...]:
+    """Load averages over 1, 5 and 15 minutes; empty where the text is something else."""
+    words = text.split()[:3]
+    try:
+        return tuple(float(word) for word in words) if len(words) == 3 else ()
+    except ValueError:
+        return ()
+
+
+def read_cpu(files: Files, into: HostReadings, *, ticks_per_second: float) -> None:
+    """Read the CPUs' times and the load.
+
+    Args:
+        files: of the machine.
+        into: where it goes.
+        ticks_per_second: USER_HZ.
+    """
+    text = files.read("proc/stat")
+    if isinstance(text, Unread):
+        into.miss([HOST + "cpu_seconds_total", HOST + "cpus", *_STAT_COUNTS.values()], text)
+    else:
+        stat = parse_cpu_stat(text)
+        for mode in _CPU_MODES:
+            if mode in stat.ticks:
+                into.add(HOST + "cpu_seconds_total", stat.ticks[mode] / ticks_per_second, mode=mode)
+            else:
+                into.miss_line(HOST + "cpu_seconds_total", "proc/stat", mode, mode=mode)
+        if stat.num_cpus:
+            into.add(HOST + "cpus", stat.num_cpus)
+        else:
+            into.miss_line(HOST + "cpus", "proc/stat", "single CPUs")
+        for name, metric in _STAT_COUNTS.items():
+            if name in stat.counts:
+                into.add(metric, stat.counts[name])
+            else:
+                into.miss_line(metric, "proc/stat", name)
+    text = files.read("proc/loadavg")
+    if isinstance(text, Unread):
+        into.miss([HOST + "load_average"], text)
+        return
+    loads = parse_load(text)
+    if not loads:
+        into.miss_line(HOST + "load_average", "proc/loadavg", "three numbers")
+    for window, load in zip(_LOAD_WINDOWS, loads, strict=False):
+        into.add(HOST + "load_average", load, window=window)
+
+
+_MEMINFO_METRICS = {
+    "MemTotal": HOST + "memory_total_bytes",
+    "MemAvailable": HOST + "memory_available_bytes",
+    "MemFree": HOST + "memory_free_bytes",
+    "Buffers": HOST + "memory_buffers_bytes",
+    "Cached": HOST + "memory_cached_bytes",
+    "Shmem": HOST + "memory_shared_bytes",
+    "AnonPages": HOST + "memory_anonymous_bytes",
+    "Unevictable": HOST + "memory_unevictable_bytes",
+    "Slab": HOST + "memory_slab_bytes",
+    "Dirty": HOST + "memory_dirty_bytes",
+    "Writeback": HOST + "memory_writeback_bytes",
+    "Committed_AS": HOST + "memory_committed_bytes",
+    "SwapTotal": HOST + "swap_total_bytes",
+    "SwapFree": HOST + "swap_free_bytes",
+}
+_HUGE_PAGES = {"HugePages_Total": HOST + "huge_pages_total_bytes", "HugePages_Free": HOST + "huge_pages_free_bytes"}
+_VMSTAT_METRICS = {"pgmajfault": HOST + "major_page_faults_total", "oom_kill": HOST + "oom_kills_total"}
+_SWAP_METRICS = {"pswpin": HOST + "swapped_in_bytes_total", "pswpout": HOST + "swapped_out_bytes_total"}
+_RECLAIM_STALLS = HOST + "reclaim_stalls_total"
+_MEMINFO_LINE = re.compile(r"\s*(?:Node\s+\d+\s+)?([A-Za-z0-9_()]+):\s*(\d+)( kB)?\s*", re.ASCII)
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    """Read /proc/meminfo, or a NUMA node's: bytes by name, and numbers of pages where there is no unit."""
+    matches = (_MEMINFO_LINE.fullmatch(line) for line in text.splitlines())
+    return {match[1]: int(match[2]) * (1024 if match[3] else 1) for match in matches if match}
+
+
+def parse_counts(text: str) -> dict[str, int]:
+    """Read /proc/vmstat, or a NUMA node's numastat: numbers by name."""
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isascii() and pair[1].isdecimal()}
+
+
+def read_memory(files: Files, into: HostReadings, *, page_bytes: int) -> None:
+    """Read the machine's memory.
+
+    Args:
+        files: of the machine.
+        into: where it goes.
+        page_bytes: of one page of memory.
+    """
+    text = files.read("proc/meminfo")
+    if isinstance(text, Unread):
+        into.miss([*_MEMINFO_METRICS.values(), *_HUGE_PAGES.values()], text)
+    else:
+        known = parse_meminfo(text)
+        for field, metric in _MEMINFO_METRICS.items():
+            if field in known:
+                into.add(metric, known[field])
+            else:
+                into.miss_line(metric, "proc/meminfo", field)
+        for field, metric in _HUGE_PAGES.items():
+            if field in known and "Hugepagesize" in known:
+                into.add(metric, known[field] * known["Hugepagesize"])
+            else:
+                into.miss_line(metric, "proc/meminfo", field)
+    text = files.read("proc/vmstat")
+    if isinstance(text, Unread):
+        into.miss([*_VMSTAT_METRICS.values(), *_SWAP_METRICS.values(), _RECLAIM_STALLS], text)
+        return
+    counts = parse_counts(text)
+    for field, metric in (*_VMSTAT_METRICS.items(), *_SWAP_METRICS.items()):
+        if field in counts:
+            into.add(metric, counts[field] * (page_bytes if field in _SWAP_METRICS else 1))
+        else:
+            into.miss_line(metric, "proc/vmstat", field)
+    stalls = [count for field, count in counts.items() if field == "allocstall" or field.startswith("allocstall_")]
+    if stalls:
+        into.add(_RECLAIM_STALLS, sum(stalls))
+    else:
+        into.miss_line(_RECLAIM_STALLS, "proc/vmstat", "allocstall")
+
+
+def read_numa_memory(files: Files, into: HostReadings) -> None:
+    """Read the memory of each NUMA node."""
+    folder = "sys/devices/system/node"
+    total, free, misses = (
+        HOST + f"numa_{name}" for name in ("memory_total_bytes", "memory_free_bytes", "misses_total")
+    )
+    names = files.names(folder)
+    if isinstance(names, Unread):
+        into.miss([total, free, misses], names)
+        return
+    for node in (name[4:] for name in names if re.fullmatch(r"node\d+", name, re.ASCII)):
+        text = files.read(f"{folder}/node{node}/meminfo")
+        known = {} if isinstance(text, Unread) else parse_meminfo(text)
+        for field, metric in (("MemTotal", total), ("MemFree", free)):
+            if field in known:
+                into.add(metric, known[field], node=node)
+            elif isinstance(text, Unread):
+                into.miss([metric], text, node=node)
+            else:
+                into.miss_line(metric, f"{folder}/node{node}/meminfo", field, node=node)
+        text = files.read(f"{folder}/node{node}/numastat")
+        count = None if isinstance(text, Unread) else parse_counts(text).get("numa_miss")
+        if count is not None:
+            into.add(misses, count, node=node)
+        elif isinstance(text, Unread):
+            into.miss([misses], text, node=node)
+        else:
+            into.miss_line(misses, f"{folder}/node{node}/numastat", "numa_miss", node=node)
+
+
+RESOURCES = ("cpu", "memory", "io")
+_PRESSURE_LINE = re.compile(r"(some|full) avg10=(\d+\.\d+) avg60=(\d+\.\d+) avg300=(\d+\.\d+) total=(\d+)", re.ASCII)
+_PRESSURE_WINDOWS = ("10s", "60s", "300s")
+_PSI_OFF = "the kernel has no PSI (before 4.20), or it is off: boot with psi=1"
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """One line.
+
+    Attributes:
+        share: "some" or "full".
+        ratios: share of the last 10, 60 and 300 s.
+        seconds: in all.
+    """
+
+    share: str
+    ratios: tuple[float, float, float]
+    seconds: float
+
+
+def parse_pressure(text: str) -> list[Pressure]:
+    """Read a pressure file. Lines that make no sense are passed over."""
+    matches = (_PRESSURE_LINE.fullmatch(line.strip()) for line in text.splitlines())
+    return [
+        Pressure(match[1], (_ratio(match[2]), _ratio(match[3]), _ratio(match[4])), int(match[5]) / 1_000_000)
+        for match in matches
+        if match
+    ]
+
+
+def _ratio(percent: str) -> float:
+    return round(float(percent) / 100, 6)  # two decimals of a percentage: 0.6985, not 0.6984999999999999
+
+
+def read_pressure(files: Files, into: HostReadings) -> None:
+    """Read the machine's pressure."""
+    total, ratio = HOST + "pressure_seconds_total", HOST + "pressure_ratio"
+    for resource in RESOURCES:
+        text = files.read(f"proc/pressure/{resource}")
+        lines = [] if isinstance(text, Unread) else parse_pressure(text)
+        if not lines:
+            off = not isinstance(text, Unread) or text.reason is MissingReason.NOT_SUPPORTED
+            why = text if isinstance(text, Unread) and not off else Unread(MissingReason.NOT_SUPPORTED, _PSI_OFF)
+            into.miss([total, ratio], why, resource=resource)
+        for line in lines:
+            into.add(total, line.seconds, resource=resource, share=line.share)
+            for window, value in zip(_PRESSURE_WINDOWS, line.ratios, strict=True):
+                into.add(ratio, value, resource=resource, share=line.share, window=window)
+
+
+_SECTOR_BYTES = 512
+"""Of /proc/diskstats, whatever the disk's own."""
+_DISK_METRICS = (
+    *("disk_reads_total", "disk_read_bytes_total", "disk_read_seconds_total", "disk_writes_total"),
+    *("disk_written_bytes_total", "disk_write_seconds_total", "disk_in_flight", "disk_busy_seconds_total"),
+)
+_NOT_A_DISK = re.compile(
+    r"(loop|ram|zram|dm-|md|sr|fd|nbd)\d+.*|(sd|vd|xvd|hd)[a-z]+\d+|(nvme\d+n|mmcblk)\d+p\d+", re.ASCII
+)
+"""Where /sys/block does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """One line of /proc/diskstats: counts, bytes, seconds."""
+
+    name: str
+    num_reads: int
+    read_bytes: int
+    read_seconds: float
+    num_writes: int
+    written_bytes: int
+    write_seconds: float
+    num_in_flight: int
+    busy_seconds: float
+
+
+def parse_diskstats(text: str) -> list[Disk]:
+    """Read /proc/diskstats of any kernel since 2.6 (11 numbers a disk, then more). Other lines are passed over."""
+    disks = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) < 14 or not all(word.isascii() and word.isdecimal() for word in words[3:14]):
+            continue
+        n = [int(word) for word in words[3:14]]
+        disks.append(
+            Disk(
+                name=words[2],
+                num_reads=n[0],
+                read_bytes=n[2] * _SECTOR_BYTES,
+                read_seconds=n[3] / 1000,
+                num_writes=n[4],
+                written_bytes=n[6] * _SECTOR_BYTES,
+                write_seconds=n[7] / 1000,
+                num_in_flight=n[8],
+                busy_seconds=n[9] / 1000,
+            )
+        )
+    return disks
+
+
+def read_disks(files: Files, into: HostReadings) -> None:
+    """Read all disks."""
+    text = files.read("proc/diskstats")
+    if isinstance(text, Unread):
+        into.miss([HOST + name for name in _DISK_METRICS], text)
+        return
+    blocks = files.names("sys/block")
+    for disk in parse_diskstats(text):
+        if isinstance(blocks, Unread):
+            is_disk = _NOT_A_DISK.fullmatch(disk.name) is None
+        else:
+            is_disk = files.exists(f"sys/block/{disk.name.replace('/', '!')}/device")
+        if not is_disk:
+            continue
+        values = (
+            *(disk.num_reads, disk.read_bytes, disk.read_seconds, disk.num_writes),
+            *(disk.written_bytes, disk.write_seconds, disk.num_in_flight, disk.busy_seconds),
+        )
+        for name, value in zip(_DISK_METRICS, values, strict=True):
+            into.add(HOST + name, value, device=disk.name)
+
+
+_CPU_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
+
+
+def parse_cpu_list(text: str) -> frozenset[int] | None:
+    """CPUs of "0-3,8,64-67"; none of an empty text; None where it is no list."""
+    cpus: set[int] = set()
+    words = [word.strip() for word in text.strip().split(",")] if text.strip() else []
+    for word in words:
+        match = _CPU_RANGE.fullmatch(word)
+        if match is None:
+            return None
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            return None
+        cpus.update(range(first, last + 1))
+    return frozenset(cpus)
+
+
+def cpu_list(cpus: Iterable[int]) -> str:
+    """The list in the kernel's way."""
+    ranges: list[tuple[int, int]] = []
+    for cpu in sorted(set(cpus)):
+        if ranges and ranges[-1][1] == cpu - 1:
+            ranges[-1] = (ranges[-1][0], cpu)
+        else:
+            ranges.append((cpu, cpu))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)

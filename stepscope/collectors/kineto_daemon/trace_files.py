@@ -1,0 +1,293 @@
+"""Files of a trace on its way into a run: the staging folder that a process writes to, and the compressed file.
+
+Staging is a folder of its own for each capture, below /tmp or the process's KINETO_ONDEMAND_TRACE_DIR (libkineto since
+June 2026 refuses other places), in the process's own file system: a container has another /tmp than ours. Names are
+walked one by one and links refused, as whoever runs the process could have put some there; only a plain file of its
+user is read. A trace is read once, verified and compressed on the way, and kept whole or not at all. The agent's folder
+belongs to the agent: users own their files in it, but no folder, so that nobody can put a link where a later trace
+goes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from stepscope.collectors.kineto_daemon.processes import KinetoProcess, Peer, process_times
+from stepscope.collectors.kineto_daemon.verification import TraceReader, TraceSummary
+from stepscope.core.documents.run_directory import TRACES_FOLDER, trace_path
+
+DEFAULT_FOLDER = "/tmp"
+_STAGING_PREFIX = "stepscope-kineto-"
+_LEFT_BEHIND_SECONDS = 3600.0
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class Staging:
+    """The folder of one capture of one process.
+
+    Attributes:
+        path: as the process sees it.
+    """
+
+    def __init__(self, process: KinetoProcess, base: str | None) -> None:
+        """Make it.
+
+        Args:
+            process: whose.
+            base: its KINETO_ONDEMAND_TRACE_DIR, None without.
+
+        Raises:
+            OSError: it cannot be made.
+            ValueError: the base leads elsewhere.
+        """
+        if base is not None and (not base.startswith("/") or ".." in base.split("/")):
+            raise ValueError(f"its KINETO_ONDEMAND_TRACE_DIR is no plain folder: {base}")
+        self._peer = process.peer
+        self._is_local = base is None
+        self._root = _process_root(process)
+        name = _STAGING_PREFIX + secrets.token_hex(8)
+        self.path = PurePosixPath(base or DEFAULT_FOLDER) / name
+        with _opened(self._root, self.path.parent) as parent:
+            os.mkdir(name, 0o700, dir_fd=parent)
+            self._give_to_process(parent)
+
+    def has(self, path: PurePosixPath) -> bool:
+        """Whether the trace is there, under the name that it gets once it is whole."""
+        try:
+            with _opened(self._root, self.path) as folder:
+                return stat.S_ISREG(os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode)
+        except OSError:
+            return False
+
+    def witness(self, path: PurePosixPath) -> str | None:
+        """Our name of the trace, where looking for it cannot hang: None where the process chose the folder."""
+        return os.path.join(self._root, *path.relative_to("/").parts) if self._is_local else None
+
+    def open(self, path: PurePosixPath) -> int:
+        """A descriptor of the trace, for reading; the caller closes it.
+
+        Raises:
+            OSError: it is not there, or is no plain file of the process's user.
+        """
+        with _opened(self._root, self.path) as folder:
+            file = os.open(path.name, _FILE_FLAGS, dir_fd=folder)
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != self._peer.uid or found.st_nlink != 1:
+            os.close(file)
+            raise PermissionError(f"{path} is no plain file of user {self._peer.uid}")
+        return file
+
+    def remove(self) -> None:
+        """Remove the folder and the files in it. A process that is to write there afterwards says so and goes on."""
+        with suppress(OSError), _opened(self._root, self.path.parent) as parent:
+            _remove(parent, self.path.name)
+
+    def _give_to_process(self, parent: int) -> None:
+        if os.geteuid() == self._peer.uid:
+            return
+        with _opened_in(parent, self.path.name) as folder:
+            try:
+                os.fchown(folder, self._peer.uid, self._peer.gid)
+            except PermissionError:  # without CAP_CHOWN: its name is secret, and nobody else can list it
+                os.fchmod(folder, 0o1733)
+
+
+def remove_left_behind(now_ns: int) -> None:
+    """Remove folders that agents left which were killed; those of the last hour may be of one that works.
+
+    Args:
+        now_ns: ns since the epoch.
+    """
+    with suppress(OSError), _opened("/", PurePosixPath(DEFAULT_FOLDER)) as parent:
+        for name in os.listdir(parent):
+            if name.startswith(_STAGING_PREFIX):
+                with suppress(OSError):
+                    found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+                    if now_ns - found.st_mtime_ns > _LEFT_BEHIND_SECONDS * 1e9:
+                        _remove(parent, name)
+
+
+def _remove(parent: int, name: str) -> None:
+    """Remove a folder of plain files."""
+    with suppress(OSError), _opened_in(parent, name) as folder:
+        for inner in os.listdir(folder):
+            with suppress(OSError):
+                os.unlink(inner, dir_fd=folder)
+    os.rmdir(name, dir_fd=parent)
+
+
+def _process_root(process: KinetoProcess) -> str:
+    """Where the process's file system is for us.
+
+    Raises:
+        OSError: it is out of our reach, so that its trace would be lost.
+    """
+    pid = process.peer.pid
+    if pid == 0:
+        raise ProcessLookupError("the agent does not see its process: run it in the host's PID namespace (hostPID)")
+    try:
+        is_ours = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+    except PermissionError:
+        if process.pid != pid:
+            raise PermissionError("its trace lies in its container, where the agent needs CAP_SYS_PTRACE") from None
+        is_ours = True  # another user's process, on this machine as we are
+    return "/" if is_ours else f"/proc/{pid}/root"
+
+
+@contextmanager
+def _opened(root: str, path: PurePosixPath) -> Iterator[int]:
+    """The folder `path` below `root`, reached without following a link below it."""
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in path.relative_to("/").parts:
+            inner = os.open(name, _DIRECTORY_FLAGS, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        yield folder
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def _opened_in(parent: int, name: str) -> Iterator[int]:
+    folder = os.open(name, _DIRECTORY_FLAGS, dir_fd=parent)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+_BLOCK_BYTES = 1 << 18
+_GZIP = 31
+_LEVEL = 1
+_FOLDER_MODE, _FILE_MODE = 0o755, 0o640
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DISK_FULL_HINT = "free some space there, or set kineto.directory"
+_CAPTURE_FOLDER = re.compile(r"step(\d{1,9})")
+_NOT_IN_RUN_NAME = re.compile(r"[^A-Za-z0-9_-]")
+
+
+class TooLargeError(Exception):
+    """The compressed trace is larger than was allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTrace:
+    """A compressed trace that has no rank's name yet.
+
+    Attributes:
+        path: of the file.
+        num_bytes: of it.
+        summary: of the trace.
+    """
+
+    path: Path
+    num_bytes: int
+    summary: TraceSummary
+
+
+def run_name(job_id: int | None, run_id: str | None, leader: int, proc: Path = Path("/proc")) -> str:
+    """What a job is called: alike for all its ranks on this node, unlike any other job's here.
+
+    Args:
+        job_id: Slurm's, None without.
+        run_id: of torchrun's rendezvous, None without.
+        leader: the process that started its ranks, or its only one.
+        proc: where to look.
+    """
+    if job_id is not None:
+        return f"slurm-{job_id}"
+    if run_id is not None:
+        return f"torchrun-{_NOT_IN_RUN_NAME.sub('_', run_id)[:64]}"
+    times = process_times(leader, proc)
+    return f"pid-{leader}-{times.start_ticks if times else 0}"  # process ids come again
+
+
+def make_capture_folder(run: Path) -> int:
+    """Make the folder of a run's next capture; k of `step<k>` counts captures, as no process tells the step.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    traces = run / TRACES_FOLDER
+    with _errors_with_path(traces):
+        traces.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        while True:
+            matches = (_CAPTURE_FOLDER.match(folder.name) for folder in traces.iterdir())
+            number = max((int(match[1]) + 1 for match in matches if match), default=0)
+            try:
+                (run / trace_path(number, 0)).parent.mkdir(mode=_FOLDER_MODE)
+            except FileExistsError:  # another capture of the same run
+                continue
+            return number
+
+
+def compress_trace(source: int, partial: Path, owner: Peer, *, max_bytes: int | None) -> CompressedTrace:
+    """Read a trace to its end, write it compressed.
+
+    Args:
+        source: descriptor of the trace.
+        partial: the file to make.
+        owner: the process that wrote it; its user gets the file.
+        max_bytes: of the compressed trace; None without a limit.
+
+    Raises:
+        TooLargeError: it would pass the limit.
+        OSError: it cannot be read or written.
+    """
+    reader, packer, size = TraceReader(), zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP), 0
+    try:
+        with _errors_with_path(partial), partial.open("xb") as file:
+            os.fchmod(file.fileno(), _FILE_MODE)
+            with suppress(PermissionError):  # without CAP_CHOWN it stays the agent's
+                os.fchown(file.fileno(), owner.uid, owner.gid)
+            is_more = True
+            while is_more:
+                with _errors_with_path("the process's trace"):
+                    block = os.read(source, _BLOCK_BYTES)
+                is_more = bool(block)
+                reader.feed(block)
+                size += file.write(packer.compress(block) if is_more else packer.flush())
+                if max_bytes is not None and size > max_bytes:
+                    raise TooLargeError(f"the compressed trace is larger than {max_bytes} bytes")
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return CompressedTrace(partial, size, reader.summary())
+
+
+def move_into_run(partial: CompressedTrace, run: Path, capture: int, rank: int) -> Path:
+    """Give a compressed trace its name in the run.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    path = run / trace_path(capture, rank)
+    with _errors_with_path(path):
+        partial.path.replace(path)
+    return path
+
+
+@contextmanager
+def _errors_with_path(where: Path | str) -> Iterator[None]:
+    """Errors say where, as those of `write` and `fsync` do not, and what helps on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(where)
+        if error.errno in _DISK_FULL:
+            error.strerror = f"{error.strerror}; {_DISK_FULL_HINT}"
+        raise

@@ -1,0 +1,345 @@
+"""One machine as its agent sees it (`stepscope.node/1`), and the status of several (`stepscope.status/1`).
+
+Metrics stand without their prefix `stepscope_gpu_`. Unknown is missing with its reason, never 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stepscope.core.documents.evidence import Notice
+from stepscope.core.hardware.devices import device_key
+
+NODE_SCHEMA = "stepscope.node/1"
+NODE_PATH = "/api/v1/node"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSource:
+    """One of the agent's sources.
+
+    Attributes:
+        name: of the source: "nvml", "host".
+        is_up: it answers.
+        reason: why not, a `MissingReason`; empty while it answers.
+        detail: one line on it.
+        age_seconds: of its last collection; None before the first.
+        num_readings: values of that.
+    """
+
+    name: str
+    is_up: bool
+    reason: str
+    detail: str
+    age_seconds: float | None
+    num_readings: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJob:
+    """A job that has the device.
+
+    Attributes:
+        kind, id, name, user, account, team, project, queue, workload: see `core.jobs.Job`.
+        share: how it has the device: exclusive, time_sliced, mps.
+        pids: its processes there.
+    """
+
+    kind: str
+    id: str
+    name: str = ""
+    user: str = ""
+    account: str = ""
+    team: str = ""
+    project: str = ""
+    queue: str = ""
+    workload: str = ""
+    share: str = ""
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHealth:
+    """How a device, or the machine beside its GPUs, is.
+
+    Attributes:
+        state: healthy, degraded, failed, unknown.
+        reason: one line; empty when healthy, but for a note.
+        codes: of its open events, the worst first.
+        unchecked: codes of what could not be checked.
+    """
+
+    state: str
+    reason: str
+    codes: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """One episode of something being wrong; see `core.health.HealthEvent`.
+
+    Attributes:
+        code, labels, message, value, threshold, unit, first_ns, last_ns, ended_ns, count, since_start: of it.
+        severity: info, warning, critical.
+        action: what is to be done: "reset_gpu".
+        action_line: the same for people.
+    """
+
+    code: str
+    labels: dict[str, str]
+    severity: str
+    action: str
+    action_line: str
+    message: str
+    value: float | None
+    threshold: float | None
+    unit: str
+    first_ns: int
+    last_ns: int
+    ended_ns: int | None
+    count: int
+    since_start: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvidence:
+    """One number behind a class."""
+
+    metric: str
+    value: float
+    unit: str
+    threshold: float | None = None
+    devices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClass:
+    """What a device or a job spent the last minute on; see `core.fleet_class.FleetClass`.
+
+    Attributes:
+        cause, reasons: in the words of `core.causes`.
+        confidence, summary, counters, begin_ns, end_ns: of it.
+        shares: of time: computing, waiting, copying, empty; those that are known.
+        evidence: numbers; of a job's, `devices` are places in its `devices`.
+    """
+
+    cause: str
+    reasons: tuple[str, ...]
+    confidence: float
+    summary: str
+    counters: str
+    shares: dict[str, float]
+    evidence: tuple[NodeEvidence, ...]
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJobClass:
+    """What the devices of a job on this machine spent their time on; `devices` are their UUIDs."""
+
+    job_kind: str
+    job_id: str
+    devices: tuple[str, ...]
+    told: NodeClass
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDevice:
+    """A GPU or MIG instance.
+
+    Attributes:
+        labels: which: gpu, uuid; of MIG instances gpu_instance, compute_instance, mig_profile as well.
+        info: what it is: name, driver, pci_bus_id.
+        is_up: it answers, a MIG instance as its GPU does; None where no source says so.
+        reason: why it does not, a `MissingReason`; empty while it does.
+        age_seconds: of its newest value; None without one.
+        values: metrics without further labels, in base units.
+        by_label: metrics with one further label: metric -> label's value -> value.
+        missing: metrics that have no value -> reason, a `MissingReason`.
+        jobs: who has it.
+        health: None where nobody judges it.
+        spent: what it spent the last minute on; None where that is not known yet.
+    """
+
+    labels: dict[str, str]
+    info: dict[str, str]
+    is_up: bool | None
+    reason: str
+    age_seconds: float | None
+    values: dict[str, float]
+    by_label: dict[str, dict[str, float]]
+    missing: dict[str, str]
+    jobs: tuple[NodeJob, ...] = ()
+    health: NodeHealth | None = None
+    spent: NodeClass | None = None
+
+    @property
+    def key(self) -> str:
+        """Which device of the machine it is; see `device_key`."""
+        return device_key(self.labels)
+
+    @property
+    def name(self) -> str:
+        """As people call it: the GPU's index, of MIG instances with their ids."""
+        parts = [self.labels.get(label, "") for label in ("gpu", "gpu_instance", "compute_instance")]
+        return "/".join(filter(None, parts))
+
+    def marked(self, metric: str) -> str:
+        """Which of the labels of a metric has 1; empty: none, or the metric is not there."""
+        return next((label for label, value in self.by_label.get(metric, {}).items() if value == 1.0), "")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFinding:
+    """Something that a source noticed in its last collection.
+
+    Attributes:
+        source: which.
+        code: what kind: "busy_without_process".
+        message: one line for people.
+        labels: who or what it is of.
+    """
+
+    source: str
+    code: str
+    message: str
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine at one moment.
+
+    Attributes:
+        host: its name.
+        version: of the agent.
+        time_ns: now there, ns since the epoch.
+        sources: in the order of their trust.
+        devices: GPUs and MIG instances, by index.
+        findings: of the sources.
+        health: of the machine beside its GPUs; None where nobody judges it.
+        events: what is wrong now, the worst first, then what is over, the newest first.
+        job_classes: what each job spent the last minute on.
+        ranks: training processes that speak to the agent.
+        schema: of the document.
+    """
+
+    host: str
+    version: str
+    time_ns: int
+    sources: tuple[NodeSource, ...]
+    devices: tuple[NodeDevice, ...]
+    findings: tuple[NodeFinding, ...] = ()
+    health: NodeHealth | None = None
+    events: tuple[NodeEvent, ...] = ()
+    job_classes: tuple[NodeJobClass, ...] = ()
+    ranks: tuple[TrainingRank, ...] = ()
+    schema: str = field(default=NODE_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRank:
+    """One process under `profile()`, at one moment. None is unknown; ages end at that moment.
+
+    Attributes:
+        key: names the process, also to an agent that has restarted.
+        run, run_directory: the run's name, and where it lies.
+        pid: in the agent's namespace; None when the kernel does not tell.
+        uid: of the process's user.
+        host: what the process calls its machine.
+        start_ns: when measuring began, ns since the epoch.
+        mesh: sizes by dimension.
+        heartbeat_age_ms: since it was heard last.
+        state: of the open step: wait, warmup, active (being captured).
+        doing: the named phase that the open step is in.
+        step: newest finished step, counted from 0; None before the first.
+        step_age_ms: since that ended, or since the start.
+        phases_ms: parts of it by name.
+        figures: loss, tokens, ... of the newest step that has them all.
+    """
+
+    key: str
+    run: str
+    run_directory: str
+    rank: int
+    local_rank: int
+    world_size: int
+    pid: int | None
+    uid: int | None
+    host: str
+    start_ns: int
+    heartbeat_age_ms: float
+    mesh: dict[str, int] = field(default_factory=dict)
+    gpu_uuid: str | None = None
+    state: str | None = None
+    doing: str | None = None
+    step: int | None = None
+    step_ms: float | None = None
+    step_age_ms: float | None = None
+    data_wait_ms: float | None = None
+    phases_ms: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, int | float] = field(default_factory=dict)
+
+
+STATUS_SCHEMA = "stepscope.status/1"
+
+
+@dataclass(frozen=True, slots=True)
+class StatusFinding:
+    """One thing that is wrong.
+
+    Attributes:
+        agent: address of the agent that says so, or does not answer.
+        host: name of the machine; empty where nobody told it.
+        gpu, uuid: of the device; empty where it is the machine's.
+        code: what: "agent_unreachable", "source_down", "gpu_down", or a health event's code.
+        severity: critical or warning; info is a note, with which nothing may be wrong.
+        message: one line for people.
+        action: what is to be done, for people; empty where nobody knows.
+    """
+
+    agent: str
+    host: str
+    gpu: str
+    uuid: str
+    code: str
+    severity: str
+    message: str
+    action: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusNode:
+    """One machine.
+
+    Attributes:
+        agent: address of its agent.
+        host, version: name of the machine and version of the agent; empty where it does not answer.
+        num_gpus: GPUs that it knows of, without MIG instances.
+        is_reachable: the agent answers.
+    """
+
+    agent: str
+    host: str
+    version: str
+    num_gpus: int
+    is_reachable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport:
+    """All of them.
+
+    Attributes:
+        nodes: in the order in which they were asked.
+        findings: the worst first, then by node.
+        warnings: who did not answer.
+        schema: of the document.
+    """
+
+    nodes: tuple[StatusNode, ...]
+    findings: tuple[StatusFinding, ...]
+    warnings: tuple[Notice, ...] = ()
+    schema: str = field(default=STATUS_SCHEMA)

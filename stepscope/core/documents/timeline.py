@@ -1,0 +1,26 @@
+"""Timeline of a rank: segments by category, as timeline.json keeps them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimeline:
+    """One rank's window, cut into segments.
+
+    Attributes:
+        rank: the rank.
+        start_ns: one start per segment, ascending, ns since the epoch on the job's clock.
+        end_ns: end of the last segment; segment i ends where segment i + 1 starts.
+        headings: for each segment, the index of its heading in HEADING_ORDER.
+        step_starts_ns: device boundaries of the steps inside the window.
+        step_indices: the step number that begins at each boundary.
+    """
+
+    rank: int
+    start_ns: list[int]
+    end_ns: int
+    headings: list[int]
+    step_starts_ns: list[int]
+    step_indices: list[int]

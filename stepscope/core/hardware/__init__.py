@@ -1,0 +1,1 @@
+"""GPUs as hardware: data sheets, links, device identity, health, and XIDs."""

@@ -1,0 +1,1 @@
+"""Messages between training, agents and commands, and the checked reading of their fields."""

@@ -1,0 +1,1 @@
+"""How numbers, names and verdicts read as text, in a terminal as on a page."""

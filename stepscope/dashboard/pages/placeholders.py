@@ -1,0 +1,109 @@
+"""Pages shown when there is nothing to show: loading, not found, not analysed, unreadable, failed."""
+
+from __future__ import annotations
+
+import dash_mantine_components as dmc
+from dash import html
+from dash.development.base_component import Component
+
+from stepscope.dashboard.components.elements import attributes
+
+
+def skeleton() -> Component:
+    """Grey blocks of the size of a page, until the page is there."""
+    return html.Div(
+        [
+            html.Div("Reading the run…", className="ss-sr", role="status"),
+            dmc.Skeleton(height=34, width=320),
+            dmc.Skeleton(height=44),
+            dmc.Skeleton(height=240),
+            dmc.Skeleton(height=320),
+        ],
+        className="ss-stack",
+    )
+
+
+def not_found(what: str) -> Component:
+    """No such page or run."""
+    return _state("404", "Nothing here", [html.P(what)], link=("Show all runs", "/"))
+
+
+def not_analysed(run_id: str, path: str) -> Component:
+    """The run is there, its analysis is not."""
+    return _state(
+        None,
+        f"{run_id} is not analysed yet",
+        [html.P("The traces are here. Run this, then reload the page:"), command(f"stepscope analyze {quoted(path)}")],
+        link=("Show all runs", "/"),
+    )
+
+
+def unreadable(name: str, problem: str, *, path: str | None = None) -> Component:
+    """A file of the run, or the directory of runs, cannot be read; `path` is the run that can be analysed again."""
+    again = (
+        [html.P("If its traces are there, analyse it again:"), command(f"stepscope analyze {quoted(path)}")]
+        if path
+        else []
+    )
+    return _state(
+        "!",
+        f"{name} cannot be read",
+        [html.P(problem, className="ss-error", role="alert"), *again],
+        link=("Show all runs", "/"),
+    )
+
+
+def failed(error_id: str, path: str) -> Component:
+    """The page could not be made and nobody foresaw it; the link loads it anew."""
+    return _state(
+        "!",
+        "This page could not be made",
+        [
+            html.P(
+                ["An unexpected error happened here. Its id is ", html.Code(error_id), "."],
+                className="ss-error",
+                role="alert",
+            ),
+            html.P("The log of the dashboard tells more under this id."),
+            html.A("Try again", href=path, className="ss-retry"),
+        ],
+        link=("Show all runs", "/"),
+    )
+
+
+def no_runs(root: str) -> Component:
+    """The directory holds no run."""
+    return _state(
+        "0",
+        "No runs here yet",
+        [
+            html.P(["Looked in ", html.Code(root), " for directories with a run.json, an analysis.json or traces/."]),
+            html.P("Make a run on this machine, GPU or not:"),
+            command(f"stepscope demo --out {quoted(root)}"),
+            html.P("Or point the dashboard elsewhere:"),
+            command("stepscope dashboard --runs DIR"),
+        ],
+    )
+
+
+def command(text: str) -> Component:
+    """A shell command that can be copied."""
+    return html.Div(
+        [
+            html.Code(text, className="ss-command-text"),
+            dmc.CopyButton(value=text, children="Copy", copiedChildren="Copied", size="compact-xs", variant="light"),
+        ],
+        className="ss-command",
+    )
+
+
+def quoted(path: str) -> str:
+    """The path as one word of a shell."""
+    plain = all(letter.isalnum() or letter in "/._-+=@%:," for letter in path)
+    return path if plain and path else "'" + path.replace("'", "'\\''") + "'"
+
+
+def _state(sign: str | None, title: str, body: list[Component], link: tuple[str, str] | None = None) -> Component:
+    after = [dmc.Anchor(link[0], href=link[1])] if link else []
+    before = [html.Div(sign, className="ss-state-sign", **attributes({"aria-hidden": "true"}))] if sign else []
+    return html.Div([*before, html.H1(title), *body, *after], className="ss-state")

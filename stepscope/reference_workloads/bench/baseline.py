@@ -1,0 +1,150 @@
+"""Comparison of a bench with an earlier one, scale by scale, by the statistics of `stepscope compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepscope.analyzer.compare.comparison import RUN_SPREAD
+from stepscope.analyzer.compare.gates import Condition, judge_gate, parse_conditions
+from stepscope.analyzer.compare.parts import ComparisonBasis
+from stepscope.analyzer.compare.statistics import MIN_EFFECT, Average, Estimate, estimate, judge, summarise_steps
+from stepscope.core.documents.comparison import Change, GateOutcome
+from stepscope.core.errors import DataError, UsageError
+from stepscope.reference_workloads.bench.result import (
+    BENCH_SCHEMA,
+    BaselineRow,
+    Bench,
+    BenchScale,
+    BenchWarning,
+    check_same_work,
+    work_of,
+)
+from stepscope.store.files import read_whole
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedGpu:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    gpus: list[_NamedGpu] = field(default_factory=list)
+    versions: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    name: str
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _InnerParts:
+    """What is read of a document's open parts: those are as wide as what they tell of."""
+
+    model: _Model
+    environment: _Place
+
+
+_GATED = ("step_time", "step_time_mean")
+
+
+def read_bench(path: Path) -> Bench:
+    """A bench from the file that `workload bench -o` wrote.
+
+    Raises:
+        DataError: it is not there, or is no such document.
+    """
+    import msgspec
+
+    content = read_whole(path)
+    try:
+        bench = msgspec.json.decode(content, type=Bench)
+        msgspec.json.decode(content, type=_InnerParts)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise DataError(f"is no {BENCH_SCHEMA} document ({error})", where=str(path)) from error
+    if bench.schema != BENCH_SCHEMA or not bench.scales or not all(_is_sound(scale) for scale in bench.scales):
+        raise DataError(f"is no {BENCH_SCHEMA} document with steps in it", where=str(path))
+    return bench
+
+
+def _is_sound(scale: BenchScale) -> bool:
+    steps = [step for run in scale.runs for step in run.step_ms]
+    return all(run.step_ms for run in scale.runs) and bool(steps) and all(0 < step < float("inf") for step in steps)
+
+
+def parse_gates(texts: Sequence[str]) -> list[Condition]:
+    """What `--gate` asks.
+
+    Raises:
+        UsageError: it is malformed, or asks for what a bench does not measure.
+    """
+    conditions = [condition for text in texts for condition in parse_conditions(text, option="--gate")]
+    for condition in conditions:
+        if condition.metric not in _GATED:
+            raise UsageError(
+                f"a bench measures {' and '.join(_GATED)}, not {condition.metric}",
+                where="--gate",
+                what_next="profile both and use `stepscope compare`",
+            )
+    return conditions
+
+
+def against_baseline(bench: Bench, baseline: Bench, conditions: Sequence[Condition], *, name: str) -> Bench:
+    """The bench with each of its scales held against the baseline's, where that has the same.
+
+    Raises:
+        DataError: the baseline trained something else, or shares no scale.
+    """
+    check_same_work(work_of(bench), work_of(baseline), name)
+    earlier = {scale.dp: scale for scale in baseline.scales}
+    rows = [_row(scale, earlier[scale.dp], conditions) for scale in bench.scales if scale.dp in earlier]
+    warnings = [*bench.warnings, *_other_places(bench.environment, baseline.environment)]
+    missing = [str(scale.dp) for scale in bench.scales if scale.dp not in earlier]
+    if missing:
+        warnings.append(BenchWarning("not_in_baseline", f"{name} has no dp {', '.join(missing)}"))
+    return replace(bench, baseline=rows, warnings=warnings)
+
+
+def not_compared(bench: Bench, why: DataError) -> Bench:
+    """The bench, which tells why it is held against none."""
+    return replace(bench, warnings=[*bench.warnings, BenchWarning("not_compared", str(why))])
+
+
+def failed(bench: Bench) -> bool:
+    """Whether a gate failed for sure."""
+    return any(gate.outcome is GateOutcome.FAILED for row in bench.baseline for gate in row.gates)
+
+
+def _row(scale: BenchScale, earlier: BenchScale, conditions: Sequence[Condition]) -> BaselineRow:
+    found, mean = _estimate(earlier, scale, np.median), _estimate(earlier, scale, np.mean)
+    difference = judge(found, smallest=MIN_EFFECT * found.a)
+    ground = ComparisonBasis(found.a, difference.state is not Change.NOT_SEEN, RUN_SPREAD)
+    gates = [judge_gate(condition, ((), ()), ground, found, mean) for condition in conditions]
+    return BaselineRow(scale.dp, difference, gates)
+
+
+def _estimate(earlier: BenchScale, scale: BenchScale, average: Average) -> Estimate:
+    a, b = ([summarise_steps(run.step_ms, average) for run in side.runs] for side in (earlier, scale))
+    return estimate(a, b, assumed_spread=RUN_SPREAD * float(np.mean([run.value for run in a])))
+
+
+def _other_places(ours: dict[str, Any], theirs: dict[str, Any]) -> list[BenchWarning]:
+    """What besides the code may have made the difference."""
+    pairs = {name: (theirs.get(name), ours.get(name)) for name in ("cpu", "num_usable_cpus", "variables")}
+    pairs["gpus"] = (theirs.get("gpus"), ours.get("gpus"))
+    versions = [place.get("versions") or {} for place in (theirs, ours)]
+    for name in sorted(versions[0].keys() | versions[1].keys()):
+        if name != "stepscope":
+            pairs[name] = (versions[0].get(name), versions[1].get(name))
+    return [
+        BenchWarning("other_place", f"{name}: {before} in the baseline, {now} here")
+        for name, (before, now) in pairs.items()
+        if before != now
+    ]

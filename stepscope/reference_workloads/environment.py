@@ -1,0 +1,129 @@
+"""Environment of a measurement: GPUs, CPU, versions and code. Nothing in it could hold a secret.
+
+`describe_environment` is the manifest of a bench; `provenance` is the line by which a suite knows results of other
+code, another torch or another device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import stepscope
+from stepscope.training.run.identity import num_usable_cpus, relevant_environment, versions
+
+_GPU_QUERY = ("driver_version", "clocks.max.sm", "clocks.max.memory", "power.limit", "power.max_limit")
+_TIMEOUT_SECONDS = 20
+
+
+def describe_environment(device_type: str) -> dict[str, Any]:
+    """The manifest of a bench: what is not known here is None."""
+    return {
+        "host": socket.gethostname(),
+        "cpu": cpu_name(),
+        "num_usable_cpus": num_usable_cpus(),
+        "gpus": _gpus() if device_type == "cuda" else [],
+        "versions": versions(),
+        "commit": _commit(),
+        "variables": relevant_environment(),
+    }
+
+
+def _gpus() -> list[dict[str, Any]]:
+    """Each visible GPU's name and limits: megahertz and watts."""
+    import torch
+
+    limits = _gpu_limits()
+    return [
+        {"name": torch.cuda.get_device_name(index)} | limits.get(_uuid(torch, index), {})
+        for index in range(torch.cuda.device_count())
+    ]
+
+
+def _uuid(torch: Any, index: int) -> str:
+    return f"GPU-{getattr(torch.cuda.get_device_properties(index), 'uuid', index)}"
+
+
+def _gpu_limits() -> dict[str, dict[str, str | None]]:
+    """Driver and limits by UUID, as nvidia-smi tells them; nothing where it is missing."""
+    table = _output("nvidia-smi", f"--query-gpu=uuid,{','.join(_GPU_QUERY)}", "--format=csv,noheader,nounits")
+    found = {}
+    for line in (table or "").splitlines():
+        uuid, *values = (value.strip() for value in line.split(","))
+        if len(values) == len(_GPU_QUERY):
+            named = zip(_GPU_QUERY, values, strict=True)
+            found[uuid] = {name.replace(".", "_"): value if value[:1] != "[" else None for name, value in named}
+    return found
+
+
+def cpu_name() -> str | None:
+    """The processor's model; None where the system does not tell it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    names = (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
+    return next(names, None)
+
+
+def _commit() -> str | None:
+    """Commit of the checkout that this package runs from, with "+" where files differ from it; None if installed."""
+    root = Path(stepscope.__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+    commit = _output("git", "-C", str(root), "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no")
+    return commit.strip() + ("+" if changes else "")
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+_CODE = frozenset({".py", ".toml", ".so", ".json"})
+_READ_RESULTS_ONLY = ("cli", "dashboard", "reference_workloads/suite/score.py", "reference_workloads/suite/report.py")
+"""What can change without a run measuring or being called otherwise, so that old results can be scored anew."""
+
+
+def provenance(device_type: str) -> str:
+    """Of the code that trains and analyses, of torch, and of the device, "cpu" or "cuda", that it runs on here."""
+    return f"{code_digest()} with torch {torch_version()} on {device_name(device_type)}"
+
+
+def torch_version() -> str:
+    """With what it was built for: "2.13.0+cu130"."""
+    import torch
+
+    return str(torch.__version__)
+
+
+def device_name(device_type: str) -> str:
+    """The GPU's model, or the processor's."""
+    if device_type == "cpu":
+        return cpu_name() or "cpu"
+    import torch
+
+    return torch.cuda.get_device_name()
+
+
+@cache
+def code_digest() -> str:
+    """Of all files of the package that a run goes through, changed ones of a checkout too."""
+    root = Path(stepscope.__file__).parent
+    skipped = tuple(root / part for part in _READ_RESULTS_ONLY)
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.suffix in _CODE and not any(path == part or part in path.parents for part in skipped):
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]

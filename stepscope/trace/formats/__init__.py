@@ -1,0 +1,1 @@
+"""Foreign trace formats: one file or folder each, and what tells them apart."""

@@ -1,0 +1,225 @@
+"""Values of one event's fields: category from its name, lane from its ids, nanoseconds from its times."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from decimal import Decimal, localcontext
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.trace.columns import Category, Lane, Numbered
+
+LEGACY_OPERATOR = "Operator"
+"""2021: operators and user annotations alike."""
+
+LEGACY_NAMES = frozenset({LEGACY_OPERATOR, "Runtime", "Kernel", "Memcpy", "Memset"})
+
+LEGACY_ANNOTATIONS = ("ProfilerStep#", "enumerate(DataLoader)#", "Optimizer.step#", "Optimizer.zero_grad#")
+"""How torch's own annotations begin; before user_annotation existed they were operators."""
+
+PYTHON_FUNCTION = "python_function"
+MODULE_FRAME = "nn.Module: "
+"""How the names of python_function events begin that are calls of a module."""
+TRACE_SPAN = "Trace"
+"""The profiler's own life span, with words for ids and, in some versions, an overflowed duration."""
+
+CATEGORIES: dict[str | None, Category] = {
+    "cpu_op": Category.CPU_OP,
+    LEGACY_OPERATOR: Category.CPU_OP,
+    "user_annotation": Category.USER_ANNOTATION,
+    "cuda_runtime": Category.RUNTIME,  # HIP calls come under this name too
+    "cuda_driver": Category.RUNTIME,
+    "Runtime": Category.RUNTIME,
+    "hip_runtime": Category.RUNTIME,
+    "xpu_runtime": Category.RUNTIME,
+    "xpu_driver": Category.RUNTIME,
+    "mtia_runtime": Category.RUNTIME,
+    "glow_runtime": Category.RUNTIME,
+    "privateuse1_runtime": Category.RUNTIME,
+    "privateuse1_driver": Category.RUNTIME,
+    "kernel": Category.KERNEL,
+    "Kernel": Category.KERNEL,
+    "hpu_op": Category.KERNEL,
+    "gpu_memcpy": Category.MEMCPY,
+    "Memcpy": Category.MEMCPY,
+    "gpu_memset": Category.MEMSET,
+    "Memset": Category.MEMSET,
+    "gpu_user_annotation": Category.GPU_USER_ANNOTATION,
+    "cuda_sync": Category.SYNC_RECORD,
+    "cuda_event": Category.SYNC_RECORD,
+    "xpu_sync": Category.SYNC_RECORD,
+    "overhead": Category.OVERHEAD,
+    PYTHON_FUNCTION: Category.PYTHON_FUNCTION,
+}
+"""Names not listed are Category.OTHER."""
+
+ON_DEVICE = frozenset(
+    {Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.GPU_USER_ANNOTATION, Category.SYNC_RECORD}
+)
+"""Rows whose process and thread are a device and a stream."""
+
+
+def category_of(name: str | None) -> Category:
+    """The kind behind a category name; OTHER for names that are not known."""
+    return CATEGORIES.get(name, Category.OTHER)
+
+
+_FURTHER_NAMES = frozenset(
+    {
+        "external_correlation",
+        "cpu_instant_event",
+        "mtia_ccp_events",
+        "mtia_insight",
+        "mtia_counters",
+        "cuda_profiler_range",
+        "collective_comm",
+        "xpu_scope_profiler",
+        "hardware_counters",
+        "user_annotations",
+        "async_cpu_to_gpu",
+        TRACE_SPAN,
+    }
+)
+"""What Kineto writes besides; none of it is booked."""
+
+
+KNOWN_NAMES = tuple(sorted({name for name in CATEGORIES if name} | _FURTHER_NAMES))
+"""All that PyTorch's profiler writes."""
+
+
+def is_pytorchs(name: str | None) -> bool:
+    """Whether PyTorch's profiler, of any age, writes events of this kind."""
+    return name is not None and name in KNOWN_NAMES
+
+
+Track = tuple[str | None, int | str | None, int | str | None]
+"""(category, process, thread) as written."""
+
+_SYNC_THREAD_OFFSET = 1_000_000
+"""Since 2026-04 the synchronizations of a stream have a thread of their own: the stream + this."""
+_STREAM_NAME = re.compile(r"stream\s*(-?\d+)")
+_PART_NAME = re.compile(r"(\[[^\]]*\]|(?:rank|worker)[ _:#-]*\d+)(?:[ _:/,-]+(\S.*))?", re.IGNORECASE)
+"""Process ids that merging tools write: the rank, and what the id was ("[TP01-PP00] 4711", "rank3 4711", "rank 3")."""
+_WORD_ID_BASE = -(2**40)
+"""Processes and threads that are words get numbers from here down, far from real ids, which may be negative too."""
+_LARGEST_ID = 2**62
+
+
+def lanes_of(
+    tracks: Sequence[Track], categories: Sequence[Category], told_ranks: Mapping[int | str | None, int]
+) -> tuple[list[int], tuple[Lane, ...]]:
+    """For each track the index of its lane, and the lanes in order of first sight.
+
+    Args:
+        tracks: as written.
+        categories: kind of each track.
+        told_ranks: process (as written) -> rank, where events tell it of themselves.
+    """
+    words: Numbered[str] = Numbered()
+    lanes: Numbered[Lane] = Numbered()
+    places: list[int] = []
+    is_merged = len(set(told_ranks.values())) > 1  # one rank of its own in all events says nothing new
+    for (_, process, thread), category in zip(tracks, categories, strict=True):
+        thread_id = _id(thread, words)
+        if category is Category.SYNC_RECORD and thread_id >= _SYNC_THREAD_OFFSET:
+            thread_id -= _SYNC_THREAD_OFFSET
+        part, written = _part_of(process)
+        if is_merged and process in told_ranks:
+            part = f"rank {told_ranks[process]}"
+        places.append(lanes[Lane(_id(written, words), thread_id, category in ON_DEVICE, part)])
+    return places, tuple(lanes)
+
+
+def _part_of(process: int | str | None) -> tuple[str, int | str | None]:
+    """The rank's name that a merging tool put before the process id, and the id without it."""
+    if isinstance(process, str) and (match := _PART_NAME.fullmatch(process)):
+        return match[1], match[2] or match[1]
+    return "", process
+
+
+def _id(written: int | str | None, words: Numbered[str]) -> int:
+    if isinstance(written, int) and abs(written) < _LARGEST_ID:
+        return written
+    text = str(written)
+    if stream := _STREAM_NAME.fullmatch(text):
+        text = stream[1]
+    if re.fullmatch(r"-?\d{1,18}", text):
+        return int(text)
+    return _WORD_ID_BASE - words[text]
+
+
+LARGEST_START_NS = 2**62 - 2**54
+"""Start, duration and base add up within int64."""
+_EXACT_BELOW_US = float(2**43)
+"""float64 steps are at most 2**-10 us below this, so whole ns survive rounding; also the longest sane duration."""
+_LARGEST_START_US = LARGEST_START_NS // 1000
+UNKNOWN_NS = np.int64(-(2**63))
+
+
+def starts_ns(values_us: Sequence[int | float]) -> npt.NDArray[np.int64] | None:
+    """Nanoseconds of decoded timestamps; UNKNOWN_NS where not finite or out of range.
+
+    None when float64 has already rounded some of them: then their text must be decoded anew.
+    """
+    column = _column(values_us)
+    if column.dtype == np.int64:
+        fits = (column >= -_LARGEST_START_US) & (column <= _LARGEST_START_US)
+        return np.where(fits, column, 0) * 1000 + np.where(fits, 0, UNKNOWN_NS)
+    if column.dtype != np.float64:
+        return None
+    with np.errstate(invalid="ignore"):
+        if (np.abs(column) >= _EXACT_BELOW_US).any():
+            return None
+    return _float_ns(column)
+
+
+def exact_starts_ns(values_us: Sequence[Decimal | int | float]) -> npt.NDArray[np.int64]:
+    """The same for timestamps with all their decimals; halves of a nanosecond go to the even neighbour."""
+    with localcontext() as context:
+        context.prec = 60
+        return np.fromiter(map(_exact_ns, values_us), np.int64, len(values_us))
+
+
+def durations_ns(values_us: Sequence[float]) -> npt.NDArray[np.int64]:
+    """Nanoseconds of durations; UNKNOWN_NS for negative, missing and overflowed ones."""
+    column = np.frombuffer(struct.pack(f"{len(values_us)}d", *values_us), np.float64)
+    with np.errstate(invalid="ignore"):
+        sane = (column >= 0) & (column < _EXACT_BELOW_US)
+    return np.where(sane, _float_ns(np.where(sane, column, 0.0)), UNKNOWN_NS)
+
+
+def _column(values_us: Sequence[int | float]) -> npt.NDArray[Any]:
+    """int64 where all are integers, else float64; another type where integers go beyond both.
+
+    Packing takes half as long as np.array.
+    """
+    count = len(values_us)
+    try:
+        if count and isinstance(values_us[0], int):
+            return np.frombuffer(struct.pack(f"{count}q", *values_us), np.int64)
+        return np.frombuffer(struct.pack(f"{count}d", *values_us), np.float64)
+    except (struct.error, OverflowError):
+        return np.array(values_us)
+
+
+def _float_ns(column: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    known = np.isfinite(column)
+    finite = np.where(known, column, 0.0)
+    whole = np.floor(finite)  # multiplying the whole number at once would round a second time
+    ns = whole.astype(np.int64) * 1000 + np.rint((finite - whole) * 1000).astype(np.int64)
+    return np.where(known, ns, UNKNOWN_NS)
+
+
+def _exact_ns(value_us: Decimal | int | float) -> int:
+    if isinstance(value_us, float) and not isfinite(value_us):
+        return int(UNKNOWN_NS)
+    value = Decimal(value_us)
+    if not value.is_finite() or value.adjusted() > 18:
+        return int(UNKNOWN_NS)
+    ns = int((value * 1000).to_integral_value())
+    return ns if abs(ns) <= LARGEST_START_NS else int(UNKNOWN_NS)

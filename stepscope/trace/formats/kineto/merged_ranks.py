@@ -1,0 +1,303 @@
+"""Ranks of a file that holds several: which rank each row belongs to.
+
+Merged: People merge ranks to look at them together: SGLang writes "[TP01] 4711" for process ids, TraceFuse the rank
+into every event's arguments, simple scripts just append the lists. Correlation ids collide between ranks, so every
+row is given to one rank first and nothing is looked up across. Where the events do not name their rank, the host's
+rows tell it by their process, and a device's rows by what explains most launches: their place in the file, their
+device, their ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.core.errors import NotATraceError
+from stepscope.trace.columns import (
+    DEVICE_CATEGORIES,
+    NONE,
+    Category,
+    CommunicationCalls,
+    IntColumn,
+    ReadQuality,
+    SyncWaits,
+    TraceColumns,
+)
+from stepscope.trace.formats.kineto.header import MOST_RANKS
+
+_RANK_OF_PART = re.compile(r"\W*(?:rank|worker)[ _:#-]*(\d+)\W*", re.IGNORECASE)
+_NUMBERS = re.compile(r"\d+")
+_LEAST_EXPLAINED = 0.5
+"""An owner for device rows is believed when its launches explain at least this share of them."""
+_LEAST_ROWS_OF_A_RANK = 0.01
+"""Of the busiest process's rows: ranks of one job run much the same operators."""
+_CLEARLY_LESS = 0.8
+"""A device is a process's own when every other process explains at most this part as much of its rows."""
+
+
+def split_ranks(trace: TraceColumns, told_ranks: Sequence[int] = ()) -> list[TraceColumns]:
+    """One trace a rank; the trace itself where it holds one rank.
+
+    Args:
+        trace: everything in the file.
+        told_ranks: the ranks that the file's metadata lists, in the order in which they were merged.
+
+    Raises:
+        NotATraceError: nothing tells which device rows belong to which process.
+    """
+    lanes = [trace.lanes[place] for place in np.flatnonzero(np.bincount(trace.lane, minlength=len(trace.lanes)))]
+    parts = sorted({lane.part for lane in lanes if lane.part}, key=_natural)
+    if len(parts) > 1:
+        owner_of_lane = [parts.index(lane.part) if lane.part in parts else NONE for lane in trace.lanes]
+        owner = np.array(owner_of_lane, np.int64)[trace.lane]
+        return _split(trace, owner, parts, _ranks_of_parts(parts, told_ranks))
+    processes = _host_processes(trace)
+    if len(processes) < 2:
+        return [trace]
+    owner = _owners(trace, processes)
+    told = len(told_ranks) == len(processes)
+    ranks = list(told_ranks) if told else _ranks_by_order(trace, owner, processes)
+    return _split(trace, owner, [f"process {process}" for process in processes], ranks)
+
+
+def _natural(part: str) -> tuple[list[int], str]:
+    return [int(digits) for digits in _NUMBERS.findall(part)], part
+
+
+def _ranks_of_parts(parts: Sequence[str], told_ranks: Sequence[int]) -> list[int]:
+    """What the names say, else what the metadata lists, else their order."""
+    matches = [_RANK_OF_PART.fullmatch(part) for part in parts]
+    ranks = [int(match[1]) for match in matches if match]
+    if len(set(ranks)) == len(parts) and max(ranks) <= MOST_RANKS:
+        return ranks
+    return list(told_ranks) if len(told_ranks) == len(parts) else list(range(len(parts)))
+
+
+def _ranks_by_order(trace: TraceColumns, owner: IntColumn, processes: Sequence[int]) -> list[int]:
+    """Ranks of a host use its devices in order; else the order in the file counts, or of ids where rows are mixed."""
+    rows = trace.rows_of(*DEVICE_CATEGORIES)
+    device = np.array([lane.process for lane in trace.lanes], np.int64)[trace.lane[rows]]
+    devices = [sorted(set(device[owner[rows] == place].tolist())) for place in range(len(processes))]
+    if all(devices) and len({number for mine in devices for number in mine}) == sum(map(len, devices)):
+        order = sorted(range(len(processes)), key=lambda place: devices[place])
+    elif (np.diff(owner[owner != NONE]) < 0).any():
+        order = sorted(range(len(processes)), key=lambda place: processes[place])
+    else:
+        order = list(range(len(processes)))
+    return [order.index(place) for place in range(len(processes))]
+
+
+def _host_processes(trace: TraceColumns) -> list[int]:
+    """Processes that ran operators (or, without operators, made runtime calls), in the file's order.
+
+    One that ran next to none beside another is a slip of the text, or a helper, and no rank.
+    """
+    if len({lane.process for lane in trace.lanes if not lane.on_device and lane.process >= 0}) < 2:
+        return []
+    for category in (Category.CPU_OP, Category.RUNTIME):
+        lanes, first, counts = np.unique(trace.lane[trace.rows_of(category)], return_index=True, return_counts=True)
+        rows_of: Counter[int] = Counter()
+        for place in np.argsort(first).tolist():
+            rows_of[trace.lanes[lanes[place]].process] += int(counts[place])
+        least = _LEAST_ROWS_OF_A_RANK * max(rows_of.values(), default=0)
+        if rows_of:
+            return [process for process, count in rows_of.items() if process >= 0 and count >= least]
+    return []
+
+
+def _owners(trace: TraceColumns, processes: Sequence[int]) -> IntColumn:
+    """For each row the place of its process, or NONE for a row of no process."""
+    place = {process: number for number, process in enumerate(processes)}
+    of_lane = [NONE if lane.on_device else place.get(lane.process, NONE) for lane in trace.lanes]
+    owner = np.array(of_lane, np.int64)[trace.lane]
+    rows = trace.rows_of(*DEVICE_CATEGORIES)
+    launches = Launches(trace, owner)
+    blocks = max(
+        _blocks(owner, len(processes)), key=lambda block: launches.num_answered(rows, block[rows]), default=None
+    )
+    if blocks is not None and (
+        not len(rows) or not len(launches) or launches.share(rows, blocks[rows]) >= _LEAST_EXPLAINED
+    ):
+        return np.where(owner == NONE, blocks, owner)
+    found = _by_correlation(trace, rows, launches, len(processes))
+    if found is None:
+        found = _by_device(trace, rows, launches, len(processes))
+    if found is None:
+        raise NotATraceError(
+            f"holds the events of {len(processes)} processes, and nothing tells which device rows are whose",
+            where=trace.header.path,
+            what_next="give the files as they were before they were merged, one a rank",
+        )
+    owner[rows] = found
+    return _with_device_annotations(trace, owner, rows)
+
+
+def _blocks(owner: IntColumn, num_processes: int) -> list[IntColumn]:
+    """Owners by place where each process's rows stand together: device rows behind the host's, or before them."""
+    known = np.flatnonzero(owner != NONE)
+    _, first = np.unique(owner[known], return_index=True)
+    _, back = np.unique(owner[known][::-1], return_index=True)
+    first, last = known[first], known[::-1][back]
+    order = np.argsort(first)
+    if (last[order][:-1] > first[order][1:]).any():
+        return []
+    places = np.arange(len(owner))
+    follow = np.maximum(np.searchsorted(first[order], places, side="right") - 1, 0)
+    precede = np.minimum(np.searchsorted(last[order], places, side="left"), num_processes - 1)
+    return [order[follow], order[precede]]
+
+
+def _by_correlation(
+    trace: TraceColumns, rows: npt.NDArray[np.intp], launches: Launches, num_processes: int
+) -> IntColumn | None:
+    """Owners of device rows whose correlation ids only one process uses; None when ids collide or link nothing."""
+    candidates = np.stack([launches.links(rows, np.full(len(rows), place)) for place in range(num_processes)])
+    owner = np.where(candidates.sum(axis=0) == 1, candidates.argmax(axis=0), NONE)
+    linked = candidates.any(axis=0)
+    if not linked.any() or (owner[linked] == NONE).any():
+        return None
+    for lane in np.unique(trace.lane[rows[~linked]]):  # launched before the window: as the rest of its stream
+        mine = trace.lane[rows] == lane
+        owners = np.unique(owner[mine & linked])
+        if len(owners) != 1:
+            return None
+        owner[mine] = owners[0]
+    return owner
+
+
+def _by_device(
+    trace: TraceColumns, rows: npt.NDArray[np.intp], launches: Launches, num_processes: int
+) -> IntColumn | None:
+    """Owners by device, where each device's rows clearly follow the launches of one process of its own."""
+    device = np.array([lane.process for lane in trace.lanes], np.int64)[trace.lane[rows]]
+    owner = np.full(len(rows), NONE, np.int64)
+    taken: list[int] = []
+    for number in np.unique(device):
+        mine = device == number
+        shares = [launches.share(rows[mine], np.full(mine.sum(), place)) for place in range(num_processes)]
+        best, second = np.argsort(shares)[::-1][:2].tolist()
+        if shares[best] < _LEAST_EXPLAINED or shares[second] > _CLEARLY_LESS * shares[best] or best in taken:
+            return None
+        taken.append(best)
+        owner[mine] = best
+    return owner
+
+
+def _with_device_annotations(trace: TraceColumns, owner: IntColumn, rows: npt.NDArray[np.intp]) -> IntColumn:
+    """Annotations and synchronizations on a stream belong to whom the stream's work belongs to."""
+    of_lane = np.full(len(trace.lanes), NONE, np.int64)
+    of_lane[trace.lane[rows]] = owner[rows]
+    return np.where(owner == NONE, of_lane[trace.lane], owner)
+
+
+def _split(trace: TraceColumns, owner: IntColumn, names: Sequence[str], ranks: Sequence[int]) -> list[TraceColumns]:
+    """The rows of each owner, by rank; what was mended or lost is counted once, with the first."""
+    num_lost = int(np.count_nonzero(owner == NONE))
+    traces: list[TraceColumns] = []
+    for place, (name, rank) in sorted(enumerate(zip(names, ranks, strict=True)), key=_rank):
+        rows = np.flatnonzero(owner == place)
+        if not len(rows):
+            continue
+        whole = trace.quality
+        quality = ReadQuality(len(rows), repaired=0, dropped=0, clipped=0, truncated=whole.truncated)
+        if not traces:
+            others = whole.num_events - len(trace) + num_lost
+            quality = replace(whole, num_events=len(rows) + others, dropped=whole.dropped + num_lost)
+        traces.append(_rows_only(trace, rows, rank, name, quality))
+    return traces
+
+
+def _rank(numbered: tuple[int, tuple[str, int]]) -> int:
+    return numbered[1][1]
+
+
+def _rows_only(
+    trace: TraceColumns, rows: npt.NDArray[np.intp], rank: int, part: str, quality: ReadQuality
+) -> TraceColumns:
+    calls = trace.communication
+    mine = np.isin(calls.row, rows)
+    others = [place for place, group in enumerate(trace.groups) if _is_anothers(trace, place, rank)]
+    columns = {name: column[mine] for name, column in _arrays(calls).items()}
+    columns["row"] = np.searchsorted(rows, columns["row"])
+    columns["group"] = np.where(np.isin(columns["group"], others), NONE, columns["group"])
+    awaits = np.isin(trace.waits.row, rows)
+    waits = {name: column[awaits] for name, column in _arrays(trace.waits).items()}
+    waits["row"] = np.searchsorted(rows, waits["row"])
+    per_event = {name: column[rows] for name, column in _arrays(trace).items()}
+    return replace(
+        trace,
+        header=replace(trace.header, rank=rank, part=part),
+        quality=quality,
+        communication=replace(calls, **columns),
+        waits=SyncWaits(**waits),
+        **per_event,
+    )
+
+
+def _arrays(table: TraceColumns | CommunicationCalls | SyncWaits) -> dict[str, Any]:
+    values = {name: getattr(table, name) for name in table.__slots__}
+    return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+
+def _is_anothers(trace: TraceColumns, place: int, rank: int) -> bool:
+    """A group of the header of the rank that the file's metadata came from, to which this rank does not belong."""
+    group = trace.groups[place]
+    return place < len(trace.header.groups) and group.ranks is not None and rank not in group.ranks
+
+
+_ID_BITS = 44
+"""Correlation ids are 32 bits wide; processes are numbered above."""
+_ID_MASK = 2**_ID_BITS - 1
+_EARLY_NS = 1_000_000
+"""A device's clock may run this far behind its host's: kernels seem to start before their launch."""
+
+
+class Launches:
+    """The runtime calls of a file's processes, by (process, correlation id)."""
+
+    def __init__(self, trace: TraceColumns, owner: IntColumn) -> None:
+        rows = trace.rows_of(Category.RUNTIME)
+        rows = rows[(trace.correlation[rows] > 0) & (owner[rows] != NONE)]
+        keys = self._keys(owner[rows], trace.correlation[rows])
+        order = np.argsort(keys, kind="stable")
+        self._trace = trace
+        self._keys_known, self._rows = keys[order], rows[order]
+        self._copies = trace.named(np.arange(len(trace)), lambda name: "Memcpy" in name or "Memset" in name)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def links(self, rows: npt.NDArray[np.intp], owner: IntColumn) -> npt.NDArray[np.bool_]:
+        """For each device row whether its owner made a call with its id, of its kind, before it."""
+        if not len(self):
+            return np.zeros(len(rows), np.bool_)
+        trace = self._trace
+        keys = self._keys(owner, trace.correlation[rows])
+        place = np.minimum(np.searchsorted(self._keys_known, keys), len(self) - 1)
+        call = self._rows[place]
+        is_there = (self._keys_known[place] == keys) & (trace.correlation[rows] > 0)
+        is_of_its_kind = self._copies[call] == (trace.category[rows] != Category.KERNEL)
+        is_before = trace.start_ns[call] <= trace.start_ns[rows] + _EARLY_NS
+        linked: npt.NDArray[np.bool_] = is_there & is_of_its_kind & is_before
+        return linked
+
+    def share(self, rows: npt.NDArray[np.intp], owner: IntColumn) -> float:
+        """Part of the device rows with an id that are linked so; 0 without any."""
+        with_id = self._trace.correlation[rows] > 0
+        return float(self.links(rows, owner)[with_id].mean()) if with_id.any() else 0.0
+
+    def num_answered(self, rows: npt.NDArray[np.intp], owner: IntColumn) -> int:
+        """How many launches have a device row so; a graph's launch counts once."""
+        linked = self.links(rows, owner)
+        return len(np.unique(self._keys(owner, self._trace.correlation[rows])[linked]))
+
+    @staticmethod
+    def _keys(owner: IntColumn, correlation: IntColumn) -> npt.NDArray[np.int64]:
+        keys: npt.NDArray[np.int64] = (owner.astype(np.int64) << _ID_BITS) | (correlation.astype(np.int64) & _ID_MASK)
+        return keys

@@ -1,0 +1,268 @@
+"""Kineto reader: a file or stream in, the columns of each rank out, in bounded memory."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError, from_os_error
+from stepscope.core.text.numbers import counted, form
+from stepscope.trace.columns import ReadQuality, TraceColumns
+from stepscope.trace.formats.kineto.building import ColumnsBuilder
+from stepscope.trace.formats.kineto.fields import is_pytorchs
+from stepscope.trace.formats.kineto.header import build_header, listed_ranks, parse_metadata
+from stepscope.trace.formats.kineto.merged_ranks import split_ranks
+from stepscope.trace.formats.kineto.repair import clip_overruns, is_rocm
+from stepscope.trace.formats.kineto.splitting import (
+    EVENTS_KEY,
+    LONGEST_KEY_BYTES,
+    EventSplitter,
+    is_top_level,
+    next_document,
+)
+from stepscope.trace.formats.kineto.text import TraceText
+from stepscope.trace.formats.sniffing import (
+    describe_foreign_events,
+    describe_other_file,
+    is_memory_timeline,
+    kind_of_object,
+)
+
+_LOG = logging.getLogger(__name__)
+
+_BLOCK_BYTES = 2 * 1024 * 1024
+"""In Python, reading half of it at a time takes 3 % longer; what is read in C does not care."""
+_BLANK = b" \t\r\n\x00"
+_MOST_METADATA_BYTES = 64 * 1024 * 1024
+_WHAT_NEXT = "give the JSON (or .json.gz) that torch.profiler exports"
+
+
+def read_ranks(path: str | os.PathLike[str], *, keep_python_functions: bool = False) -> list[TraceColumns]:
+    """Read a local file, gzip or plain: one trace, or one a rank where the file holds several ranks' events.
+
+    Args:
+        path: the file; its name may tell the rank when the trace does not.
+        keep_python_functions: also keep the rows of Python frames that are no modules, often nine tenths of a trace
+            with stacks.
+
+    Returns:
+        At least one; of several each has another rank, assumed by order where the file does not tell it.
+
+    Raises:
+        NotATraceError: the file is empty, no JSON, JSON of another kind, or merged so that ranks cannot be told apart.
+        TruncatedTraceError: it ends before its first event.
+        DataError: it cannot be opened, or holds no complete event.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            return read_ranks_stream(
+                stream, path=os.fspath(path), file_bytes=size, keep_python_functions=keep_python_functions
+            )
+    except OSError as error:
+        raise from_os_error(error, "cannot be read", where=os.fspath(path)) from error
+
+
+def read_trace(path: str | os.PathLike[str], *, keep_python_functions: bool = False) -> TraceColumns:
+    """Read one rank's trace; as `read_ranks`.
+
+    Raises:
+        NotATraceError, DataError: as `read_ranks`, or the file holds several ranks.
+    """
+    return _only(read_ranks(path, keep_python_functions=keep_python_functions))
+
+
+def read_trace_stream(
+    stream: BinaryIO,
+    *,
+    path: str,
+    file_bytes: int,
+    keep_python_functions: bool = False,
+    block_bytes: int = _BLOCK_BYTES,
+) -> TraceColumns:
+    """Read one rank's trace from an open binary stream; as `read_ranks_stream`.
+
+    Raises:
+        NotATraceError, DataError: as `read_ranks`, or the stream holds several ranks.
+    """
+    return _only(
+        read_ranks_stream(
+            stream,
+            path=path,
+            file_bytes=file_bytes,
+            keep_python_functions=keep_python_functions,
+            block_bytes=block_bytes,
+        )
+    )
+
+
+def read_ranks_stream(
+    stream: BinaryIO,
+    *,
+    path: str,
+    file_bytes: int,
+    keep_python_functions: bool = False,
+    block_bytes: int = _BLOCK_BYTES,
+) -> list[TraceColumns]:
+    """Read from an open binary stream, for any source that can be read once from front to back.
+
+    Args:
+        stream: gzip or plain text; read to its end, not closed.
+        path: what to call it in messages, and where to look for a rank in its name.
+        file_bytes: size of the source, for the header.
+        keep_python_functions: as in `read_ranks`.
+        block_bytes: text decoded at a time; memory beyond the columns is a small multiple of it.
+
+    Returns:
+        As `read_ranks`.
+
+    Raises:
+        NotATraceError, DataError: as `read_ranks`.
+    """
+    source = TraceText(stream, block_bytes=block_bytes)
+    before, beginning = _find_events(source, path, source.read())
+    traces: list[TraceColumns] = []
+    rest: bytes | None = b""
+    while rest is not None:
+        try:
+            found, rest = _read_document(
+                source, before, beginning, path=path, file_bytes=file_bytes, keep_python_functions=keep_python_functions
+            )
+        except DataError as error:
+            if not traces:
+                raise
+            _LOG.warning("document %d of the file is left out: %s", len(traces) + 1, error)
+            break
+        traces += found
+        if rest is not None:
+            before, beginning = _find_events(source, path, rest)
+    return traces if len(traces) == 1 else _with_distinct_ranks(traces)
+
+
+def _read_document(
+    source: TraceText, before: bytes, beginning: bytes, *, path: str, file_bytes: int, keep_python_functions: bool
+) -> tuple[list[TraceColumns], bytes | None]:
+    """One document's ranks, and the text of the next document in the file, or None at the end."""
+    builder = ColumnsBuilder(keep_python_functions=keep_python_functions)
+    splitter = EventSplitter(source, beginning, builder.scanner())
+    for batch in splitter.batches():
+        builder.add(batch)
+        del batch  # its memory, still in the cache, is taken for the next one
+    after = _read_tail(source, splitter)
+    next_start = next_document(after)
+    after, rest = (after, None) if next_start is None else (after[:next_start], after[next_start:])
+    metadata = parse_metadata(before, after)
+    if not builder.num_rows:
+        has_its_end = splitter.array_closed or beginning.rstrip(_BLANK).endswith(b"]}")
+        is_cut = source.truncated or (bool(before) and not has_its_end)
+        raise _cut_short(path) if is_cut else _nothing_complete(splitter, builder, path)
+    kinds = list(dict.fromkeys(kind for kind, _, _ in builder.tracks))
+    if not any(map(is_pytorchs, kinds)):
+        raise NotATraceError(describe_foreign_events(kinds), where=path, what_next=_WHAT_NEXT)
+    header = build_header(
+        metadata,
+        path=path,
+        file_bytes=file_bytes,
+        text_bytes=source.num_bytes,
+        saw_shapes=len(builder.shapes) > 1,
+        saw_stacks=builder.saw_stacks,
+    )
+    num_in_holes = _events_in_holes(source, splitter)
+    quality = ReadQuality(
+        num_events=splitter.num_events + num_in_holes,
+        repaired=splitter.repaired,
+        dropped=splitter.dropped + builder.dropped + num_in_holes,
+        clipped=0,
+        truncated=source.truncated or not splitter.array_closed or not _is_complete(before, after),
+        damaged_at_byte=splitter.damaged_at_byte,
+    )
+    ranks = split_ranks(builder.build(header, quality), listed_ranks(metadata))
+    return list(map(clip_overruns, ranks)) if is_rocm(header, metadata) else ranks, rest
+
+
+def _only(traces: list[TraceColumns]) -> TraceColumns:
+    if len(traces) > 1:
+        raise DataError(
+            f"holds the events of {len(traces)} ranks",
+            where=traces[0].header.path,
+            what_next="give one rank's file, or use read_ranks",
+        )
+    return traces[0]
+
+
+def _with_distinct_ranks(traces: list[TraceColumns]) -> list[TraceColumns]:
+    """Where the documents of one file do not tell distinct ranks, their order does."""
+    ranks = [trace.header.rank for trace in traces]
+    if None in ranks or len(set(ranks)) < len(ranks):
+        ranks = list(range(len(ranks)))
+    return [
+        replace(trace, header=replace(trace.header, rank=rank, part=trace.header.part or f"document {place + 1}"))
+        for place, (trace, rank) in enumerate(zip(traces, ranks, strict=True))
+    ]
+
+
+def _find_events(source: TraceText, path: str, text: bytes) -> tuple[bytes, bytes]:
+    """The text before the key traceEvents (empty for a bare list), and what is read so far behind its bracket."""
+    opening = text.lstrip(_BLANK)[:1]
+    if not opening:
+        if source.truncated and not source.broken:
+            raise _cut_short(path)
+        what = "cannot be inflated" if source.truncated else "is empty"
+        raise NotATraceError(what, where=path, what_next=_WHAT_NEXT)
+    if opening == b"[":
+        if is_memory_timeline(text.lstrip(_BLANK)):
+            raise NotATraceError("is a memory timeline, not a profiler trace", where=path, what_next=_WHAT_NEXT)
+        return b"", text.lstrip(_BLANK)[1:]
+    searched = 0
+    while True:
+        matches = list(EVENTS_KEY.finditer(text, max(0, searched - LONGEST_KEY_BYTES)))
+        if matches:
+            match = next((match for match in matches if is_top_level(text[: match.start()])), matches[0])
+            return text[: match.start()], text[match.end() :]
+        searched = len(text)
+        block = source.read() if opening == b"{" and searched < _MOST_METADATA_BYTES else b""
+        if not block and source.truncated and opening == b"{" and kind_of_object(text) is None:
+            raise _cut_short(path)
+        if not block:
+            raise NotATraceError(describe_other_file(text, opening), where=path, what_next=_WHAT_NEXT)
+        text += block
+
+
+def _read_tail(source: TraceText, splitter: EventSplitter) -> bytes:
+    """The text behind the event array, or so much of it as holds the beginning of another document's events."""
+    tail = splitter.tail
+    searched = 0
+    while splitter.array_closed and next_document(tail, searched) is None and (block := source.read()):
+        if len(tail) < _MOST_METADATA_BYTES:
+            searched = max(0, len(tail) - LONGEST_KEY_BYTES)
+            tail += block
+    return tail
+
+
+def _events_in_holes(source: TraceText, splitter: EventSplitter) -> int:
+    """How many events the holes have swallowed whole, by the mean size of those that are left."""
+    return round(source.hole_bytes * splitter.num_events / max(splitter.num_bytes, 1))
+
+
+def _is_complete(before: bytes, after: bytes) -> bool:
+    return not before or after.rstrip(_BLANK).endswith(b"}")
+
+
+def _cut_short(path: str) -> TruncatedTraceError:
+    return TruncatedTraceError(
+        "ends too early, before its first event", where=path, what_next="copy it whole or record it again"
+    )
+
+
+def _nothing_complete(splitter: EventSplitter, builder: ColumnsBuilder, path: str) -> DataError:
+    lost = splitter.dropped + builder.dropped
+    if splitter.num_events and lost == splitter.num_events:
+        entries = form(lost, "its one entry is broken or no event", f"all {lost} entries are broken or no events")
+        return NotATraceError(f"holds no readable event ({entries})", where=path, what_next=_WHAT_NEXT)
+    what = f'holds no complete event ("ph": "X") among {counted(splitter.num_events, "entry")}'
+    if builder.dropped:
+        what = f"holds no usable event: of {builder.dropped} the time is missing or overflows"
+    return DataError(what, where=path, what_next="check that the profiler recorded at least one step")

@@ -1,0 +1,200 @@
+"""Text of a trace file: inflated by content instead of by name, held in one reused buffer.
+
+`TraceText` saves what a damaged gzip file still gives; `TextWindow` is the piece of text that is read and not yet
+cut.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import BinaryIO, TypeVar
+
+from isal import isal_zlib
+
+_LOG = logging.getLogger(__name__)
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_WINDOW = 31
+"""zlib's code for a gzip header and the largest window"""
+_UTF8_MARK = b"\xef\xbb\xbf"
+_RAW_BYTES = 64 * 1024
+_HOLE = re.compile(rb"\x00{32,}")
+"""Zeros that a crashed writer or file system left; shorter runs may be characters of a name."""
+
+
+class TraceText:
+    """The inflated text of one trace, block by block.
+
+    Attributes:
+        block_bytes: how much is read at a time.
+        num_bytes: text handed out so far, holes included.
+        hole_bytes: zeros left out of it; one zero stays in each one's place.
+        truncated: the compressed stream ended early or broke.
+        broken: it broke.
+    """
+
+    def __init__(self, stream: BinaryIO, *, block_bytes: int) -> None:
+        self.block_bytes = block_bytes
+        self.num_bytes = 0
+        self.hole_bytes = 0
+        self.truncated = False
+        self.broken = False
+        self._stream = stream
+        self._raw = stream.read(min(_RAW_BYTES, max(block_bytes, len(_GZIP_MAGIC))))
+        is_gzip = bool(self._raw) and _GZIP_MAGIC.startswith(self._raw[: len(_GZIP_MAGIC)])  # also one cut to a byte
+        self._inflater = isal_zlib.decompressobj(wbits=_GZIP_WINDOW) if is_gzip else None
+        self._at_start = True
+        self._ended = False
+
+    def read(self) -> bytes:
+        """One block of text, less than that only at the end and where holes are; empty at the end."""
+        buffer = bytearray(self.block_bytes)
+        return bytes(memoryview(buffer)[: self.read_into(buffer, 0)])
+
+    def read_into(self, buffer: bytearray, begin: int) -> int:
+        """Write one block of text where `begin` is in a buffer that has room for it.
+
+        Returns:
+            Where it ends; `begin` at the end.
+        """
+        end, most = begin, begin + self.block_bytes
+        with memoryview(buffer) as view:
+            while end < most and not self._ended:
+                room = view[end:most]
+                end += self._inflate(self._inflater, room) if self._inflater else self._plain(room)
+            if self._at_start:
+                self._at_start = False
+                if view[begin : begin + len(_UTF8_MARK)] == _UTF8_MARK:
+                    end -= len(_UTF8_MARK)
+                    view[begin:end] = view[begin + len(_UTF8_MARK) : end + len(_UTF8_MARK)]
+        self.num_bytes += end - begin
+        return end if buffer.find(0, begin, end) < 0 else self._without_holes(buffer, begin, end)
+
+    def _plain(self, room: memoryview) -> int:
+        count = min(len(self._raw), len(room))
+        if count:
+            room[:count] = self._raw[:count]
+            self._raw = self._raw[count:]
+        else:
+            count = self._read_stream(room)
+            self._ended = not count
+        return count
+
+    def _read_stream(self, room: memoryview) -> int:
+        read_into = getattr(self._stream, "readinto", None)  # without a copy, where the stream can do that
+        if read_into is not None:
+            return read_into(room) or 0
+        text = self._stream.read(len(room))
+        room[: len(text)] = text
+        return len(text)
+
+    def _inflate(self, inflater: isal_zlib.Decompress, room: memoryview) -> int:
+        if not self._raw:
+            self._raw = self._stream.read(_RAW_BYTES)
+            if not self._raw:
+                self._ended = True
+                self.truncated = not inflater.eof
+                return 0
+        try:
+            text: bytes = inflater.decompress(self._raw, len(room))
+        except isal_zlib.error as error:  # type: ignore[misc]  # the stubs take the class for an instance
+            _LOG.warning("the compressed stream breaks after %d bytes of text: %s", self.num_bytes, error)
+            self._ended = self.truncated = self.broken = True
+            return 0
+        if inflater.eof:
+            self._next_member(inflater.unused_data)
+        else:
+            self._raw = inflater.unconsumed_tail
+        room[: len(text)] = text
+        return len(text)
+
+    def _next_member(self, rest: bytes) -> None:
+        """Gzip files may be written one after another; padding after the last one is not a member."""
+        self._raw = rest or self._stream.read(_RAW_BYTES)
+        if self._raw.startswith(_GZIP_MAGIC):
+            self._inflater = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
+        else:
+            self._ended = True
+
+    def _without_holes(self, buffer: bytearray, begin: int, end: int) -> int:
+        shorter = _HOLE.sub(b"\x00", buffer[begin:end])
+        self.hole_bytes += end - begin - len(shorter)
+        buffer[begin : begin + len(shorter)] = shorter
+        return begin + len(shorter)
+
+
+_FOR_A_CUT_EVENT_BYTES = 64 * 1024
+"""Most blocks end within an event, whose beginning is kept for the next one."""
+_OPENING, _CLOSING = b"[]"
+
+Decoded = TypeVar("Decoded")
+
+
+class TextWindow:
+    """The text from the first event that nobody has taken yet to the end of what is read.
+
+    Views of it, and what is decoded from it in place, hold until `fill` is called.
+    """
+
+    def __init__(self, source: TraceText, beginning: bytes) -> None:
+        self._source = source
+        self._buffer = bytearray(1) + beginning  # one byte before it always, for a bracket
+        self._begin, self._end = 1, len(self._buffer)
+
+    def __len__(self) -> int:
+        return self._end - self._begin
+
+    @property
+    def begins_at_byte(self) -> int:
+        """Where in the source's text it begins; holes of zeros before it blur the place."""
+        return max(0, self._source.num_bytes - len(self))
+
+    def fill(self) -> bool:
+        """Read one more block; False at the end of the text."""
+        left = len(self)
+        if len(self._buffer) <= left + self._source.block_bytes:
+            larger = bytearray(1 + left + self._source.block_bytes + max(left, _FOR_A_CUT_EVENT_BYTES))
+            larger[1 : 1 + left] = self.view(left)
+            self._buffer = larger
+        elif self._begin > 1:
+            self._buffer[1 : 1 + left] = self._buffer[self._begin : self._end]
+        self._begin = 1
+        self._end = self._source.read_into(self._buffer, 1 + left)
+        return len(self) > left
+
+    def view(self, size: int) -> memoryview:
+        """So many bytes from its beginning."""
+        return memoryview(self._buffer)[self._begin : self._begin + size]
+
+    def text(self, size: int) -> bytes:
+        """A copy of so many bytes from its beginning."""
+        return bytes(self.view(size))
+
+    def decoded(self, size: int, decode: Callable[[memoryview], Decoded | None]) -> tuple[Decoded | None, memoryview]:
+        """What the first `size` bytes hold as the items of a JSON array, and that array's text.
+
+        Both brackets are written into the window: where `decode` finds something, the byte behind is lost.
+        """
+        bracket = self._begin + size
+        behind = self._buffer[bracket]
+        self._buffer[self._begin - 1], self._buffer[bracket] = _OPENING, _CLOSING
+        array_text = memoryview(self._buffer)[self._begin - 1 : bracket + 1]
+        decoded = decode(array_text)
+        if decoded is None:
+            self._buffer[bracket] = behind
+        return decoded, array_text
+
+    def rfind(self, wanted: bytes) -> int:
+        """Where it holds these bytes last, or -1."""
+        return max(-1, self._buffer.rfind(wanted, self._begin, self._end) - self._begin)
+
+    def matches(self, pattern: re.Pattern[bytes], start: int) -> list[tuple[int, int]]:
+        """(begin, end) of all places from `start` on that match."""
+        found = pattern.finditer(self._buffer, self._begin + start, self._end)
+        return [(match.start() - self._begin, match.end() - self._begin) for match in found]
+
+    def take(self, size: int) -> None:
+        """Leave so many bytes behind."""
+        self._begin += size

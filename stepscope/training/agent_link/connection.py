@@ -1,0 +1,306 @@
+"""Connection to the agent's socket, on a thread of its own, at no cost to training.
+
+An agent that is absent, slow, does not read or sends garbage costs no more than one that works.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import select
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from contextlib import suppress
+from typing import Protocol
+
+from stepscope.core.protocol.messages import (
+    DEFAULT_SOCKET,
+    PROTOCOL_VERSION,
+    SOCKET_VARIABLE,
+    Bye,
+    LineBuffer,
+    Message,
+    ProtocolError,
+    Welcome,
+    decode,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 1.0
+_READ_BYTES = 4096
+_READ_PAUSE_SECONDS = 0.05  # 80 kB/s: a flood costs a hundredth of a core, a request for 10,000 ranks 0.7 s
+_FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.5, 60.0
+_OTHER_VERSION_RETRY_SECONDS = 600.0
+_SETTLED_SECONDS = 5.0
+_DEAF_SECONDS = 30.0
+_MAX_KEPT_ANSWERS = 64
+_MAX_FAULTS = 3
+_FAREWELL_SECONDS = 0.5
+
+
+class ConnectionUser(Protocol):
+    """Who talks over the link. All of it is called on the link's thread.
+
+    Attributes:
+        tick_seconds: time from one `tick` to the next.
+    """
+
+    tick_seconds: float
+
+    def hello(self) -> bytes:
+        """The first line on a connection."""
+
+    def heartbeat(self) -> bytes:
+        """The line that is sent about once a second."""
+
+    def heard(self, message: Message) -> None:
+        """The agent has said something."""
+
+    def misheard(self, error: ProtocolError) -> None:
+        """The agent has said something that cannot be used."""
+
+    def tick(self) -> None:
+        """Now and then, and after `wake`; with or without an agent."""
+
+
+class AgentConnection:
+    """One connection, made again whenever it ends.
+
+    Args:
+        path: of the agent's socket; None for no agent.
+    """
+
+    def __init__(self, path: str | None, user: ConnectionUser) -> None:
+        self._address = path if path is None or not path.startswith("@") else "\0" + path[1:]
+        self._user = user
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._wake_descriptor = -1
+        self._socket: socket.socket | None = None
+        self._lines = LineBuffer()
+        self._unsent = b""
+        self._answered = b""
+        self._answers: deque[bytes] = deque(maxlen=_MAX_KEPT_ANSWERS)
+        self._faults = 0
+        self._retry_seconds = _FIRST_RETRY_SECONDS
+        self._connected_at = self._sent_at = self._read_at = self._beat_at = self._tick_at = self._connect_at = 0.0
+        self._has_warned = False
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether there is something at the socket's path, so that starting the thread may be of use."""
+        if self._address is None or self._address == "":
+            return False
+        return self._address.startswith("\0") or os.path.exists(self._address)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has been started and not been told to end."""
+        return self._thread is not None and not self._closing
+
+    def start(self) -> None:
+        """Start the thread, once.
+
+        Raises:
+            OSError, RuntimeError: no descriptor or no thread can be had.
+        """
+        if self._thread is None:
+            self._wake_descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            _connections.add(self)
+            self._thread = threading.Thread(target=self._run, name="stepscope-agent-link", daemon=True)
+            self._thread.start()
+
+    def wake(self) -> None:
+        """Make the thread look at once; from any thread."""
+        if self.is_running:
+            with suppress(OSError):  # it is awake already
+                os.eventfd_write(self._wake_descriptor, 1)
+
+    def answer(self, line: bytes) -> None:
+        """Send this line before the next heartbeat, now or after the next hello; from any thread."""
+        self._answers.append(line)
+        self.wake()
+
+    def close(self, patience_seconds: float = 2.0) -> None:
+        """Have the thread send what is left and a farewell, and end; wait so long for it at most."""
+        if not self.is_running:
+            return
+        assert self._thread is not None
+        self._closing = True
+        with suppress(OSError):
+            os.eventfd_write(self._wake_descriptor, 1)
+        self._thread.join(patience_seconds)
+
+    def _release(self) -> None:
+        """Let go of the descriptors; in a forked child they are the parent's, and the agent must see its end."""
+        self._closing = True
+        self._hang_up()
+        descriptor, self._wake_descriptor = self._wake_descriptor, -1
+        if descriptor >= 0:
+            with suppress(OSError):
+                os.close(descriptor)
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                self._turn()
+            except Exception as error:  # the thread's edge: training must never notice
+                self._drop(f"{type(error).__name__}: {error}")
+                time.sleep(HEARTBEAT_SECONDS)
+        with suppress(OSError, ValueError):
+            self._say_bye()
+        self._release()
+
+    def _turn(self) -> None:
+        """Do what is due, then sleep until something is."""
+        now = time.monotonic()
+        if now >= self._tick_at:
+            self._tick_at = now + self._user.tick_seconds
+            self._user.tick()
+        if now >= self._beat_at:
+            self._beat_at = now + HEARTBEAT_SECONDS
+            if self._socket is not None and not self._unsent:
+                self._unsent = self._user.heartbeat()
+        if self._socket is None and self._address and now >= self._connect_at:
+            self._connect(now)
+        self._send(now)
+        self._sleep(now)
+        self._receive()
+
+    def _sleep(self, now: float) -> None:
+        until = min(self._beat_at, self._tick_at)
+        poll = select.poll()
+        poll.register(self._wake_descriptor, select.POLLIN)
+        if self._socket is not None:
+            may_read = now >= self._read_at
+            until = until if may_read else min(until, self._read_at)
+            poll.register(self._socket, may_read * select.POLLIN | bool(self._unsent) * select.POLLOUT)
+        woken = poll.poll(max(until - now, 0.0) * 1000 + 1)
+        if any(descriptor == self._wake_descriptor for descriptor, _ in woken):
+            with suppress(OSError):
+                os.eventfd_read(self._wake_descriptor)
+            self._user.tick()
+
+    def _connect(self, now: float) -> None:
+        self._connect_at = now + self._retry_seconds * random.uniform(0.5, 1.0)
+        self._retry_seconds = min(self._retry_seconds * 2, _LAST_RETRY_SECONDS)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        try:
+            connection.connect(self._address or "")
+        except (OSError, ValueError):  # no agent, one that is overrun, or a path that no socket can have
+            connection.close()
+            return
+        self._socket, self._lines, self._faults = connection, LineBuffer(), 0
+        self._connected_at = self._sent_at = now
+        self._unsent = self._user.hello()
+
+    def _send(self, now: float) -> None:
+        while self._socket is not None and (self._unsent or self._answers):
+            if not self._unsent:
+                self._unsent = self._answered = self._answers.popleft()
+            try:
+                sent = self._socket.send(self._unsent, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                if now - self._sent_at > _DEAF_SECONDS:
+                    self._drop("it does not read")
+                return
+            except OSError as error:
+                self._drop(str(error))
+                return
+            self._sent_at = now
+            self._unsent = self._unsent[sent:]
+            if not self._unsent:
+                self._answered = b""
+
+    def _receive(self) -> None:
+        now = time.monotonic()
+        if self._socket is None or now < self._read_at:
+            return
+        try:
+            block = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._drop(str(error))
+            return
+        if not block:
+            self._drop("it has gone")
+            return
+        self._read_at = now + _READ_PAUSE_SECONDS
+        if now - self._connected_at > _SETTLED_SECONDS:
+            self._retry_seconds = _FIRST_RETRY_SECONDS
+        try:
+            for line in self._lines.feed(block):
+                self._hear(line)
+        except ProtocolError as error:
+            self._warn(f"it says what nobody understands: {error}")
+            self._drop(str(error))
+
+    def _hear(self, line: bytes) -> None:
+        try:
+            message = decode(line)
+        except ProtocolError as error:
+            self._user.misheard(error)
+            self._faults += error.capture_id is None
+            if self._faults >= _MAX_FAULTS:
+                raise
+            return
+        if isinstance(message, Welcome) and message.version != PROTOCOL_VERSION:
+            self._warn(f"it speaks version {message.version}, this stepscope version {PROTOCOL_VERSION}; update one")
+            self._drop("another version", retry_seconds=_OTHER_VERSION_RETRY_SECONDS)
+        elif message is not None and self._socket is not None:
+            self._user.heard(message)
+
+    def _warn(self, why: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("stepscope goes on without the agent at %s: %s", self._address, why)
+
+    def _drop(self, why: str, *, retry_seconds: float | None = None) -> None:
+        logger.debug("the agent's connection ends: %s", why)
+        self._hang_up()
+        now = time.monotonic()
+        if now - self._connected_at > _SETTLED_SECONDS:
+            self._retry_seconds = _FIRST_RETRY_SECONDS
+        self._connect_at = max(
+            self._connect_at, now + (retry_seconds or self._retry_seconds * random.uniform(0.5, 1.0))
+        )
+
+    def _hang_up(self) -> None:
+        connection, self._socket = self._socket, None
+        if self._answered:  # half sent: once more to whoever comes next
+            self._answers.appendleft(self._answered)
+        self._unsent = self._answered = b""
+        if connection is not None:
+            with suppress(OSError):
+                connection.close()
+
+    def _say_bye(self) -> None:
+        if self._socket is None:
+            return
+        lines = b"".join([self._unsent, *self._answers, encode(Bye())])
+        self._socket.settimeout(_FAREWELL_SECONDS)
+        self._socket.sendall(lines, socket.MSG_NOSIGNAL)
+
+
+def socket_path() -> str | None:
+    """Where the agent's socket is looked for: STEPSCOPE_AGENT_SOCKET, else the usual place; None when it is empty."""
+    return os.environ.get(SOCKET_VARIABLE, DEFAULT_SOCKET) or None
+
+
+_connections: weakref.WeakSet[AgentConnection] = weakref.WeakSet()
+
+
+def _release_all() -> None:
+    for link in list(_connections):
+        link._release()
+
+
+os.register_at_fork(after_in_child=_release_all)

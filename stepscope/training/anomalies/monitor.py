@@ -1,0 +1,125 @@
+"""Anomaly monitor: runs the detectors on every step, adds anomalies to its record and logs them, rate limited."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict, deque
+
+from stepscope.core.text.numbers import significant
+from stepscope.training.anomalies.detectors import (
+    Anomaly,
+    Detector,
+    NotFinite,
+    ScaleCollapse,
+    gradient_explosion,
+    loss_spike,
+)
+from stepscope.training.anomalies.trends import MemoryGrowth, StepTimeChange
+from stepscope.training.steps.telemetry import StepRecord
+
+logger = logging.getLogger(__name__)
+
+_LOSS, _GRADIENTS, _SCALE = "loss", ("grad_norm", "local_grad_norm"), "loss_scale"
+_OF_ONE_RANK = frozenset({"local_grad_norm", "memory_allocated_bytes", "host_memory_bytes"})
+"""Figures that other ranks do not share: every rank says what happens to its own, the rest is said once, by rank 0."""
+
+_MIB = 1 << 20
+
+LEAST_STEP_CHANGE_MS = 0.1
+"""Less is no finding: the host's own work moves by as much, and steps as short are toys."""
+
+
+class AnomalyMonitor:
+    """Adds anomalies to settled steps, and logs one line for each; of a kind that keeps happening, for some."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        spikes: dict[str, list[Detector]] = {_LOSS: [NotFinite("loss_not_finite", _LOSS), loss_spike()]}
+        spikes |= {figure: [gradient_explosion(figure)] for figure in _GRADIENTS}
+        self._scaled = spikes | {_SCALE: [ScaleCollapse()]}  # infinite gradients are how the scale's limit is found
+        infinite = {figure: NotFinite("gradient_not_finite", figure) for figure in _GRADIENTS}
+        self._unscaled = spikes | {figure: [infinite[figure], *spikes[figure]] for figure in _GRADIENTS}
+        self._memory = [
+            # A job's own memory is the same at the end of every step but for its batch's shape.
+            ("memory_allocated_bytes", MemoryGrowth("memory_allocated_bytes", least_bytes=16 * _MIB, least_ratio=0.01)),
+            # A process grows by its loaders' queues, logs and caches.
+            ("host_memory_bytes", MemoryGrowth("host_memory_bytes", least_bytes=64 * _MIB, least_ratio=0.05)),
+        ]
+        self._step_times = StepTimeChange(least=LEAST_STEP_CHANGE_MS)
+        self._seldom = LogLimiter()
+        self._was_quiet = False
+
+    def step_settled(self, record: StepRecord) -> None:
+        """Look at the step."""
+        figures = record.figures
+        detectors = self._scaled if _SCALE in figures else self._unscaled
+        found: list[Anomaly | None] = []
+        for name, value in figures.items():
+            for detector in detectors.get(name, ()):
+                if (anomaly := detector.see(value)) is not None:
+                    found.append(anomaly)
+        for name, growth in self._memory:
+            if name in figures:
+                found.append(growth.see(record.index, figures[name]))
+        is_quiet = record.state == "wait" and not record.export_ns
+        if is_quiet and self._was_quiet:  # the profiler's own time is no change
+            found.append(self._step_times.see(record.duration_ns / 1e6))
+        self._was_quiet = is_quiet
+        for anomaly in found:
+            if anomaly is not None:
+                record.anomalies.append(anomaly)
+                if self._rank == 0 or anomaly.figure in _OF_ONE_RANK:
+                    self._say(record.index, anomaly)
+
+    def close(self) -> None:
+        """Say how much was not said."""
+        for (kind, figure), number in self._seldom.unsaid.items():
+            logger.warning("rank %d: %s", self._rank, _more(number, kind, figure))
+
+    def _say(self, step: int, anomaly: Anomaly) -> None:
+        num_unsaid = self._seldom.takes((anomaly.kind, anomaly.figure), step)
+        if num_unsaid is None:
+            return
+        more = f"; {_more(num_unsaid, anomaly.kind, anomaly.figure)}" if num_unsaid else ""
+        logger.warning("rank %d, step %d: %s%s", self._rank, step, anomaly_text(anomaly), more)
+
+
+def _more(number: int, kind: str, figure: str) -> str:
+    return f"and {number} more {kind} of {figure} before, kept in the steps' lines"
+
+
+def anomaly_text(anomaly: Anomaly) -> str:
+    """An anomaly in words."""
+    name, value, usual, limit = anomaly.figure, anomaly.value, anomaly.usual, anomaly.limit
+    if value is None:
+        return f"{name} is not finite ({anomaly.kind})"
+    if anomaly.kind == "memory_growth":
+        return f"{name} grows by {significant(value / _MIB)} MiB per step ({anomaly.kind})"
+    parts = [f"{name} is {significant(value, 4)}"]
+    parts += [] if usual is None else [f"usually {significant(usual, 4)}"]
+    parts += [] if limit is None else [f"limit {significant(limit, 4)}"]
+    return f"{', '.join(parts)} ({anomaly.kind})"
+
+
+NUM_LOGGED = 5
+WITHIN_STEPS = 10_000
+"""So many of a kind are said within so many steps: what happens more often is how this training is, not news."""
+
+_Key = tuple[str, str]
+
+
+class LogLimiter:
+    """Counts what is not said, by kind and figure."""
+
+    def __init__(self) -> None:
+        self.unsaid: Counter[_Key] = Counter()
+        self._said_at: defaultdict[_Key, deque[int]] = defaultdict(lambda: deque(maxlen=NUM_LOGGED))
+
+    def takes(self, key: _Key, step: int) -> int | None:
+        """How many like it were not said since the last that was, when this one is to be said; else None."""
+        said_at = self._said_at[key]
+        if len(said_at) == NUM_LOGGED and step - said_at[0] < WITHIN_STEPS:
+            self.unsaid[key] += 1
+            return None
+        said_at.append(step)
+        return self.unsaid.pop(key, 0)

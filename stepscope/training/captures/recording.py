@@ -1,0 +1,235 @@
+"""Recording with torch's profiler: one capture from preparation to its result, and other profilers in the process.
+
+torch's own schedule is not used: it stays armed for the whole run, exports at gzip's slowest level, and lets an export
+error reach the training loop.
+
+Only one torch profiler can record a process. A second one silently takes the recording over, and a profiler that lost
+its recording ends the process with a segmentation fault when it exports. So a capture never starts beside another
+profiler, and ends when another one begins.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from stepscope.core.documents.run_directory import WHOLE_STEPS_KEY
+from stepscope.training.captures.trace_export import save_recording, write_trace
+from stepscope.training.patching import Patch
+from stepscope.training.run.run_files import partial_path
+
+
+class Capture:
+    """One prepared, then running, then stopped recording.
+
+    Args:
+        target: the trace's final path (.json.gz).
+
+    Attributes:
+        target: as given.
+        first_step: index of the first captured step; names the folder.
+        num_whole_steps: steps recorded from their beginning to their end.
+        is_recording: False again once another profiler has begun.
+    """
+
+    def __init__(
+        self, first_step: int, target: Path, *, record_shapes: bool, with_stack: bool, profile_memory: bool
+    ) -> None:
+        self.first_step = first_step
+        self.num_whole_steps = 0
+        self.is_recording = False
+        self.target = target
+        self._plain = partial_path(target, ".plain")
+        self._options: dict[str, Any] = {
+            "record_shapes": record_shapes,
+            "with_stack": with_stack,
+            "profile_memory": profile_memory,
+        }
+        self._profiler: Any = None
+        self._started = self._has_plain = False
+        self._thread = 0
+
+    def prepare(self) -> None:
+        """Set the profiler up, so that its start-up cost does not fall into a captured step.
+
+        Raises:
+            RuntimeError: another torch profiler runs.
+        """
+        from torch.profiler.profiler import _KinetoProfile  # documented in spite of its name
+
+        refuse_second_profiler()
+        self._profiler = _KinetoProfile(
+            activities=_activities(), experimental_config=_experimental_config(), **self._options
+        )
+        with warnings.catch_warnings():
+            # torch 2.11 warns that a profiler's next cycle clears its events; ours has one cycle.
+            warnings.filterwarnings("ignore", message=".*clears events at the end of each cycle")
+            self._profiler.prepare_trace()
+
+    def start(self) -> None:
+        """Begin to record.
+
+        Raises:
+            RuntimeError: another torch profiler runs.
+        """
+        if self._profiler is None:
+            self.prepare()
+        refuse_second_profiler()
+        self._profiler.start_trace()
+        self._started = self.is_recording = True
+        self._thread = threading.get_ident()
+
+    def finish(self) -> Callable[[], None]:
+        """Stop recording. What is returned writes the trace to its target, which appears only when whole.
+
+        Raises:
+            RuntimeError: another profiler ended the recording.
+        """
+        self.stop()
+        if self._profiler is None and not self._has_plain:
+            raise RuntimeError("another torch profiler ended this capture, which is lost")
+        return functools.partial(write_trace, self._recording(), self._plain, self.target)
+
+    @property
+    def records_this_thread(self) -> bool:
+        """Whether a profiler that begins on the calling thread would take the recording over: each is its thread's."""
+        return self.is_recording and threading.get_ident() == self._thread
+
+    def step_aside(self) -> None:
+        """Make room for another profiler that is about to begin.
+
+        What was recorded is written now: torch crashes when it exports one recording while it makes another.
+
+        Raises:
+            OSError: it cannot be written.
+            RuntimeError: another profiler ended the recording.
+        """
+        self.stop()
+        if self.num_whole_steps:
+            self._plain.parent.mkdir(parents=True, exist_ok=True)
+            self._has_plain = True
+            save_recording(self._recording(), self._plain)
+
+    def discard(self) -> None:
+        """Stop whatever runs and leave no file."""
+        if self._has_plain:
+            with suppress(OSError):
+                self._plain.unlink()
+        if self._profiler is None:
+            return
+        if not self._started:
+            refuse_second_profiler()
+            self._profiler.start_trace()  # a prepared profiler can only be left by way of start
+            self._started = self.is_recording = True
+        try:
+            self.stop()
+        finally:
+            self._profiler = None
+
+    def stop(self) -> None:
+        """Stop recording; what is recorded is kept for `finish`.
+
+        Raises:
+            RuntimeError: another profiler ended the recording, and what was recorded is lost.
+        """
+        if not self.is_recording:
+            return
+        self.is_recording = False
+        if not is_recording():
+            self._profiler = None
+            raise RuntimeError("another torch profiler ended this capture, which is lost; let only one run")
+        whole_steps = range(self.first_step, self.first_step + self.num_whole_steps)
+        self._profiler.add_metadata_json(WHOLE_STEPS_KEY, json.dumps(list(whole_steps)))
+        self._profiler.stop_trace()
+
+    def _recording(self) -> Any:
+        """torch's result, handed over once; None when there is none any more."""
+        profiler, self._profiler = self._profiler, None
+        return None if profiler is None else profiler.profiler.kineto_results
+
+
+def _activities() -> list[Any]:
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    elif hasattr(torch, "xpu") and torch.xpu.is_available() and hasattr(ProfilerActivity, "XPU"):
+        activities.append(ProfilerActivity.XPU)
+    return activities
+
+
+def _experimental_config() -> Any:
+    """What older torch does not know is left out, the rarest first.
+
+    CUDA synchronisation records tell which stream waits for which. A recording of which only the trace is wanted ends
+    some tenth sooner.
+    """
+    import torch
+
+    options = {"trace_only": True}
+    if torch.cuda.is_available():
+        options = {"enable_cuda_sync_events": True} | options
+    while options:
+        try:
+            from torch._C._profiler import _ExperimentalConfig
+
+            return _ExperimentalConfig(**options)  # type: ignore[arg-type]  # bools all
+        except (ImportError, TypeError):
+            options.popitem()
+    return None
+
+
+_BEGINNINGS = ("_prepare_trace", "_start_trace")
+"""Methods of torch's profiler with which another one begins."""
+
+
+def is_recording() -> bool:
+    """Whether any torch profiler records this process."""
+    import torch
+
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+def refuse_second_profiler() -> None:
+    """Raises RuntimeError while a torch profiler records this process."""
+    if is_recording():
+        raise RuntimeError("another torch profiler is recording this process; only one can")
+
+
+class OtherProfilerWatch:
+    """Calls `about_to_begin` before any torch profiler begins, on its thread, as long as it watches."""
+
+    def __init__(self, about_to_begin: Callable[[], None]) -> None:
+        self._about_to_begin = about_to_begin
+        self._wrappings: list[Patch] = []
+
+    def start(self) -> None:
+        """Watch, if not watching already."""
+        if self._wrappings:
+            return
+        from torch.autograd.profiler import profile
+
+        self._wrappings = [Patch(profile, name, self._watched) for name in _BEGINNINGS if name in vars(profile)]
+
+    def stop(self) -> None:
+        """Leave torch as it was, unless someone has wrapped our wrapper."""
+        wrappings, self._wrappings = self._wrappings, []
+        for wrapping in wrappings:
+            wrapping.leave()
+
+    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(other: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._wrappings:
+                with suppress(Exception):  # as of a log handler; another's profiler must never be hurt
+                    self._about_to_begin()
+            return original(other, *args, **kwargs)
+
+        return begin

@@ -1,0 +1,132 @@
+"""Entry points for training code: `profile(...)` around a training loop and the `@profiled(...)` decorator."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from stepscope.training.captures.schedule import Schedule, SlowStep
+from stepscope.training.profiling_session import Profile
+from stepscope.training.settings import Settings
+
+
+def profile(
+    run: str | None = None,
+    out: str | os.PathLike[str] = "runs",
+    schedule: Schedule | None = None,
+    ranks: str | Iterable[int] = "auto",
+    mesh: Any = None,
+    *,
+    enabled: bool = True,
+    record_shapes: bool = True,
+    with_stack: bool = False,
+    profile_memory: bool = False,
+    capture_when: SlowStep | None = None,
+    labels: dict[str, str] | None = None,
+    simulated_compute: bool = False,
+    stuck_after: float | str | None = None,
+    memory: str | int | None = None,
+    export: str | Iterable[str] | None = None,
+    first_step: int | None = None,
+) -> Profile:
+    """Measure a training loop: `with stepscope.profile(...) as prof:` and `prof.step()` after each optimizer step.
+
+    Every rank calls it with the same arguments. It never raises into training: what goes wrong is logged once, and
+    measuring stops. Off (enabled=False, or STEPSCOPE_DISABLE=1) it is the same object and does nothing.
+
+    Args:
+        run: the run's name, a folder inside `out`; by default from STEPSCOPE_RUN, Slurm, torchrun or the time.
+        out: folder of all runs, reachable by all ranks.
+        schedule: which steps to capture (`stepscope.every`); by default steps 4 to 6.
+        ranks: which ranks write traces: "auto" (the first 64), "all", or rank numbers. All write step telemetry.
+        mesh: torch DeviceMesh with named dimensions, sizes by name ({"tp": 2, "pp": 2, "dp": 2}), Megatron's
+            parallel_state or DeepSpeed's grid; by default what the process knows of these, or STEPSCOPE_MESH.
+        enabled: False turns everything off.
+        record_shapes: record operator shapes, which say what limits a kernel.
+        with_stack: record Python stacks; costs far more than the rest.
+        profile_memory: record allocations.
+        capture_when: also capture when a rule says so: `stepscope.slow_step()`; by default from
+            STEPSCOPE_CAPTURE_WHEN.
+        labels: free words to find the run by.
+        simulated_compute: the run's layers sleep instead of computing; said in every report.
+        stuck_after: seconds after which a step that does not move on is looked into; "auto" goes by the steps before it
+            and by the patience of torch's process groups, "off" never looks; by default from STEPSCOPE_STUCK_AFTER,
+            else "auto".
+        memory: when to write a snapshot of the GPU's memory: "oom" when it runs out, a number of steps also at each so
+            many, "off" never. "oom+history" or "500+history" have torch remember the allocations before, 2 us each; by
+            default from STEPSCOPE_MEMORY, else "oom".
+        export: libraries that step metrics are handed to (otel, wandb, mlflow), into what the training code has opened
+            with them; by default from STEPSCOPE_EXPORT.
+        first_step: number of the first step, where the job goes on from a checkpoint; by default a run that is
+            continued numbers on from its last step. Schedules count from the first step of each start.
+    """
+    settings = Settings(
+        run=run,
+        out=out,
+        schedule=schedule,
+        ranks=ranks,
+        mesh=mesh,
+        record_shapes=record_shapes,
+        with_stack=with_stack,
+        profile_memory=profile_memory,
+        capture_when=capture_when,
+        labels=labels,
+        simulated_compute=simulated_compute,
+        stuck_after=stuck_after,
+        memory=memory,
+        export=export,
+        first_step=first_step,
+    )
+    return Profile(settings, enabled=enabled and not is_disabled(os.environ))
+
+
+def is_disabled(environment: Mapping[str, str]) -> bool:
+    """Whether STEPSCOPE_DISABLE turns measuring off."""
+    return environment.get("STEPSCOPE_DISABLE", "").lower() not in {"", "0", "false", "no"}
+
+
+R = TypeVar("R")
+
+_PARAMETER = "prof"
+
+
+def profiled(**options: Any) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """A decorator; options as of `stepscope.profile`.
+
+    A function with a parameter `prof` is a training loop: it is given the profile, which begins and ends with the call.
+    Any other function is a step of one: each call that returns ends a step, and measuring goes on until the process
+    ends.
+    """
+
+    def decorate(function: Callable[..., R]) -> Callable[..., R]:
+        is_loop = _PARAMETER in inspect.signature(function).parameters
+        return _loop(function, options) if is_loop else _step(function, options)
+
+    return decorate
+
+
+def _loop(function: Callable[..., R], options: dict[str, Any]) -> Callable[..., R]:
+    @functools.wraps(function)
+    def measured(*args: Any, **kwargs: Any) -> R:
+        with profile(**options) as prof:
+            return function(*args, **{_PARAMETER: prof} | kwargs)
+
+    return measured
+
+
+def _step(function: Callable[..., R], options: dict[str, Any]) -> Callable[..., R]:
+    begun: list[Profile] = []
+
+    @functools.wraps(function)
+    def measured(*args: Any, **kwargs: Any) -> R:
+        if not begun:
+            begun.append(profile(**options))
+            begun[0].__enter__()
+        result = function(*args, **kwargs)
+        begun[0].step()
+        return result
+
+    return measured

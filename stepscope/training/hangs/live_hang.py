@@ -1,0 +1,282 @@
+"""Live hang check: each rank publishes the state of its long step, and one rank asks which ranks hold up the job.
+
+All ranks write to flight/live within seconds of each other whether they wait or work; the files go when the step ends.
+A rank sees only itself. The lowest rank that still writes starts a separate process, which reads all states.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stepscope.core.documents.hang import RANK_STATE_SCHEMA, STALE_SECONDS, LiveHangState, RankState
+from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, live_record_path, live_state_path
+from stepscope.training.hangs.stall import (
+    ThreadProgress,
+    frames_of,
+    helper_processes,
+    is_thread_compiling,
+    is_thread_saving,
+)
+from stepscope.training.hangs.stuck_report import code_location, collective_frames, flight_record
+from stepscope.training.run.run_files import atomic_write
+from stepscope.training.settings import RunContext
+from stepscope.training.steps.spans import open_phases
+
+logger = logging.getLogger(__name__)
+
+_STATE_EVERY_SECONDS = 4.0
+_STILL_SECONDS = 6.0
+_NUM_SAMPLES = 8
+
+StepStart = tuple[int, float, int]
+"""Its index, and when it began: monotonic seconds, and ns since the epoch."""
+
+
+class LiveStateWriter:
+    """Called about once a second, on the attendant's thread.
+
+    A rank speaks when its step is as old as its own limit, or when another has begun to: ranks differ in what they are
+    used to, and who stays silent is suspected.
+    """
+
+    def __init__(self, context: RunContext, thread_id: int) -> None:
+        self._context = context
+        self._thread_id = thread_id
+        self._folder = context.run_directory / FLIGHT_FOLDER / LIVE_FOLDER
+        rank = context.identity.rank
+        self._state = context.run_directory / live_state_path(rank)
+        self._record = context.run_directory / live_record_path(rank)
+        self._stillness = ThreadProgress(thread_id, num_samples=_NUM_SAMPLES)
+        self._judge = LiveHangCheck(context.run_directory, rank, context.identity.world_size)
+        self._step: StepStart | None = None
+        self._since_ns = 0
+        self._told = 0.0
+        self._has_told = False
+        self._remove()  # left by an earlier attempt
+
+    def look(self, now: float, step: StepStart | None, limit: float, glance: float) -> None:
+        """Look at the open step.
+
+        Args:
+            now: monotonic seconds.
+            limit: its age in seconds from which it is worth telling of.
+            glance: from which it is looked whether others tell of it.
+        """
+        if step is not self._step:
+            self._leave()
+            self._step = step
+        if step is None:
+            return
+        age = now - step[1]
+        if age < glance:
+            return
+        still_seconds = self._stillness.look()
+        if self._has_told or age >= limit or self._folder.is_dir():
+            is_still = still_seconds >= min(_STILL_SECONDS, limit / 4)
+            if not self._has_told or now - self._told >= min(_STATE_EVERY_SECONDS, limit):
+                self._tell(now, step, age, limit, is_still=is_still)
+            self._judge.look(now, self._state, may_ask=is_still)
+
+    def close(self, *, is_open: bool) -> None:
+        """No step comes any more. Of one that never ended, what was told stays."""
+        self._judge.close()
+        if not is_open:
+            self._leave()
+
+    def _tell(self, now: float, step: StepStart, age: float, limit: float, *, is_still: bool) -> None:
+        if not self._has_told:
+            self._has_told, self._since_ns = True, time.time_ns()
+        self._told = now
+        context, spans = self._context, self._context.open_spans()
+        frames = list(frames_of(self._thread_id))
+        state = RankState(
+            rank=context.identity.rank,
+            host=context.identity.host,
+            step=step[0],
+            since_ns=self._since_ns,
+            seen_ns=time.time_ns(),
+            age_seconds=round(age, 3),
+            limit_seconds=round(limit, 3),
+            is_still=is_still,
+            doing=self._doing(spans),
+            where=code_location(spans, frames, None),
+            is_in_collective=bool(collective_frames(frames)),
+        )
+        try:
+            record = flight_record(has_stacks=False)
+            if record is not None:
+                with atomic_write(self._record) as temporary:
+                    temporary.write_bytes(record)
+            with atomic_write(self._state) as temporary:
+                temporary.write_text(json.dumps({"schema": RANK_STATE_SCHEMA} | asdict(state)), encoding="utf-8")
+        except OSError as error:
+            logger.debug("cannot say how a long step is: %s", error)
+
+    def _doing(self, spans: list[str]) -> str:
+        phases = open_phases(spans)
+        if phases and phases[-1]:
+            return f"phase {phases[-1]}"
+        if is_thread_compiling(self._thread_id):
+            return "compilation"
+        return "a checkpoint" if is_thread_saving(self._thread_id) else ""
+
+    def _leave(self) -> None:
+        self._stillness.reset()
+        self._judge.leave()
+        if self._has_told:
+            self._has_told = False
+            self._remove()
+
+    def _remove(self) -> None:
+        for path in (self._state, self._record):
+            with suppress(OSError):
+                path.unlink()
+        with suppress(OSError):  # another rank's files are in it
+            self._folder.rmdir()
+
+
+_CHECK_PROGRAM = """
+import sys
+sys.path.append(sys.argv[1])
+from stepscope.workflow.live_hang import main
+sys.exit(main(sys.argv[2:]))
+"""
+"""Finds stepscope where this process has it, after all else."""
+
+_WHERE_STEPSCOPE_IS = str(Path(__file__).resolve().parents[3])
+_FIRST_SECONDS = 4.0
+_ASK_AGAIN_SECONDS = 5.0
+_LAST_AGAIN_SECONDS = 60.0
+_NUM_SOON = 12
+"""Questions in short succession: a minute; the job may be at work for hours."""
+
+_ANSWERS_WITHIN_SECONDS = 60.0
+_STATE = re.compile(r"rank(\d+)\.state")
+_LONGEST_ANSWER = 1 << 20
+
+
+class LiveHangCheck:
+    """Called about once a second while this rank's step lasts long.
+
+    The process that reads what all ranks have said takes about half a second of a processor and 40 MB, a few seconds
+    after the step was found to last long; training's own process loads nothing.
+    """
+
+    def __init__(self, run_directory: Path, rank: int, world_size: int) -> None:
+        self._run_directory = run_directory
+        self._rank = rank
+        self._is_alone = world_size == 1
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked = 0.0
+        self._num_asked = 0
+        self._next: float | None = None
+        self._said: tuple[Any, ...] | None = None
+
+    def look(self, now: float, own_state: Path, *, may_ask: bool) -> None:
+        """Ask, or hear the answer.
+
+        Args:
+            now: monotonic seconds.
+            own_state: this rank's file; it lies with those of all others.
+            may_ask: False while this rank gets on.
+        """
+        if self._is_alone:
+            return
+        if self._process is not None:
+            self._hear(now)
+        elif self._next is None:
+            self._next = now + _FIRST_SECONDS
+        elif now >= self._next:
+            pause = _ASK_AGAIN_SECONDS if self._num_asked < _NUM_SOON else _LAST_AGAIN_SECONDS
+            self._next = now + pause
+            if may_ask and self._rank == _lowest_live_rank(own_state):
+                self._ask(now)
+
+    def leave(self) -> None:
+        """The step is over."""
+        said, self._said = self._said, None
+        if said is not None:
+            logger.warning("training goes on: the hang is over")
+        self._next, self._num_asked = None, 0
+        self.close()
+
+    def close(self) -> None:
+        """Ask no more."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            helper_processes.running.discard(process.pid)
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def _ask(self, now: float) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("STEPSCOPE_")}
+        self._num_asked += 1
+        self._asked = now
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _CHECK_PROGRAM, _WHERE_STEPSCOPE_IS, str(self._run_directory.absolute())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+        except (OSError, RuntimeError):  # no process can be had
+            logger.debug("who holds training up cannot be asked", exc_info=True)
+            return
+        helper_processes.running.add(self._process.pid)
+
+    def _hear(self, now: float) -> None:
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        process.returncode = helper_processes.reap(process.pid)
+        if process.returncode is None:
+            if now - self._asked > _ANSWERS_WITHIN_SECONDS:
+                self.close()
+            return
+        self._process = None
+        with process.stdout as answer:  # at its end, and shorter than a pipe holds
+            content = answer.read(_LONGEST_ANSWER)
+        with suppress(ValueError, KeyError, TypeError):
+            self._say(json.loads(content))
+
+    def _say(self, told: dict[str, Any]) -> None:
+        if told["state"] != LiveHangState.HANG:
+            return
+        what = (told["kind"], *told["ranks"])
+        if what == self._said:
+            return
+        self._said = what
+        logger.warning(
+            "training hangs in step %s for %.0f s (%s, confidence %.0f%%): %s; more: stepscope hang %s",
+            told["step"],
+            told["age_seconds"],
+            told["kind"],
+            100 * told["confidence"],
+            told["summary"],
+            self._run_directory,
+        )
+
+
+def _lowest_live_rank(own: Path) -> int | None:
+    """By the times of the files alone, which one clock has made."""
+    times = {}
+    for path in own.parent.glob("rank*.state"):
+        if match := _STATE.fullmatch(path.name):
+            with suppress(OSError):
+                times[int(match[1])] = path.stat().st_mtime
+    newest = max(times.values(), default=0.0)
+    return min((rank for rank, time in times.items() if newest - time < STALE_SECONDS), default=None)

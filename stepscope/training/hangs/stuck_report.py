@@ -1,0 +1,222 @@
+"""Report of a stuck step in flight/: stacks of all threads, open spans, unfinished collective, flight recorder."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from stepscope.core.documents.run_directory import PHASE_PREFIX, flight_path, stacks_path, stuck_path
+from stepscope.training.hangs.stall import frames_of
+from stepscope.training.run.run_files import atomic_write
+from stepscope.training.settings import RunContext
+from stepscope.training.steps.spans import DATA_SPAN
+
+SCHEMA = "stepscope.stuck/1"
+
+_OWN_FOLDER = f"{Path(__file__).parents[2]}/"
+"""Of this package: training code may well lie below another folder of its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class StuckStep:
+    """The step that does not end.
+
+    Attributes:
+        began_ns: since the epoch.
+        limit_seconds: the age at which it was looked into.
+        median_seconds: what steps took before; None before the first ones were over.
+        is_still: False when this rank moves, and is looked into because another does not.
+    """
+
+    index: int
+    began_ns: int
+    age_seconds: float
+    limit_seconds: float
+    median_seconds: float | None
+    is_still: bool
+    thread_id: int
+
+
+def write_stuck_report(context: RunContext, step: StuckStep, stacks: FileIO) -> dict[str, Any]:
+    """Write stacks, state and flight recorder, in the order of what is surest to come off; returns the state.
+
+    Raises:
+        OSError: nothing can be written.
+    """
+    heading = f"step {step.index} open for {step.age_seconds:.0f} s at {time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n"
+    stacks.write(heading.encode())
+    faulthandler.dump_traceback(stacks, all_threads=True)
+    stacks.write(b"\n")
+    state = _state(context, step, None)
+    write_state(context, state)
+    collective = unfinished_collective()
+    if collective is not None:
+        state = _state(context, step, collective)
+        write_state(context, state)
+    record = flight_record()
+    if record is not None:
+        with atomic_write(context.run_directory / flight_path(context.identity.rank)) as temporary:
+            temporary.write_bytes(record)
+    return state
+
+
+def write_state(context: RunContext, state: dict[str, Any]) -> None:
+    """Write flight/rank{r}.stuck.json.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with atomic_write(context.run_directory / stuck_path(context.identity.rank)) as temporary:
+        temporary.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+
+
+def stacks_file(context: RunContext) -> Path:
+    """Where stacks of this rank go as text."""
+    return context.run_directory / stacks_path(context.identity.rank)
+
+
+def _state(context: RunContext, step: StuckStep, collective: dict[str, Any] | None) -> dict[str, Any]:
+    spans = context.open_spans()
+    frames = list(frames_of(step.thread_id))
+    return {
+        "schema": SCHEMA,
+        "rank": context.identity.rank,
+        "host": context.identity.host,
+        "step": step.index,
+        "began_ns": step.began_ns,
+        "seen_ns": time.time_ns(),
+        "ended_ns": None,
+        "age_seconds": round(step.age_seconds, 3),
+        "limit_seconds": round(step.limit_seconds, 3),
+        "median_seconds": None if step.median_seconds is None else round(step.median_seconds, 6),
+        "is_still": step.is_still,
+        "open_spans": spans,
+        "where": code_location(spans, frames, collective),
+        "collective": collective,
+        "threads": _threads(),
+    }
+
+
+def code_location(spans: list[str], frames: list[FrameType], collective: dict[str, Any] | None) -> str:
+    """The innermost thing that has a name: a collective, the wait for data, a phase, a function of the user's.
+
+    Args:
+        spans: of ours, that are open.
+        frames: of the training thread, the innermost first.
+        collective: the oldest that is not over.
+    """
+    in_collective = collective_frames(frames)
+    if in_collective:
+        return _named(in_collective)
+    for span in reversed(spans):
+        if span == DATA_SPAN:
+            return "the wait for data"
+        if span.startswith(PHASE_PREFIX):
+            return f"phase {span.removeprefix(PHASE_PREFIX)}"
+    if collective is not None:  # the host waits for the device, which waits in it
+        return str(collective["name"]).partition(":")[2]
+    for frame in frames:
+        if "/torch/" not in frame.f_code.co_filename and not frame.f_code.co_filename.startswith(_OWN_FOLDER):
+            return f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
+    return "unknown code"
+
+
+def collective_frames(frames: list[FrameType]) -> list[FrameType]:
+    """Those in calls of torch.distributed; empty where the thread is in none."""
+    return [frame for frame in frames if frame.f_code.co_filename.endswith("/distributed_c10d.py")]
+
+
+def _named(frames: list[FrameType]) -> str:
+    names = [frame.f_code.co_name for frame in frames]
+    return next((name for name in names if not name.startswith("_") and name != "wrapper"), names[0])
+
+
+def _threads() -> list[dict[str, Any]]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return [
+        {
+            "name": names.get(thread_id, str(thread_id)),
+            "frames": [
+                {"name": frame.f_code.co_name, "filename": frame.f_code.co_filename, "line": frame.f_lineno or 0}
+                for frame in frames_of(thread_id)
+            ],
+        }
+        for thread_id in sys._current_frames()
+    ]
+
+
+def least_timeout_seconds() -> float | None:
+    """The least patience of this process's groups: torch's watchdog ends the job when it is over. None without any."""
+    found: list[float] = []
+    for group in _groups():
+        for device in getattr(group, "_device_types", []):
+            with suppress(RuntimeError, AttributeError):  # a backend that has no options
+                found.append(group._get_backend(device).options._timeout.total_seconds())
+    return min(found, default=None)
+
+
+def unfinished_collective() -> dict[str, Any] | None:
+    """The oldest one begun and not over, as torch's flight recorder has it; None where none is, or it does not record.
+
+    Keys: name ("nccl:all_reduce"), group, sequence number, since_ns (since the epoch), stack where it is known.
+    """
+    content = _call("_json", includeCollectives=True, onlyActive=False)
+    if content is None:
+        return None
+    try:
+        entries = json.loads(content).get("entries") or []
+        waiting = [entry for entry in entries if not entry["retired"] and entry["state"] != "completed"]
+        oldest = min(waiting, key=lambda entry: int(entry["time_created_ns"]), default=None)
+        return None if oldest is None else {
+            "name": str(oldest["profiling_name"]),
+            "group": str(oldest["process_group"][1]),
+            "sequence": int(oldest["p2p_seq_id" if oldest["is_p2p"] else "collective_seq_id"]),
+            "since_ns": int(oldest["time_created_ns"]),
+        }  # fmt: skip
+    except (ValueError, KeyError, TypeError, IndexError):  # a newer recorder
+        return None
+
+
+def flight_record(*, has_stacks: bool = True) -> bytes | None:
+    """torch's flight recorder as it dumps it, a pickle without code; None where there is none.
+
+    Args:
+        has_stacks: with where each call was made. The first time that takes about a second of a processor, without
+            less than a millisecond.
+    """
+    return _call("", includeCollectives=True, includeStackTraces=has_stacks, onlyActive=False)
+
+
+def _call(ending: str, **options: bool) -> bytes | None:
+    recorder = getattr(getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None)
+    if recorder is None or not list(_groups()):
+        return None
+    names = ("_dump_nccl_trace", "_dump_fr_trace") if _has_nccl() else ("_dump_fr_trace", "_dump_nccl_trace")
+    for name in names:
+        dump = getattr(recorder, name + ending, None)
+        if dump is not None:
+            with suppress(RuntimeError, TypeError):
+                return bytes(dump(**options))
+    return None
+
+
+def _has_nccl() -> bool:
+    return any("nccl" in str(getattr(group, "name", lambda: "")()).lower() for group in _groups())
+
+
+def _groups() -> list[Any]:
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return []
+    with suppress(AttributeError):
+        return list(distributed.distributed_c10d._world.pg_map)
+    return []

@@ -1,0 +1,312 @@
+"""Memory snapshots: when the GPU runs out of memory and every N steps, each with the owners of its blocks.
+
+The out-of-memory snapshot is taken at the failing allocation, before anything is unwound.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import threading
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from stepscope.core.documents.run_directory import (
+    memory_owners_path,
+    oom_report_path,
+    oom_snapshot_path,
+    periodic_snapshot_path,
+)
+from stepscope.training.hangs.stall import frames_of
+from stepscope.training.memory import device_memory
+from stepscope.training.memory.owners import MemoryOwners, by_category
+from stepscope.training.run.run_files import atomic_write, run_within
+from stepscope.training.settings import RunContext
+from stepscope.training.steps.telemetry import StepRecord
+
+logger = logging.getLogger(__name__)
+
+OOM_SCHEMA = "stepscope.oom/1"
+
+_NUM_REMEMBERED_STEPS = 100
+_LEAST_PAUSE = 20.0
+"""Training that catches the error and tries again is not held up by more than a twentieth of its time."""
+
+_MOST_FRAMES = 64
+_HERE = str(Path(__file__).parents[1]) + os.sep  # the whole of stepscope.training
+
+
+class OutOfMemoryReporter:
+    """Writes memory/rank{r}-oom.pickle, torch's snapshot, and rank{r}-oom.json, the state of the step."""
+
+    def __init__(self, context: RunContext, plan: MemoryOptions, owners: MemoryOwners) -> None:
+        self._context = context
+        self._owners = owners
+        self._wants_history = plan.history
+        self._has_history = False
+        self._is_attached, self._is_awaiting, self._is_closed = False, False, False
+        self._process_id = os.getpid()
+        self._thread_id = threading.get_ident()
+        self._step: tuple[int, int] | None = None
+        self._recent: deque[dict[str, Any]] = deque(maxlen=_NUM_REMEMBERED_STEPS)
+        self._not_before = 0.0
+        self._is_unwritten = False
+
+    def step_began(self, index: int) -> None:
+        """Remember it; and begin to watch as soon as the training code uses CUDA."""
+        self._step = (index, time.time_ns())
+        if self._is_attached:
+            return
+        if device_memory.is_in_use():
+            self._attach()
+        elif not self._is_awaiting:
+            self._is_awaiting = device_memory.when_in_use(partial(_cuda_is_used, weakref.ref(self)))
+
+    def cuda_is_used(self) -> None:
+        """Begin to watch, within the first use of CUDA; what fails there is tried again by the next step.
+
+        Another thread's use does not count: torch notes the optimizer's steps only on the thread that asks for history.
+        """
+        is_here = os.getpid() == self._process_id and threading.get_ident() == self._thread_id
+        if is_here and not (self._is_attached or self._is_closed):
+            with suppress(Exception):  # it would be training's error
+                self._attach()
+
+    def _attach(self) -> None:
+        _watch(self)
+        self._has_history = self._wants_history and device_memory.begin_history()
+        self._is_attached = True
+
+    def step_ended(self, record: StepRecord) -> None:
+        """Remember what it says of memory."""
+        figures = record.figures
+        if "memory_allocated_bytes" in figures:  # a few times a second, or given by the training code
+            memory = {name: value for name, value in figures.items() if "memory" in name or name.startswith("num_")}
+            self._recent.append({"step": record.index} | memory)
+
+    def close(self) -> None:
+        """Nothing runs out any more that concerns this run."""
+        self._is_closed = True
+        if _watching is not None and _watching() is self:  # else a later run's watches
+            _watch(None)
+        if self._has_history:
+            device_memory.end_history()
+
+    def ran_out(self, device: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:
+        """torch is about to raise; on the thread that asked for memory. Never raises itself."""
+        if time.monotonic() < self._not_before:
+            self._is_unwritten = True
+            return
+        self._write(
+            {
+                "taken": "at the allocation",
+                "device": device,
+                "requested_bytes": requested_bytes,
+                "device_total_bytes": total_bytes,
+                "device_free_bytes": free_bytes,
+                "stack": _stack(frames_of(threading.get_ident())),
+            }
+        )
+
+    def left_by(self, error: BaseException) -> None:
+        """The error has left the with block: write what is left to see, where it was not seen as it happened."""
+        if _is_out_of_memory(error) and device_memory.is_in_use() and (self._is_unwritten or not self._not_before):
+            at = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+            moment = {"taken": "after unwinding", "device": None, "message": str(error)[:2000]}
+            self._write(moment | {"stack": _stack(reversed(at))})
+
+    def _write(self, moment: dict[str, Any]) -> None:
+        begun = time.monotonic()
+        self._is_unwritten = False
+        try:
+            snapshot_path = self._context.run_directory / oom_snapshot_path(self._context.identity.rank)
+            report_path = self._context.run_directory / oom_report_path(self._context.identity.rank)
+            report = self._report(moment)
+            try:
+                snapshot = device_memory.snapshot()
+                report["categories"] = by_category(snapshot, self._owners.storages())
+                _write_pickle(snapshot_path, snapshot)
+                report["snapshot"] = snapshot_path.name
+            except Exception:  # the figures alone are worth having
+                logger.debug("no snapshot of the memory that ran out", exc_info=True)
+            with atomic_write(report_path) as temporary:
+                temporary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            logger.warning("the GPU's memory ran out in step %s: %s", report["step"], report_path)
+        except Exception as error:  # training must never be hurt
+            logger.warning("the GPU's memory ran out, which could not be written: %s", error)
+        self._not_before = time.monotonic() + _LEAST_PAUSE * (time.monotonic() - begun)
+
+    def _report(self, moment: dict[str, Any]) -> dict[str, Any]:
+        step, began_ns = self._step or (None, None)
+        unwound = moment["taken"] == "after unwinding"
+        main = moment["stack"] if unwound else _stack(frames_of(self._thread_id))
+        report = {
+            "schema": OOM_SCHEMA,
+            "rank": self._context.identity.rank,
+            "host": self._context.identity.host,
+            "time_ns": time.time_ns(),
+            "step": step,
+            "step_began_ns": began_ns,
+            "open_spans": self._context.open_spans(),
+            "training_phase": training_phase(main),
+            "has_history": self._has_history,
+            "recent_steps": list(self._recent),
+            "main_stack": main,
+            "snapshot": None,
+            "categories": None,
+        } | moment
+        with suppress(Exception):
+            report |= device_memory.totals(0 if moment["device"] is None else moment["device"])
+        return report
+
+
+def training_phase(stack: list[dict[str, Any]]) -> str:
+    """forward | backward | optimizer | unknown: from the training thread's frames, the innermost first."""
+    for frame in stack:
+        filename = frame["filename"]
+        if "/torch/optim/" in filename:
+            return "optimizer"
+        if frame["name"] == "backward" and "/torch/" in filename:
+            return "backward"
+    return "forward" if any("/torch/nn/" in frame["filename"] for frame in stack) else "unknown"
+
+
+def _stack(frames: Iterable[FrameType]) -> list[dict[str, Any]]:
+    """As torch's snapshots have it, the innermost first; without our own."""
+    theirs = (each for each in frames if not each.f_code.co_filename.startswith(_HERE))
+    return [
+        {"name": each.f_code.co_name, "filename": each.f_code.co_filename, "line": each.f_lineno or 0}
+        for each in islice(theirs, _MOST_FRAMES)
+    ]
+
+
+def _write_pickle(path: Path, snapshot: dict[str, Any]) -> None:
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        pickle.dump(snapshot, file, protocol=4)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+
+
+def _cuda_is_used(evidence: weakref.ref[OutOfMemoryReporter]) -> None:
+    """torch keeps what it is to call for good."""
+    one = evidence()
+    if one is not None:
+        one.cuda_is_used()
+
+
+_watching: weakref.ref[OutOfMemoryReporter] | None = None
+_is_observing = False
+
+
+def _watch(evidence: OutOfMemoryReporter | None) -> None:
+    """torch's observer cannot be taken away, so there is one for all runs of the process, told whom to tell."""
+    global _watching, _is_observing
+    _watching = None if evidence is None else weakref.ref(evidence)
+    if evidence is not None and not _is_observing:
+        _is_observing = device_memory.attach_observer(_observe)
+
+
+def _observe(device: int, requested_bytes: int, total_bytes: int, free_bytes: int) -> None:
+    evidence = None if _watching is None else _watching()
+    if evidence is not None:
+        evidence.ran_out(device, requested_bytes, total_bytes, free_bytes)
+
+
+_LAST_WITHIN_SECONDS = 30.0
+
+OWNERS_SCHEMA = "stepscope.memory_owners/1"
+
+
+class PeriodicSnapshots:
+    """Takes a snapshot when a step of the plan ends, some 10 us a block; it is written beside training."""
+
+    def __init__(self, context: RunContext, every: int, owners: MemoryOwners) -> None:
+        self._context = context
+        self._every = every
+        self._owners = owners
+        self._waiting: list[tuple[int, dict[str, Any], dict[str, Any]]] = []
+
+    def step_ended(self, record: StepRecord) -> None:
+        """Take one when it is due."""
+        if record.index == 0 or record.index % self._every or not device_memory.is_in_use():
+            return
+        begun_ns = time.monotonic_ns()
+        snapshot = device_memory.snapshot()
+        owners = {
+            "schema": OWNERS_SCHEMA,
+            "rank": self._context.identity.rank,
+            "step": record.index,
+            "time_ns": record.end_ns,
+            "categories": by_category(snapshot, self._owners.storages()),
+        }
+        self._waiting.append((record.index, snapshot, owners))
+        record.figures["memory_snapshot_ns"] = time.monotonic_ns() - begun_ns
+
+    def tend(self) -> None:
+        """Write those that were taken."""
+        while self._waiting:
+            self._write(*self._waiting.pop(0))
+
+    def close(self) -> None:
+        """Write the last one, if the disk answers."""
+        run_within(_LAST_WITHIN_SECONDS, self.tend, "the last memory snapshot")
+
+    def _write(self, step: int, snapshot: dict[str, Any], owners: dict[str, Any]) -> None:
+        rank = self._context.identity.rank
+        with (
+            atomic_write(self._context.run_directory / periodic_snapshot_path(step, rank)) as temporary,
+            temporary.open("wb") as file,
+        ):
+            pickle.dump(snapshot, file, protocol=4)
+        with atomic_write(self._context.run_directory / memory_owners_path(step, rank)) as temporary:
+            temporary.write_text(json.dumps(owners) + "\n", encoding="utf-8")
+
+
+_HISTORY = "+history"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """What is written of the GPU's memory.
+
+    Attributes:
+        when_out: when the memory runs out.
+        every: at each so many steps; None for never.
+        history: with the stacks of the allocations before.
+    """
+
+    when_out: bool = True
+    every: int | None = None
+    history: bool = False
+
+
+def parse_memory_option(memory: str | int) -> MemoryOptions:
+    """From "off", "oom" or a number of steps, the latter two also with "+history" behind.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    what = str(memory).strip().lower()
+    history = what.endswith(_HISTORY)
+    what = what.removesuffix(_HISTORY)
+    if what == "off" and not history:
+        return MemoryOptions(when_out=False)
+    if what == "oom":
+        return MemoryOptions(history=history)
+    if what.isascii() and what.isdigit() and int(what) > 0:
+        return MemoryOptions(every=int(what), history=history)
+    raise ValueError(f'memory is "off", "oom", a number of steps, or one of the latter with "+history", not {memory!r}')

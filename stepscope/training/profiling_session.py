@@ -1,0 +1,475 @@
+"""Profiling session of one training loop, from the start of its with block to the end: the `Profile` object.
+
+An error in a public method never reaches training: it is logged once as a warning, and the session turns itself off.
+After the end, rank 0 analyses the latest capture for `result` and `summary()`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from stepscope.core.documents.analysis import Analysis
+from stepscope.core.documents.run_directory import trace_path
+from stepscope.core.errors import StepscopeError
+from stepscope.core.text.verdict import headline, verdict_lines
+from stepscope.training.agent_link.client import AgentClient
+from stepscope.training.background_loop import BackgroundLoop, PeriodicTask
+from stepscope.training.captures.recording import Capture
+from stepscope.training.captures.runner import CaptureRunner
+from stepscope.training.captures.schedule import DEFAULT_SCHEDULE, Schedule, State
+from stepscope.training.memory.owners import MemoryOwners
+from stepscope.training.run.identity import captures_on_this_rank, identify
+from stepscope.training.run.manifest import MEASURING_STOPPED, ManifestWriter, attempt_ending
+from stepscope.training.run.mesh import mesh_sizes
+from stepscope.training.run.run_files import remove_leftovers
+from stepscope.training.run.run_name import run_name
+from stepscope.training.run.shutdown import ShutdownHandler
+from stepscope.training.settings import RunContext, Settings, implausible_arguments
+from stepscope.training.steps.gradients import LocalGradientNorm
+from stepscope.training.steps.listeners import PendingSteps, StepListeners, make_settled_listeners, make_step_listeners
+from stepscope.training.steps.scalars import DeviceScalarReader, StepScalarReader
+from stepscope.training.steps.spans import (
+    STEP_PREFIX,
+    NoSpan,
+    OpenSpans,
+    PhaseSpan,
+    SpanRecorder,
+    StepMark,
+    is_compiling,
+    wrap_data,
+)
+from stepscope.training.steps.telemetry import StepRecord, StepTimes, StepWriter, open_step_file
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_measuring: weakref.ref[Profile] | None = None
+"""The profile that measures this process; weak, so that one never left does not block the next for ever."""
+
+
+def _harmless(method: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
+    """Runs the method only while profiling is on, in the process that began it; an error turns profiling off."""
+
+    @functools.wraps(method)
+    def guarded(self: Profile, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if not self._on or os.getpid() != self._pid:
+            return
+        self._depth += 1
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # training must never be hurt
+            self._give_up(error)
+        finally:
+            self._depth -= 1
+            if self._endings is not None:
+                self._endings.proceed()
+
+    return guarded
+
+
+class Profile:
+    """Measures every step of a training loop and captures some. Made by `stepscope.profile`.
+
+    Attributes:
+        run_directory: where this run's files are; None while nothing is written, and once measuring has stopped.
+        gives_way: a profile that begins while this one measures takes its place, instead of stepping aside.
+    """
+
+    def __init__(self, settings: Settings, *, enabled: bool) -> None:
+        self.run_directory: Path | None = None
+        self.gives_way = False
+        self._settings = settings
+        self._on = enabled
+        self._num_entered = 0  # with blocks that are open
+        self._has_begun, self._is_reentry_said = False, not enabled
+        self._pid = os.getpid()
+        self._context: RunContext | None = None
+        self._result: Analysis | str | None = None
+        self._schedule: Schedule = DEFAULT_SCHEDULE
+        self._manifest: ManifestWriter | None = None
+        self._writer: StepWriter | None = None
+        self._settling: PendingSteps | None = None
+        self._attendant: BackgroundLoop | None = None
+        self._endings: ShutdownHandler[Profile] | None = None
+        self._depth = 0  # how many of the guarded methods run
+        self._is_told_to_end = False
+        self._times = StepTimes()
+        self._talk: AgentClient | None = None
+        self._captures: CaptureRunner | None = None
+        self._listeners = StepListeners()
+        self._annotation: Any = None
+        self._step: StepRecord | None = None
+        self._step_began_ns = 0  # by the monotonic clock
+        self._mark = StepMark(is_quiet=not enabled)
+        self._late_reader = DeviceScalarReader()
+        self._figures = StepScalarReader(self._late_reader)
+        self._gradients = LocalGradientNorm(self._late_reader, _weakly(self._is_undisturbed))
+        self._owners = MemoryOwners()
+        self._open_spans = OpenSpans(lambda: self._on, self._give_up)
+        self._spans = SpanRecorder(
+            self._open_spans.open, self._open_spans.close, self.count_data_wait, self.count_phase
+        )
+
+    def __enter__(self) -> Profile:
+        self._num_entered += 1
+        if self._num_entered == 1 and not self._has_begun:
+            self._has_begun = True
+            self._begin()
+        elif not self._is_reentry_said:
+            self._is_reentry_said = True
+            logger.warning(
+                "a profile measures one with block, %s; make a new one by stepscope.profile(...) for each training",
+                "and goes on with the outer one here" if self._num_entered > 1 else "so this one measures nothing",
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._num_entered = max(self._num_entered - 1, 0)
+        if self._num_entered:  # entered again inside, the outer block goes on
+            return
+        if error is not None:
+            self._left_by(error)
+        self._end(kind)
+
+    def step(self, /, **figures: object) -> StepMark:
+        """End the current step and begin the next; call it once after each optimizer step, not around its work.
+
+        Args:
+            figures: numbers to keep with the step (tokens, loss, grad_norm, ...). Tensors of no dimension on a GPU are
+                copied behind its work and read once it has passed, so that nothing waits.
+        """
+        self._end_step(figures)
+        return self._mark
+
+    @_harmless
+    def _end_step(self, figures: dict[str, object]) -> None:
+        if self._step is None:
+            raise RuntimeError("profile() measures inside its with block: `with stepscope.profile(...) as prof:`")
+        record = self._step
+        self._close_annotation()
+        record.end_ns = record.start_ns + time.monotonic_ns() - self._step_began_ns  # the other clock may be set
+        record.figures, record.late = self._figures.read(figures)
+        self._times.add(record)
+        self._listeners.step_ended(record)
+        try:
+            if self._captures is not None and self._talk is not None:
+                self._talk.step_ended(record, is_writing=self._captures.is_writing)
+                self._captures.move_to(record.index + 1, record)
+        finally:
+            if self._settling is not None:
+                self._settling.add(record)
+        self._open_step(record.index + 1)
+
+    def data(self, loader: Iterable[T]) -> Iterable[T]:
+        """The same batches; each wait for one is timed and visible in the trace as `prof.data`."""
+        return wrap_data(loader, self._spans) if self._on else loader
+
+    def phase(self, name: str) -> PhaseSpan:
+        """A with block whose time is counted under `name` and visible in the trace as `prof.phase: name`."""
+        if is_compiling() or not self._on:
+            return NoSpan()
+        try:
+            return PhaseSpan(str(name), self._spans)
+        except Exception as error:  # training must never be hurt
+            self._give_up(error)
+            return PhaseSpan("?", self._spans)
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether it is neither disabled nor at its end, nor has given up or given way."""
+        return self._on
+
+    @property
+    def result(self) -> Analysis | None:
+        """The analysis of the latest capture, on rank 0 after the with block; None where there is none."""
+        if self._result is None and not self._on and self.run_directory is not None:
+            self._result = self._analyse()
+        return self._result if isinstance(self._result, Analysis) else None
+
+    def summary(self) -> str:
+        """The verdict as text, on rank 0 after the with block; elsewhere one line that says why there is none."""
+        if self.result is not None and self.run_directory is not None:
+            return summary_text(self.result, self.run_directory)
+        if self._on:
+            return "stepscope: no verdict yet; call summary() after the with block"
+        return f"stepscope: {self._result or 'no verdict, as nothing was measured'}"
+
+    def _analyse(self) -> Analysis | str:
+        assert self._context is not None
+        assert self.run_directory is not None
+        identity, latest = self._context.identity, None if self._captures is None else self._captures.latest
+        if identity.rank != 0:
+            return f"rank 0 has the verdict of {self.run_directory}"
+        if latest is None:
+            return f"no verdict, as no step was captured; the steps' times are in {self.run_directory}"
+        others = [replace(identity, rank=rank) for rank in range(identity.world_size)]
+        ranks = [other.rank for other in others if captures_on_this_rank(self._settings.ranks, other)]
+        return analyse_run(self.run_directory, latest, ranks, self._context.attempt)
+
+    @_harmless
+    def watch(self, model: Any, *, every: int = 100) -> None:
+        """Measure the norm of this rank's own gradients at each `every`th step, as `local_grad_norm`.
+
+        Memory snapshots also tell the model's parameters and buffers from the rest.
+
+        Args:
+            model: a module, also one under DistributedDataParallel or fully_shard; call it after wrapping.
+            every: fewer steps are sampled where it would cost more than 0.1 % of the training thread's time.
+        """
+        self._owners.watch(model)
+        self._gradients.watch(model, every)
+
+    @_harmless
+    def _begin(self) -> None:
+        global _measuring
+        other = _profile_at_work()
+        if other is not None and other.gives_way:
+            other._end(None)
+        elif other is not None:
+            raise RuntimeError("another stepscope.profile measures this process and goes on; this one steps aside")
+        settings = self._settings
+        self._open_spans.begin()
+        self._schedule = settings.schedule or DEFAULT_SCHEDULE
+        if not isinstance(self._schedule, Schedule):
+            raise TypeError(f"schedule is made by stepscope.every or stepscope.once, not {self._schedule!r}")
+        identity = identify()
+        captures = captures_on_this_rank(settings.ranks, identity)
+        labels = {str(name): str(value) for name, value in dict(settings.labels or {}).items()}
+        out = Path(settings.out).absolute()  # also after the script has changed its directory
+        begun = open_step_file(out / run_name(settings.run, identity), identity, settings.first_step)
+        self.run_directory, self._writer = begun.run_directory, begun.writer
+        attempt, first_step = begun.continuation.attempt, begun.continuation.first_step
+        mesh = mesh_sizes(settings.mesh, identity.world_size)
+        if identity.rank == 0:
+            for doubt in implausible_arguments(settings, mesh, identity.world_size):
+                logger.warning(doubt)
+        self._context = context = RunContext(
+            self.run_directory,
+            identity,
+            mesh,
+            settings,
+            self._open_spans.names,
+            self._owners,
+            attempt=attempt,
+            first_step=first_step,
+        )
+        schedule = self._schedule.counted_from(first_step)
+        self._talk = AgentClient(context, schedule, takes_scheduled=captures, rule=settings.capture_when)
+        weakref.finalize(self, self._talk.close, 0.0).atexit = False  # never left: at exit `Endings` does more
+        self._settling = PendingSteps([*make_settled_listeners(context), self._talk], self._writer.add)
+        context.when_stuck.extend((self._settling.hurry, self._writer.flush))
+        if identity.rank == 0:
+            self._manifest = ManifestWriter(context, labels)
+            self._manifest.write()
+        remove_leftovers(self.run_directory, identity.rank)
+        self._captures = CaptureRunner(
+            self._talk.plan,
+            functools.partial(_new_capture, context),
+            before_start=self._keep_unprofiled_time,
+            before_stepping_aside=self._open_spans.close_all,
+            pace=self._talk.pace,
+        )
+        listeners = [*make_step_listeners(context, self._late_reader), self._gradients]
+        self._listeners = StepListeners(listeners)
+        tended = [self._writer, self._manifest, *listeners]
+        self._attendant = BackgroundLoop(each for each in tended if isinstance(each, PeriodicTask))
+        self._attendant.start()
+        self._endings = ShutdownHandler(
+            self,
+            self._attendant,
+            note=Profile._note_signal,
+            end=Profile._close_as,
+            is_busy=lambda self: self._depth > 0,
+            step=lambda self: -1 if self._step is None else self._step.index,
+        )
+        weakref.finalize(self, self._attendant.stop, self._listeners.close).atexit = False  # never left
+        self._endings.start()
+        _measuring = weakref.ref(self)
+        self._captures.move_to(first_step, None)
+        self._open_step(first_step)
+
+    @_harmless
+    def _left_by(self, error: BaseException) -> None:
+        self._listeners.left_by(error)
+
+    @_harmless
+    def _end(self, kind: type[BaseException] | None) -> None:
+        self._stop_watching()
+        self._close("signal" if self._is_told_to_end else attempt_ending(kind))
+
+    @_harmless
+    def _close_as(self, ended: str) -> None:
+        self._close(ended)
+
+    def _close(self, ended: str) -> None:
+        self._close_annotation()
+        record, self._step = self._step, None
+        self._listeners.close()
+        if self._captures is not None:
+            self._captures.close(record)
+        if self._settling is not None:
+            self._settling.close()
+        if self._writer is not None:
+            self._writer.close()
+        if self._manifest is not None:
+            self._manifest.end(ended, self._times.unprofiled_step_ms())
+            has_trace = self._captures is not None and self._captures.latest is not None
+            first_step = 0 if self._context is None else self._context.first_step
+            missed = None if record is None or has_trace else self._schedule.missed_by(record.index - first_step)
+            if missed is not None:
+                logger.warning(missed)
+        self._on = False
+
+    def _note_signal(self, is_deadly: bool) -> None:
+        """On another thread, as the training thread may never come back."""
+        self._is_told_to_end = True
+        if self._settling is not None and is_deadly:
+            self._settling.hurry()
+        if self._writer is not None:
+            self._writer.flush()
+        if self._manifest is not None and is_deadly:
+            self._manifest.end("signal", None)
+
+    def _stop_watching(self) -> None:
+        """Before anything is closed: from now on nobody else looks, and signals do what they did."""
+        if self._attendant is not None:
+            self._attendant.stop()
+        if self._endings is not None:
+            self._endings.stop()
+
+    def _keep_unprofiled_time(self) -> None:
+        if self._manifest is not None:
+            self._manifest.keep(self._times.unprofiled_step_ms())
+
+    def _open_step(self, index: int) -> None:
+        assert self._context is not None
+        assert self._captures is not None
+        assert self._talk is not None
+        state, captured = self._talk.plan.state(index), self._captures.is_capturing
+        # Also outside our captures: whoever else records (NVTX, a daemon that may ask) then knows the step's number.
+        self._annotation = self._open_spans.open(f"{STEP_PREFIX}{index}")
+        self._step_began_ns = time.monotonic_ns()
+        self._step = StepRecord(
+            index, time.time_ns(), captured=captured, state=state.value, attempt=self._context.attempt
+        )
+        self._listeners.step_began(index)
+
+    def _is_undisturbed(self, step: int) -> bool:
+        """Whether nobody captures in this step, the running one."""
+        return self._talk is None or self._talk.plan.state(step) is State.WAIT
+
+    def _close_annotation(self) -> None:
+        annotation, self._annotation = self._annotation, None
+        self._open_spans.close(annotation)
+
+    @_harmless
+    def count_data_wait(self, duration_ns: int) -> None:
+        """Count a wait for data that no `prof.data` saw to the current step."""
+        if self._step is not None:
+            self._step.data_wait_ns += duration_ns
+
+    @_harmless
+    def count_phase(self, name: str, duration_ns: int) -> None:
+        """Count time that no `prof.phase` saw to the current step."""
+        if self._step is not None:
+            self._step.phases[name] = self._step.phases.get(name, 0) + duration_ns
+
+    @_harmless
+    def stop_for(self, error: Exception) -> None:
+        """Stop measuring, as what measures through this profile has failed."""
+        raise error
+
+    def _give_up(self, error: Exception) -> None:
+        """Say once why, stop what runs, and be a no-op from now on."""
+        if not self._on:
+            return
+        self._on = False
+        self.run_directory = None
+        with suppress(Exception):  # of a log handler
+            logger.warning("stepscope stops measuring this run, training goes on: %s: %s", type(error).__name__, error)
+        cleanups: list[Callable[[], None]] = [self._stop_watching, self._close_annotation, self._listeners.close]
+        cleanups += [self._captures.discard] if self._captures is not None else []
+        cleanups += [self._settling.close] if self._settling is not None else []
+        cleanups += [self._writer.close] if self._writer is not None else []
+        if self._manifest is not None:
+            cleanups.append(functools.partial(self._manifest.end, MEASURING_STOPPED, None))
+        for cleanup in cleanups:
+            try:
+                cleanup()
+            except Exception:  # said once already
+                with suppress(Exception):
+                    logger.debug("clean-up failed", exc_info=True)
+
+
+def is_measured() -> bool:
+    """Whether a profile measures this process."""
+    return _profile_at_work() is not None
+
+
+def _profile_at_work() -> Profile | None:
+    profile = None if _measuring is None else _measuring()
+    return profile if profile is not None and profile._on and profile._pid == os.getpid() else None
+
+
+def _weakly(is_so: Callable[[int], bool]) -> Callable[[int], bool]:
+    """The bound method as long as its object lives, which this does not prolong."""
+    method = weakref.WeakMethod(is_so)
+    return lambda step: (alive := method()) is not None and alive(step)
+
+
+def _new_capture(context: RunContext, first_step: int) -> Capture:
+    settings = context.settings
+    return Capture(
+        first_step,
+        context.run_directory / trace_path(first_step, context.identity.rank, context.attempt),
+        record_shapes=bool(settings.record_shapes),
+        with_stack=bool(settings.with_stack),
+        profile_memory=bool(settings.profile_memory),
+    )
+
+
+_PATIENCE_SECONDS = 60.0
+"""Ranks end their loops within a step of each other; the slowest disk takes some seconds for a trace."""
+_LOOK_AGAIN_SECONDS = 0.1
+
+
+def analyse_run(run_directory: Path, first_step: int, ranks: list[int], attempt: int) -> Analysis | str:
+    """The analysis of the latest capture, kept beside the run; what went wrong in one line where there is none.
+
+    Args:
+        first_step: of the latest capture.
+        ranks: whose traces to wait for; those that do not come are named in the analysis.
+    """
+    expected = [run_directory / trace_path(first_step, rank, attempt) for rank in ranks]
+    give_up = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < give_up and not all(path.exists() for path in expected):
+        time.sleep(_LOOK_AGAIN_SECONDS)
+    try:
+        from stepscope.workflow.analyze import analyze
+
+        return analyze([str(run_directory)]).analysis
+    except StepscopeError as error:
+        return f"no verdict: {error}"
+    except Exception as error:  # training must never be hurt
+        logger.debug("the analysis failed", exc_info=True)
+        return f"no verdict: {type(error).__name__}: {error}; try `stepscope analyze {run_directory} --debug`"
+
+
+def summary_text(analysis: Analysis, run_directory: Path) -> str:
+    """The verdict as `stepscope analyze` prints it, and where to find more."""
+    lines = [headline(analysis.job), *verdict_lines(analysis.verdict)]
+    return "\n".join([*lines, f"more: stepscope analyze {run_directory}"])

@@ -1,0 +1,233 @@
+"""Files in a run directory: written atomically, appended in whole lines, closed within a deadline.
+
+Readers never see half a file or half a line, also after a kill or on a full disk. A disk that does not respond delays
+the end of a run by seconds at most.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from stepscope.core.documents.run_directory import (
+    FLIGHT_FOLDER,
+    LIVE_FOLDER,
+    MEMORY_FOLDER,
+    RUN_FILE,
+    TRACES_FOLDER,
+    Attempt,
+    RunManifest,
+)
+
+_COPY_BYTES = 1 << 20
+_GZIP_LEVEL = 1  # a trace shrinks 15-fold at level 1 already; level 9 stops training five times as long
+_GZIP_FORMAT = 31  # zlib's number for a window of 32 kB with a gzip header
+_FOLDERS_OF_RANKS = (
+    f"{TRACES_FOLDER}/step*",
+    FLIGHT_FOLDER,
+    f"{FLIGHT_FOLDER}/{LIVE_FOLDER}",
+    MEMORY_FOLDER,
+    f"{MEMORY_FOLDER}/step*",
+)
+_LEFTOVER = re.compile(r"\..+?\.(\d+)(?:\.plain|\.probe)?\.part")
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`, renamed to it when the block ends well and removed when it does not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = partial_path(path)
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def partial_path(path: Path, kind: str = "") -> Path:
+    """Where this process prepares `path`: hidden, and with an ending that no reader takes for a trace."""
+    return path.with_name(f".{path.name}.{os.getpid()}{kind}.part")
+
+
+def remove_leftovers(run_directory: Path, rank: int) -> None:
+    """Remove what an earlier process of this rank left half written when it was killed.
+
+    Only this rank's own files are looked at: a process of another rank may run on another host, where its number
+    says nothing here.
+    """
+    own = [f"{folder}/.rank{rank}[.-]*.part" for folder in _FOLDERS_OF_RANKS]
+    own += [f".{RUN_FILE}.*.part"] if rank == 0 else []
+    for path in (path for pattern in own for path in run_directory.glob(pattern)):
+        match = _LEFTOVER.fullmatch(path.name)
+        if match and not _is_alive(int(match.group(1))):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # it is there, but another user's
+        return True
+    return True
+
+
+def write_manifest(run_directory: Path, manifest: RunManifest) -> None:
+    """Write run.json.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    with atomic_write(run_directory / RUN_FILE) as temporary:
+        temporary.write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
+
+
+def read_attempts(run_directory: Path) -> list[Attempt]:
+    """The attempts that an earlier start of the same run left in run.json; empty when unreadable."""
+    try:
+        document: Any = json.loads((run_directory / RUN_FILE).read_text(encoding="utf-8"))
+        names = {field.name for field in fields(Attempt)}
+        return [Attempt(**{name: entry[name] for name in names}) for entry in document["attempts"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def compress_trace(plain: Path, target: Path) -> int:
+    """Gzip a finished JSON trace to `target`, which appears only when whole; returns the plain size in bytes.
+
+    Raises:
+        OSError: the plain file does not end as JSON does (the disk was full), or `target` cannot be written.
+    """
+    num_bytes, tail = 0, b""
+    packer = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_FORMAT)
+    with atomic_write(target) as temporary:
+        with plain.open("rb") as source, temporary.open("wb") as out:
+            while block := source.read(_COPY_BYTES):
+                num_bytes += len(block)
+                tail = (tail + block)[-16:]
+                out.write(packer.compress(block))
+            out.write(packer.flush())
+        if not tail.rstrip().endswith(b"}"):
+            raise OSError(f"the trace is cut short after {num_bytes} bytes: {plain}")
+    return num_bytes
+
+
+_LONGEST_LINE_BYTES = 1 << 16
+
+
+class InUseError(OSError):
+    """Another process, which is alive, appends to the file."""
+
+
+class WholeLines:
+    """A file that lines are appended to. What cannot be written whole is taken back to the last whole line.
+
+    A half line that an earlier process left at the end is removed, so that the next line does not continue it.
+    The file is this process's alone until it is closed or the process ends, where the file system can say so.
+
+    Attributes:
+        last_before: the last whole lines that the file had, without newlines: 64 KiB of them at most.
+
+    Raises:
+        InUseError: when it is made, while another process has the file.
+        OSError: from every method, when the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: FileIO = path.open("a+b", buffering=0)
+        try:
+            self._take(path)
+            self.last_before = self._remove_half_line()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def write(self, lines: bytes) -> None:
+        """Append whole lines, each with its newline. They reach the kernel before this returns."""
+        before = os.fstat(self._file.fileno()).st_size
+        num_written = 0
+        try:
+            while num_written < len(lines):  # a disk that is nearly full takes a part and says nothing
+                num_written += self._file.write(lines[num_written:]) or 0
+        except OSError:
+            with suppress(OSError):  # what writing failed with says more
+                self._file.truncate(before + lines.rfind(b"\n", 0, num_written) + 1)
+            raise
+
+    def close(self) -> None:
+        """Close the file; twice is harmless."""
+        self._file.close()
+
+    def __del__(self) -> None:
+        """Closed without a warning when the run that it belongs to is forgotten."""
+        if hasattr(self, "_file"):
+            self._file.close()
+
+    def _take(self, path: Path) -> None:
+        """By a lock of the process's own: one shared with forked loaders' workers would outlive it."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise InUseError(error.errno, "another process writes it", str(path)) from error
+
+    def _remove_half_line(self) -> list[bytes]:
+        size = os.fstat(self._file.fileno()).st_size
+        tail = os.pread(self._file.fileno(), _LONGEST_LINE_BYTES, max(size - _LONGEST_LINE_BYTES, 0))
+        if tail and not tail.endswith(b"\n"):
+            self._file.truncate(size - len(tail) + tail.rfind(b"\n") + 1)
+        return tail.split(b"\n")[:-1]
+
+
+_AGAIN_SECONDS = 0.5
+
+_late: list[threading.Thread] = []
+"""What has not come back yet; while anything has not, nothing else is waited for at length."""
+
+
+def run_within(seconds: float, work: Callable[[], None], what: str) -> None:
+    """Do `work` on another thread and wait for it so long; it goes on behind, and the process does not wait for it.
+
+    Args:
+        what: is written, for the error.
+
+    Raises:
+        TimeoutError: it is not over.
+        Exception: what it raised.
+    """
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="stepscope-last-writes", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # Python is about to end and starts no thread any more
+        work()
+        return
+    _late[:] = [each for each in _late if each.is_alive()]
+    thread.join(min(seconds, _AGAIN_SECONDS) if _late else seconds)
+    if thread.is_alive():
+        _late.append(thread)
+        raise TimeoutError(f"the disk does not answer; not written: {what}")
+    if failed:
+        raise failed[0]

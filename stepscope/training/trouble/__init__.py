@@ -1,1 +1,0 @@
-"""What is kept when a step gets stuck or the process is told to end?"""

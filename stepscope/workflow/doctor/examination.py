@@ -1,0 +1,64 @@
+"""Examination of a machine: all checks, as one document."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+from stepscope.collectors.host.gpus import count_gpus_on_bus
+from stepscope.core.documents.machine_checks import DOCTOR_SCHEMA, Doctor, DoctorLine
+from stepscope.workflow.doctor.agent import look_at_agent
+from stepscope.workflow.doctor.communication import look_at_communication, look_at_kineto
+from stepscope.workflow.doctor.machine import (
+    Machine,
+    judge_clock,
+    look_at_container,
+    look_at_limits,
+    look_at_rights,
+    read_clock,
+)
+from stepscope.workflow.doctor.software import (
+    ask_driver,
+    find_torch,
+    judge_torch,
+    look_at_driver,
+    look_at_pynvml,
+    look_at_python,
+)
+from stepscope.workflow.preflight.request import Programs
+
+
+def examine(
+    *,
+    agent_address: str,
+    agent_socket: str,
+    machine: Machine | None = None,
+    programs: Programs | None = None,
+) -> Doctor:
+    """Look at everything; takes a second or two, and some more where a driver hangs.
+
+    Args:
+        agent_address: host:port of the agent.
+        agent_socket: its Unix socket; empty for none.
+        machine: what to look at; this one where none is given.
+        programs: processes that ask the driver.
+    """
+    machine, programs = machine or Machine(), programs or Programs()
+    lines = list(_lines(machine, programs, agent_address, agent_socket))
+    return Doctor(DOCTOR_SCHEMA, socket.gethostname(), lines, [])
+
+
+def _lines(machine: Machine, programs: Programs, address: str, agent_socket: str) -> Iterator[DoctorLine]:
+    torch, driver = find_torch(), ask_driver(programs)
+    yield from look_at_python()
+    num_gpus = max(len(driver.look.gpus) + len(driver.look.lost), count_gpus_on_bus(machine.files))
+    yield judge_torch(torch, driver_cuda=driver.cuda, num_gpus=num_gpus)
+    yield from look_at_pynvml()
+    yield from look_at_driver(machine, driver)
+    yield from look_at_rights(machine)
+    yield from look_at_limits(machine)
+    yield from look_at_communication(machine)
+    yield from look_at_kineto(machine, None if torch is None else torch.version)
+    yield judge_clock(read_clock())
+    yield from look_at_container(machine)
+    yield from look_at_agent(address, agent_socket)

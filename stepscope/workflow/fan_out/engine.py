@@ -1,0 +1,191 @@
+"""Choice of where files are read, and the pool of processes on this machine.
+
+As many processes as there are files and cores and as fit into memory. A cluster is only ever joined, never started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+
+from stepscope.core.errors import UsageError
+from stepscope.core.process import about_to_fork
+from stepscope.workflow.fan_out.tasks import FileMap, FileTask, FileViews
+
+
+class Engine(StrEnum):
+    """Who runs the per-rank half."""
+
+    LOCAL = "local"
+    DASK = "dask"
+    RAY = "ray"
+
+
+@dataclass(frozen=True, slots=True)
+class FanOut:
+    """Where to view files.
+
+    Attributes:
+        num_workers: processes here; None for as many as pay.
+        address: of the cluster's scheduler or head; None to find it as Dask and Ray themselves do.
+
+    Raises:
+        UsageError: an option of one engine was given to another.
+    """
+
+    engine: Engine = Engine.LOCAL
+    num_workers: int | None = None
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.engine is Engine.LOCAL and self.address is not None:
+            raise UsageError("--scheduler is a cluster's address", what_next="add --engine dask or --engine ray")
+        if self.engine is not Engine.LOCAL and self.num_workers is not None:
+            what_next = "leave it out: a cluster has the workers it has"
+            raise UsageError("--workers counts processes on this machine", what_next=what_next)
+
+
+HERE = FanOut()
+"""As many processes on this machine as pay."""
+
+
+def task_paths(paths: Sequence[str], fan_out: FanOut) -> list[str]:
+    """The paths by which the files are found where they are viewed: a worker elsewhere has its own current folder."""
+    if fan_out.engine is Engine.LOCAL:
+        return list(paths)
+    return [path if "://" in path else os.path.abspath(path) for path in paths]
+
+
+def map_for(paths: Sequence[str], fan_out: FanOut) -> FileMap:
+    """How to view these files.
+
+    Args:
+        paths: local files or URLs.
+        fan_out: where.
+
+    Raises:
+        UsageError: fewer than one process.
+    """
+    if fan_out.engine is Engine.DASK:
+        from stepscope.workflow.fan_out.dask_cluster import in_dask
+
+        return partial(in_dask, address=fan_out.address)
+    if fan_out.engine is Engine.RAY:
+        from stepscope.workflow.fan_out.ray_cluster import in_ray
+
+        return partial(in_ray, address=fan_out.address)
+    return file_map(paths, fan_out.num_workers)
+
+
+WORTH_A_PROCESS_BYTES = 64_000_000
+"""Less text than this a process is read sooner than a process has started."""
+
+_TEXT_PER_GZIP_BYTE = 15
+"""Kineto's traces deflate to a tenth to a sixteenth."""
+_MEMORY_SHARE_OF_TEXT = 0.4
+_MEMORY_BYTES = 150_000_000
+"""A process takes these, and a share of the text it reads (docs/speed.md)."""
+_MEMORY_INFO = Path("/proc/meminfo")
+
+
+def file_map(paths: Sequence[str], num_workers: int | None) -> FileMap:
+    """How to view these files: one after another, or in a pool of processes.
+
+    Args:
+        paths: local files or URLs.
+        num_workers: processes; None for as many as pay.
+
+    Raises:
+        UsageError: fewer than one process.
+    """
+    if num_workers is not None and num_workers < 1:
+        raise UsageError("--workers must be at least 1", what_next="leave it out to use what the machine has")
+    wanted = worker_count(paths) if num_workers is None else min(num_workers, len(paths))
+    if wanted <= 1:
+        return in_this_process
+    return lambda work, tasks: in_processes(work, tasks, num_workers=wanted)
+
+
+def worker_count(paths: Sequence[str]) -> int:
+    """How many processes pay for these files on this machine."""
+    sizes = sorted((_text_bytes(path) for path in paths), reverse=True)
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    pays = max(1, int(sum(sizes) / WORTH_A_PROCESS_BYTES))
+    count = min(len(paths), num_cores, pays)
+    free = free_memory_bytes()
+    while free is not None and count > 1 and sum(map(_memory_bytes, sizes[:count])) > free:
+        count -= 1
+    return count
+
+
+def in_this_process(work: Callable[[FileTask], FileViews], tasks: Sequence[FileTask]) -> Iterable[FileViews]:
+    """One after another."""
+    return map(work, tasks)
+
+
+def in_processes(
+    work: Callable[[FileTask], FileViews], tasks: Sequence[FileTask], *, num_workers: int
+) -> Iterator[FileViews]:
+    """In a pool; an interrupt, or a caller that asks for no more, ends the processes at once.
+
+    A process that is killed (out of memory) takes the pool down: what it left is done here, one file at a time.
+    """
+    import multiprocessing  # one file needs neither
+    from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+
+    before = multiprocessing.active_children()
+    # forking takes over what is imported already, but not while other threads may hold locks
+    method = "fork" if threading.active_count() == 1 and hasattr(os, "fork") else "spawn"
+    pool = ProcessPoolExecutor(num_workers, multiprocessing.get_context(method), initializer=_die_on_interrupt)
+    num_done = 0
+    try:
+        with about_to_fork():
+            results = pool.map(work, tasks)
+        for result in results:
+            yield result
+            num_done += 1
+        pool.shutdown()
+    except BrokenProcessPool:
+        yield from map(work, tasks[num_done:])
+    finally:
+        for process in multiprocessing.active_children():
+            if process not in before:
+                process.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+def _die_on_interrupt() -> None:
+    """Workers end without a word; the parent tells of the interrupt."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def free_memory_bytes() -> int | None:
+    """What the machine has left for new work; None where it does not tell."""
+    try:
+        lines = _MEMORY_INFO.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _text_bytes(path: str) -> int:
+    """About how much JSON text a file holds; a remote one counts as worth a process."""
+    try:
+        size = os.stat(path).st_size
+    except OSError:
+        return WORTH_A_PROCESS_BYTES
+    return size * _TEXT_PER_GZIP_BYTE if path.endswith(".gz") else size
+
+
+def _memory_bytes(text_bytes: int) -> float:
+    return _MEMORY_BYTES + _MEMORY_SHARE_OF_TEXT * text_bytes
+
+
+Progress = Callable[[int, int, str], None]
+"""Called as (files done, files in all, the file being read)."""

@@ -1,0 +1,62 @@
+"""Errors of object stores (S3, GCS, HTTP, ...) as one line with what to do next.
+
+Imports fsspec: load it only where a URL is read.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+from fsspec.registry import known_implementations
+
+from stepscope.core.errors import DataError, StepscopeError, UnreachableError
+
+_CLIENT_ERRORS = (
+    ("botocore.exceptions", "BotoCoreError"),  # s3fs: no credentials, no answer
+    ("aiohttp", "ClientError"),  # http, and below s3fs and gcsfs
+    ("google.auth.exceptions", "GoogleAuthError"),  # gcsfs
+    ("gcsfs.retry", "HttpError"),
+    ("azure.core.exceptions", "AzureError"),  # adlfs
+)
+"""Where a client's errors have their root. Those that are no OSError; s3fs makes OSErrors of a server's answers."""
+
+_NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
+_REFUSED = "check that the credentials may read it"
+_CREDENTIALS = "give the store's credentials where its own tools look for them (docs/fan-out.md)"
+_GENERAL = "check the URL, the endpoint and the network"
+
+
+def store_errors() -> tuple[type[Exception], ...]:
+    """What opening, listing or reading a URL may raise on purpose: a client that raised is imported."""
+    clients = ((sys.modules.get(module), name) for module, name in _CLIENT_ERRORS)
+    return (OSError, ImportError, ValueError, *(getattr(module, name) for module, name in clients if module))
+
+
+def in_our_words(url: str, error: Exception) -> StepscopeError:
+    """The error to raise instead.
+
+    Args:
+        url: what was opened.
+        error: one of `store_errors()`.
+    """
+    protocol = url.partition("://")[0]
+    if isinstance(error, ImportError):
+        return _without_driver(url, protocol, error)
+    if isinstance(error, ValueError) and protocol not in known_implementations:
+        return DataError(f"no store is known by {protocol}://", where=url, what_next="check the URL")
+    if isinstance(error, FileNotFoundError):
+        return DataError("does not exist", where=url, what_next="check the URL")
+    if type(error).__name__ in _NO_CREDENTIALS:
+        return UnreachableError(f"cannot be opened ({error})", where=url, what_next=_CREDENTIALS)
+    if isinstance(error, PermissionError):
+        return UnreachableError(f"may not be read ({error})", where=url, what_next=_REFUSED)
+    return UnreachableError(f"cannot be opened ({error})", where=url, what_next=_GENERAL)
+
+
+def _without_driver(url: str, protocol: str, error: ImportError) -> DataError:
+    """Names the machine too: it may be a cluster's worker that lacks the driver."""
+    missing = next((e.name for e in (error.__cause__, error) if isinstance(e, ImportError) and e.name), None)
+    package = "stepscope[s3]" if missing == "s3fs" else (missing or f"fsspec[{protocol}]").partition(".")[0]
+    what = f"the driver of {protocol}:// ({missing or error}) is not installed on {socket.gethostname()}"
+    return DataError(what, where=url, what_next=f'run: pip install "{package}"')

@@ -1,0 +1,183 @@
+"""Trace files of a path (a file, a folder, a run directory or an fsspec URL) and how each is opened."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepscope.core.documents.evidence import Notice
+from stepscope.core.documents.run_directory import RUN_FILE, TRACES_FOLDER
+from stepscope.core.errors import DataError, from_os_error
+from stepscope.trace.columns import TraceColumns
+from stepscope.trace.formats.kineto.reader import read_ranks, read_ranks_stream
+from stepscope.workflow.inputs.paths import check_readable, refuse_many_runs
+
+_TRACE_NAME = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
+_UNFINISHED = re.compile(r"\.json(\.gz)?\.tmp$", re.IGNORECASE)
+_NOT_TRACES = frozenset({"run.json", "analysis.json", "timeline.json", "truth.json"})
+_CAPTURE = re.compile(r"step(\d+)(?:-attempt(\d+))?$")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFiles:
+    """What was found.
+
+    Attributes:
+        paths: files or URLs, sorted.
+        run_directory: the run they belong to, when they were given as one local run directory.
+        notices: what was passed over.
+    """
+
+    paths: list[str]
+    run_directory: Path | None
+    notices: list[Notice]
+
+    @property
+    def capture(self) -> tuple[int, int] | None:
+        """Attempt and first step of the run's capture that they are of; None where they are no run's."""
+        is_captured = self.run_directory is not None and bool(self.paths)
+        return _attempt_and_first_step(Path(self.paths[0]).parent) if is_captured else None
+
+
+def find_trace_files(paths: Iterable[str]) -> TraceFiles:
+    """Expand the paths of a command line. One that leads nowhere becomes a notice while others hold traces.
+
+    Raises:
+        DataError: no path holds a trace.
+        UnreachableError: a URL's store does not answer.
+    """
+    found: dict[str, str] = {}
+    notices: list[Notice] = []
+    given = list(paths)
+    errors: list[DataError] = []
+    for text in given:
+        try:
+            if "://" in text:
+                found |= {url: url for url in _in_store(text)}
+            else:
+                found |= {os.path.realpath(path): path for path in _on_disk(text, notices)}
+        except DataError as error:
+            errors.append(error)
+    if errors and not found:
+        raise errors[0]
+    notices += [Notice("unusable_file", str(error)) for error in errors]
+    run_directory = Path(given[0]) if len(given) == 1 and "://" not in given[0] and _is_run(Path(given[0])) else None
+    return TraceFiles(sorted(found.values()), run_directory, notices)
+
+
+def open_ranks(path: str) -> list[TraceColumns]:
+    """Read the trace in a file or at a URL; one a rank where several were merged into it.
+
+    Raises:
+        DataError: it cannot be used.
+        UnreachableError: its store does not answer.
+    """
+    if "://" not in path:
+        return read_ranks(path)
+    import fsspec
+
+    from stepscope.workflow.inputs.object_stores import in_our_words, store_errors
+
+    try:
+        with fsspec.open(path, "rb") as stream:
+            return read_ranks_stream(stream, path=path, file_bytes=getattr(stream, "size", None) or 0)
+    except store_errors() as error:
+        raise in_our_words(path, error) from error
+
+
+def _on_disk(text: str, notices: list[Notice]) -> list[str]:
+    """The files that a local path means."""
+    path = Path(text)
+    try:
+        if path.is_file():
+            return [text]
+        check_readable(text)
+        if not path.is_dir():
+            raise DataError("is neither a file nor a folder", where=text, what_next="give trace files")
+        return _in_run(path, notices) if _is_run(path) else _in_folder(path, notices)
+    except OSError as error:
+        raise from_os_error(error, "cannot be read", where=text) from error
+
+
+def _is_run(path: Path) -> bool:
+    return (path / RUN_FILE).is_file() or (path / TRACES_FOLDER).is_dir()
+
+
+def _in_run(run: Path, notices: list[Notice]) -> list[str]:
+    """The latest capture of a run."""
+    captures = [folder for folder in (run / TRACES_FOLDER).glob("step*") if _CAPTURE.search(folder.name)]
+    captures = [folder for folder in captures if _traces_in(folder)]
+    if not captures:
+        raise DataError(
+            "has no captured traces yet",
+            where=str(run),
+            what_next=f"profile some steps; they appear in {run / TRACES_FOLDER}/step<k>/",
+        )
+    captures.sort(key=_attempt_and_first_step)
+    if len(captures) > 1:
+        older = ", ".join(folder.name for folder in captures[:-1])
+        notices.append(Notice("older_captures", f"analysed {captures[-1].name}; the run also has {older}"))
+    _note_unfinished(captures[-1], notices)
+    return _traces_in(captures[-1])
+
+
+def _attempt_and_first_step(capture: Path) -> tuple[int, int]:
+    match = _CAPTURE.search(capture.name)
+    return (int(match[2] or 1), int(match[1])) if match else (0, 0)
+
+
+def _in_folder(folder: Path, notices: list[Notice]) -> list[str]:
+    files = _traces_in(folder)
+    _note_unfinished(folder, notices)
+    if files:
+        return files
+    refuse_many_runs([str(folder)])
+    folders = (inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith("."))
+    inner = sorted(inner.name for inner in folders if _traces_in(inner))
+    if inner:
+        shown = ", ".join(inner[:4]) + (", ..." if len(inner) > 4 else "")
+        raise DataError(
+            f"holds folders of traces ({shown}), not traces",
+            where=str(folder),
+            what_next="give one of them: a folder is one job",
+        )
+    raise DataError("holds no trace (*.json, *.json.gz)", where=str(folder), what_next="check the path")
+
+
+def _note_unfinished(folder: Path, notices: list[Notice]) -> None:
+    """The profiler writes to name.tmp and renames it when the trace is whole."""
+    unfinished = sorted(path.name for path in folder.iterdir() if _UNFINISHED.search(path.name))
+    if unfinished:
+        shown = ", ".join(unfinished[:4]) + (", ..." if len(unfinished) > 4 else "")
+        notices.append(Notice("unfinished_file", f"{folder}: still being written or broken off, left out: {shown}"))
+
+
+def _traces_in(folder: Path) -> list[str]:
+    return sorted(str(path) for path in folder.iterdir() if path.is_file() and _names_a_trace(path.name))
+
+
+def _names_a_trace(name: str) -> bool:
+    """Hidden files are some writer's unfinished ones."""
+    return bool(_TRACE_NAME.search(name)) and name not in _NOT_TRACES and not name.startswith(".")
+
+
+def _in_store(url: str) -> list[str]:
+    """A URL itself, or the traces directly under it."""
+    import fsspec
+
+    from stepscope.workflow.inputs.object_stores import in_our_words, store_errors
+
+    try:
+        store, path = fsspec.core.url_to_fs(url)
+        if not store.isdir(path):
+            return [url]
+        inside = [store.unstrip_protocol(entry) for entry in store.ls(path, detail=False)]
+    except store_errors() as error:
+        raise in_our_words(url, error) from error
+    files = [entry for entry in inside if _names_a_trace(entry.rsplit("/", 1)[-1])]
+    if not files:
+        raise DataError("holds no trace (*.json, *.json.gz)", where=url, what_next="check the URL")
+    return files

@@ -1,0 +1,1 @@
+"""Asking the agents of many nodes over HTTP: state, findings, and captures on all ranks at once."""

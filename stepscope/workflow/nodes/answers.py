@@ -1,0 +1,178 @@
+"""State of many nodes, asked at once so that a silent one delays no other, and the choice of GPUs to show."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from stepscope.core.documents.evidence import Notice
+from stepscope.core.documents.jobs import Job, JobKind
+from stepscope.core.documents.node import NODE_PATH, NODE_SCHEMA, Node, NodeDevice, NodeJob
+from stepscope.core.errors import StepscopeError, UnreachableError
+from stepscope.core.hardware.health import HealthState
+from stepscope.workflow.nodes.agent_client import AgentClient
+
+_MOST_THREADS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswer:
+    """What is known of one machine.
+
+    Attributes:
+        agent: address of its agent.
+        node: its last document; None before the first.
+        error: why the agent did not answer the last time; empty while it does.
+        at: when the document came, by the monotonic clock; None without one.
+    """
+
+    agent: str
+    node: Node | None = None
+    error: str = ""
+    at: float | None = None
+
+
+def silent_agents(answers: Iterable[NodeAnswer]) -> tuple[Notice, ...]:
+    """Those that did not answer, as a document's warnings."""
+    return tuple(Notice("agent_silent", f"{answer.agent}: {answer.error}") for answer in answers if answer.error)
+
+
+def answers_of(clients: Sequence[AgentClient]) -> tuple[NodeAnswer, ...]:
+    """Each asked once, all at the same time."""
+    with NodeWatch(clients) as watch:
+        watch.ask()
+        watch.wait()
+        return watch.answers()
+
+
+def check_answers(answers: Sequence[NodeAnswer]) -> None:
+    """
+    Raises:
+        UnreachableError: no agent answered.
+    """
+    if all(answer.error for answer in answers):
+        raise UnreachableError(answers[0].error, where=answers[0].agent)
+
+
+def ask(client: AgentClient) -> Node:
+    """A machine's document.
+
+    Raises:
+        UnreachableError: no answer, or none that can be read.
+    """
+    reply = client.ask("GET", NODE_PATH)
+    if reply.error:
+        raise UnreachableError(reply.error, where=str(client))
+    schema = reply.document.get("schema")
+    if schema != NODE_SCHEMA:
+        raise UnreachableError(f"answers {schema!r}, this version reads {NODE_SCHEMA!r}", where=str(client))
+    try:
+        return msgspec.convert(reply.document, Node)
+    except msgspec.ValidationError as error:
+        raise UnreachableError(f"its answer is no {NODE_SCHEMA} ({error})", where=str(client)) from None
+
+
+class NodeWatch:
+    """Asks agents again and again, never twice at a time. A context manager; its threads keep no process alive."""
+
+    def __init__(self, clients: Sequence[AgentClient]) -> None:
+        self._clients = {str(client): client for client in clients}
+        self._answers = {agent: NodeAnswer(agent) for agent in self._clients}
+        self._lock = threading.Condition()
+        self._asked: set[str] = set()
+        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        count = min(_MOST_THREADS, len(self._clients))
+        self._threads = [threading.Thread(target=self._run, name="stepscope-ask", daemon=True) for _ in range(count)]
+
+    def __enter__(self) -> NodeWatch:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _thread in self._threads:
+            self._queue.put(None)
+
+    def ask(self) -> None:
+        """Ask all whose answer to the last question has come."""
+        with self._lock:
+            for agent in self._clients.keys() - self._asked:
+                self._asked.add(agent)
+                self._queue.put(agent)
+
+    def wait(self) -> None:
+        """Until all have answered or were given up."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._asked)
+
+    def answers(self) -> tuple[NodeAnswer, ...]:
+        """The newest of each, in the order of the clients."""
+        with self._lock:
+            return tuple(self._answers.values())
+
+    def _run(self) -> None:
+        while (agent := self._queue.get()) is not None:
+            try:
+                node, error = ask(self._clients[agent]), ""
+            except StepscopeError as failed:
+                node, error = None, failed.what
+            except Exception as failed:  # the thread's edge: one agent's answer ends no question to others
+                node, error = None, f"its answer cannot be read ({type(failed).__name__})"
+            with self._lock:
+                before = self._answers[agent]
+                told = NodeAnswer(agent, node, "", time.monotonic()) if node else replace(before, error=error)
+                self._answers[agent] = told
+                self._asked.discard(agent)
+                self._lock.notify_all()
+
+
+_KINDS = frozenset(JobKind)
+_SICK = frozenset({HealthState.DEGRADED.value, HealthState.FAILED.value})
+
+
+def chosen(answers: Iterable[NodeAnswer], *, job: str = "", sick: bool = False) -> tuple[NodeAnswer, ...]:
+    """Their answers with the devices that are wanted alone; machines without any are left out.
+
+    Args:
+        answers: of the agents.
+        job: name or id of a job that has the device; empty: any or none.
+        sick: those that do not answer or are not well, and agents that do not answer.
+    """
+    answers = tuple(answers)
+    if not job and not sick:
+        return answers
+    found = []
+    for answer in answers:
+        devices = answer.node.devices if answer.node else ()
+        wanted = tuple(one for one in devices if (not job or _has(one, job)) and (not sick or _is_sick(one)))
+        if wanted or (sick and answer.error and not job):
+            found.append(replace(answer, node=replace(answer.node, devices=wanted) if answer.node else None))
+    return tuple(found)
+
+
+def unknown_job(answers: Iterable[NodeAnswer], job: str) -> tuple[Notice, ...]:
+    """A warning where a job is asked for that no device has, on none of the machines that answer."""
+    answers = tuple(answers)
+    answering = any(answer.node for answer in answers)
+    if not job or not answering or any(answer.node for answer in chosen(answers, job=job)):
+        return ()
+    return (
+        Notice("job_unknown", f"no GPU of a job called {job!r} is known to these agents; --job takes a name or id"),
+    )
+
+
+def _has(device: NodeDevice, text: str) -> bool:
+    return any(_job(job).is_called(text) for job in device.jobs if job.kind in _KINDS)
+
+
+def _job(job: NodeJob) -> Job:
+    return Job(JobKind(job.kind), job.id, job.name, workload=job.workload)
+
+
+def _is_sick(device: NodeDevice) -> bool:
+    return device.is_up is False or (device.health is not None and device.health.state in _SICK)

@@ -1,0 +1,118 @@
+"""Report of a run: all panels in one HTML file that needs no script and no network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from stepscope import __version__
+from stepscope.core.documents.analysis import Analysis
+from stepscope.core.documents.run_directory import ANALYSIS_FILE
+from stepscope.core.documents.timeline import RankTimeline
+from stepscope.core.vocabulary.palette import DARK, LIGHT, variables
+from stepscope.store.documents import decode_analysis
+from stepscope.store.files import check_writable, read_whole, write_whole
+from stepscope.store.runs import is_outdated, is_saved_analysis, load_analysis, load_timeline
+from stepscope.workflow.analyze import analyze
+from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress
+from stepscope.workflow.inputs.paths import check_readable
+from stepscope.workflow.panels import ledger, tables, timeline, verdict
+from stepscope.workflow.panels.elements import Markup, definitions, name, tag
+
+
+def report(
+    paths: Sequence[str], destination: Path, *, fan_out: FanOut = HERE, on_progress: Progress | None = None
+) -> Path:
+    """Write the report of a run; the path of the file.
+
+    Args:
+        paths: as for `analyze`, or one saved analysis (without time lines, then). A run that is analysed already is not
+            analysed again.
+        destination: the file to write.
+        fan_out: where traces are read.
+        on_progress: told before each file.
+
+    Raises:
+        DataError: nothing can be used, or the file cannot be written.
+        UnreachableError: a URL's store does not answer.
+    """
+    check_writable(destination)
+    if len(paths) == 1 and "://" not in paths[0]:
+        check_readable(paths[0])
+        place = Path(paths[0])
+        if place.is_file() and is_saved_analysis(place):
+            return write_report(decode_analysis(read_whole(place), where=paths[0]), [], destination, title=place.stem)
+        if (place / ANALYSIS_FILE).is_file() and not is_outdated(place):
+            return write_report(load_analysis(place), load_timeline(place), destination, title=title_of(paths))
+    result = analyze(paths, keep=False, with_timelines=True, fan_out=fan_out, on_progress=on_progress)
+    return write_report(result.analysis, result.timelines, destination, title=title_of(paths))
+
+
+def write_report(analysis: Analysis, timelines: Sequence[RankTimeline], destination: Path, *, title: str) -> Path:
+    """Write the report of an analysis; the path of the file.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    write_whole(destination, render(analysis, timelines, title=title, version=__version__).encode())
+    return destination
+
+
+def title_of(paths: Sequence[str]) -> str:
+    """What to call the run: its folder."""
+    return paths[0].rstrip("/").rsplit("/", 1)[-1] if "://" in paths[0] else Path(paths[0]).resolve().name or paths[0]
+
+
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+"""Should an escape ever fail, a browser still runs nothing and asks nobody."""
+
+
+def render(analysis: Analysis, timelines: Sequence[RankTimeline], *, title: str, version: str) -> str:
+    """The whole document.
+
+    Args:
+        analysis: what is shown.
+        timelines: the ranks' time lines; empty leaves that section out.
+        title: what the run is called.
+        version: of stepscope, for the last line.
+    """
+    footer = tag(
+        "footer", f"Made by stepscope {version} from {analysis.schema}. Every number: docs/how-numbers-are-made.md"
+    )
+    body = tag(
+        "body",
+        definitions(),
+        tag(
+            "main",
+            verdict.head(title, analysis),
+            verdict.quality(analysis),
+            verdict.figures(analysis),
+            verdict.verdict(analysis),
+            verdict.root_causes(analysis),
+            verdict.what_if(analysis),
+            ledger.ledger(analysis),
+            timeline.timeline(analysis, timelines),
+            tables.collectives(analysis),
+            tables.pipeline(analysis),
+            tables.kernels(analysis),
+            tables.warnings(analysis),
+            footer,
+        ),
+    )
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"{name(title)} – stepscope"),
+        Markup(f"<style>{_style()}</style>"),
+    )
+    return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def _style() -> str:
+    sheet = (files(__package__) / "assets" / "report.css").read_text(encoding="utf-8")
+    dark = f"@media screen and (prefers-color-scheme: dark){{:root{{{variables(DARK)}}}}}"
+    return f":root{{{variables(LIGHT)}}}{dark}\n{sheet}"

@@ -1,0 +1,174 @@
+"""What-if predictions: the step time with one cause removed, from traces or from an operation table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from stepscope.analyzer.job import what_if_job
+from stepscope.analyzer.what_if.fixes import FIXES
+from stepscope.analyzer.what_if.operations.dependencies import find_dependencies
+from stepscope.analyzer.what_if.operations.grid import Grid, arrange
+from stepscope.analyzer.what_if.operations.replay import Replay
+from stepscope.analyzer.what_if.operations.slowdown import Removal, Slowdown, find_slowdown
+from stepscope.analyzer.what_if.pipeline_schedule import FIXED_CAUSES
+from stepscope.core.documents.evidence import Notice
+from stepscope.core.documents.what_if import Fix, WhatIfInput, WhatIfReport
+from stepscope.core.errors import DataError, from_os_error
+from stepscope.core.text.numbers import counted
+from stepscope.core.text.wording import cause_phrase
+from stepscope.core.vocabulary.causes import Cause
+from stepscope.trace.formats.operation_table import meta_path, read_operation_table
+from stepscope.workflow.analyze import read_job
+from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress
+
+FIXABLE = frozenset(cause for cause, _ in FIXES) | FIXED_CAUSES
+"""Causes that a replay can remove."""
+
+
+def what_if(
+    paths: Sequence[str],
+    *,
+    causes: Collection[Cause] = (),
+    unprofiled_step_ms: float | None = None,
+    fan_out: FanOut = HERE,
+    on_progress: Progress | None = None,
+) -> WhatIfReport:
+    """Replay one job with one cause removed at a time.
+
+    Args:
+        paths: traces (files, folders, one run directory, or fsspec URLs), or one operation table.
+        causes: the fixes; all that apply when empty.
+        unprofiled_step_ms: the step without the profiler, where the run directory does not tell.
+        fan_out: where the traces are read.
+        on_progress: told before each file.
+
+    Raises:
+        DataError: no file can be used, or the traces do not allow a replay.
+        UnreachableError: a URL's store does not answer.
+    """
+    table = find_operation_table(paths)
+    if table is not None:
+        return what_if_of_table(table, causes)
+    job = read_job(paths, fan_out=fan_out, on_progress=on_progress)
+    context = job.context
+    if unprofiled_step_ms is not None:
+        context = replace(context, unprofiled_step_ms=unprofiled_step_ms)
+    return what_if_job(job.views, context, causes=causes)
+
+
+REPLAY_WORTH_SAYING = 0.05
+"""From this replay error on the predictions deserve a warning (the paper's own bound on its simulation error)."""
+
+
+def find_operation_table(paths: Sequence[str]) -> Path | None:
+    """The table that the paths mean: one `.parquet` file, or a folder that holds one and no other.
+
+    Raises:
+        DataError: a table beside other paths, or several.
+    """
+    tables = [path for text in paths if "://" not in text for path in _tables_at(Path(text))]
+    if not tables:
+        return None
+    if len(tables) > 1 or len(paths) > 1:
+        names = ", ".join(path.name for path in tables[:4])
+        raise DataError("an operation table is a whole job", where=names, what_next="give one table at a time")
+    return tables[0]
+
+
+def _tables_at(path: Path) -> list[Path]:
+    try:
+        if path.is_dir():
+            return sorted(path.glob("trace-*.parquet"))
+    except OSError as error:
+        raise from_os_error(error, "cannot be read", where=str(path)) from error
+    return [path] if path.suffix == ".parquet" else []
+
+
+def what_if_of_table(path: Path, causes: Collection[Cause] = ()) -> WhatIfReport:
+    """Replay the job's operations as they were and evened out.
+
+    Args:
+        path: `trace-*.parquet`; its `meta-*.yaml` is read where it lies beside.
+        causes: the fixes (straggler, imbalance, communication); all when empty.
+
+    Raises:
+        DataError: the table cannot be used.
+    """
+    table = read_operation_table(path)
+    if not table.duration_seconds.any():
+        raise _no_time(path)
+    grid = arrange(table)
+    dependencies = find_dependencies(grid, data_parallel=len(grid.replicas) * table.shards_per_replica > 1)
+    found = find_slowdown(grid, Replay(grid, dependencies))
+    if not found.measured_seconds > 0.0:
+        raise _no_time(path)
+    replay_error = found.replayed_seconds / found.measured_seconds - 1.0
+    fixes = [fix for fix in _fixes(grid, found) if not causes or fix.fix in causes]
+    return WhatIfReport(
+        measured_step_ms=found.measured_seconds * 1e3,
+        replayed_step_ms=found.replayed_seconds * 1e3,
+        replay_error=replay_error,
+        ideal_step_ms=found.ideal_seconds * 1e3,
+        slowdown=found.slowdown,
+        fixes=sorted(fixes, key=lambda fix: fix.step_ms),
+        by_rank=_by_name(found.by_rank),
+        by_stage=_by_name(found.by_stage),
+        by_replica=_by_name(found.by_replica),
+        by_operation=_by_name(found.by_kind),
+        worst_workers_share=found.worst_workers.share,
+        last_stage_share=None if found.last_stage is None else found.last_stage.share,
+        warnings=_warnings(path, grid, replay_error, {fix.fix for fix in fixes}, causes),
+        steps=grid.steps,
+        input=WhatIfInput.OPERATION_TABLE,
+    )
+
+
+def _no_time(path: Path) -> DataError:
+    return DataError("its operations take no time", where=str(path), what_next="give a table of a run that took some")
+
+
+def _by_name(slowdowns: dict[int, float] | dict[str, float]) -> dict[str, float]:
+    return {str(name): slowdown for name, slowdown in slowdowns.items()}
+
+
+def _fixes(grid: Grid, found: Slowdown) -> list[Fix]:
+    last = grid.num_stages - 1
+
+    def fix(cause: Cause, change: str, removal: Removal, ranks: list[int]) -> Fix:
+        step_ms = removal.step_seconds * 1e3
+        return Fix(cause, change, step_ms, found.replayed_seconds / removal.step_seconds, ranks)
+
+    fixes = [
+        fix(Cause.STRAGGLER, "the slowest workers as the others", found.worst_workers, found.worst_ranks),
+        fix(Cause.COMMUNICATION, "every transfer takes its kind's median", found.communication, []),
+    ]
+    if found.last_stage is not None:
+        ranks = grid.rank[last].tolist()
+        fixes.append(fix(Cause.IMBALANCE, "the last stage as the others", found.last_stage, ranks))
+    return fixes
+
+
+def _warnings(
+    path: Path, grid: Grid, replay_error: float, done: Collection[Cause], asked: Collection[Cause]
+) -> list[Notice]:
+    notices = []
+    if not meta_path(path).is_file():
+        what = f"no {meta_path(path).name} beside the table: its replicas are taken as not sharded"
+        notices.append(Notice("no_description", what))
+    if grid.num_left_out:
+        notices.append(
+            Notice(
+                "incomplete_steps",
+                f"{counted(grid.num_left_out, 'step lacks operations and is', 'steps lack operations and are')} "
+                "left out",
+            )
+        )
+    if abs(replay_error) > REPLAY_WORTH_SAYING:
+        notices.append(Notice("replay_error", f"the replay misses the measured step by {replay_error:+.1%}"))
+    for cause in asked:
+        if cause not in done:
+            what = f"an operation table does not tell what the step would take without {cause_phrase(cause)}"
+            notices.append(Notice("fix_not_known", what))
+    return notices

@@ -1,0 +1,329 @@
+"""Automatic run: starts a profile at the first optimizer update, ends a step at each, prints one line at exit.
+
+Profiling begins at the first update, as rank and world size are known by then, on the thread that makes it. All methods
+are called from wrappers around torch's own methods: an error here is logged once and ends the profiling.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from stepscope.core.text.numbers import counted
+from stepscope.zero_code.step_detection import LoaderWaits, StepCycle
+
+if TYPE_CHECKING:
+    from stepscope.training.profiling_session import Profile
+
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Method = Callable[Concatenate["AutomaticRun", P], T]
+
+
+def _harmless(otherwise: T) -> Callable[[Method[P, T]], Method[P, T]]:
+    """An error in the method ends the measuring, and training gets this answer instead."""
+
+    def guard(method: Method[P, T]) -> Method[P, T]:
+        @functools.wraps(method)
+        def guarded(self: AutomaticRun, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:  # training must never be hurt
+                self._give_up(error)
+                return otherwise
+
+        return guarded
+
+    return guard
+
+
+class AutomaticRun:
+    """Measures this process through `stepscope.profile`, of which there is one a process.
+
+    Attributes:
+        hides_updates: updates made now train nothing.
+        has_unseen_update: an update was made where no step can end: inside a compiled function, of which no Python is
+            left, or on one of autograd's threads. The next batch asked for or gradient cleared ends the step. A
+            compiled function may set this attribute and do nothing else: so much is free of recompilation.
+    """
+
+    def __init__(self) -> None:
+        self.hides_updates = False
+        self.has_unseen_update = False
+        self._counts_unseen = False
+        self._is_step_due = False
+        self._profile: Profile | None = None
+        self._is_off = False
+        self._thread: int | None = None
+        self._depth = 0
+        self._is_asking = False
+        self._is_saving = False
+        self._waits = LoaderWaits()
+        self._cycle = StepCycle()
+        self._num_steps = 0
+        self._speaks = True
+        self._has_optimizer = False
+
+    @_harmless(None)
+    def optimizer_made(self) -> None:
+        """An optimizer of a new class is there, so this process may be about to train."""
+        if not self._has_optimizer:
+            self._has_optimizer = True
+            _at_exit(self._end)
+            os.register_at_fork(after_in_child=self._in_child)
+
+    @_harmless(False)
+    def update_begins(self, optimizer: Any) -> bool:
+        """Whether the update that begins is to be told of."""
+        if self._is_off or self.hides_updates:
+            return False
+        if get_ident() != self._thread and not self._is_on_training_thread():
+            self.has_unseen_update |= _is_autograds()
+            return False
+        if self._profile is None and not self._begin():
+            return False
+        if self._is_step_due and self._depth == 0 and self._cycle.counts(optimizer):
+            self.end_due_step()
+        self._depth += 1
+        return True
+
+    @_harmless(None)
+    def update_ended(self, optimizer: Any, *, is_last: bool = True) -> None:
+        """The update is made; what wraps another optimizer counts, and not the one inside it.
+
+        Args:
+            is_last: else something follows that belongs to the step, and calls `end_due_step`.
+        """
+        self._depth -= 1
+        if self._is_off:
+            return
+        if self._depth == 0 and not self._counts_unseen and self._cycle.ends_with(optimizer):
+            self._is_step_due = not is_last
+            if is_last:
+                self._end_step()
+
+    def update_failed(self) -> None:
+        """The update ended by an exception."""
+        self._depth -= 1
+
+    @_harmless(None)
+    def end_due_step(self) -> None:
+        """End the step whose update was made, if it is not ended yet."""
+        if self._is_step_due and not self._is_off and get_ident() == self._thread:
+            self._is_step_due = False
+            self._end_step()
+
+    @_harmless(None)
+    def end_unseen_step(self) -> None:
+        """End the step of an update that was not seen, unless others are seen and counted."""
+        if not self.has_unseen_update or self._is_off or not self._is_on_training_thread():
+            return
+        self.has_unseen_update = False
+        if self._profile is None:
+            self._counts_unseen = True
+            self._begin()
+        if self._counts_unseen and not self._is_off:
+            self._end_step()
+
+    @_harmless(False)
+    def batch_asked(self) -> bool:
+        """Whether the wait for a batch that begins is to be told of; of a loader inside another the outer one's is."""
+        if self._is_off or self._is_asking or (self._profile is None and not self.has_unseen_update):
+            return False
+        if get_ident() != self._thread and not self._is_on_training_thread():
+            return False
+        if self.has_unseen_update:
+            self.end_unseen_step()
+        if self._is_step_due:
+            self.end_due_step()
+        self._is_asking = self._profile is not None
+        return self._is_asking
+
+    @_harmless(None)
+    def loader_began(self, iterator: Any, started_ns: int) -> None:
+        """The wait is over: an iteration over a loader began."""
+        self._is_asking = False
+        self._waits.began(_loader(iterator), started_ns, time.perf_counter_ns())
+
+    @_harmless(None)
+    def batch_came(self, iterator: Any, started_ns: int, *, learns: bool) -> None:
+        """The wait is over: a batch came. `learns`: gradients are recorded."""
+        self._is_asking = False
+        self._waits.gave(_loader(iterator), started_ns, time.perf_counter_ns(), learns=learns)
+
+    @_harmless(None)
+    def loader_ran_out(self, iterator: Any, started_ns: int) -> None:
+        """The wait is over: there are no more batches."""
+        self._is_asking = False
+        self._waits.ran_out(_loader(iterator), started_ns, time.perf_counter_ns())
+
+    def loader_failed(self) -> None:
+        """The wait ended by an exception."""
+        self._is_asking = False
+
+    @_harmless(_NOTHING)
+    def saving(self) -> AbstractContextManager[None]:
+        """Around what writes a checkpoint."""
+        if self._profile is None or self._is_off or self._is_saving or get_ident() != self._thread:
+            return _NOTHING
+        return _Saving(self, self._profile)
+
+    @_harmless(None)
+    def _saving_begins(self, phase: AbstractContextManager[None]) -> None:
+        self._is_saving = True
+        phase.__enter__()
+
+    @_harmless(None)
+    def _saving_ends(self, phase: AbstractContextManager[None]) -> None:
+        self._is_saving = False
+        phase.__exit__(None, None, None)
+
+    def _is_on_training_thread(self) -> bool:
+        """The first to update, or to ask for a batch after an update that was not seen, is the training thread."""
+        if self._thread is None and not _is_autograds():
+            self._thread = get_ident()
+        return get_ident() == self._thread
+
+    def _begin(self) -> bool:
+        self._profile = _begun_profile()
+        self._is_off = self._profile is None
+        self._speaks = prints_on_this_rank()
+        return not self._is_off
+
+    def _give_up(self, error: Exception) -> None:
+        """Say once why, and be a no-op from now on."""
+        was_off, self._is_off = self._is_off, True
+        with suppress(Exception):  # a handler of the user's log may raise, too
+            if self._profile is not None:
+                self._profile.stop_for(error)
+            elif not was_off:
+                logger.warning("stepscope does not measure this process: %s: %s", type(error).__name__, error)
+
+    def _end_step(self) -> None:
+        assert self._profile is not None
+        if not self._profile.is_measuring:  # a profile of the user's own has taken its place
+            self._is_off = True
+            return
+        data_wait_ns, evaluation_ns = self._waits.update()
+        if data_wait_ns:
+            self._profile.count_data_wait(data_wait_ns)
+        if evaluation_ns:
+            self._profile.count_phase(EVALUATION, evaluation_ns)
+        self._profile.step()
+        self._num_steps += 1
+
+    def _in_child(self) -> None:
+        """In a process forked from this one: what was begun is the parent's, and so is its loop."""
+        self._is_off = self._is_off or self._profile is not None
+        self._profile = None
+
+    @_harmless(None)
+    def _end(self) -> None:
+        """The process ends."""
+        was_off, self._is_off = self._is_off, True
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.__exit__(getattr(sys, "last_type", None), None, None)
+            if self._speaks:
+                print_run_directory(profile.run_directory, self._num_steps)
+        elif not was_off and prints_on_this_rank():
+            print_line(IN_COMPILED_CODE if self.has_unseen_update else NO_UPDATE)
+
+
+class _Saving:
+    """The phase `checkpoint`, in which no other begins."""
+
+    def __init__(self, run: AutomaticRun, profile: Profile) -> None:
+        self._run = run
+        self._phase = profile.phase(CHECKPOINT)
+
+    def __enter__(self) -> None:
+        self._run._saving_begins(self._phase)
+
+    def __exit__(self, *error: Any) -> None:
+        self._run._saving_ends(self._phase)
+
+
+def _begun_profile() -> Profile | None:
+    """None where this process was not asked to measure itself, or a profile of the user's own does it."""
+    from stepscope.training.entry_points import profile
+    from stepscope.training.profiling_session import is_measured
+    from stepscope.zero_code.launch import take_options
+
+    order = take_options(os.environ)
+    if order is None or is_measured():
+        return None
+    prof = profile(order.run, order.out, order.schedule, order.ranks, with_stack=order.with_stack)
+    prof.gives_way = True
+    return prof.__enter__()
+
+
+def _loader(iterator: Any) -> int:
+    """What an iterator has in common with the others of its loader."""
+    return id(getattr(iterator, "_index_sampler", iterator))
+
+
+def _at_exit(end: Any) -> None:
+    """Also in a process that multiprocessing forked, which leaves Python without its last rites."""
+    atexit.register(end)
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, end, exitpriority=0)
+
+
+def _is_autograds() -> bool:
+    """Whether Python did not begin the current thread, as is so for the threads on which autograd goes backward."""
+    return isinstance(threading.current_thread(), _foreign_thread())
+
+
+@functools.cache
+def _foreign_thread() -> Any:
+    return getattr(threading, "_DummyThread", ())
+
+
+NO_UPDATE = "an optimizer was made, but no update of it was seen, so nothing was measured"
+IN_COMPILED_CODE = (
+    "updates were made where their ends are not seen, as in a compiled step, so nothing was measured; "
+    "next: call prof.step() of a stepscope.profile after each"
+)
+
+
+def prints_on_this_rank() -> bool:
+    """Rank 0 says a line, no other does; asked as long as torch.distributed is there."""
+    from stepscope.training.run.identity import identify
+
+    return identify().rank == 0
+
+
+def print_run_directory(run_directory: Path | None, num_steps: int) -> None:
+    """Where the run is; nothing when there is none, as measuring stopped and said why."""
+    if run_directory is not None:
+        print_line(f"{counted(num_steps, 'step')} measured; next: stepscope analyze {run_directory}")
+
+
+def print_line(what: str) -> None:
+    """One line on stderr, if there is one."""
+    try:
+        sys.stderr.write(f"stepscope: {what}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):  # closed, or not there
+        return

@@ -1,0 +1,208 @@
+"""Patches of torch, DeepSpeed and safetensors for `stepscope run`, applied as soon as each module is imported.
+
+Every wrapper passes arguments, results and exceptions through unchanged. Before the first update, and in processes that
+never make one, a wrapper costs a fraction of a microsecond.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from stepscope.zero_code.automatic_run import AutomaticRun
+
+_run = AutomaticRun()
+_torch: Any = None
+"""torch, once it has begun to be imported."""
+
+
+def module_imported(module: ModuleType) -> None:
+    """Watch what there is to be watched in a module."""
+    global _torch
+    _torch = sys.modules.get("torch")
+    _PATCHES[module.__name__](module)
+
+
+def _watch_optimizers(module: Any) -> None:
+    """Every optimizer's `step` goes through a wrapper of torch's own, for its hooks and its mark in a trace.
+
+    Ours stands around that one: a capture must not end while the mark is open, as it would in a hook.
+    """
+    wrapped_by_torch = module.Optimizer.profile_hook_step
+
+    def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
+        _run.optimizer_made()
+        return _as_update(wrapped_by_torch(step), _first_argument)
+
+    module.Optimizer.profile_hook_step = staticmethod(profile_hook_step)
+    module.Optimizer.zero_grad = _after_unseen(module.Optimizer.zero_grad)
+
+
+def _watch_grad_scaler(module: Any) -> None:
+    """An update that the scaler leaves out, as gradients overflowed, ends a step all the same.
+
+    What the scaler learns from it, in `update`, belongs to the same step.
+    """
+    scaler = module.GradScaler
+    scaler.step = _as_update(scaler.step, _optimizer_of_scaler, is_last=False)
+    scaler.update = _as_last(scaler.update)
+
+
+def _watch_deepspeed(module: Any) -> None:
+    """Its engine updates once for all groups of parameters, for each of which it calls the optimizer inside."""
+    engine = module.DeepSpeedEngine
+    engine.__init__ = _without_updates(engine.__init__)
+    engine._take_model_step = _as_update(engine._take_model_step, _first_argument)
+
+
+def _watch_loading(module: Any) -> None:
+    """Where an optimizer has no state yet, it updates once by nothing before the state is loaded."""
+    if hasattr(module, "_init_optim_state"):
+        module._init_optim_state = _without_updates(module._init_optim_state)
+
+
+def _watch_loaders(module: Any) -> None:
+    _time_beginning(module.DataLoader)
+    _time_batches(module._BaseDataLoaderIter)
+
+
+def _watch_saving(*names: str) -> Callable[[Any], None]:
+    """Also small ones: next to the model's file lie those of optimizer, scheduler and random state."""
+
+    def watch(module: Any) -> None:
+        for name in names:
+            if hasattr(module, name):
+                setattr(module, name, _as_checkpoint(getattr(module, name)))
+
+    return watch
+
+
+_PATCHES: dict[str, Callable[[Any], None]] = {
+    "deepspeed.runtime.engine": _watch_deepspeed,
+    "safetensors.torch": _watch_saving("save_file", "save_model"),
+    "torch.amp.grad_scaler": _watch_grad_scaler,
+    "torch.distributed.checkpoint.state_dict": _watch_loading,
+    "torch.distributed.checkpoint.state_dict_saver": _watch_saving("save", "async_save", "save_state_dict"),
+    "torch.optim.optimizer": _watch_optimizers,
+    "torch.serialization": _watch_saving("save"),
+    "torch.utils.data.dataloader": _watch_loaders,
+}
+
+
+def _as_update(
+    step: Callable[..., Any], optimizer_of: Callable[..., Any], *, is_last: bool = True
+) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def update(*args: Any, **kwargs: Any) -> Any:
+        if _torch.compiler.is_compiling():  # constant to the compiler, which leaves the other branch out
+            result = step(*args, **kwargs)
+            _run.has_unseen_update = True
+            return result
+        optimizer = optimizer_of(*args, **kwargs)
+        if not _run.update_begins(optimizer):
+            return step(*args, **kwargs)
+        try:
+            result = step(*args, **kwargs)
+        except BaseException:
+            _run.update_failed()
+            raise
+        _run.update_ended(optimizer, is_last=is_last)
+        return result
+
+    return update
+
+
+def _after_unseen(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def after(*args: Any, **kwargs: Any) -> Any:
+        if not _torch.compiler.is_compiling():
+            _run.end_unseen_step()
+        return method(*args, **kwargs)
+
+    return after
+
+
+def _without_updates(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def quiet(*args: Any, **kwargs: Any) -> Any:
+        was, _run.hides_updates = _run.hides_updates, True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _run.hides_updates = was
+
+    return quiet
+
+
+def _as_last(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def last(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        _run.end_due_step()
+        return result
+
+    return last
+
+
+def _first_argument(optimizer: Any = None, /, *_: Any, **__: Any) -> Any:
+    """None where it is missing, which the method itself says."""
+    return optimizer
+
+
+def _optimizer_of_scaler(_: Any = None, /, optimizer: Any = None, *__: Any, **___: Any) -> Any:
+    return optimizer
+
+
+def _time_beginning(loader_class: Any) -> None:
+    """Beginning an iteration starts the workers."""
+    begin = loader_class.__iter__
+
+    @functools.wraps(begin)
+    def __iter__(self: Any) -> Any:  # noqa: N807
+        if not _run.batch_asked():
+            return begin(self)
+        started_ns = time.perf_counter_ns()
+        try:
+            iterator = begin(self)
+        except BaseException:
+            _run.loader_failed()
+            raise
+        _run.loader_began(iterator, started_ns)
+        return iterator
+
+    loader_class.__iter__ = __iter__
+
+
+def _time_batches(iterator_class: Any) -> None:
+    ask = iterator_class.__next__
+
+    @functools.wraps(ask)
+    def __next__(self: Any) -> Any:  # noqa: N807
+        if not _run.batch_asked():
+            return ask(self)
+        started_ns = time.perf_counter_ns()
+        try:
+            batch = ask(self)
+        except StopIteration:
+            _run.loader_ran_out(self, started_ns)
+            raise
+        except BaseException:
+            _run.loader_failed()
+            raise
+        _run.batch_came(self, started_ns, learns=_torch.is_grad_enabled())
+        return batch
+
+    iterator_class.__next__ = __next__
+
+
+def _as_checkpoint(save: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(save)
+    def saving(*args: Any, **kwargs: Any) -> Any:
+        with _run.saving():
+            return save(*args, **kwargs)
+
+    return saving

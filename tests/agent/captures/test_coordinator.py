@@ -1,0 +1,215 @@
+"""Does the desk take orders, also over HTTP, keep them over a restart, and say who asked?"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from stepscope.agent import state_directory
+from stepscope.agent.captures.capture import CaptureLimits, RefusedError
+from stepscope.agent.captures.capture_service import CapturePlaces, CaptureService
+from stepscope.agent.captures.coordinator import CaptureCoordinator, CaptureStore
+from stepscope.agent.state_directory import StateLock, token_in
+from stepscope.agent.web.access import Access
+from stepscope.agent.web.server import Address, AgentServer
+from stepscope.core.errors import UsageError
+from stepscope.core.metrics.readings import Missing, MissingReason
+from stepscope.core.protocol.captures import CaptureOrder, CaptureState
+from stepscope.core.protocol.messages import Answer, AnswerState
+from tests.agent.captures.fake_backend import FakeBackend, target
+
+_ACCEPTED = Answer("", AnswerState.ACCEPTED, start_step=8)
+_DONE = Answer("", AnswerState.DONE, path="/runs/r/traces/step8/rank0.json.gz", bytes=9)
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_refusal_tells_why_a_way_to_capture_is_closed() -> None:
+    closed = FakeBackend([], why_closed=Missing("", (), MissingReason.TAKEN, "the socket: another daemon is there"))
+    with CaptureCoordinator([FakeBackend([]), closed]) as desk:
+        with pytest.raises(
+            RefusedError, match=r"nobody is: .*KINETO_USE_DAEMON=1 \(the socket: another daemon is there\)$"
+        ):
+            desk.order(CaptureOrder("c", 3, job="9"), by="10.0.0.1")
+        closed.known = [target(0)]
+        with pytest.raises(RefusedError, match=r"connected are: r \(the socket: another daemon is there\)$"):
+            desk.order(CaptureOrder("c", 3, job="9"), by="10.0.0.1")
+
+
+def test_an_order_comes_about_and_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "stepscope.agent.audit")
+    backend = FakeBackend([target(0)], {"k0": [_ACCEPTED, _DONE]})
+    with CaptureCoordinator([FakeBackend([]), backend]) as desk:
+        order = CaptureOrder("c", 3, "r")
+        desk.order(order, by="10.0.0.1")
+        _wait_until(lambda: desk.report("c").state is CaptureState.DONE)
+        assert desk.order(order, by="10.0.0.1").state is CaptureState.DONE  # asked again, told again
+        with pytest.raises(RefusedError, match="another capture has this id"):
+            desk.order(CaptureOrder("c", 4, "r"), by="10.0.0.1")
+        with pytest.raises(RefusedError, match="no process of run q"):
+            desk.order(CaptureOrder("d", 4, "q"), by="10.0.0.2")
+    assert len(backend.asked) == 1
+    assert backend.asked[0][0].max_bytes == 1 << 30
+    assert [record.message for record in caplog.records] == [
+        "capture c asked by 10.0.0.1: 3 steps of run r, rank 0",
+        "capture c: rank 0 of r: accepted",
+        "capture c: rank 0 of r: done /runs/r/traces/step8/rank0.json.gz (9 bytes)",
+        "capture c asked by 10.0.0.1: refused, another capture has this id",
+        "capture d asked by 10.0.0.2: refused, no process of run q is known here; connected are: r",
+    ]
+
+
+def test_a_process_that_has_ended_is_noticed(tmp_path: Path) -> None:
+    backend = FakeBackend([target(0, pid=os.getpid()), target(1, pid=1 << 22)])
+    with CaptureCoordinator([backend], directory=tmp_path) as desk:
+        desk.order(CaptureOrder("c", 3, "r"), by="me")
+        backend.known.clear()
+        desk.wake()
+        _wait_until(lambda: desk.report("c").ranks[1].reason == "its process has ended")
+        assert desk.report("c").ranks[0].state is CaptureState.ASKED
+        desk.cancel("c", by="me")
+        backend.known.append(target(0, pid=os.getpid()))
+        _wait_until(lambda: desk.report("c").state is CaptureState.CANCELLED)
+    assert len(backend.asked) == 1  # who comes back is told that it is cancelled, and not asked
+
+
+def test_captures_outlive_the_agent(tmp_path: Path) -> None:
+    backend = FakeBackend([target(0)], {"k0": [_ACCEPTED]})
+    with CaptureCoordinator([backend], directory=tmp_path) as desk:
+        desk.order(CaptureOrder("c", 3, "r"), by="me")
+        _wait_until(lambda: desk.report("c").state is CaptureState.ACCEPTED)
+    assert (tmp_path / "captures.json").stat().st_mode & 0o777 == 0o600
+    backend.says["k0"] = [_DONE]
+    with CaptureCoordinator([backend], directory=tmp_path) as desk:
+        _wait_until(lambda: desk.report("c").state is CaptureState.DONE)
+    once = CaptureCoordinator([backend], directory=tmp_path, limits=CaptureLimits(max_per_hour=1))
+    with (
+        once,
+        pytest.raises(RefusedError, match="captured 1 time within an hour"),
+    ):  # a restart makes nobody freer
+        once.order(CaptureOrder("d", 3, "r"), by="me")
+
+
+@pytest.mark.parametrize("text", ["", "[", "[1]", '{"a": 1}', '[{"host": "h"}]', '[{"order": []}]'])
+def test_a_file_that_is_damaged_is_said_and_forgotten(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "captures.json").write_text(text)
+    assert CaptureStore(tmp_path).read() == []
+    assert "captures of before are forgotten" in caplog.text
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Callable[..., tuple[int, dict[str, object]]]]:
+    backend = FakeBackend([target(0)], {"k0": [_ACCEPTED]})
+    service = CaptureService([backend], CapturePlaces(tmp_path))
+    with service, AgentServer(Address("127.0.0.1", 0), service.routes, Access(service.token)) as server:
+
+        def ask(method: str, path: str, body: str | None = None, **headers: str) -> tuple[int, dict[str, object]]:
+            connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=20)
+            told = {"Authorization": f"Bearer {service.token}", "Content-Type": "application/json"} | headers
+            connection.request(method, f"/api/v1/captures{path}", body, told)
+            answer = connection.getresponse()
+            document = json.loads(answer.read())
+            connection.close()
+            return answer.status, document
+
+        yield ask
+
+
+def test_orders_over_http(api: Callable[..., tuple[int, dict[str, object]]]) -> None:
+    status, document = api("POST", "", '{"run": "r", "steps": 3}')
+    assert (status, document["schema"]) == (202, "stepscope.node-capture/1")
+    order = document["order"]
+    assert isinstance(order, dict)
+    capture_id = order["id"]
+    assert api("GET", f"/{capture_id}")[0] == 200
+    assert api("GET", "")[1]["schema"] == "stepscope.node-captures/1"
+    assert api("DELETE", f"/{capture_id}")[0] == 202
+    assert api("GET", "/nobody")[0] == 404
+    # a page of somebody else's can send forms and plain texts to this machine, and no JSON
+    assert api("POST", "", '{"run": "r", "steps": 3}', **{"Content-Type": "text/plain"})[0] == 415
+    for body in ("", "[", "[]", '{"steps": 3}', '{"run": "r", "steps": 3, "step": 3}', '{"run": "r", "steps": true}'):
+        status, document = api("POST", "", body)
+        assert (status, document["schema"]) == (400, "stepscope.error/1")
+        assert "\n" not in str(document["error"])
+
+
+def test_the_token_is_made_once_and_for_its_user_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "token"
+    token = token_in(file, is_made=True)
+    assert len(token) >= 32
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert token_in(file, is_made=True) == token_in(file) == token
+    assert not caplog.text
+    file.chmod(0o644)
+    assert token_in(file, is_made=True) == token
+    assert "chmod 600" in caplog.text
+    for text in ("", "short", "two words of some length", "x" * 600, "é" * 20):
+        file.write_text(text)
+        with pytest.raises(UsageError, match="is no token"):
+            token_in(file)
+    with pytest.raises(UsageError, match=r"cannot be read \(No such file"):
+        token_in(tmp_path / "nowhere")
+
+
+def test_a_full_disk_leaves_no_token_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+
+    def full(descriptor: int, mode: str) -> IO[Any]:
+        os.close(descriptor)
+        return Path("/dev/full").open(mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state_directory, "open", full, raising=False)
+        with pytest.raises(
+            UsageError, match=r"token: the token cannot be made \(No space left on device\); free some space"
+        ):
+            token_in(file, is_made=True)
+    assert list(tmp_path.iterdir()) == []
+    assert len(token_in(file, is_made=True)) >= 32
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_without_a_place_for_the_token_nobody_may_ask_and_the_agent_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with CaptureService([], CapturePlaces(tmp_path / "file" / "state")) as service:
+        assert service.token is None
+    assert "nobody can ask for captures" in caplog.text
+    with pytest.raises(UsageError), CaptureService([], CapturePlaces(tmp_path, tmp_path / "file")):
+        pass
+    caplog.clear()
+    with StateLock(tmp_path / "file"), CaptureService([], CapturePlaces(tmp_path / "file")):
+        pass
+    assert f"nothing outlives this agent: {tmp_path}/file: is no folder" in caplog.text
+    assert f"{tmp_path}/file/token: the token cannot be made (Not a directory)" in caplog.text
+
+
+def test_a_token_that_is_there_is_read_also_where_nothing_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(**_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    token = token_in(tmp_path / "token", is_made=True)
+    monkeypatch.setattr(tempfile, "mkstemp", read_only)
+    assert token_in(tmp_path / "token", is_made=True) == token
+    with pytest.raises(UsageError, match=r"the token cannot be made \(Read-only file system\)"):
+        token_in(tmp_path / "another", is_made=True)

@@ -1,0 +1,269 @@
+"""Does the node's document say of each GPU what is known, what not, and why? Also while a source hangs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.agent.node_api import api_routes, node_of
+from stepscope.agent.polling import ScheduledSource, SourceState
+from stepscope.agent.web.server import Address, AgentServer
+from stepscope.core.documents.jobs import (
+    Counters,
+    FleetClass,
+    FleetReport,
+    Job,
+    JobKind,
+    TimeShares,
+    job_facts,
+    job_labels,
+)
+from stepscope.core.documents.node import NODE_SCHEMA, Node, NodeHealth, TrainingRank
+from stepscope.core.hardware.health import Action, Health, HealthEvent, HealthReport, HealthState, Severity
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.readings import (
+    Collection,
+    Finding,
+    Labels,
+    Missing,
+    MissingReason,
+    Reading,
+    labels_of,
+    with_labels,
+)
+from stepscope.core.vocabulary.causes import Cause
+
+_SECOND = 10**9
+_NOW = 1_000 * _SECOND
+_GPU = labels_of(gpu=1, uuid="GPU-1")
+_OTHER = labels_of(gpu=0, uuid="GPU-0")
+_INSTANCE = labels_of(gpu=1, uuid="MIG-1", gpu_instance=7, compute_instance=0, mig_profile="1g.10gb")
+
+
+def _reading(metric: str, value: float, labels: Labels = _GPU, age: float = 1.0, **further: str) -> Reading:
+    return Reading(GPU + metric, value, with_labels(labels, **further), int(_NOW - age * _SECOND))
+
+
+def _state(*readings: Reading, name: str = "nvml", age: float = 0.5, **others: Any) -> SourceState:
+    missing, findings = others.pop("missing", ()), others.pop("findings", ())
+    when, collection = int(_NOW - age * _SECOND), Collection(readings, missing, findings)
+    return SourceState(name, collection, when, 0.1, age_seconds=age, **others)
+
+
+def test_values_labels_and_gaps_of_each_device() -> None:
+    nvml = _state(
+        _reading("up", 1.0, age=0.0, reason=""),
+        _reading("info", 1.0, name="NVIDIA H100", driver="580"),
+        _reading("power_watts", 300.0),
+        _reading("throttle_reason", 0.0, reason="idle"),
+        _reading("throttle_reason", 1.0, reason="software_power_cap"),
+        _reading("up", 0.0, _OTHER, age=0.0, reason="timed_out"),
+        _reading("memory_used_bytes", 5.0, _INSTANCE, age=9.0),
+        missing=(
+            Missing(GPU + "tensor_active_ratio", _GPU, MissingReason.NOT_SUPPORTED),
+            Missing(GPU + "power_watts", _GPU, MissingReason.NOT_YET),
+            Missing("", (), MissingReason.NOT_YET),
+        ),
+        findings=(Finding("busy_without_process", "a ghost", _GPU, _NOW),),
+    )
+    dcgm = _state(_reading("power_watts", 299.0), _reading("sm_active_ratio", 0.5), name="dcgm_exporter")
+    node = node_of((nvml, dcgm), _NOW, host="n1")
+    other, gpu, instance = node.devices
+    assert gpu.labels == {"gpu": "1", "uuid": "GPU-1"}
+    assert gpu.info == {"name": "NVIDIA H100", "driver": "580"}
+    assert (gpu.is_up, gpu.reason, gpu.age_seconds) == (True, "", 1.0)
+    assert gpu.values == {"power_watts": 300.0, "sm_active_ratio": 0.5}  # of two sources the first counts
+    assert gpu.by_label == {"throttle_reason": {"idle": 0.0, "software_power_cap": 1.0}}
+    assert gpu.marked("throttle_reason") == "software_power_cap"
+    assert gpu.missing == {"tensor_active_ratio": "not_supported"}
+    assert (other.is_up, other.reason, other.age_seconds, other.values) == (False, "timed_out", None, {})
+    assert (instance.name, instance.values, instance.age_seconds) == ("1/7/0", {"memory_used_bytes": 5.0}, 9.0)
+    assert [(one.source, one.code, one.message) for one in node.findings] == [
+        ("nvml", "busy_without_process", "a ghost")
+    ]
+
+
+def test_a_gpu_that_hung_before_it_told_its_uuid_is_there() -> None:
+    labels = labels_of(gpu=1)
+    health = HealthReport(
+        5, Health((), HealthState.HEALTHY, "", (), ()), (Health(labels, HealthState.FAILED, "hangs", (), ()),), (), ()
+    )
+    up = _reading("up", 0.0, labels, reason="timed_out")
+    first, second = node_of((_state(_reading("power_watts", 1.0, _OTHER), up),), _NOW, host="n1", health=health).devices
+    assert (first.key, second.key, second.name) == ("GPU-0", "gpu 1", "1")
+    assert (second.is_up, second.reason, second.health) == (False, "timed_out", NodeHealth("failed", "hangs"))
+
+
+def test_an_instance_is_one_device_whichever_source_names_it_how() -> None:
+    job = Job(JobKind.SLURM, "42")
+    told = with_labels(_INSTANCE, **dict(job_labels(job)), share="exclusive", source="process")
+    nvml = _state(_reading("up", 1.0), _reading("memory_used_bytes", 5.0, _INSTANCE))
+    of_page = labels_of(gpu=1, uuid="GPU-1", mig_profile="1g.10gb")
+    page = _state(
+        _reading("up", 1.0),
+        _reading("memory_used_bytes", 6.0, of_page, gpu_instance="7"),
+        _reading("sm_active_ratio", 0.5, of_page, gpu_instance="7"),
+        _reading("sm_active_ratio", 0.9, of_page, gpu_instance="8"),
+        name="dcgm_exporter",
+    )
+    jobs = _state(Reading(GPU + "job_info", 1.0, told, _NOW), name="jobs")
+    gpu, seventh, eighth = node_of((nvml, page, jobs), _NOW, host="n1").devices
+    assert gpu.values == {}
+    assert gpu.by_label == {}
+    assert seventh.labels == dict(_INSTANCE)
+    assert seventh.values == {"memory_used_bytes": 5.0, "sm_active_ratio": 0.5}
+    assert seventh.by_label == {}
+    assert [one.id for one in seventh.jobs] == ["42"]
+    assert (eighth.values, eighth.jobs) == ({"sm_active_ratio": 0.9}, ())
+    assert [one.key for one in (gpu, seventh, eighth)] == ["GPU-1", "MIG-1", "GPU-1/8"]
+
+
+def test_a_gpu_that_hangs_is_as_old_as_its_drivers_last_word_and_its_instances_hang_with_it() -> None:
+    nvml = _state(
+        _reading("power_watts", 71.7, age=40.6),
+        _reading("memory_used_bytes", 5.0, _INSTANCE, age=40.6),
+        _reading("up", 0.0, age=0.0, reason="timed_out"),
+        missing=(Missing(GPU + "pcie_replays_total", _GPU, MissingReason.TIMED_OUT),),
+    )
+    beside = [
+        _reading("job_info", 1.0, age=0.0, job_kind="slurm", job_id="42", share="exclusive", source="process"),
+        _reading("use_state", 1.0, age=0.0, state="unknown"),
+        _reading("class", 1.0, age=0.0, cause="idle"),
+        _reading("class_confidence_ratio", 1.0, age=0.0),
+        _reading("time_ratio", 1.0, age=0.0, spent="empty"),
+        _reading("health", 1.0, age=0.0, state="failed"),
+        _reading("xid_errors_total", 1.0, age=0.0, xid="79"),
+    ]
+    gpu, instance = node_of((nvml, _state(*beside, name="jobs")), _NOW, host="n1").devices
+    assert gpu.age_seconds == 40.6
+    assert gpu.missing == {"pcie_replays_total": "timed_out"}
+    assert (instance.is_up, instance.reason, instance.age_seconds) == (False, "timed_out", 40.6)
+
+
+def test_jobs_are_with_their_device() -> None:
+    job = Job(JobKind.SLURM, "42", name="llama", user="alice", team="nlp")
+    key = job_labels(job)
+    told = tuple(sorted({**dict(_GPU), **dict(key), "share": "exclusive", "source": "process"}.items()))
+    process = tuple(sorted({**dict(_GPU), **dict(key), "pid": "99"}.items()))
+    state = _state(
+        Reading("stepscope_job_info", 1.0, tuple(sorted((*key, *job_facts(job)))), _NOW),
+        Reading(GPU + "job_info", 1.0, told, _NOW),
+        Reading("stepscope_job_process_info", 1.0, process, _NOW),
+        name="jobs",
+    )
+    (device,) = node_of((_state(_reading("power_watts", 1.0)), state), _NOW, host="n1").devices
+    (found,) = device.jobs
+    assert (found.kind, found.id, found.name, found.user, found.team) == ("slurm", "42", "llama", "alice", "nlp")
+    assert (found.share, found.pids) == ("exclusive", (99,))
+
+
+def test_health_is_with_its_device_and_what_is_wrong_is_told() -> None:
+    event = HealthEvent(
+        "row_remap_failed", _GPU, Severity.CRITICAL, Action.REPLACE, "no spare rows", 1.0, 0.0, "", 1, 2, None, 3, True
+    )
+    healths = (Health(_GPU, HealthState.FAILED, "no spare rows", ("row_remap_failed",), ()),)
+    report = HealthReport(5, Health((), HealthState.HEALTHY, "", (), ("fabric",)), healths, (event,), ())
+    node = node_of((_state(_reading("power_watts", 1.0)),), _NOW, host="n1", health=report)
+    assert node.devices[0].health == NodeHealth("failed", "no spare rows", ("row_remap_failed",))
+    assert node.health == NodeHealth("healthy", "", (), ("fabric",))
+    (told,) = node.events
+    assert (told.labels, told.severity, told.action, told.value) == (dict(_GPU), "critical", "replace", 1.0)
+    assert told.action_line == Action.REPLACE.line
+
+
+def test_what_a_device_does_and_who_trains_on_it() -> None:
+    shares = TimeShares(0.5, 0.25, 0.0, 0.25)
+    told = FleetClass(Cause.COMMUNICATION, (), 0.9, "waits for peers", (), shares, Counters.SM, 1, 2, 60)
+    rank = TrainingRank("k", "run", "/runs/run", 0, 0, 8, 4711, 1000, "n1", 1, 50.0)
+    state = _state(_reading("power_watts", 1.0))
+    node = node_of((state,), _NOW, host="n1", fleet=FleetReport({_GPU: told, _OTHER: told}), ranks=(rank,))
+    again = msgspec.json.decode(json.dumps(asdict(node)), type=Node)
+    assert again == node
+    (device,) = again.devices
+    assert device.spent is not None
+    assert (device.spent.cause, device.spent.shares["waiting"]) == ("communication", 0.25)
+    assert again.ranks == (rank,)
+
+
+def test_sources_with_reason_and_age_and_no_old_values() -> None:
+    old = _state(
+        _reading("power_watts", 1.0),
+        age=61.0,
+        reason=MissingReason.TIMED_OUT,
+        detail="it does not answer for 61 s",
+        findings=(Finding("x", "y", (), 1),),
+    )
+    never = SourceState("host", reason=MissingReason.NOT_YET)
+    node = node_of((old, never), _NOW - 60 * _SECOND, host="n1")  # whatever the clock says
+    assert node.devices == ()
+    assert node.findings == ()
+    first, second = node.sources
+    assert (first.is_up, first.reason, first.age_seconds, first.detail) == (
+        False,
+        "timed_out",
+        61.0,
+        "it does not answer for 61 s",
+    )
+    assert (second.is_up, second.reason, second.age_seconds) == (False, "not_yet", None)
+
+
+def _get(server: AgentServer, path: str, **headers: str) -> tuple[int, str, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]), timeout=20)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers["Content-Type"], answer.read()
+    finally:
+        connection.close()
+
+
+def test_it_is_told_while_a_source_hangs() -> None:
+    go_on = threading.Event()
+
+    class Hangs:
+        def collect(self) -> Collection:
+            go_on.wait(60)
+            return Collection()
+
+    with ScheduledSource("nvml", Hangs(), interval=1.0, deadline=0.01) as source:
+        routes = api_routes(lambda host: node_of((source.state(),), time.time_ns(), host=host), scheme="http")
+        with AgentServer(Address("127.0.0.1", 0), routes) as server:
+            end = time.monotonic() + 20
+            while source.state().reason is not MissingReason.TIMED_OUT:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            status, kind, body = _get(server, "/api/v1/node")
+        go_on.set()
+    assert (status, kind) == (200, "application/json")
+    assert json.loads(body)["schema"] == NODE_SCHEMA
+    node = msgspec.json.decode(body, type=Node)
+    assert [(one.name, one.reason) for one in node.sources] == [("nvml", "timed_out")]
+
+
+def test_prometheus_is_told_the_name_by_which_it_asked() -> None:
+    with AgentServer(
+        Address("127.0.0.1", 0), api_routes(lambda host: node_of((), 1, host=host), scheme="https")
+    ) as server:
+        status, kind, body = _get(server, "/sd", Host="node7:9455")
+        (found,) = json.loads(body)
+        assert (status, kind) == (200, "application/json")
+        assert found["targets"] == ["node7:9455"]
+        assert found["labels"]["__scheme__"] == "https"
+        assert json.loads(_get(server, "/sd", Host="a b")[2]) == []
+
+
+def test_the_machine_has_its_nodes_name_and_not_its_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_NAME", "node7")
+    for told, name in (("", "node7"), ("n8", "n8")):
+        routes = api_routes(lambda host: node_of((), 1, host=host), scheme="http", host=told)
+        with AgentServer(Address("127.0.0.1", 0), routes) as server:
+            assert json.loads(_get(server, "/api/v1/node")[2])["host"] == name
+            (found,) = json.loads(_get(server, "/sd", Host="x:9455")[2])
+            assert found["labels"]["__meta_stepscope_host"] == name

@@ -1,0 +1,130 @@
+"""Is a source asked again and again, and does it say what is amiss when it hangs or fails?"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from stepscope.agent.polling import ScheduledSource, why_nothing
+from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, Reading, labels_of
+
+_READING = Reading("stepscope_host_cpus", 2.0, (), 1)
+
+
+class _Collector:
+    """Gives what it is told to, or hangs until it is let go."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.fault: Exception | None = None
+        self.num_calls = 0
+
+    def collect(self) -> Collection:
+        self.num_calls += 1
+        self.go_on.wait(30)
+        if self.fault is not None:
+            raise self.fault
+        return Collection((_READING,))
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def collector() -> Iterator[_Collector]:
+    made = _Collector()
+    yield made
+    made.go_on.set()
+
+
+def test_it_collects_again_and_again(collector: _Collector) -> None:
+    source = ScheduledSource("host", collector, interval=0.01)
+    assert source.state().reason is MissingReason.NOT_YET
+    with source:
+        _until(lambda: source.state().num_collections >= 3)
+        state = source.state()
+    assert state.reason is None
+    assert state.collection.readings == (_READING,)
+    assert state.collected_ns is not None
+    assert state.num_errors == 0
+    after = collector.num_calls
+    time.sleep(0.05)
+    assert collector.num_calls == after
+
+
+def test_the_age_of_what_it_said_is_no_matter_of_the_clock(collector: _Collector) -> None:
+    source = ScheduledSource("host", collector, interval=30, wall_clock_ns=lambda: 10**9)
+    assert source.state().age_seconds is None
+    with source:
+        _until(lambda: source.state().num_collections == 1)
+        first = source.state().age_seconds
+        time.sleep(0.05)
+        second = source.state().age_seconds
+    assert first is not None
+    assert second is not None
+    assert 0 <= first <= second - 0.05 < 20
+
+
+def test_a_failure_makes_what_was_said_before_no_younger(collector: _Collector) -> None:
+    with ScheduledSource("host", collector, interval=0.02) as source:
+        _until(lambda: source.state().num_collections >= 1)
+        collector.fault = ValueError("no")
+        _until(lambda: source.state().num_errors >= 5)
+        assert (source.state().age_seconds or 0.0) > 0.05
+
+
+def test_one_that_hangs_keeps_its_last_values_and_is_not_asked_twice(collector: _Collector) -> None:
+    with ScheduledSource("host", collector, interval=0.01, deadline=0.1) as source:
+        _until(lambda: source.state().num_collections >= 1)
+        collector.go_on.clear()
+        _until(lambda: source.state().reason is MissingReason.TIMED_OUT)
+        state, calls = source.state(), collector.num_calls
+        assert state.collection.readings == (_READING,)
+        num_errors = state.num_errors  # one, but that on a busy machine another collection was late
+        assert num_errors >= 1
+        time.sleep(0.05)
+        assert collector.num_calls == calls
+        collector.go_on.set()
+        _until(lambda: source.state().reason is None)
+        assert source.state().num_errors == num_errors
+
+
+def test_one_that_hangs_for_ever_does_not_keep_the_agent(collector: _Collector) -> None:
+    collector.go_on.clear()
+    source = ScheduledSource("host", collector, interval=0.01)
+    source.start()
+    _until(lambda: collector.num_calls == 1)
+    begin = time.monotonic()
+    source.close(grace=0.05)
+    assert time.monotonic() - begin < 5
+
+
+def test_a_fault_of_a_collector_is_counted_and_said_and_gets_over(collector: _Collector) -> None:
+    collector.fault = ValueError("not a number")
+    with ScheduledSource("host", collector, interval=0.01) as source:
+        _until(lambda: source.state().num_errors >= 2)
+        state = source.state()
+        assert state.reason is MissingReason.FAILED
+        assert state.detail == "ValueError: not a number"
+        collector.fault = None
+        _until(lambda: source.state().reason is None)
+
+
+def test_why_nothing_is_seen() -> None:
+    no_log = Missing("stepscope_gpu_xid_errors_total", (), MissingReason.NO_PERMISSION, "root only")
+    no_driver = Missing("", (), MissingReason.NOT_INSTALLED, "no driver")
+    one_gpu = Missing("", labels_of(gpu=1), MissingReason.GONE)
+    assert why_nothing(Collection()) == (None, "")
+    assert why_nothing(Collection(missing=(no_log,))) == (MissingReason.NO_PERMISSION, "root only")
+    assert why_nothing(Collection((_READING,), (no_log,))) == (None, "")
+    assert why_nothing(Collection((), (no_log,), (Finding("sxid", "", (), 1),))) == (None, "")
+    assert why_nothing(Collection((_READING,), (no_driver,))) == (MissingReason.NOT_INSTALLED, "no driver")
+    assert why_nothing(Collection((_READING,), (one_gpu,))) == (None, "")

@@ -1,0 +1,124 @@
+"""Do orders and reports read back as they were written, and is what is wrong said?"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.core.protocol.captures import (
+    CaptureOrder,
+    CaptureReport,
+    CaptureState,
+    RankCapture,
+    order_of,
+    report_document,
+    report_of,
+    whole_state,
+)
+from stepscope.core.protocol.fields import FieldError
+from stepscope.core.protocol.messages import AnswerState
+
+_WHOLE = st.integers(0, 2**63 - 1)
+_MAYBE = st.none() | _WHOLE
+_WORD = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=20)
+_ORDERS = st.builds(
+    CaptureOrder,
+    id=_WORD,
+    steps=st.integers(1, 1000),
+    run=_WORD,
+    job=st.none() | _WORD,
+    ranks=st.none() | st.lists(st.integers(0, 1000), min_size=1).map(tuple),
+    start_step=_MAYBE,
+    start_unix_ns=_MAYBE,
+    max_bytes=st.none() | st.integers(1, 2**62),
+    max_overhead=st.none() | st.floats(0, 10),
+    deadline_unix_ns=_MAYBE,
+)
+_RANKS = st.builds(
+    RankCapture,
+    key=_WORD,
+    backend=_WORD,
+    rank=st.none() | st.integers(0, 1000),
+    world_size=st.none() | st.integers(0, 1000),
+    run=st.none() | _WORD,
+    run_directory=st.none() | st.text(max_size=30),
+    pid=_MAYBE,
+    uid=_MAYBE,
+    newest_step=_MAYBE,
+    step_ms=st.none() | st.floats(0, 1e9),
+    reason=st.none() | st.text(max_size=30),
+    start_step=_MAYBE,
+    steps=st.none() | st.integers(0, 1000),
+    path=st.none() | st.text(max_size=30),
+    bytes=_MAYBE,
+    overhead=st.none() | st.floats(-1, 10),
+)
+
+
+@given(st.builds(CaptureReport, _WORD, _WHOLE, _ORDERS, st.lists(_RANKS, max_size=3).map(tuple), st.booleans()))
+def test_a_report_reads_back_as_it_was_written(report: CaptureReport) -> None:
+    assert report_of(json.loads(json.dumps(report_document(report)))) == report
+
+
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=3), _ORDERS
+)
+def test_any_other_value_is_read_or_refused(value: object, order: CaptureOrder) -> None:
+    document = json.loads(json.dumps(asdict(order)))
+    for name in document:
+        with suppress(FieldError):
+            order_of(document | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("document", "line"),
+    [
+        ([], "an order is a JSON object"),
+        ({"id": "c", "steps": 1}, '"run" or "job" must say what to capture'),
+        ({"id": "c", "steps": 1, "run": "r", "out": "/etc"}, 'unknown field "out"'),
+        ({"id": "../c", "steps": 1, "run": "r"}, '"id" must be 1 to 64 letters, digits, dots, - or _, and not begin'),
+        ({"id": "rule-0", "steps": 1, "run": "r"}, '"id" must be'),
+        ({"id": "c", "run": "r"}, '"steps" is missing'),
+        ({"id": "c", "steps": 1, "run": "r", "ranks": []}, '"ranks" must be a list of ranks'),
+    ],
+)
+def test_what_is_no_order(document: object, line: str) -> None:
+    with pytest.raises(FieldError) as raised:
+        order_of(document)
+    assert str(raised.value).startswith(line)
+
+
+@pytest.mark.parametrize("document", [None, {}, {"host": "h", "created_ns": 1, "order": {}, "ranks": [3]}])
+def test_what_is_no_report(document: object) -> None:
+    with pytest.raises(FieldError):
+        report_of(document)
+
+
+def test_every_answer_of_a_process_is_a_state() -> None:
+    assert {CaptureState(state) for state in AnswerState} < set(CaptureState)
+    for state in AnswerState:
+        assert CaptureState(state).is_final == state.is_final
+
+
+@pytest.mark.parametrize(
+    ("states", "whole"),
+    [
+        ("done done", "done"),
+        ("done failed", "partial"),
+        ("done asked", "asked"),
+        ("accepted asked", "asked"),
+        ("accepted refused", "accepted"),
+        ("started asked", "started"),
+        ("cancelled refused", "cancelled"),
+        ("failed refused", "failed"),
+        ("refused refused", "refused"),
+    ],
+)
+def test_the_state_of_all_together(states: str, whole: str) -> None:
+    ranks = tuple(RankCapture("k", "b", state=CaptureState(state)) for state in states.split())
+    assert whole_state(ranks) is CaptureState(whole)

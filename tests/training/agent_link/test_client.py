@@ -1,0 +1,28 @@
+"""Is an agent that comes while training goes on looked for?"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+import stepscope
+from stepscope.core.protocol.messages import SOCKET_VARIABLE, Hello
+from tests.training.stand_in_agent import StandInAgent
+
+pytest.importorskip("torch")
+
+
+def test_an_agent_is_found_though_the_clock_was_set_back(
+    tmp_path: Path, socket_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SOCKET_VARIABLE, str(socket_file))
+    with stepscope.profile("r", tmp_path, stepscope.once(wait=50)) as prof:
+        prof.step()
+        now = time.time_ns
+        monkeypatch.setattr(time, "time_ns", lambda: now() - 3600 * 10**9)
+        with StandInAgent(socket_file) as agent:
+            prof.step()
+            prof.step()
+            agent.wait_until(lambda: bool(agent.of(Hello)), 5.0)

@@ -1,0 +1,103 @@
+"""Is what is wrong with machines found, and what is normal left alone?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stepscope.workflow.nodes.answers import NodeAnswer
+from stepscope.workflow.nodes.status import status_of
+from tests.workflow.nodes.made_nodes import device, event, finding, node, source
+
+_URL = "http://n1:9455"
+
+
+def _codes(answer: NodeAnswer) -> list[tuple[str, str, str]]:
+    return [(one.gpu, one.code, one.severity) for one in status_of([answer]).findings]
+
+
+def test_nothing_is_wrong() -> None:
+    quiet = {"infiniband": "not_installed", "jobs": "not_yet", "kernel_log": "no_permission", "kineto": "taken"}
+    quiet["kubelet"] = "no_permission"
+    fine = node(device(0), device(1), sources=tuple(source(name, reason) for name, reason in quiet.items()))
+    report = status_of([NodeAnswer(_URL, fine)])
+    assert report.findings == ()
+    (told,) = report.nodes
+    assert (told.host, told.num_gpus, told.is_reachable) == ("n1", 2, True)
+
+
+def test_open_events_and_no_others() -> None:
+    events = (event(uuid="GPU-1", gpu="1"), event("warning"), event("info", uuid="GPU-0"), event(ended_ns=5))
+    (first, second) = status_of([NodeAnswer(_URL, node(device(0), device(1), events=events))]).findings
+    assert (first.gpu, first.uuid, first.code, first.severity) == ("1", "GPU-1", "row_remap_failed", "critical")
+    assert (first.message, first.action) == ("no spare rows are left", "have it replaced")
+    assert (second.gpu, second.severity) == ("", "warning")
+
+
+def test_notes_come_last_and_hide_nothing() -> None:
+    note = replace(event("info", uuid="GPU-1", gpu="1"), code="xid_earlier")
+    silent = device(1, is_up=False, reason="timed_out")
+    told = node(device(0), silent, events=(note, event("warning", uuid="GPU-0", gpu="0")))
+    assert _codes(NodeAnswer(_URL, told)) == [
+        ("1", "gpu_down", "critical"),
+        ("0", "row_remap_failed", "warning"),
+        ("1", "xid_earlier", "info"),
+    ]
+
+
+def test_a_gpu_that_does_not_answer_is_told_once() -> None:
+    silent = device(1, is_up=False, reason="timed_out")
+    assert _codes(NodeAnswer(_URL, node(device(0), silent))) == [("1", "gpu_down", "critical")]
+    told = node(silent, events=(event(uuid="GPU-1"),))
+    assert _codes(NodeAnswer(_URL, told)) == [("1", "row_remap_failed", "critical")]
+
+
+def test_the_instances_of_a_gpu_that_does_not_answer_are_no_further_findings() -> None:
+    labels = {"gpu": "1", "uuid": "MIG-1", "gpu_instance": "7"}
+    silent = [device(1, is_up=False, reason="timed_out"), device(1, labels=labels, is_up=False, reason="timed_out")]
+    assert _codes(NodeAnswer(_URL, node(*silent))) == [("1", "gpu_down", "critical")]
+
+
+def test_a_gpu_that_has_hung_since_before_it_told_its_uuid() -> None:
+    silent = [device(index, labels={"gpu": str(index)}, is_up=False, reason="timed_out") for index in (1, 2)]
+    told = node(device(0), *silent, events=(event(gpu="1"), event()))
+    assert _codes(NodeAnswer(_URL, told)) == [
+        ("1", "row_remap_failed", "critical"),
+        ("", "row_remap_failed", "critical"),
+        ("2", "gpu_down", "critical"),
+    ]
+
+
+def test_sources_that_fail_and_gpus_that_hang() -> None:
+    sources = (source("host", "failed"), source("nvml", "timed_out"))
+    told = node(device(0), sources=sources, findings=(finding("hang", uuid="GPU-0"), finding("clamped")))
+    assert _codes(NodeAnswer(_URL, told)) == [
+        ("", "source_down", "critical"),
+        ("", "source_down", "warning"),
+        ("0", "hang", "warning"),
+    ]
+
+
+def test_what_else_may_not_be_read_is_told() -> None:
+    told = node(sources=(source("nvml", "no_permission"), source("training", "no_permission")))
+    assert _codes(NodeAnswer(_URL, told)) == [("", "source_down", "critical"), ("", "source_down", "warning")]
+
+
+def test_a_driver_that_hangs_is_not_told_again_for_each_gpu() -> None:
+    silent, lost = device(0, is_up=False, reason="timed_out"), device(1, is_up=False, reason="gone")
+    told = node(silent, lost, sources=(source("nvml", "timed_out"),))
+    assert _codes(NodeAnswer(_URL, told)) == [("", "source_down", "critical"), ("1", "gpu_down", "critical")]
+
+
+def test_who_does_not_answer() -> None:
+    never, before = NodeAnswer(_URL, None, "refused"), NodeAnswer("http://n2:9455", node(device(0)), "timed out", 1.0)
+    report = status_of([before, never])
+    assert [(one.agent, one.host, one.code) for one in report.findings] == [
+        ("http://n2:9455", "n1", "agent_unreachable"),
+        (_URL, "", "agent_unreachable"),
+    ]
+    assert not any(one.is_reachable for one in report.nodes)
+
+
+def test_instances_are_no_gpus() -> None:
+    instance = device(0, labels={"gpu": "0", "uuid": "MIG-1", "gpu_instance": "7"})
+    assert status_of([NodeAnswer(_URL, node(device(0), instance))]).nodes[0].num_gpus == 1

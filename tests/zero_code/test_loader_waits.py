@@ -1,0 +1,125 @@
+"""Which waits were training's, whatever evaluates between two updates?"""
+
+from __future__ import annotations
+
+from stepscope.zero_code.step_detection import LoaderWaits
+
+TRAIN, OTHER, EVALUATION = 1, 2, 3
+
+
+class _Loop:
+    """Asks loaders on a clock of its own: each wait takes 10 ns, each batch is used for 100."""
+
+    def __init__(self) -> None:
+        self.waits = LoaderWaits()
+        self._now_ns = 0
+
+    def _wait(self) -> tuple[int, int]:
+        started_ns, self._now_ns = self._now_ns, self._now_ns + 10
+        return started_ns, self._now_ns
+
+    def begin(self, loader: int) -> None:
+        self.waits.began(loader, *self._wait())
+
+    def batch(self, loader: int, *, learns: bool = True) -> None:
+        self.waits.gave(loader, *self._wait(), learns=learns)
+        self._now_ns += 100
+
+    def run_out(self, loader: int) -> None:
+        self.waits.ran_out(loader, *self._wait())
+
+    def evaluate(self, num_batches: int, *, learns: bool = True) -> None:
+        self.begin(EVALUATION)
+        for _ in range(num_batches):
+            self.batch(EVALUATION, learns=learns)
+        self.run_out(EVALUATION)
+
+
+def _trained(loop: _Loop, num_updates: int = 2) -> list[tuple[int, int]]:
+    results = []
+    for _ in range(num_updates):
+        loop.batch(TRAIN)
+        results.append(loop.waits.update())
+    return results
+
+
+def test_every_batch_of_an_accumulated_update_is_training_s() -> None:
+    loop = _Loop()
+    loop.begin(TRAIN)
+    for _ in range(4):
+        loop.batch(TRAIN)
+    assert loop.waits.update() == (50, 0)
+
+
+def test_an_evaluation_between_updates_is_no_wait_for_data() -> None:
+    loop = _Loop()
+    assert _trained(loop) == [(10, 0), (10, 0)]
+    loop.evaluate(3)
+    assert _trained(loop) == [(10, 10 + 3 * 110 + 10), (10, 0)]
+
+
+def test_an_evaluation_before_the_first_update_of_an_epoch_is_none_either() -> None:
+    loop = _Loop()
+    _trained(loop)
+    loop.run_out(TRAIN)
+    loop.evaluate(2)
+    loop.begin(TRAIN)
+    assert _trained(loop) == [(30, 240), (10, 0)]
+
+
+def test_an_evaluation_that_stops_early_is_told_by_gradients() -> None:
+    loop = _Loop()
+    _trained(loop)
+    loop.begin(EVALUATION)
+    loop.batch(EVALUATION, learns=False)
+    loop.batch(EVALUATION, learns=False)
+    assert _trained(loop) == [(10, 10 + 110 + 10), (10, 0)]
+
+
+def test_two_evaluations_one_after_the_other_are_added_up() -> None:
+    loop = _Loop()
+    _trained(loop)
+    loop.evaluate(1)
+    loop.waits.began(OTHER, 2000, 2010)
+    loop.waits.gave(OTHER, 2010, 2020, learns=False)
+    assert loop.waits.update() == (0, 130 + 20)
+
+
+def test_a_loop_that_asks_ahead_has_no_batch_to_ask_for_before_its_last_update() -> None:
+    loop = _Loop()
+    loop.begin(TRAIN)
+    loop.batch(TRAIN)
+    loop.batch(TRAIN)
+    assert loop.waits.update() == (30, 0)
+    loop.run_out(TRAIN)
+    loop.evaluate(2)
+    assert loop.waits.update() == (10, 240)
+    loop.begin(TRAIN)
+    assert _trained(loop)[0] == (20, 0)
+
+
+def test_two_loaders_that_train_together_both_count_from_the_second_update_on() -> None:
+    loop = _Loop()
+    results = []
+    for _ in range(3):
+        loop.batch(OTHER)
+        loop.batch(TRAIN)
+        results.append(loop.waits.update())
+    assert results == [(10, 0), (20, 0), (20, 0)]
+    loop.evaluate(2)
+    loop.batch(OTHER)
+    loop.batch(TRAIN)
+    assert loop.waits.update() == (20, 240)
+
+
+def test_epochs_of_one_batch_are_trained_on() -> None:
+    loop = _Loop()
+    for _ in range(3):
+        loop.begin(TRAIN)
+        loop.batch(TRAIN)
+        loop.run_out(TRAIN)
+        assert loop.waits.update() == (30, 0)
+
+
+def test_nothing_asked_is_no_wait() -> None:
+    assert LoaderWaits().update() == (0, 0)
