@@ -141,6 +141,25 @@ def token_in(file: Path, *, is_made: bool = False) -> str:
     return text
 
 
+def agent_token(directory: Path, file: Path | None = None) -> str | None:
+    """Token of the agent; made where there is none. None where it cannot be had, which is logged.
+
+    Args:
+        directory: the state directory, which holds it where no file is given.
+        file: given by a setting.
+
+    Raises:
+        UsageError: the given file cannot be used.
+    """
+    try:
+        return token_in(file or directory / TOKEN_FILE, is_made=True)
+    except UsageError as error:
+        if file is not None:
+            raise
+        _log.warning("captures cannot be requested: %s", error)
+        return None
+
+
 def _make(file: Path) -> None:
     """Whole or not at all: a token cut short by a full disk would be nobody's for ever."""
     if file.exists():

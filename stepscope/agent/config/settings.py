@@ -16,7 +16,8 @@ from stepscope.collectors.jobs.settings import (
     JobSettings,
     TeamNaming,
 )
-from stepscope.core.protocol.messages import DEFAULT_SOCKET, MAX_CAPTURED_STEPS
+from stepscope.core.protocol.captures import MAX_CAPTURED_STEPS
+from stepscope.core.protocol.messages import DEFAULT_SOCKET
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +157,8 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Captures:
-    """What nobody may ask more of than."""
+class CaptureLimits:
+    """Limits of captures."""
 
     max_steps: int = key(100, "Steps of one capture.", least=1, most=MAX_CAPTURED_STEPS)
     max_bytes: int = key(1 << 30, "Bytes of one rank's compressed trace.", least=1)
@@ -192,7 +193,7 @@ class Settings:
     dcgm: Dcgm = Dcgm()
     state: State = State()
     training: Training = Training()
-    captures: Captures = Captures()
+    captures: CaptureLimits = CaptureLimits()
     kineto: Kineto = Kineto()
     health: Thresholds = Thresholds()
     jobs: Jobs = Jobs()

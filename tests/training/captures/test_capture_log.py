@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.core.protocol.messages import CaptureRequest
+from stepscope.core.protocol.captures import CaptureRequest
 from stepscope.training.captures.coordinator import CaptureLog
 
 torch = pytest.importorskip("torch")

@@ -19,7 +19,7 @@ def _due(watch: SlowSteps, durations: Iterable[int], **fields: Any) -> list[int]
     due = []
     for place, duration in enumerate(durations):
         if watch.is_due(StepRecord(place, 0, duration, **fields), is_writing=False):
-            watch.asked()
+            watch.count_capture()
             due.append(place)
     return due
 
