@@ -245,10 +245,8 @@ def share_bar(
 
 def legend(categories: Iterable[TimeCategory]) -> Element:
     """Colour, texture, name and meaning of each category."""
-    items = [
-        tag("li", swatch(c), category_words(c), title=f"At this instant {CATEGORY_MEANINGS.get(c, 'nothing else fits')}.")
-        for c in categories
-    ]  # fmt: skip
+    meanings = ((c, CATEGORY_MEANINGS.get(c, "nothing else fits")) for c in categories)
+    items = [tag("li", swatch(c), category_words(c), title=f"At this instant {words}.") for c, words in meanings]
     return tag("ul", items, class_="ss-legend")
 
 
