@@ -164,7 +164,7 @@ def split_communication(
         index, start, end = pieces(time.start, time.end, cover)
         late = charge[index] != CHARGE[Cause.COMMUNICATION]
         if heading is TimeCategory.COMMUNICATION:
-            late[:] = False  # bytes on the wire: see docs/how-numbers-are-made.md, "Exposed is not blocking"
+            late[:] = False  # bytes on the wire: docs/explanation/how-numbers-are-made.md, "Exposed is not blocking"
         own = TO_BLAME if heading is TimeCategory.WAIT else CHARGE[Cause.COMMUNICATION]
         codes = np.where(late, charge[index], own).astype(np.int8)
         paints.append(Paint(Intervals(start, end), heading, codes))

@@ -1,7 +1,7 @@
 """Messages between a training process and the agent on its node, one JSON object a line (UTF-8, at most 64 KiB).
 
 Steps are optimizer steps of the run counted from 0, `*_unix_ns` and `start_ns` are ns since the epoch, None is unknown.
-docs/capture.md says who sends what when. What comes in is not trusted: sizes are bounded before anything is read,
+docs/guides/capture.md lists who sends what when. What comes in is not trusted: sizes are bounded before reading,
 unknown fields and unknown types are passed over, and what is wrong is a ProtocolError that says what.
 """
 
