@@ -36,7 +36,6 @@ _NEVER_ONE = {
     "num_ranks ranks",
     "len(traces) ranks",
     "len(processes) processes",
-    "len(traces) ranks",
 }
 """Said only where there are several."""
 
