@@ -164,7 +164,7 @@ def split_communication(
         index, start, end = pieces(time.start, time.end, cover)
         late = cause[index] != CAUSE_CODE[Cause.COMMUNICATION]
         if category is TimeCategory.COMMUNICATION:
-            late[:] = False  # bytes on the wire: see docs/how-numbers-are-made.md, "Exposed is not blocking"
+            late[:] = False  # bytes on the wire: docs/explanation/how-numbers-are-made.md, "Exposed is not blocking"
         own = TO_ATTRIBUTE if category is TimeCategory.WAIT else CAUSE_CODE[Cause.COMMUNICATION]
         codes = np.where(late, cause[index], own).astype(np.int8)
         paints.append(CategorySpans(Intervals(start, end), category, codes))

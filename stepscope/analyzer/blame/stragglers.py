@@ -14,7 +14,7 @@ from stepscope.core.documents.evidence import Evidence
 from stepscope.core.vocabulary.causes import Cause, Reason
 
 SLOWER_THRESHOLD = 1.05
-"""Compute at least this many times the peers' is a difference; less is noise (docs/how-numbers-are-made.md)."""
+"""Lowest ratio of a rank's compute to its peers' that is a difference (docs/explanation/how-numbers-are-made.md)."""
 
 SAME_RANK_SHARE = 2 / 3
 """The slowest rank of this share of the steps is a straggler; if it changes more often, the work is uneven."""

@@ -31,7 +31,7 @@ Sums = npt.NDArray[np.float64]
 
 
 class Flag(IntEnum):
-    """What may be wrong with a kernel; docs/kernels.md tells the evidence of each."""
+    """What may be wrong with a kernel; docs/explanation/kernels.md tells the evidence of each."""
 
     NO_TENSOR_CORES = 0
     UNALIGNED = 1

@@ -1,4 +1,4 @@
-"""Does the reader survive what users of other trace tools have reported? Entry n: the list in docs/trace-quality.md."""
+"""Reading traces with the defects that users of other tools reported. Entry n: docs/explanation/trace-quality.md."""
 
 from __future__ import annotations
 
