@@ -78,7 +78,8 @@ def render(analysis: Analysis, timelines: Sequence[RankTimeline], *, title: str,
         version: of stepscope, for the last line.
     """
     footer = tag(
-        "footer", f"Made by stepscope {version} from {analysis.schema}. Every number: docs/how-numbers-are-made.md"
+        "footer",
+        f"Made by stepscope {version} from {analysis.schema}. Every number: docs/explanation/how-numbers-are-made.md",
     )
     body = tag(
         "body",
