@@ -54,7 +54,7 @@ class _Verbs(LazyGroup):
 
 _EXIT_CODES = (
     "Exit codes: 0 fine, 1 a gate failed or something is unfit, 2 wrong use, 3 an input cannot be used, "
-    "4 out of reach or a rank died, 130 Ctrl-C (docs/exit-codes.md)."
+    "4 out of reach or a rank died, 130 Ctrl-C (docs/reference/exit-codes.md)."
 )
 
 

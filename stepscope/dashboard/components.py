@@ -67,17 +67,15 @@ def _tooltip(text: str, about: str) -> Component:
 
 def _tabs(node: Element) -> Component:
     bodies = {tab.attributes["title"]: tab.children for tab in node.children if isinstance(tab, Element)}
+    panels = [dmc.TabsPanel(list(map(to_dash, body)), value=title, pt="md") for title, body in bodies.items()]
     drawn: Component = dmc.Tabs(
-        [
-            dmc.TabsList([dmc.TabsTab(title, value=title) for title in bodies]),
-            *(dmc.TabsPanel([to_dash(child) for child in body], value=title, pt="md") for title, body in bodies.items()),
-        ],
+        [dmc.TabsList([dmc.TabsTab(title, value=title) for title in bodies]), *panels],
         value=next(iter(bodies)),
         variant="pills",
         id=node.attributes["id"],
         className="ss-tabs",
         keepMounted=True,
-    )  # fmt: skip
+    )
     return drawn
 
 

@@ -1,4 +1,4 @@
-"""Is the analysis right where users of other trace tools have reported it wrong? Entry n: docs/trace-quality.md."""
+"""Analysis of cases that users of other tools reported as wrong. Entry n: docs/explanation/trace-quality.md."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Cause(StrEnum):
 
 
 class Reason(StrEnum):
-    """Which kind of a cause it is; docs/verdicts.md tells the evidence and first remedy of each."""
+    """Which kind of a cause it is; docs/guides/verdicts.md tells the evidence and first remedy of each."""
 
     # data_loading
     STARVED = "starved"

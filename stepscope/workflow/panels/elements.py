@@ -120,15 +120,14 @@ def panel(title: str, *body: Child, key: str, note: str = "", source: str = "") 
         note: a line beside the title.
         source: formula and origin of the numbers, shown on demand.
     """
-    head = [
+    head = tag(
+        "div",
         tag("h2", title, id=f"{key}-title"),
         info(source, about=title) if source else None,
         tag("span", note, class_="ss-note") if note else None,
-    ]
-    labelled_by = f"{key}-title"
-    return tag(
-        "section", tag("div", head, class_="ss-panel-head"), body, id=key, class_="ss-panel", aria_labelledby=labelled_by
-    )  # fmt: skip
+        class_="ss-panel-head",
+    )
+    return tag("section", head, body, id=key, class_="ss-panel", aria_labelledby=f"{key}-title")
 
 
 def info(text: str, *, about: str) -> Element:

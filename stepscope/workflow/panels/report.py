@@ -77,7 +77,9 @@ def render(analysis: Analysis, timelines: Sequence[RankTimeline], *, title: str,
         title: what the run is called.
         version: of stepscope, for the last line.
     """
-    made_by = f"Made by stepscope {version} from {analysis.schema}. Every number: docs/how-numbers-are-made.md"
+    made_by = (
+        f"Made by stepscope {version} from {analysis.schema}. Every number: docs/explanation/how-numbers-are-made.md"
+    )
     panels = all_panels(analysis, timeline_panel(analysis, timelines), with_steps=True)
     head = [
         tag("meta", charset="utf-8"),

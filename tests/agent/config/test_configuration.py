@@ -181,5 +181,5 @@ def test_each_setting_has_a_sentence_and_a_variable() -> None:
 
 
 def test_the_documentation_lists_all_settings() -> None:
-    text = (Path(__file__).parents[3] / "docs/agent.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/guides/agent.md").read_text()
     assert "\n".join(reference()) in text, "print the table with stepscope.agent.config.configuration.reference()"

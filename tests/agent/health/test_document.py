@@ -1,4 +1,4 @@
-"""Does docs/health.md tell of every rule and every XID?"""
+"""Does docs/guides/health.md tell of every rule and every XID?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.episodes import hysteresis_of
 from stepscope.core.hardware.xids import XIDS, XidClass
 
-_TEXT = (Path(__file__).parents[3] / "docs/health.md").read_text()
+_TEXT = (Path(__file__).parents[3] / "docs/guides/health.md").read_text()
 
 
 def test_every_code_has_a_row() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from stepscope.analyzer.blame.remedies import ACTIONS, REMEDIES, actions_for
 from stepscope.core.vocabulary.causes import Cause, Reason
 
-VERDICTS = Path(__file__).resolve().parents[3] / "docs" / "verdicts.md"
+VERDICTS = Path(__file__).resolve().parents[3] / "docs" / "guides" / "verdicts.md"
 
 
 def test_every_reason_has_a_remedy_and_is_documented() -> None:

@@ -47,7 +47,7 @@ def test_conditions_are_split_at_commas_but_not_within_a_regular_expression() ->
      "heading:nothing:+3%", "cause:wait:+3%", "step_time:+3% step_time:+4%"],
 )  # fmt: skip
 def test_a_wrong_condition_says_where_the_metrics_are_listed(text: str) -> None:
-    with pytest.raises(UsageError, match=r"docs/compare\.md lists the metrics") as caught:
+    with pytest.raises(UsageError, match=r"docs/guides/compare\.md lists the metrics") as caught:
         parse_conditions(text)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 120
@@ -57,9 +57,9 @@ def test_a_wrong_condition_says_where_the_metrics_are_listed(text: str) -> None:
     ("text", "next_step"),
     [
         ("mfu:+3ms", "give its limit in %"),
-        ("kernel:(:+3%", "mend the expression"),
+        ("kernel:(:+3%", "correct the expression"),
         ("collective:gossip:+3%", "give one of all_reduce, all_gather, "),
-        ("heading:bubbel:+3%", "is heading:bubble meant?"),
+        ("heading:bubbel:+3%", "did you mean heading:bubble?"),
     ],
 )
 def test_a_wrong_condition_says_what_to_do(text: str, next_step: str) -> None:
@@ -68,7 +68,7 @@ def test_a_wrong_condition_says_what_to_do(text: str, next_step: str) -> None:
 
 
 def test_the_document_lists_every_metric() -> None:
-    text = (Path(stepscope.__file__).parents[1] / "docs" / "compare.md").read_text()
+    text = (Path(stepscope.__file__).parents[1] / "docs" / "guides" / "compare.md").read_text()
     assert [name for name in (*METRICS, *COLLECTIVE_KINDS) if f"`{name}`" not in text] == []
 
 

@@ -11,7 +11,7 @@ import stepscope
 from stepscope.cli import main
 from stepscope.reference_workloads.injections.catalogue import INJECTIONS
 
-_FAULTS = Path(stepscope.__file__).parents[1] / "docs" / "faults.md"
+_FAULTS = Path(stepscope.__file__).parents[1] / "docs" / "guides" / "faults.md"
 
 
 def _output(capsys: pytest.CaptureFixture[str], *options: str) -> str:

@@ -10,7 +10,7 @@ from types import ModuleType
 import stepscope
 from stepscope.core.documents import analysis
 
-_PAGE = Path(stepscope.__file__).parents[1] / "docs" / "analysis-document.md"
+_PAGE = Path(stepscope.__file__).parents[1] / "docs" / "reference" / "documents.md"
 _ROW = re.compile(r"^\| (\w+) \| (.+?) \| (.+) \|$", re.MULTILINE)
 
 

@@ -11,7 +11,7 @@ from stepscope.core.metrics import Metric
 from stepscope.core.metrics.gpu import GPU, GPU_METRICS
 from stepscope.core.metrics.readings import MissingReason
 
-_DOCUMENT = (Path(stepscope.__file__).parents[1] / "docs" / "gpu-metrics.md").read_text()
+_DOCUMENT = (Path(stepscope.__file__).parents[1] / "docs" / "explanation" / "gpu-metrics.md").read_text()
 
 
 @pytest.mark.parametrize("metric", GPU_METRICS, ids=lambda metric: metric.name)

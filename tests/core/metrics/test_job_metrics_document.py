@@ -11,7 +11,7 @@ from stepscope.core.documents.jobs import UseState
 from stepscope.core.metrics import Metric
 from stepscope.core.metrics.agent import JOB_METRICS
 
-_DOCUMENT = (Path(stepscope.__file__).parents[1] / "docs" / "jobs.md").read_text()
+_DOCUMENT = (Path(stepscope.__file__).parents[1] / "docs" / "guides" / "jobs.md").read_text()
 
 
 @pytest.mark.parametrize("metric", JOB_METRICS, ids=lambda metric: metric.name)
