@@ -78,12 +78,12 @@ def read_timeline(trace: TraceColumns, lane: int, segments: Segments) -> HostTim
     rows = _outermost(trace, computing_rows(trace, lane))
     opens = trace.start_ns[rows]
     place = np.searchsorted(segments.start_ns, opens, side="right") - 1
-    inside = (place >= 0) & (segments.heading[place] == COMPUTES)
+    inside = (place >= 0) & (segments.category[place] == COMPUTES)
     inside &= (opens > segments.start_ns[place]) & (opens < segments.end_ns[place])
     start = np.concatenate((segments.start_ns, opens[inside]))
     if not len(segments) or len(start) > MAX_PIECES:
         return None
-    category = np.concatenate((segments.heading, np.full(int(inside.sum()), COMPUTES, np.int8)))
+    category = np.concatenate((segments.category, np.full(int(inside.sum()), COMPUTES, np.int8)))
     order = np.argsort(start, kind="stable")
     start, category = start[order], category[order]
     under = np.searchsorted(opens, start, side="right") - 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analyzer.blame.root_causes import culprits
+from stepscope.analyzer.blame.root_causes import ranks_to_name
 from stepscope.analyzer.what_if.fixes import FIX_OF_REASON, FIXES, ideal
 from stepscope.analyzer.what_if.model import ReplayModel
 from stepscope.analyzer.what_if.pipeline_schedule import (
@@ -209,7 +209,7 @@ def _affected_ranks(model: ReplayModel, scenario: Scenario) -> list[int]:
             (base.transfer_ns[part.communications], scenario.transfer_ns[part.communications]),
         )
         reduced[rank] = sum(int(np.maximum(before - after, 0).sum()) for before, after in pairs)
-    return culprits(reduced)
+    return ranks_to_name(reduced)
 
 
 def _suspects(model: ReplayModel) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
