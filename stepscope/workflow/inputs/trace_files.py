@@ -65,9 +65,8 @@ def find_trace_files(paths: Iterable[str]) -> TraceFiles:
     if errors and not found:
         raise errors[0]
     notices += [Notice("unusable_file", str(error)) for error in errors]
-    run_directory = (
-        Path(given[0]) if len(given) == 1 and "://" not in given[0] and is_recorded_run(Path(given[0])) else None
-    )
+    is_one_place = len(given) == 1 and "://" not in given[0]
+    run_directory = Path(given[0]) if is_one_place and is_recorded_run(Path(given[0])) else None
     return TraceFiles(sorted(found.values()), run_directory, notices)
 
 
