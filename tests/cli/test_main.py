@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import stepscope
 from stepscope.cli import main
 from stepscope.core.errors import DataError, UnreachableError, UsageError
+from stepscope_reference import PAGES
 
 
 def _told(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
@@ -56,7 +56,7 @@ def test_what_click_itself_suggests_is_one_line_that_ends_well(
 
 
 def test_exit_codes_are_told_in_the_help_and_in_their_document(capfd: pytest.CaptureFixture[str]) -> None:
-    text = (Path(stepscope.__file__).parents[1] / "docs" / "reference" / "exit-codes.md").read_text()
+    text = PAGES["exit codes"]()
     expected = {0, 1, 130, *(kind.exit_code for kind in (UsageError, DataError, UnreachableError))}
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)} == expected
     code, help_text, _ = _told(capfd, "--help")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import stepscope
 from stepscope.analyzer.compare.comparison import compare
 from stepscope.analyzer.compare.gates import COLLECTIVE_KINDS, METRICS, parse_conditions
 from stepscope.analyzer.compare.run_record import RunRecord
@@ -18,6 +16,7 @@ from stepscope.core.documents.comparison import Gate, GateOutcome
 from stepscope.core.errors import UsageError
 from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.core.vocabulary.causes import Cause
+from stepscope_reference import PAGES
 from tests.analyzer.compare.runs import make_run
 
 
@@ -68,7 +67,7 @@ def test_a_wrong_condition_says_what_to_do(text: str, next_step: str) -> None:
 
 
 def test_the_document_lists_every_metric() -> None:
-    text = (Path(stepscope.__file__).parents[1] / "docs" / "guides" / "compare.md").read_text()
+    text = PAGES["gate metrics"]()
     assert [name for name in (*METRICS, *COLLECTIVE_KINDS) if f"`{name}`" not in text] == []
 
 
