@@ -13,7 +13,7 @@ from stepscope.analyzer.alignment.arrivals import (
     needed_arrivals,
     seen_arrivals,
     split_communication,
-    waits_to_blame,
+    waits_to_attribute,
 )
 from stepscope.analyzer.alignment.clocks import Clocks, estimate_clocks
 from stepscope.analyzer.alignment.host_calls import complete_together
@@ -26,8 +26,8 @@ from stepscope.analyzer.blame.stragglers import ComputeComparison
 from stepscope.analyzer.blame.waits import attribute_waits
 from stepscope.analyzer.communication import arrivals_of_ranks, collective_table, cost_by_dimension, transfer_faults
 from stepscope.analyzer.kernels.job_kernels import with_kernel_reasons
-from stepscope.analyzer.ledger.segments import CHARGE
-from stepscope.analyzer.pipeline.bubble import PipelineParts, charge_schedule, explain
+from stepscope.analyzer.ledger.segments import CAUSE_CODE
+from stepscope.analyzer.pipeline.bubble import PipelineParts, attribute_schedule, explain
 from stepscope.analyzer.pipeline.stages import find_chains
 from stepscope.analyzer.rank_view import RankView, compute_by_step
 from stepscope.analyzer.summaries import (
@@ -56,7 +56,7 @@ from stepscope.core.vocabulary.causes import Cause
 
 
 def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysis, list[RankView]]:
-    """Join the ranks: align, split waiting from transfer, charge it, and judge.
+    """Join the ranks: align, split waiting from transfer, attribute it, and judge.
 
     Args:
         views: one a rank, each rank once.
@@ -208,7 +208,7 @@ def _movable_share(found: _Explained, columns: CallColumns) -> float:
 
 
 def _replay_model(found: _Explained) -> ReplayModel | None:
-    before_window = found.table.time_ns[:, CHARGE[Cause.BEFORE_WINDOW]] / found.table.step_ns
+    before_window = found.table.time_ns[:, CAUSE_CODE[Cause.BEFORE_WINDOW]] / found.table.step_ns
     return build_model(found.views, found.matches, found.clocks.offset_ns, found.role, before_window.tolist())
 
 
@@ -232,17 +232,17 @@ def _align(
 
 
 def _waits(view: RankView, arrivals: Mapping[CallId, Arrival]) -> WaitPieces:
-    return waits_to_blame(view.segments, view.rank, view.calls, arrivals)
+    return waits_to_attribute(view.segments, view.rank, view.calls, arrivals)
 
 
 def _charge_pipelines(
     views: dict[int, RankView], pipelines: Sequence[PipelineParts], arrivals: Mapping[CallId, Arrival]
 ) -> dict[int, RankView]:
-    charged = dict(views)
+    attributed = dict(views)
     for parts in pipelines:
         for rank in parts.chain.ranks:
             view = views[rank]
-            segments = charge_schedule(
+            segments = attribute_schedule(
                 view.segments,
                 _waits(view, arrivals),
                 view.calls,
@@ -250,5 +250,5 @@ def _charge_pipelines(
                 structural=parts.structural_ns[rank],
                 imbalance=parts.imbalance_ns[rank],
             )
-            charged[rank] = replace(view, segments=segments)
-    return charged
+            attributed[rank] = replace(view, segments=segments)
+    return attributed

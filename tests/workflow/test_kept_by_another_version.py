@@ -13,10 +13,9 @@ from stepscope.cli.terminal.analysis import print_analysis
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.errors import DataError
 from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.dashboard.components.ledger import ledger_panel
-from stepscope.dashboard.components.timeline import timeline_panel
+from stepscope.dashboard.components import timeline_panel
 from stepscope.store.documents import decode_analysis, encode_analysis, encode_comparison
-from stepscope.workflow.panels.ledger import most_different_ranks
+from stepscope.workflow.panels.ledger import ledger_panel, most_different_ranks
 from stepscope.workflow.panels.report import render
 from tests.dashboard import example_run as example
 

@@ -71,12 +71,12 @@ def read_timeline(trace: TraceColumns, lane: int, segments: Segments) -> HostTim
     rows = _outermost(trace, computing_rows(trace, lane))
     opens = trace.start_ns[rows]
     place = np.searchsorted(segments.start_ns, opens, side="right") - 1
-    inside = (place >= 0) & (segments.heading[place] == COMPUTES)
+    inside = (place >= 0) & (segments.category[place] == COMPUTES)
     inside &= (opens > segments.start_ns[place]) & (opens < segments.end_ns[place])
     start = np.concatenate((segments.start_ns, opens[inside]))
     if not len(segments) or len(start) > MOST_PIECES:
         return None
-    heading = np.concatenate((segments.heading, np.full(int(inside.sum()), COMPUTES, np.int8)))
+    heading = np.concatenate((segments.category, np.full(int(inside.sum()), COMPUTES, np.int8)))
     order = np.argsort(start, kind="stable")
     start, heading = start[order], heading[order]
     names = np.array([zlib.crc32(name.encode(errors="replace")) for name in trace.names] or [0], np.int64)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analyzer.blame.root_causes import culprits
+from stepscope.analyzer.blame.root_causes import ranks_to_name
 from stepscope.analyzer.what_if.fixes import FIX_OF_REASON, FIXES, ideal
 from stepscope.analyzer.what_if.model import ReplayModel
 from stepscope.analyzer.what_if.pipeline_schedule import FIXED_CAUSES, PipelineSchedule, replay_schedules
@@ -192,7 +192,7 @@ def _touched(model: ReplayModel, scenario: Scenario) -> list[int]:
             + np.maximum(base.duration_ns[activities] - scenario.duration_ns[activities], 0).sum()
             + np.maximum(base.transfer_ns[transfers] - scenario.transfer_ns[transfers], 0).sum()
         )
-    return culprits(taken)
+    return ranks_to_name(taken)
 
 
 def _slowdowns_by_rank(model: ReplayModel, ideal_scenario: Scenario, ideal_ms: float) -> dict[str, float]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stepscope.core.documents.evidence import Notice
+from stepscope.core.protocol.fields import Rank
 from stepscope.core.vocabulary.causes import Cause, Reason
 
 HANG_SCHEMA = "stepscope.hang/1"
@@ -151,13 +152,13 @@ class LiveHang:
     state: LiveHangState
     kind: HangKind | None = None
     reasons: list[Reason] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
+    ranks: list[Rank] = field(default_factory=list)
     confidence: float = 0.0
     summary: str = ""
     evidence: list[HangEvidence] = field(default_factory=list)
     step: int | None = None
     age_seconds: float = 0.0
-    silent_ranks: list[int] = field(default_factory=list)
+    silent_ranks: list[Rank] = field(default_factory=list)
     schema: str = LIVE_HANG_SCHEMA
 
 

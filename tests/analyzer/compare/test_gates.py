@@ -56,9 +56,9 @@ def test_a_wrong_condition_says_where_the_metrics_are_listed(text: str) -> None:
     ("text", "next_step"),
     [
         ("mfu:+3ms", "give its limit in %"),
-        ("kernel:(:+3%", "mend the expression"),
+        ("kernel:(:+3%", "correct the expression"),
         ("collective:gossip:+3%", "give one of all_reduce, all_gather, "),
-        ("heading:bubbel:+3%", "is heading:bubble meant?"),
+        ("heading:bubbel:+3%", "did you mean heading:bubble?"),
     ],
 )
 def test_a_wrong_condition_says_what_to_do(text: str, next_step: str) -> None:

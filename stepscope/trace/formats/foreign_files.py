@@ -1,4 +1,4 @@
-"""Kind of a file by its first bytes and keys: names what is not a profiler trace."""
+"""Files that are not traces: what they are, by their first bytes and keys, for error messages."""
 
 from __future__ import annotations
 
