@@ -27,16 +27,15 @@ def _told(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, s
         (["xyz"], "stepscope has no command 'xyz'; see stepscope --help"),
         (
             ["compare", "a", "b", "--fail-on", "steptime:+3%"],
-            "--fail-on: 'steptime' is not a metric; did you mean step_time? docs/guides/compare.md lists the metrics",
+            "--fail-on: 'steptime' is not a metric; did you mean step_time? see docs/guides/compare.md",
         ),
         (
             ["compare", "a", "b", "--fail-on", "cause:data_lodin:+3%"],
-            "--fail-on: 'cause:data_lodin' is not a cause; did you mean cause:data_loading? "
-            "docs/guides/compare.md lists the metrics",
+            "--fail-on: 'cause:data_lodin' is not a cause; did you mean cause:data_loading? see docs/guides/compare.md",
         ),
         (
             ["compare", "a", "b", "--fail-on", "foo:+3%"],
-            "--fail-on: 'foo' is not a metric; docs/guides/compare.md lists the metrics",
+            "--fail-on: 'foo' is not a metric; see docs/guides/compare.md",
         ),
     ],
 )
