@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     "--fail-on",
     multiple=True,
     metavar="METRIC:+N%,...",
-    help="Exit with 1 when a metric surely rose (+) or fell (-) by more. docs/guides/compare.md lists the metrics.",
+    help="Exit with 1 when a metric surely rose (+) or fell (-) by more. Metrics: docs/guides/compare.md.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as one JSON document.")
 @click.option(
