@@ -1,6 +1,6 @@
 """Coverage of the roofline: the share of kernel time whose cost is known, and whether FLOPs are right.
 
-Prints the tables of docs/roofline.md.
+Prints the tables of docs/explanation/roofline.md.
 
     PYTHONPATH=. python benchmarks/accuracy/roofline.py TRACES
 

@@ -25,7 +25,7 @@ from stepscope.collectors.flight_recorder import read_dump
 from stepscope.core.documents.hang import FlightDump, HangReport, LiveHang, RankState
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE, STEPS_FOLDER, live_record_path
 from stepscope.core.errors import DataError
-from stepscope.core.protocol.fields import any_rank, any_whole, flag, number, read_fields, text
+from stepscope.core.protocol.fields import any_rank, read_object
 
 _STATE = re.compile(r"rank(\d{1,7})\.state")
 _STEPS = re.compile(r"rank(\d{1,7})\.jsonl")
@@ -99,9 +99,8 @@ def _world_size(run_directory: Path, files: _Files) -> int:
 
 def _states(folder: Path, files: _Files) -> Iterator[RankState]:
     for rank, path in _named(folder, _STATE):
-        with suppress(OSError, ValueError, RecursionError, AttributeError):
-            document = json.loads(files.content(path, _LARGEST_STATE))
-            state = RankState(**read_fields(RankState, document, lambda name: _READERS[name]))
+        with suppress(OSError, ValueError, RecursionError):
+            state = read_object(RankState, json.loads(files.content(path, _LARGEST_STATE)))
             if state.rank == rank:
                 yield state
 
@@ -128,14 +127,6 @@ def _named(folder: Path, name: re.Pattern[str]) -> Iterator[tuple[int, Path]]:
         for path in folder.iterdir():
             if match := name.fullmatch(path.name):
                 yield int(match[1]), path
-
-
-_READERS = {
-    **dict.fromkeys(("rank", "step", "since_ns", "seen_ns"), any_whole),
-    **dict.fromkeys(("age_seconds", "limit_seconds"), number),
-    **dict.fromkeys(("is_still", "is_in_collective"), flag),
-    **dict.fromkeys(("host", "doing", "where"), text),
-}
 
 
 if __name__ == "__main__":

@@ -11,32 +11,32 @@ from typing import BinaryIO
 from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError, from_os_error
 from stepscope.core.text.numbers import counted, form
 from stepscope.trace.columns import ReadQuality, TraceColumns
-from stepscope.trace.formats.kineto.building import ColumnsBuilder
-from stepscope.trace.formats.kineto.fields import is_pytorchs
-from stepscope.trace.formats.kineto.header import build_header, listed_ranks, parse_metadata
-from stepscope.trace.formats.kineto.merged_ranks import split_ranks
-from stepscope.trace.formats.kineto.repair import clip_overruns, is_rocm
-from stepscope.trace.formats.kineto.splitting import (
-    EVENTS_KEY,
-    LONGEST_KEY_BYTES,
-    EventSplitter,
-    is_top_level,
-    next_document,
-)
-from stepscope.trace.formats.kineto.text import TraceText
-from stepscope.trace.formats.sniffing import (
+from stepscope.trace.formats.foreign_files import (
     describe_foreign_events,
     describe_other_file,
     is_memory_timeline,
     kind_of_object,
 )
+from stepscope.trace.formats.kineto.building import ColumnsBuilder
+from stepscope.trace.formats.kineto.fields import is_pytorch_category
+from stepscope.trace.formats.kineto.header import build_header, listed_ranks, parse_metadata
+from stepscope.trace.formats.kineto.merged_ranks import split_ranks
+from stepscope.trace.formats.kineto.repair import clip_overruns, is_rocm
+from stepscope.trace.formats.kineto.splitting import (
+    EVENTS_KEY,
+    MAX_KEY_BYTES,
+    EventSplitter,
+    is_top_level,
+    next_document,
+)
+from stepscope.trace.formats.kineto.text import TraceText
 
 _LOG = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 2 * 1024 * 1024
 """In Python, reading half of it at a time takes 3 % longer; what is read in C does not care."""
 _BLANK = b" \t\r\n\x00"
-_MOST_METADATA_BYTES = 64 * 1024 * 1024
+_MAX_METADATA_BYTES = 64 * 1024 * 1024
 _WHAT_NEXT = "give the JSON (or .json.gz) that torch.profiler exports"
 
 
@@ -158,9 +158,9 @@ def _read_document(
     if not builder.num_rows:
         has_its_end = splitter.array_closed or beginning.rstrip(_BLANK).endswith(b"]}")
         is_cut = source.truncated or (bool(before) and not has_its_end)
-        raise _cut_short(path) if is_cut else _nothing_complete(splitter, builder, path)
+        raise _truncated_early(path) if is_cut else _no_usable_event(splitter, builder, path)
     kinds = list(dict.fromkeys(kind for kind, _, _ in builder.tracks))
-    if not any(map(is_pytorchs, kinds)):
+    if not any(map(is_pytorch_category, kinds)):
         raise NotATraceError(describe_foreign_events(kinds), where=path, what_next=_WHAT_NEXT)
     header = build_header(
         metadata,
@@ -209,7 +209,7 @@ def _find_events(source: TraceText, path: str, text: bytes) -> tuple[bytes, byte
     opening = text.lstrip(_BLANK)[:1]
     if not opening:
         if source.truncated and not source.broken:
-            raise _cut_short(path)
+            raise _truncated_early(path)
         what = "cannot be inflated" if source.truncated else "is empty"
         raise NotATraceError(what, where=path, what_next=_WHAT_NEXT)
     if opening == b"[":
@@ -218,14 +218,14 @@ def _find_events(source: TraceText, path: str, text: bytes) -> tuple[bytes, byte
         return b"", text.lstrip(_BLANK)[1:]
     searched = 0
     while True:
-        matches = list(EVENTS_KEY.finditer(text, max(0, searched - LONGEST_KEY_BYTES)))
+        matches = list(EVENTS_KEY.finditer(text, max(0, searched - MAX_KEY_BYTES)))
         if matches:
             match = next((match for match in matches if is_top_level(text[: match.start()])), matches[0])
             return text[: match.start()], text[match.end() :]
         searched = len(text)
-        block = source.read() if opening == b"{" and searched < _MOST_METADATA_BYTES else b""
+        block = source.read() if opening == b"{" and searched < _MAX_METADATA_BYTES else b""
         if not block and source.truncated and opening == b"{" and kind_of_object(text) is None:
-            raise _cut_short(path)
+            raise _truncated_early(path)
         if not block:
             raise NotATraceError(describe_other_file(text, opening), where=path, what_next=_WHAT_NEXT)
         text += block
@@ -236,8 +236,8 @@ def _read_tail(source: TraceText, splitter: EventSplitter) -> bytes:
     tail = splitter.tail
     searched = 0
     while splitter.array_closed and next_document(tail, searched) is None and (block := source.read()):
-        if len(tail) < _MOST_METADATA_BYTES:
-            searched = max(0, len(tail) - LONGEST_KEY_BYTES)
+        if len(tail) < _MAX_METADATA_BYTES:
+            searched = max(0, len(tail) - MAX_KEY_BYTES)
             tail += block
     return tail
 
@@ -251,13 +251,13 @@ def _is_complete(before: bytes, after: bytes) -> bool:
     return not before or after.rstrip(_BLANK).endswith(b"}")
 
 
-def _cut_short(path: str) -> TruncatedTraceError:
+def _truncated_early(path: str) -> TruncatedTraceError:
     return TruncatedTraceError(
         "ends too early, before its first event", where=path, what_next="copy it whole or record it again"
     )
 
 
-def _nothing_complete(splitter: EventSplitter, builder: ColumnsBuilder, path: str) -> DataError:
+def _no_usable_event(splitter: EventSplitter, builder: ColumnsBuilder, path: str) -> DataError:
     lost = splitter.dropped + builder.dropped
     if splitter.num_events and lost == splitter.num_events:
         entries = form(lost, "its one entry is broken or no event", f"all {lost} entries are broken or no events")
