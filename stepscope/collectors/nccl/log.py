@@ -99,7 +99,7 @@ def parse_nccl_line(line: str) -> NcclLine | None:
 
 def clean_line(line: str) -> str:
     """The line without terminal colours, cut to the length of the longest line that any pattern needs."""
-    return _COLOUR.sub("", line[:_MAX_LINE_CHARACTERS]) if "\x1b" in line else line[:MAX_LINE_CHARACTERS]
+    return _COLOUR.sub("", line[:_MAX_LINE_CHARACTERS]) if "\x1b" in line else line[:_MAX_LINE_CHARACTERS]
 
 
 _Match = re.Match[str]
