@@ -82,9 +82,9 @@ def test_it_opens_from_a_file_without_a_request_an_error_or_a_sideways_scroll(
     colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert colour == ("rgb(26, 27, 30)" if scheme == "dark" else "rgb(246, 247, 249)")
     assert page.locator("#verdict h2").inner_text().startswith("Pipeline bubble")
-    bars = page.locator("#ledger .bar").first
-    assert bars.locator("rect").count() > 3
-    assert page.evaluate("document.querySelector('#ledger .bar rect').getBoundingClientRect().width") > 20
+    bars = page.locator("#ledger .ss-stacked").first
+    assert bars.locator(".ss-box").count() > 3
+    assert page.evaluate("document.querySelector('#ledger .ss-box').getBoundingClientRect().width") > 20
     assert said == []
     page.context.close()
 
