@@ -13,12 +13,12 @@ from stepscope.core.text import wording
 from stepscope.core.vocabulary.causes import Cause
 
 _ROOT = Path(stepscope.__file__).parents[1]
-_DOCUMENTS = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/*.md")])
+_DOCUMENTS = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
 _LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 _MODULE = re.compile(r"`(\w+\.py)`")
 
 
-@pytest.mark.parametrize("document", _DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", _DOCUMENTS, ids=lambda path: str(path.relative_to(_ROOT)))
 def test_links_lead_somewhere_and_nothing_is_left_to_fill_in(document: Path) -> None:
     text = document.read_text()
     assert "@@" not in text

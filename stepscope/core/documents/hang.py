@@ -163,7 +163,7 @@ class LiveHang:
 
 
 _LEAST_SECONDS = 12.0
-"""Nothing is alarmed by a look: it leaves time to judge the job and to say so within 30 s of a stop (docs/hang.md)."""
+"""Leaves time to judge the job and to report it within 30 s of a stop (docs/guides/hang.md)."""
 
 _TIMES_MEDIAN, _TIMES_USUAL_LONGEST = 4.0, 2.0
 _USUAL_QUANTILE = 0.95

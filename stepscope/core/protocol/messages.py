@@ -1,7 +1,7 @@
 """Messages between a training process and the agent on its node, one JSON object a line (UTF-8, at most 64 KiB).
 
 Steps are optimizer steps of the run counted from 0, `*_unix_ns` and `start_ns` are ns since the epoch, None is unknown.
-docs/capture.md has the order of messages. Input is not trusted: sizes are bounded before anything is read, unknown
+docs/guides/capture.md lists who sends what when. Input is not trusted: sizes are bounded before reading, unknown
 fields and unknown types are ignored, and anything wrong is a ProtocolError with the reason.
 """
 

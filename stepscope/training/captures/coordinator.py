@@ -170,7 +170,7 @@ class CaptureCoordinator:
             self._progress.pop(name, None)
 
     def _settle(self, request: CaptureRequest) -> bool:
-        """Give the request its steps or refuse it; False while it is too early: no step has ended, or its time is far."""
+        """Give the request its steps or refuse it; False while that is too early."""
         if request.deadline_unix_ns is not None and time.time_ns() > request.deadline_unix_ns:
             self.refuse(request.id, "its deadline has passed")
             return True
