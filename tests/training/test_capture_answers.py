@@ -105,7 +105,7 @@ def test_while_another_profiler_records_a_request_fails_and_the_next_one_is_take
     assert "another torch profiler is recording" in str(failed.reason)
     assert done.state is CaptureState.DONE
     (warning,) = _warnings(caplog)
-    assert "that was asked for is left" in warning
+    assert "the requested capture of step" in warning
     captured = [line["index"] for line in _lines(tmp_path) if line["captured"]]
     assert captured == [done.start_step, (done.start_step or 0) + 1]
 

@@ -141,7 +141,7 @@ def test_garbage_ends_the_connection_with_one_warning(
         agent.wait_until(lambda: agent.num_connections >= 3)
     (warning,) = _warnings(caplog)
     assert "goes on without the agent" in warning
-    assert "nobody understands" in warning
+    assert "its messages cannot be read" in warning
     assert user.told == []
 
 
@@ -172,7 +172,7 @@ def test_an_agent_of_another_version_is_left_alone_with_one_warning(
 def test_an_agent_that_never_reads_is_left_in_the_end_and_answers_are_kept_within_bounds(
     socket_file: Path, link: AgentConnection, user: _User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subject, "_DEAF_SECONDS", 0.3)
+    monkeypatch.setattr(subject, "_NOT_READING_SECONDS", 0.3)
     with StandInAgent(socket_file, reads=False) as agent:
         link.start()
         agent.wait_until(lambda: agent.num_connections == 1)

@@ -94,5 +94,5 @@ def test_a_job_script_names_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("text", ["slow", "slow_step:often=3", "slow_step:times=two", "slow_step:times"])
 def test_what_names_no_rule_is_said_with_the_variable(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("STEPSCOPE_CAPTURE_WHEN", text)
-    with pytest.raises(UsageError, match=r"STEPSCOPE_CAPTURE_WHEN: .* names no rule; write slow_step"):
+    with pytest.raises(UsageError, match=r"STEPSCOPE_CAPTURE_WHEN: .* is not a rule; write slow_step"):
         rule_from_environment()
