@@ -1,4 +1,4 @@
-"""Do the documents point at what is there, and is nothing left to fill in?"""
+"""Documents: links, named modules, folders, generated pages, and the demo's output in the README."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import stepscope
 from stepscope.analyzer.blame.remedies import ACTIONS, COSTS, REMEDIES
 from stepscope.core.text import wording
 from stepscope.core.vocabulary.causes import Cause
+from stepscope_reference import MARKER, PAGES
 
 _ROOT = Path(stepscope.__file__).parents[1]
-_DOCUMENTS = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/*.md")])
+_DOCUMENTS = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
 _LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 _MODULE = re.compile(r"`(\w+\.py)`")
 
 
-@pytest.mark.parametrize("document", _DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", _DOCUMENTS, ids=lambda path: str(path.relative_to(_ROOT)))
 def test_links_lead_somewhere_and_nothing_is_left_to_fill_in(document: Path) -> None:
     text = document.read_text()
     assert "@@" not in text
@@ -30,6 +31,19 @@ def test_every_module_that_the_architecture_names_exists() -> None:
     text = (_ROOT / "ARCHITECTURE.md").read_text()
     there = {path.name for path in _ROOT.glob("stepscope/**/*.py")}
     assert set(_MODULE.findall(text)) <= there
+
+
+def test_the_architecture_has_a_line_for_every_folder() -> None:
+    text = (_ROOT / "ARCHITECTURE.md").read_text()
+    rooms = re.findall(r"^\| \**([\w/]+?)/\** \|", text, flags=re.MULTILINE)
+    package = _ROOT / "stepscope"
+    folders = [path for pattern in ("*/", "*/*/") for path in package.glob(pattern) if path.name != "__pycache__"]
+    assert sorted(rooms) == sorted(str(path.relative_to(package)) for path in folders)
+
+
+def test_every_generated_page_has_its_place() -> None:
+    pages = _ROOT.glob("docs/**/*.md")
+    assert sorted(name for page in pages for name in MARKER.findall(page.read_text())) == sorted(PAGES)
 
 
 def _demo_block() -> list[str]:

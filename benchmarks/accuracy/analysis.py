@@ -1,4 +1,4 @@
-"""Accuracy of the analysis on labelled traces. Prints the table of docs/accuracy.md.
+"""Accuracy of the analysis on labelled traces. Prints the table of docs/explanation/accuracy.md.
 
     python benchmarks/accuracy/analysis.py TRACES
 

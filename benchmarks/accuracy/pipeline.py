@@ -1,4 +1,4 @@
-"""Accuracy of the measured pipeline bubble. Prints a table of docs/accuracy.md.
+"""Accuracy of the measured pipeline bubble. Prints a table of docs/explanation/accuracy.md.
 
     python benchmarks/accuracy/pipeline.py [--nap-ms 100] [--repeat 1] [--out FOLDER]
 

@@ -3,8 +3,9 @@
     python -m benchmarks.fleet_class.accuracy ../shared/traces/h100x2     # the recorded runs
     python -m benchmarks.fleet_class.accuracy windows.jsonl               # what fleet_class.sampling recorded
 
-Prints the tables of docs/accuracy.md. Training is counted apart from idle time, which would hide it. Each source is a
-projection of the same samples; windows shorter than a minute are drawn out to one, with the power of their own work.
+Prints the tables of docs/explanation/accuracy.md. Training is counted apart from idle time, which would hide it. Each
+source is a projection of the same samples; windows shorter than a minute are drawn out to one, with the power of their
+own work.
 "Held out" fits the thresholds anew on all other runs, from wide ranges and without looking at the defaults, and asks
 them of the run that was left out. `--write FILE` keeps the windows of training.
 """

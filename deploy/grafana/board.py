@@ -106,7 +106,7 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
         (
             Panel(
                 "GPUs by what they spent the last minute on",
-                "The agent's judgement by counters alone; docs/fleet-class.md.",
+                "The agent's judgement by counters alone; docs/explanation/fleet-class.md.",
                 "none",
                 ((f"sum by (cause) ({_gpu('class')}) > 0", "{{cause}}"),),
                 width=12,

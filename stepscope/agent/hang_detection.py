@@ -14,8 +14,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from stepscope.collectors.host.processes import process_state
 from stepscope.core.documents.hang import HangKind, LiveHang, LiveHangState, stall_threshold_seconds
@@ -23,7 +22,7 @@ from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import printable
 from stepscope.core.metrics.agent import TRAINING
 from stepscope.core.metrics.readings import Collection, Finding, Reading, labels_of
-from stepscope.core.protocol.fields import FieldError, any_rank, any_whole, member, number, read_fields, text
+from stepscope.core.protocol.fields import read_object
 from stepscope.core.text.numbers import ranks_words
 
 _log = logging.getLogger(__name__)
@@ -144,8 +143,10 @@ class HangQuery:
         assert self._process.stdout is not None
         with self._process.stdout as stream:
             content = stream.read(_LONGEST)
-        with suppress(ValueError, RecursionError, AttributeError, FieldError):
-            return LiveHang(**read_fields(LiveHang, json.loads(content), lambda name: _READERS[name]))
+        with suppress(ValueError, RecursionError, TypeError):
+            # reasons and evidence are for who asks by hand, and not read here
+            hang = read_object(LiveHang, json.loads(content) | {"reasons": None, "evidence": None})
+            return replace(hang, summary=printable(hang.summary))
         return None
 
     def close(self) -> None:
@@ -282,28 +283,6 @@ def _finding(run: str, hang: Hang, now_ns: int) -> Finding:
 _ANSWERS_WITHIN_SECONDS = 30.0
 _GONE_WITHIN_SECONDS = 1.0
 _LONGEST = 1 << 20
-
-
-def _numbers(value: Any) -> list[int]:
-    if not isinstance(value, list):
-        raise ValueError("must be a list")
-    return [any_rank(one) for one in value]
-
-
-_READERS: dict[str, Any] = {
-    "state": member(LiveHangState),
-    "kind": member(HangKind),
-    "ranks": _numbers,
-    "silent_ranks": _numbers,
-    "confidence": number,
-    "age_seconds": number,
-    "step": any_whole,
-    "summary": lambda value: printable(text(value)),
-    "schema": text,
-    "reasons": lambda _: [],
-    "evidence": lambda _: [],
-}
-"""Reasons and evidence are for who asks by hand."""
 
 
 _FIRST_STEPS_SECONDS = 600.0

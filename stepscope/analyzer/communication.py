@@ -36,10 +36,10 @@ from stepscope.core.hardware.links import (
 )
 from stepscope.core.vocabulary.causes import Reason
 
-MOST_GPUS_OF_A_HOST = 8
+MAX_GPUS_PER_HOST = 8
 """Hosts that the traces do not name: more ranks than this are not taken for one host's."""
 
-ALIKE_UP_TO = 2.0
+MAX_SIZE_RATIO = 2.0
 """Sizes of an uneven all-to-all change with every call: those that lie no further apart than by this factor make one
 row, so that the exchange of the counts stays apart from the tokens'."""
 
@@ -80,7 +80,7 @@ def collective_table(
         else:
             rows[key].append(calls)
     for key, sized in uneven.items():
-        for num_bytes, instances in _alike(sized):
+        for num_bytes, instances in _by_size(sized):
             rows[replace(key, num_bytes=num_bytes)] += instances
     seen: set[frozenset[CallId]] = set()
     for call, others in matches.peers.items():
@@ -104,11 +104,11 @@ def _mean_bytes(views: Mapping[int, RankView], calls: Iterable[CallId]) -> float
     return float(np.mean([size for size in told if size is not None]))
 
 
-def _alike(sized: list[tuple[float, list[CallId]]]) -> Iterable[tuple[int, list[list[CallId]]]]:
+def _by_size(sized: list[tuple[float, list[CallId]]]) -> Iterable[tuple[int, list[list[CallId]]]]:
     """Calls of similar sizes together, each with the median of their sizes."""
     sized = sorted(sized, key=lambda one: one[0])
     sizes = np.array([size for size, _ in sized])
-    begins = np.flatnonzero(sizes[1:] > ALIKE_UP_TO * sizes[:-1]) + 1
+    begins = np.flatnonzero(sizes[1:] > MAX_SIZE_RATIO * sizes[:-1]) + 1
     for low, high in zip([0, *begins.tolist()], [*begins.tolist(), len(sized)], strict=True):
         yield round(float(np.median(sizes[low:high]))), [calls for _, calls in sized[low:high]]
 
@@ -136,7 +136,7 @@ def link_of(views: Mapping[int, RankView], members: tuple[int, ...]) -> Link | N
     names = {next((device.name for device in view.header.devices), None) for view in chosen}
     if len(hosts) > 1 or len(names) > 1 or not all(view.on_device for view in chosen):
         return None
-    if None in hosts and len(members) > MOST_GPUS_OF_A_HOST:
+    if None in hosts and len(members) > MAX_GPUS_PER_HOST:
         return None
     name = names.pop()
     gpu = find_gpu(name)
@@ -244,7 +244,7 @@ OVERLAP_THRESHOLD = 0.1
 FAULT_THRESHOLD = 0.25
 """Share of the exposed transfer time from which on a fault of it is named."""
 
-SMALL_MESSAGES_FROM = 0.5
+SMALL_MESSAGES_THRESHOLD = 0.5
 """Share of the exposed transfer time in messages so small that latency, not bandwidth, takes most of it."""
 
 TransferFault = tuple[Reason, tuple[Evidence, ...]]
@@ -327,14 +327,14 @@ def _slow(table: Sequence[Collective], exposed: float, views: Mapping[int, RankV
 def _small(table: Sequence[Collective], exposed: float, num_steps: int) -> list[TransferFault]:
     small = [row for row in table if row.latency_bound]
     share = _exposed(small) / exposed
-    if share < SMALL_MESSAGES_FROM:
+    if share < SMALL_MESSAGES_THRESHOLD:
         return []
     per_step = sum(row.count for row in small) / max(num_steps, 1)
     return [
         (
             Reason.SMALL_MESSAGES,
             (
-                Evidence("small_message_share", share, "ratio", SMALL_MESSAGES_FROM),
+                Evidence("small_message_share", share, "ratio", SMALL_MESSAGES_THRESHOLD),
                 Evidence("small_messages_per_step", per_step, "calls"),
             ),
         )

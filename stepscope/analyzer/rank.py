@@ -33,7 +33,7 @@ from stepscope.analyzer.roofline.utilization import (
     best_product_efficiency,
     coverage,
     dominant_dtype,
-    peak_is_convicted,
+    peak_is_exceeded,
     step_flops,
 )
 from stepscope.analyzer.trace_quality import device_facts, host_facts
@@ -94,7 +94,7 @@ def _view_device(
     limits = kernel_limits(trace, activities.row[kernels], activities.launch_row[kernels], gpu=gpu)
     notices += _doubts_about_peak(rank, gpu, limits)
     host = observe_host(trace, steps, activities)
-    own = attribute_device_time(activities, window, host, limits.heading.astype(np.int8))
+    own = attribute_device_time(activities, window, host, limits.category.astype(np.int8))
     flops = _flops_a_step(limits.model_flops, limits.flops, activities.launch_ns[kernels], steps, window)
     backward, optimizer = _by_launcher(trace, activities, own, window, steps, kernels)
     sums = rank_kernels(trace, activities, limits, own.kernel_owned_ns, window)
@@ -124,7 +124,7 @@ def _view_device(
 
 def _doubts_about_peak(rank: int, gpu: GpuModel | None, limits: KernelLimits) -> list[Notice]:
     name = gpu.name if gpu else "this GPU"
-    if peak_is_convicted(limits):
+    if peak_is_exceeded(limits):
         faster = f"rank {rank}: kernels ran faster than {name} can by its data sheet"
         return [Notice("wrong_peak", f"{faster}: the peak, the clock or the FLOP model is wrong")]
     best = best_product_efficiency(limits)

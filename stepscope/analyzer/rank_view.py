@@ -10,7 +10,7 @@ import numpy.typing as npt
 from stepscope.analyzer.alignment.calls import Call
 from stepscope.analyzer.kernels.rank_kernels import RankKernels
 from stepscope.analyzer.ledger.idle_time import HostWork
-from stepscope.analyzer.ledger.segments import CHARGE, Segments, TimeTable
+from stepscope.analyzer.ledger.segments import CAUSE_CODE, Segments, TimeTable
 from stepscope.analyzer.ledger.steps import Window
 from stepscope.analyzer.pipeline.schedules import MicroBatch
 from stepscope.analyzer.trace_quality import TraceFacts
@@ -21,11 +21,11 @@ from stepscope.core.documents.evidence import Notice
 from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, COMPUTE_CATEGORIES
 from stepscope.trace.columns import TraceHeader
 
-NUM_CHARGES = len(CHARGE) + 2
+NUM_COMPARED_CODES = len(CAUSE_CODE) + 2
 """Causes, TO_BLAME, and compute as one."""
 
-COMPUTE = NUM_CHARGES - 1
-"""Code that stands for all compute headings together when ranks are compared."""
+COMPUTE_CODE = NUM_COMPARED_CODES - 1
+"""Code that stands for all compute categories together when ranks are compared."""
 
 _IS_COMPUTE = np.isin(np.arange(len(CATEGORY_ORDER)), [CATEGORY_CODE[h] for h in COMPUTE_CATEGORIES])
 
@@ -82,12 +82,12 @@ class RankView:
 
 
 def comparison_table(view: RankView) -> TimeTable:
-    """Time by charge, with all compute as one, for comparing ranks."""
-    codes = np.where(_IS_COMPUTE[view.segments.heading], COMPUTE, view.segments.charge)
-    return TimeTable(view.segments, codes, NUM_CHARGES)
+    """Time by cause, with all compute as one, for comparing ranks."""
+    codes = np.where(_IS_COMPUTE[view.segments.category], COMPUTE_CODE, view.segments.cause)
+    return TimeTable(view.segments, codes, NUM_COMPARED_CODES)
 
 
 def compute_by_step(view: RankView) -> npt.NDArray[np.float64]:
     """Compute time in each step, nanoseconds."""
     bounds = view.step_bounds_ns
-    return comparison_table(view).between(bounds[:-1], bounds[1:])[:, COMPUTE]
+    return comparison_table(view).between(bounds[:-1], bounds[1:])[:, COMPUTE_CODE]

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
-_MOST_CODES = 2**62
-_MOST_DENSE = 2**20
+_MAX_CODES = 2**62
+_MAX_DENSE = 2**20
 """Combinations up to which a table of all that are possible is filled sooner than the codes are sorted."""
 
 _Integer = TypeVar("_Integer", bound=np.integer[Any])
@@ -53,12 +53,12 @@ def combinations(columns: tuple[IntColumn, ...]) -> tuple[IntColumn, IntColumn]:
         used[place] = True
         number = np.cumsum(used) - 1
         num_values = int(number[-1]) + 1
-        if size * num_values > _MOST_CODES:
+        if size * num_values > _MAX_CODES:
             code = np.unique(code, return_inverse=True)[1]
             size = int(code.max(initial=0)) + 1
         code = code * num_values + number[place]
         size *= num_values
-    if size > _MOST_DENSE:
+    if size > _MAX_DENSE:
         _, first, which = np.unique(code, return_index=True, return_inverse=True)
         return which, first
     first_of = np.full(size, NONE, np.int64)

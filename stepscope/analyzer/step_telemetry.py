@@ -68,18 +68,18 @@ def _share(steps: Iterable[Step], part_ns: Iterable[int]) -> float | None:
     return sum(part_ns) / whole_ns if whole_ns else None
 
 
-FIGURE = "local_grad_norm"
-FEWEST_RANKS = 4
+GRADIENT_NORM = "local_grad_norm"
+MIN_RANKS = 4
 """Of fewer, nobody can say which one differs."""
 
-LEAST_RATIO = 2.0
+MIN_RATIO = 2.0
 """Batches of different data make norms differ by some ten percent, seldom by this much."""
 
 SIGMAS = 6.0
-SHARE_OF_STEPS = 0.5
+MIN_STEP_SHARE = 0.5
 """A batch may be an outlier; a rank that is one in most steps is itself the reason."""
 
-FEWEST_STEPS = 2
+MIN_STEPS = 2
 _MAD_TO_SIGMA = 1.4826
 
 
@@ -94,10 +94,10 @@ def gradient_outliers(ranks: Sequence[RankSteps], *, are_alike: bool) -> list[No
     not_finite: dict[int, list[int]] = defaultdict(list)
     for rank in ranks:
         for step in rank.steps:
-            if FIGURE in step.non_finite:
+            if GRADIENT_NORM in step.non_finite:
                 not_finite[step.index].append(rank.rank)
-            elif step.figures.get(FIGURE, 0.0) > 0:
-                finite[step.index][rank.rank] = step.figures[FIGURE]
+            elif step.figures.get(GRADIENT_NORM, 0.0) > 0:
+                finite[step.index][rank.rank] = step.figures[GRADIENT_NORM]
     return [*_first_not_finite(finite, not_finite), *(_far_off(finite.values()) if are_alike else [])]
 
 
@@ -114,14 +114,14 @@ def _far_off(steps: Iterable[Mapping[int, float]]) -> list[Notice]:
     ratios: dict[int, list[float]] = defaultdict(list)
     num_steps: dict[int, int] = defaultdict(int)
     for norms in steps:
-        if len(norms) < FEWEST_RANKS:
+        if len(norms) < MIN_RANKS:
             continue
         logarithms = {rank: math.log(norm) for rank, norm in norms.items()}
         usual = median(logarithms.values())
         sigma = _MAD_TO_SIGMA * median(abs(value - usual) for value in logarithms.values())
         for rank, value in logarithms.items():
             num_steps[rank] += 1
-            if abs(value - usual) > max(math.log(LEAST_RATIO), SIGMAS * sigma):
+            if abs(value - usual) > max(math.log(MIN_RATIO), SIGMAS * sigma):
                 ratios[rank].append(math.exp(value - usual))
     return [
         Notice(
@@ -130,5 +130,5 @@ def _far_off(steps: Iterable[Mapping[int, float]]) -> list[Notice]:
             f" {num_steps[rank]} steps; check its GPU and its data",
         )
         for rank, far in sorted(ratios.items())
-        if len(far) >= FEWEST_STEPS and len(far) > SHARE_OF_STEPS * num_steps[rank]
+        if len(far) >= MIN_STEPS and len(far) > MIN_STEP_SHARE * num_steps[rank]
     ]

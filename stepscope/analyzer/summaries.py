@@ -67,7 +67,7 @@ def world_size_of(views: Mapping[int, RankView]) -> int:
     return max(told, max(views) + 1)
 
 
-FLOPS_KNOWN_FROM = 0.5
+MIN_COSTED_SHARE = 0.5
 """Share of kernel time whose operators have a cost: below it a sum of FLOPs is that of a few operators."""
 
 
@@ -106,7 +106,7 @@ def hfu_of(views: Mapping[int, RankView], step_ms: float | None) -> float | None
 
 
 def _costed(views: Mapping[int, RankView]) -> list[RankView]:
-    return [view for view in views.values() if view.coverage.costed >= FLOPS_KNOWN_FROM]
+    return [view for view in views.values() if view.coverage.costed >= MIN_COSTED_SHARE]
 
 
 def _utilization(flops_and_peak: Sequence[tuple[float | None, float | None]], step_ms: float | None) -> float | None:
@@ -183,11 +183,11 @@ def job_ledger(views: Mapping[int, RankView]) -> Ledger:
     """Sum of time over the sum of windows."""
     total = sum(view.window_ns for view in views.values())
     parts = [(fractions(view.segments, view.window_ns), view.window_ns / total) for view in views.values()]
-    return {heading: sum(ledger[heading] * weight for ledger, weight in parts) for heading in CATEGORY_ORDER}
+    return {category: sum(ledger[category] * weight for ledger, weight in parts) for category in CATEGORY_ORDER}
 
 
 def rank_ledger(view: RankView) -> RankLedger:
-    """One rank's window as shares by heading, whole and step by step."""
+    """One rank's window as shares by category, whole and step by step."""
     bounds = view.step_bounds_ns
     steps = []
     for index, start, end in zip(view.window.index.tolist(), bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
@@ -209,8 +209,8 @@ def _cut(segments: Segments, start: int, end: int) -> Segments:
     return Segments(
         np.maximum(segments.start_ns[inside], start),
         np.minimum(segments.end_ns[inside], end),
-        segments.heading[inside],
-        segments.charge[inside],
+        segments.category[inside],
+        segments.cause[inside],
     )
 
 
@@ -247,13 +247,13 @@ def timeline(view: RankView) -> RankTimeline:
         rank=view.rank,
         start_ns=view.segments.start_ns.tolist(),
         end_ns=view.window.end_ns,
-        headings=view.segments.heading.tolist(),
+        headings=view.segments.category.tolist(),
         step_starts_ns=view.window.boundary_ns.tolist(),
         step_indices=view.window.index.tolist(),
     )
 
 
-UNLIKE_FROM = 2.0
+UNLIKE_STEPS_RATIO = 2.0
 """The longest whole step of a rank over its shortest. Recorded: up to 1.4 where the fault strikes every step, 7 to 50
 where it strikes some."""
 
@@ -263,7 +263,7 @@ def unlike_steps_ms(views: Mapping[int, RankView]) -> tuple[float, float] | None
     lengths = [view.window.whole_step_ns for view in views.values()]
     spans = [(float(of_rank.min()), float(of_rank.max())) for of_rank in lengths if len(of_rank)]
     shortest, longest = max(spans, key=lambda span: span[1] / max(span[0], 1.0), default=(0.0, 0.0))
-    return (shortest / 1e6, longest / 1e6) if longest > UNLIKE_FROM * shortest else None
+    return (shortest / 1e6, longest / 1e6) if longest > UNLIKE_STEPS_RATIO * shortest else None
 
 
 def comparable_step_ms(views: Mapping[int, RankView], unprofiled_step_ms: float | None) -> float | None:
@@ -271,7 +271,7 @@ def comparable_step_ms(views: Mapping[int, RankView], unprofiled_step_ms: float 
     return unprofiled_step_ms if unlike_steps_ms(views) is None else None
 
 
-LOSS_WORTH_SAYING = 0.02
+NOTABLE_LOSS = 0.02
 """Share of lost launches, and of activities before their launch, from which a reader is told."""
 
 
@@ -301,7 +301,7 @@ def notices_of(
     if hfu is not None and hfu > 1.0:
         wrong = f"HFU would be {hfu:.0%}: the peak assumed for this GPU, its clock or the FLOP model is wrong"
         notices.append(Notice("impossible_mfu", wrong))
-    if quality.lost_launches > LOSS_WORTH_SAYING:
+    if quality.lost_launches > NOTABLE_LOSS:
         lost = (
             f"{quality.lost_launches:.0%} of one rank's launches have no device activity: its idle time is overstated"
         )
@@ -319,7 +319,7 @@ def notices_of(
 def _doubts(views: Mapping[int, RankView], job: Job, quality: TraceQuality) -> list[Notice]:
     """What the traces themselves make doubtful."""
     found: list[tuple[str, str]] = []
-    if quality.early > LOSS_WORTH_SAYING:
+    if quality.early > NOTABLE_LOSS:
         early = f"{quality.early:.0%} of the device activities start before their launch"
         found.append(("early_kernels", f"{early}: the device's clock is off, or records are mixed up"))
     for rank, view in views.items():

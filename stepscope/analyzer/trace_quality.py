@@ -56,7 +56,7 @@ class TraceFacts:
 
 def host_facts(trace: TraceColumns, steps: HostSteps) -> TraceFacts:
     """The facts of a rank without device activities."""
-    return replace(_reading(trace), step_indices=tuple(steps.index.tolist()))
+    return replace(_read_quality(trace), step_indices=tuple(steps.index.tolist()))
 
 
 def device_facts(trace: TraceColumns, activities: Activities, window: Window, steps: HostSteps) -> TraceFacts:
@@ -74,7 +74,7 @@ def device_facts(trace: TraceColumns, activities: Activities, window: Window, st
     losses = lost_launches(trace, activities)
     largest, name = _largest(trace, activities, window)
     return replace(
-        _reading(trace),
+        _read_quality(trace),
         num_activities=int(np.count_nonzero(inside)),
         num_unlinked=int(np.count_nonzero(inside & ~linked)),
         num_early=int(np.count_nonzero(inside & linked & (activities.start_ns < activities.launch_ns))),
@@ -90,7 +90,7 @@ def device_facts(trace: TraceColumns, activities: Activities, window: Window, st
     )
 
 
-def _reading(trace: TraceColumns) -> TraceFacts:
+def _read_quality(trace: TraceColumns) -> TraceFacts:
     quality = trace.quality
     return TraceFacts(quality.repaired, quality.dropped, quality.clipped, quality.clipped_ns)
 
@@ -125,7 +125,7 @@ def _count_graph_kernels(trace: TraceColumns, kernel_rows: npt.NDArray[np.signed
     return int(np.count_nonzero(np.isin(trace.correlation[kernel_rows], launches)))
 
 
-_ASKS_FOR_WORK = re.compile(
+_LAUNCHES_WORK = re.compile(
     r"^(cuda|hip|cu)(LaunchKernel|LaunchCooperativeKernel|Memcpy\w*Async|Memset\w*Async|GraphLaunch)"
 )
 
@@ -145,7 +145,7 @@ class Losses:
 
 def lost_launches(trace: TraceColumns, activities: Activities) -> Losses:
     """What the trace lacks of the work that its calls asked for."""
-    calls = trace.rows_named(_ASKS_FOR_WORK.match, Category.RUNTIME)
+    calls = trace.rows_named(_LAUNCHES_WORK.match, Category.RUNTIME)
     calls = calls[trace.correlation[calls] > 0]
     if not len(calls):
         return Losses(0.0, 0)
@@ -158,9 +158,9 @@ def lost_launches(trace: TraceColumns, activities: Activities) -> Losses:
 
 
 _WAITS_FOR_DEVICE = re.compile(r"^(cuda|hip|cu)(Device|Stream|Event|Ctx)Synchronize")
-LEAST_SILENCE_NS = 1_000_000
+MIN_SILENCE_NS = 1_000_000
 """A shorter silence may be the return of the call, or a clock."""
-TIMES_AS_LONG = 10
+MIN_SILENCE_RATIO = 10
 """The silence is so many times longer than what was seen of the graph."""
 
 
@@ -173,7 +173,7 @@ def has_untraced_iterations(trace: TraceColumns, activities: Activities, graph_l
         graph_launches: rows of the calls that launch graphs.
     """
     calls = trace.rows_named(_WAITS_FOR_DEVICE.match, Category.RUNTIME)
-    calls = calls[trace.end_ns[calls] - trace.start_ns[calls] >= LEAST_SILENCE_NS]
+    calls = calls[trace.end_ns[calls] - trace.start_ns[calls] >= MIN_SILENCE_NS]
     if not len(graph_launches) or not len(calls) or not len(activities):
         return False
     ended = np.maximum.accumulate(activities.end_ns)
@@ -181,10 +181,10 @@ def has_untraced_iterations(trace: TraceColumns, activities: Activities, graph_l
     calls, before = calls[before >= 0], before[before >= 0]
     silence = trace.end_ns[calls] - np.maximum(ended[before], trace.start_ns[calls])
     ids = trace.correlation[activities.row]
-    for place in before[silence >= LEAST_SILENCE_NS].tolist():
+    for place in before[silence >= MIN_SILENCE_NS].tolist():
         graph = ids == ids[place]
         is_graph = ids[place] > 0 and bool(np.isin(ids[place], trace.correlation[graph_launches]))
         seen = int(activities.end_ns[graph].max() - activities.start_ns[graph].min())
-        if is_graph and silence[before == place].max() > TIMES_AS_LONG * seen:
+        if is_graph and silence[before == place].max() > MIN_SILENCE_RATIO * seen:
             return True
     return False

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, MOSTLY_UNKNOWN, VerdictInputs, reasons_of
+from stepscope.analyzer.blame.reasons import BOTTLENECK_THRESHOLD, MOSTLY_UNKNOWN_SHARE, VerdictInputs, reasons_of
 from stepscope.analyzer.blame.remedies import COSTS, actions_for
 from stepscope.analyzer.blame.root_causes import INTERVAL, Resampled, resample_whole
-from stepscope.analyzer.ledger.segments import CAUSE_ORDER, CHARGE
+from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER
 from stepscope.core.documents.analysis import Job, Pipeline, RootCause, SecondaryCause, TraceQuality, Verdict
 from stepscope.core.documents.evidence import Evidence
 from stepscope.core.text.numbers import counted, form
@@ -53,7 +53,7 @@ class VerdictContext:
 
     def is_guess(self, row: RootCause) -> bool:
         """Whether a row is communication that may as well be waiting for a late rank."""
-        return row.cause is Cause.COMMUNICATION and self.arrivals_unknown > MOSTLY_UNKNOWN * row.fraction
+        return row.cause is Cause.COMMUNICATION and self.arrivals_unknown > MOSTLY_UNKNOWN_SHARE * row.fraction
 
 
 def root_causes(grounds: VerdictInputs, resampled: Resampled, step_ms: float | None) -> list[RootCause]:
@@ -236,7 +236,7 @@ def _confidence(cause: Cause, resampled: Resampled, about: VerdictContext) -> fl
         if (other in HEALTHY_CAUSES if cause in HEALTHY_CAUSES else other not in _NEVER_NAMED)
     ]
     first = resampled[:, rivals].argmax(axis=1)
-    confidence = float(np.mean(np.array(rivals)[first] == CHARGE[cause]))
+    confidence = float(np.mean(np.array(rivals)[first] == CAUSE_CODE[cause]))
     confidence *= _share_of_ranks(about.job)
     confidence *= 1.0 - min(about.quality.unlinked, UNTRUSTED_UNLINKED)
     confidence *= 1.0 - min(about.quality.lost_launches, UNTRUSTED_UNLINKED)

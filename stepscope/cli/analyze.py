@@ -75,10 +75,10 @@ def command(
 
 
 def _show(result: AnalysisResult, *, as_json: bool) -> None:
-    from stepscope.store.documents import encode_analysis
+    from stepscope.store.documents import encode_document
 
     if as_json:
-        click.echo(encode_analysis(result.analysis).decode())
+        click.echo(encode_document(result.analysis).decode())
         return
     from stepscope.cli.terminal.analysis import print_analysis
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     "--fail-on",
     multiple=True,
     metavar="METRIC:+N%,...",
-    help="Exit with 1 when a metric surely rose (+) or fell (-) by more. docs/compare.md lists the metrics.",
+    help="Exit with 1 when a metric surely rose (+) or fell (-) by more. Metrics: docs/guides/compare.md.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as one JSON document.")
 @click.option(
@@ -50,7 +50,7 @@ def command(
     from stepscope.analyzer.compare.comparison import RUN_SPREAD
     from stepscope.cli.terminal.progress import file_progress
     from stepscope.core.documents.comparison import GateOutcome
-    from stepscope.store.documents import encode_comparison
+    from stepscope.store.documents import encode_document
     from stepscope.store.files import check_writable, write_whole
     from stepscope.workflow.compare import compare
     from stepscope.workflow.junit import gates_as_junit
@@ -65,7 +65,7 @@ def command(
             write_whole(junit, gates_as_junit(comparison))
     finally:  # the comparison is shown all the same
         if as_json:
-            click.echo(encode_comparison(comparison).decode())
+            click.echo(encode_document(comparison).decode())
         else:
             from stepscope.cli.terminal.comparison import print_comparison
 

@@ -48,7 +48,7 @@ def command(out: str, open_dashboard: bool, port: int, as_json: bool) -> None:
     """
     from stepscope.cli.terminal.analysis import print_analysis
     from stepscope.reference_workloads import ParallelPlan, run_workload
-    from stepscope.store.documents import encode_analysis
+    from stepscope.store.documents import encode_document
     from stepscope.workflow.analyze import analyze
 
     case = _case()
@@ -65,7 +65,7 @@ def command(out: str, open_dashboard: bool, port: int, as_json: bool) -> None:
     click.echo(f"loss {trained.first_loss:.3f} -> {trained.last_loss:.3f}; analysing {trained.run_dir}", err=True)
     analysis = analyze([str(trained.run_dir)]).analysis
     if as_json:
-        click.echo(encode_analysis(analysis).decode())
+        click.echo(encode_document(analysis).decode())
     else:
         print_analysis(analysis)
     for notice in analysis.warnings:

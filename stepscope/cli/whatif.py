@@ -30,7 +30,7 @@ def command(
     """
     from stepscope.cli.terminal.progress import file_progress
     from stepscope.core.vocabulary.causes import Cause
-    from stepscope.store.documents import encode_what_if
+    from stepscope.store.documents import encode_document
     from stepscope.workflow.what_if import FIXABLE, what_if
 
     unknown = [cause for cause in causes if cause not in FIXABLE]
@@ -45,7 +45,7 @@ def command(
             on_progress=on_progress,
         )
     if as_json:
-        click.echo(encode_what_if(report).decode())
+        click.echo(encode_document(report).decode())
         return
     _print(report)
     for notice in report.warnings:

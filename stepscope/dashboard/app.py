@@ -28,6 +28,7 @@ from stepscope.dashboard.pages.placeholders import failed, not_found
 from stepscope.dashboard.pages.shell import make_shell
 from stepscope.dashboard.security import LOOPBACK_NAMES, SecurityMiddleware, content_security_policy, is_loopback
 from stepscope.store.runs import RunStore, UnknownRunError
+from stepscope.workflow.panels.page import style_sheet
 
 
 def serve(
@@ -181,7 +182,7 @@ def _index_string() -> str:
     <title>{{%title%}}</title>
     <link rel="icon" type="image/svg+xml" href="/assets/favicon.svg">
     <script>{_COLOUR_SCHEME_SCRIPT}</script>
-    <style>{_heading_colours()}</style>
+    <style>{_panel_style()}</style>
     {{%css%}}
   </head>
   <body>
@@ -191,8 +192,9 @@ def _index_string() -> str:
 </html>"""
 
 
-def _heading_colours() -> str:
-    return f":root{{{variables(LIGHT)}}}:root[data-mantine-color-scheme='dark']{{{variables(DARK)}}}{mark_rules()}"
+def _panel_style() -> str:
+    colours = f":root{{{variables(LIGHT)}}}:root[data-mantine-color-scheme='dark']{{{variables(DARK)}}}{mark_rules()}"
+    return colours + style_sheet("panels.css")
 
 
 def _hash(script: str) -> str:

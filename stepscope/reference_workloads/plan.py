@@ -1,6 +1,6 @@
 """Parallel plan: the layout of a training run over processes, its pipeline schedules, and layouts that are refused.
 
-What is refused was seen to fail in torch, or to give other gradients than one process; docs/workloads.md has the table.
+What is refused was seen to fail in torch, or to give other gradients than one process: docs/guides/workloads.md.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class SyncWaits:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class TraceDevice:
     """One entry of the trace's device list."""
 
     index: int
@@ -260,7 +260,7 @@ class TraceHeader:
     backend: str | None
     host_name: str | None
     base_time_ns: int
-    devices: tuple[Device, ...]
+    devices: tuple[TraceDevice, ...]
     groups: tuple[ProcessGroup, ...]
     versions: dict[str, str]
     with_shapes: bool

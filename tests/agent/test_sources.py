@@ -31,7 +31,7 @@ from stepscope.core.metrics.readings import Collection, MissingReason, Reading, 
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 
-_QUICK = Timing(interval=0.1, seldom=0.2, deadline=1.0, start_deadline=20, look=2.0, slow=0.3, grace=2)
+_QUICK = Timing(interval=0.1, slow_poll=0.2, deadline=1.0, start_deadline=20, look=2.0, slow=0.3, grace=2)
 
 
 def _until(sources: Sources, is_so: Callable[[dict[str, SourceState]], bool]) -> dict[str, SourceState]:

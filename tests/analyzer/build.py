@@ -11,7 +11,6 @@ from stepscope.trace.columns import (
     NONE,
     Category,
     CommunicationCalls,
-    Device,
     KernelLaunch,
     Lane,
     ProcessGroup,
@@ -19,6 +18,7 @@ from stepscope.trace.columns import (
     Shapes,
     SyncWaits,
     TraceColumns,
+    TraceDevice,
     TraceHeader,
 )
 
@@ -318,7 +318,7 @@ class TraceBuilder:
             backend="nccl",
             host_name=self.host,
             base_time_ns=self.base_ns,
-            devices=() if self.gpu is None else (Device(0, self.gpu, 132, None),),
+            devices=() if self.gpu is None else (TraceDevice(0, self.gpu, 132, None),),
             groups=groups,
             versions={},
             with_shapes=False,

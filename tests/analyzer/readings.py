@@ -1,9 +1,9 @@
-"""What does the analyzer say of traces written by hand? Its answers in microseconds, causes and headings by name."""
+"""What does the analyzer say of traces written by hand? Its answers in microseconds, causes and categories by name."""
 
 from __future__ import annotations
 
 from stepscope.analyzer.job import analyse_job
-from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_BLAME
+from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_ATTRIBUTE
 from stepscope.analyzer.rank import view_rank
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.summaries import JobContext
@@ -13,31 +13,31 @@ from stepscope.core.vocabulary.causes import Cause
 from tests.analyzer.build import NS_PER_US, TraceBuilder
 
 COMPUTE = "compute"
-"""Stands for all compute headings together: which one is the roofline's business."""
+"""Stands for all compute categories together: which one is the roofline's business."""
 
 
 def view_of(trace: TraceBuilder, *, whole_file: bool = False) -> RankView:
     return view_rank(trace.build(), trace.rank or 0, whole_file=whole_file)
 
 
-def booked_us(view: RankView) -> dict[str, float]:
-    """Microseconds by heading; headings without time are left out."""
+def ledger_us(view: RankView) -> dict[str, float]:
+    """Microseconds by category; categories without time are left out."""
     time: dict[str, float] = {}
-    for code, duration in zip(view.segments.heading.tolist(), view.segments.duration_ns.tolist(), strict=True):
-        heading = CATEGORY_ORDER[code]
-        name = COMPUTE if heading in COMPUTE_CATEGORIES else str(heading)
+    for code, duration in zip(view.segments.category.tolist(), view.segments.duration_ns.tolist(), strict=True):
+        category = CATEGORY_ORDER[code]
+        name = COMPUTE if category in COMPUTE_CATEGORIES else str(category)
         time[name] = time.get(name, 0.0) + duration / NS_PER_US
     return time
 
 
-def charged_us(view: RankView, heading: TimeCategory) -> dict[str, float]:
-    """Microseconds of one heading by the cause they are charged to."""
+def attributed_us(view: RankView, category: TimeCategory) -> dict[str, float]:
+    """Microseconds of one category by the cause they are attributed to."""
     time: dict[str, float] = {}
     segments = view.segments
-    rows = zip(segments.heading.tolist(), segments.charge.tolist(), segments.duration_ns.tolist(), strict=True)
-    for code, charge, duration in rows:
-        if CATEGORY_ORDER[code] is heading:
-            cause = "to blame" if charge == TO_BLAME else str(CAUSE_ORDER[charge])
+    rows = zip(segments.category.tolist(), segments.cause.tolist(), segments.duration_ns.tolist(), strict=True)
+    for code, cause_code, duration in rows:
+        if CATEGORY_ORDER[code] is category:
+            cause = "to attribute" if cause_code == TO_ATTRIBUTE else str(CAUSE_ORDER[cause_code])
             time[cause] = time.get(cause, 0.0) + duration / NS_PER_US
     return time
 
@@ -61,10 +61,10 @@ def analyse(*traces: TraceBuilder, whole_file: bool = False, context: JobContext
     return analysis
 
 
-def rank_us(analysis: Analysis, rank: int, heading: TimeCategory) -> float:
-    """Microseconds that a rank's window holds under a heading."""
+def rank_us(analysis: Analysis, rank: int, category: TimeCategory) -> float:
+    """Microseconds that a rank's window holds under a category."""
     found = next(row for row in analysis.ranks if row.rank == rank)
-    return round(found.ledger[heading] * found.window_ms * 1e3, 3)
+    return round(found.ledger[category] * found.window_ms * 1e3, 3)
 
 
 def cause_us(analysis: Analysis, cause: Cause) -> float:

@@ -57,12 +57,9 @@ from stepscope.reference_workloads.recipe import Recipe
 from stepscope.reference_workloads.suite.report import SuiteReport, encode_report
 from stepscope.reference_workloads.suite.results import MARK_FILE, RunResult, SuiteFolder
 from stepscope.store.documents import (
-    encode_analysis,
-    encode_comparison,
     encode_document,
     encode_nccl,
     encode_timelines,
-    encode_what_if,
 )
 from stepscope.training.hangs.stuck_report import StuckStep, _state
 from stepscope.training.memory.owners import PARAMETERS, MemoryOwners
@@ -121,9 +118,9 @@ def _schema_of(document: Any) -> str:
 
 def _with_schema() -> Iterator[list[Any]]:
     """Documents that tell their schema; each several times, with other members of each union."""
-    yield _encoded(Analysis, encode_analysis)
-    yield _encoded(WhatIfReport, encode_what_if)
-    yield _encoded(Comparison, encode_comparison)
+    yield _encoded(Analysis, encode_document)
+    yield _encoded(WhatIfReport, encode_document)
+    yield _encoded(Comparison, encode_document)
     yield _encoded(NcclReport, encode_nccl)
     for kind in (HangReport, MemoryReport, StepReport, TraceInfo):
         yield _encoded(kind, encode_document)

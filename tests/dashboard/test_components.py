@@ -1,4 +1,4 @@
-"""Do the parts of a page stay small and readable whatever the analysis holds?"""
+"""Parts of a page: small and readable whatever the analysis holds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from stepscope.analyzer.blame.root_causes import INTERVAL
 from stepscope.core.documents.analysis import Analysis
 from stepscope.core.documents.evidence import Evidence
 from stepscope.core.vocabulary.categories import TimeCategory
-from stepscope.dashboard.components.elements import share_bar, stacked_bar
-from stepscope.dashboard.components.kernels import kernels_panel
-from stepscope.dashboard.components.ledger import ledger_panel
-from stepscope.dashboard.components.timeline import timeline_panel
-from stepscope.dashboard.components.verdict import root_causes_panel, verdict_card
+from stepscope.dashboard.components import timeline_panel, to_dash
+from stepscope.workflow.panels.elements import Element, share_bar, stacked_bar
+from stepscope.workflow.panels.kernels import kernels_panel
+from stepscope.workflow.panels.ledger import ledger_panel
+from stepscope.workflow.panels.verdict import root_causes_panel, verdict_card
 from tests.dashboard import example_run as example
 
 
@@ -25,16 +25,17 @@ def analysis() -> Analysis:
     return example.make_analysis(example.make_timelines())
 
 
-def nodes_of(component: Component) -> list[Component]:
-    """Every component in the tree."""
+def nodes_of(element: Element) -> list[Component]:
+    """Every Dash component in the tree."""
+    component: Component = to_dash(element)
     found: list[object] = list(component._traverse())  # type: ignore[no-untyped-call] # as Dash leaves it
     return [component, *(node for node in found if isinstance(node, Component))]
 
 
-def texts_of(component: Component) -> str:
+def texts_of(element: Element) -> str:
     """All texts in the tree, one a line."""
     texts: list[str] = []
-    for node in nodes_of(component):
+    for node in nodes_of(element):
         children = getattr(node, "children", None)
         texts += [child for child in (children if isinstance(children, list) else [children]) if isinstance(child, str)]
     return "\n".join(texts)
@@ -77,7 +78,7 @@ def test_evidence_reads_as_words_and_percent(analysis: Analysis) -> None:
 @pytest.mark.parametrize("share", [1e300, -3.0, float("inf")])
 def test_no_bar_is_wider_than_its_track(share: float) -> None:
     bars = [
-        share_bar(share, heading=TimeCategory.WAIT, largest=0.5, interval=(0.0, share)),
+        share_bar(share, category=TimeCategory.WAIT, largest=0.5, interval=(0.0, share)),
         stacked_bar({TimeCategory.WAIT: share}, label="rank 0"),
     ]
     styles = [getattr(node, "style", None) or {} for bar in bars for node in nodes_of(bar)]
@@ -95,7 +96,8 @@ def test_the_interval_is_the_one_the_analysis_computes(analysis: Analysis) -> No
 
 
 def test_kernels_are_shown_with_their_findings_and_every_grouping(analysis: Analysis) -> None:
-    (panel,) = kernels_panel(analysis)
+    panel = kernels_panel(analysis)
+    assert panel is not None
     texts = texts_of(panel).splitlines()
 
     assert [texts.count(f"{code}") for code in ("unfused", "small grid", "tiny kernels")] == [1 + 4, 3, 3]
@@ -106,8 +108,9 @@ def test_kernels_are_shown_with_their_findings_and_every_grouping(analysis: Anal
 
 def test_groupings_that_a_trace_does_not_tell_have_no_tab(analysis: Analysis) -> None:
     bare = replace(analysis.roofline, by_operator=[], by_module=[], by_call=[], copies=[], findings=[])
-    (panel,) = kernels_panel(replace(analysis, roofline=bare))
+    panel = kernels_panel(replace(analysis, roofline=bare))
+    assert panel is not None
     assert [text for text in texts_of(panel).splitlines() if text in ("Name", "Operator", "Module", "Copies")] == [
         "Name"
     ]
-    assert kernels_panel(replace(analysis, roofline=replace(bare, kernels=[]))) == []
+    assert kernels_panel(replace(analysis, roofline=replace(bare, kernels=[]))) is None

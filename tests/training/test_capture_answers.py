@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 import stepscope
-from stepscope.core.protocol.messages import Answer, AnswerState, Bye, Cancel, CaptureRequest, EarlyStop, Hello, Step
+from stepscope.core.protocol.messages import (
+    Answer,
+    AnswerState,
+    Bye,
+    Cancel,
+    CaptureRequest,
+    EarlyStop,
+    Heartbeat,
+    Hello,
+)
 from stepscope.training import Schedule, once, slow_step
 from stepscope.training.profiling_session import Profile
 from tests.training.stand_in_agent import StandInAgent
@@ -37,7 +46,7 @@ class _Loop:
         self.extra_seconds: Callable[[], float] = lambda: 0.0
         self._prof, self._agent = prof, agent
         self._weight = torch.ones(16, 16, requires_grad=True)
-        self.until(lambda: any(step.index for step in agent.of(Step)))
+        self.until(lambda: any(step.index for step in agent.of(Heartbeat)))
 
     def until(self, is_so: Callable[[], bool], seconds: float = 60.0) -> None:
         deadline = time.monotonic() + seconds

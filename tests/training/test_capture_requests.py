@@ -16,8 +16,8 @@ from stepscope.core.protocol.messages import (
     Cancel,
     CaptureRequest,
     EarlyStop,
+    Heartbeat,
     Hello,
-    Step,
 )
 from tests.training.gloo_ranks import steps_in, training
 from tests.training.stand_in_agent import StandInAgent
@@ -27,7 +27,7 @@ pytest.importorskip("torch")
 
 def test_two_ranks_trace_the_very_same_steps_however_they_are_asked(tmp_path: Path, socket_file: Path) -> None:
     with StandInAgent(socket_file) as agent, training(tmp_path, socket_file, 2):
-        agent.wait_until(lambda: all(any(step.index for step in agent.of(Step, rank)) for rank in (0, 1)))
+        agent.wait_until(lambda: all(any(step.index for step in agent.of(Heartbeat, rank)) for rank in (0, 1)))
         hellos = [agent.of(Hello, rank)[0] for rank in (0, 1)]
         assert [(hello.rank, hello.world_size, hello.run) for hello in hellos] == [(0, 2, "r"), (1, 2, "r")]
         assert Path(hellos[0].run_directory) == tmp_path / "runs" / "r"
@@ -60,7 +60,7 @@ def test_two_ranks_trace_the_very_same_steps_however_they_are_asked(tmp_path: Pa
         if then[0].start_step in starts:  # the last second may not be on disk yet
             assert starts[then[0].start_step] > at_ns - 1_000_000_000
 
-        start = (agent.of(Step, 0)[-1].index or 0) + 400  # at 200 a second, told once a second
+        start = (agent.of(Heartbeat, 0)[-1].index or 0) + 400  # at 200 a second, told once a second
         agent.say(CaptureRequest("at", 2, start_step=start))
         at = agent.wait_final("at", 0, 1)
         assert [steps_in(answer.path) for answer in at] == [[start, start + 1]] * 2
@@ -93,7 +93,7 @@ def test_two_ranks_trace_the_very_same_steps_however_they_are_asked(tmp_path: Pa
 def test_an_agent_that_dies_during_a_capture_gets_the_answer_when_it_is_back(tmp_path: Path, socket_file: Path) -> None:
     with training(tmp_path, socket_file, 2):
         with StandInAgent(socket_file) as agent:
-            agent.wait_until(lambda: all(any(step.index for step in agent.of(Step, rank)) for rank in (0, 1)))
+            agent.wait_until(lambda: all(any(step.index for step in agent.of(Heartbeat, rank)) for rank in (0, 1)))
             agent.say(CaptureRequest("a", 3))
             agent.wait_until(lambda: all(agent.states("a", rank) for rank in (0, 1)))
         with StandInAgent(socket_file) as agent:

@@ -1,6 +1,6 @@
-"""Settings of the agent, one section a topic; docs/agent.md has the table that is made from this file.
+"""Settings of the agent, one section a topic; docs/guides/agent.md has the table that is made from this file.
 
-`Thresholds` holds the limits of health checks; docs/health.md names the source of each.
+`Thresholds` holds the limits of health checks; docs/guides/health.md names the source of each.
 """
 
 from __future__ import annotations

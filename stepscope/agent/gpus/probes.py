@@ -93,7 +93,7 @@ class GpuProbes:
         self._watch.xids.add(named, "kernel_log")
 
     def _start_process(self) -> Probe:
-        return ProbeProcess(self._timing.seldom, self._timing.grace, self._environment)
+        return ProbeProcess(self._timing.slow_poll, self._timing.grace, self._environment)
 
     def _run(self) -> None:
         has_failed = False

@@ -53,17 +53,17 @@ class ProbeProcess:
     """The real one."""
 
     def __init__(
-        self, seldom_seconds: float, grace_seconds: float, environment: Mapping[str, str] | None = None
+        self, slow_poll_seconds: float, grace_seconds: float, environment: Mapping[str, str] | None = None
     ) -> None:
         """Start it.
 
         Args:
-            seldom_seconds: between two readings of what changes slowly.
+            slow_poll_seconds: between two readings of what changes slowly.
             grace_seconds: what it may take to end when it is told to.
             environment: the agent's own where none is given.
         """
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "stepscope.collectors.nvml.worker", str(seldom_seconds), str(grace_seconds)],
+            [sys.executable, "-m", "stepscope.collectors.nvml.worker", str(slow_poll_seconds), str(grace_seconds)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

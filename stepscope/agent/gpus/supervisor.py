@@ -24,7 +24,7 @@ class Timing:
 
     Attributes:
         interval: between two readings of a GPU.
-        seldom: between two readings of what changes slowly.
+        slow_poll: seconds between two readings of what changes slowly.
         deadline: for one GPU's answer. A driver without persistence mode takes up to 3 s to wake a GPU.
         start_deadline: for a new process's first answer: it loads the driver's library.
         look: between two looks which GPUs are there.
@@ -36,7 +36,7 @@ class Timing:
     """
 
     interval: float = 1.0
-    seldom: float = 10.0
+    slow_poll: float = 10.0
     deadline: float = 5.0
     start_deadline: float = 30.0
     look: float = 60.0
@@ -51,10 +51,10 @@ class Timing:
         for name in self.__slots__:
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} must be more than 0 seconds, not {getattr(self, name)}")
-        if self.stale <= max(self.seldom, self.interval) + self.deadline:
+        if self.stale <= max(self.slow_poll, self.interval) + self.deadline:
             raise UsageError(
                 f"samples would be stale ({self.stale:g} s) before the next ones come",
-                what_next=f"make stale longer than {max(self.seldom, self.interval) + self.deadline:g} s",
+                what_next=f"make stale longer than {max(self.slow_poll, self.interval) + self.deadline:g} s",
             )
 
     def retry_after(self, failures: int) -> float:

@@ -17,11 +17,11 @@ from stepscope.core.protocol.messages import (
     PROTOCOL_VERSION,
     Answer,
     Bye,
+    Heartbeat,
     Hello,
     LineBuffer,
     Message,
     ProtocolError,
-    Step,
     Welcome,
     decode,
     encode,
@@ -63,7 +63,7 @@ class TrainingConnection:
         self.key = ""
         self.unsent = b""
         self._lines = LineBuffer()
-        self._step: Step | None = None
+        self._step: Heartbeat | None = None
         self._connected_at = self._heard_at = self._stepped_at = now
         self._budget = PacingBucket(_BURST_BYTES, now, start=_FIRST_BYTES)
         self._faults = 0
@@ -147,7 +147,7 @@ class TrainingConnection:
             self._meet(message)
         elif self.hello is None:
             self._fault("something before its hello")
-        elif isinstance(message, Step):
+        elif isinstance(message, Heartbeat):
             self._step, self._stepped_at = message, now
         elif isinstance(message, Bye):
             raise ConnectionEndedError("bye")

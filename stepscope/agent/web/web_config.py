@@ -1,6 +1,6 @@
 """Web config file in the format of Prometheus' exporter-toolkit: TLS, users, headers and rate limits.
 
-docs/agent.md lists what differs. Errors name the place and never the value, which may be a secret.
+docs/guides/agent.md lists what differs. Errors name the place and never the value, which may be a secret.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Arrivals at each call: who came last, and how long others waited, transferred, and hid behind compute.
 
 Exposure: An exposed instant belongs to one call: of those that are in the state which the instant is attributed to,
-to the one that began it first. So the calls' exposed times add up to the ledger's communication headings exactly.
+to the one that began it first. So the calls' exposed times add up to the ledger's communication categories exactly.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stepscope.analyzer.alignment.calls import FROM_ROOT_KINDS, SYNCHRONIZING_KI
 from stepscope.analyzer.alignment.clocks import SAME_CLOCK_NS
 from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, covered_time, owned, pieces, subtract, union
-from stepscope.analyzer.ledger.segments import CHARGE, TO_BLAME, Paint, Segments, assemble
+from stepscope.analyzer.ledger.segments import CAUSE_CODE, TO_ATTRIBUTE, CategorySpans, Segments, assemble
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.vocabulary.categories import CATEGORY_CODE, COMPUTE_CATEGORIES, TimeCategory
 from stepscope.core.vocabulary.causes import Cause
@@ -146,40 +146,42 @@ def split_communication(
 
     Several calls at once: `wait` only while every running one lacks a participant; a transfer wins over an unknown.
     What no call covers (a host entering or leaving a call, or not yet asking for a send that is long done) is the
-    host's. Waiting in which the host was late anyway keeps the host's charge, a transfer does not.
+    host's. Waiting in which the host was late anyway keeps the host's cause, a transfer does not.
     """
     transfer, unknown, waiting = _by_state(rank, calls, arrivals)
-    alone = segments.heading == CATEGORY_CODE[TimeCategory.COMMUNICATION_UNSPLIT]
+    alone = segments.category == CATEGORY_CODE[TimeCategory.COMMUNICATION_UNSPLIT]
     kept = Segments(*(column[~alone] for column in _columns(segments)))
     time = segments.intervals_of(TimeCategory.COMMUNICATION_UNSPLIT)
-    charge = segments.charge[alone]
-    paints = [Paint(Intervals(kept.start_ns, kept.end_ns), kept.heading, kept.charge)]
+    cause = segments.cause[alone]
+    paints = [CategorySpans(Intervals(kept.start_ns, kept.end_ns), kept.category, kept.cause)]
     undecided = subtract(unknown, transfer)
     waiting = subtract(subtract(waiting, transfer), undecided)
-    for cover, heading in (
+    for cover, category in (
         (transfer, TimeCategory.COMMUNICATION),
         (undecided, TimeCategory.COMMUNICATION_UNSPLIT),
         (waiting, TimeCategory.WAIT),
     ):
         index, start, end = pieces(time.start, time.end, cover)
-        late = charge[index] != CHARGE[Cause.COMMUNICATION]
-        if heading is TimeCategory.COMMUNICATION:
-            late[:] = False  # bytes on the wire: see docs/how-numbers-are-made.md, "Exposed is not blocking"
-        own = TO_BLAME if heading is TimeCategory.WAIT else CHARGE[Cause.COMMUNICATION]
-        codes = np.where(late, charge[index], own).astype(np.int8)
-        paints.append(Paint(Intervals(start, end), heading, codes))
+        late = cause[index] != CAUSE_CODE[Cause.COMMUNICATION]
+        if category is TimeCategory.COMMUNICATION:
+            late[:] = False  # bytes on the wire: docs/explanation/how-numbers-are-made.md, "Exposed is not blocking"
+        own = TO_ATTRIBUTE if category is TimeCategory.WAIT else CAUSE_CODE[Cause.COMMUNICATION]
+        codes = np.where(late, cause[index], own).astype(np.int8)
+        paints.append(CategorySpans(Intervals(start, end), category, codes))
     for done in (transfer, undecided, waiting):
         time = subtract(time, done)
-    return assemble([*paints, Paint(time, TimeCategory.HOST_BOUND)])
+    return assemble([*paints, CategorySpans(time, TimeCategory.HOST_BOUND)])
 
 
-def waits_to_blame(segments: Segments, rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]) -> WaitPieces:
-    """The waiting that still has to be charged to someone; overlapping waits belong to the call that began first."""
+def waits_to_attribute(
+    segments: Segments, rank: int, calls: list[Call], arrivals: Mapping[CallId, Arrival]
+) -> WaitPieces:
+    """The waiting that still has to be attributed to someone; overlapping waits belong to the call that began first."""
     places = [place for place in range(len(calls)) if CallId(rank, place) in arrivals]
     start = np.array([calls[place].exposed_from_ns for place in places], np.int64)
     end = np.array([min(calls[place].end_ns, arrivals[CallId(rank, place)].at_ns) for place in places], np.int64)
     start, end = owned(start, np.maximum(start, end), tie=np.arange(len(start)))
-    open_ = segments.charge == TO_BLAME
+    open_ = segments.cause == TO_ATTRIBUTE
     cover = union(segments.start_ns[open_], segments.end_ns[open_])
     index, piece_start, piece_end = pieces(start, end, cover)
     order = np.argsort(piece_start, kind="stable")
@@ -204,7 +206,7 @@ def _by_state(
 
 
 def _columns(segments: Segments) -> tuple[Nanoseconds, Nanoseconds, IntColumn, IntColumn]:
-    return segments.start_ns, segments.end_ns, segments.heading, segments.charge
+    return segments.start_ns, segments.end_ns, segments.category, segments.cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,7 @@ class CallColumns:
         wait, transfer: from the start to the last needed arrival, and from there to the end; 0 where not known.
         unsplit: the whole call where not known, else 0.
         surely_waited: of `exposed_unsplit`, what lies before the last arrival of the members whose traces are there.
-        exposed_wait, exposed_transfer, exposed_unsplit: what of it the ledger books under communication headings
+        exposed_wait, exposed_transfer, exposed_unsplit: what of it the ledger books under communication categories
             (`exposed_wait` includes what the pipeline's schedule explains).
         hidden_wait, hidden_transfer, hidden_unsplit: what of it lies under compute; calls at once each count in full.
     """
@@ -252,7 +254,7 @@ def call_columns(
     """Collect the columns.
 
     Args:
-        views: on the job's clock, with their final headings.
+        views: on the job's clock, with their final categories.
         seen_ns: of calls without a known arrival, the last arrival among the members whose traces are there.
     """
     first: dict[int, int] = {}

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.alignment.calls import NO_TRANSFER, kind_of_span, kind_of_word
-from stepscope.analyzer.alignment.process_groups import tells_dimension
+from stepscope.analyzer.alignment.process_groups import names_dimension
 from stepscope.analyzer.element_types import bytes_of_dtype
 from stepscope.analyzer.rows import distinct
 from stepscope.trace.columns import NONE, Category, IntColumn, ProcessGroup, Shapes, TraceColumns
@@ -50,15 +50,15 @@ class LaunchContext:
     open_spans: tuple[str, ...] = ()
 
 
-NOTHING_OPEN = LaunchContext()
+NO_CONTEXT = LaunchContext()
 
 
 def launch_contexts(trace: TraceColumns, lanes: IntColumn, moments_ns: npt.NDArray[np.int64]) -> list[LaunchContext]:
     """The context of each launch, given its thread's lane and its time (NONE where the launch is unknown)."""
     rows = trace.rows_named(
-        lambda name: kind_of_span(name) is not None or tells_dimension(name), Category.CPU_OP, Category.USER_ANNOTATION
+        lambda name: kind_of_span(name) is not None or names_dimension(name), Category.CPU_OP, Category.USER_ANNOTATION
     )
-    contexts = [NOTHING_OPEN] * len(lanes)
+    contexts = [NO_CONTEXT] * len(lanes)
     for lane in distinct(lanes[lanes != NONE]).tolist():
         asked = np.flatnonzero((lanes == lane) & (moments_ns != NONE))
         asked = asked[np.argsort(moments_ns[asked], kind="stable")]
@@ -71,11 +71,11 @@ def launch_contexts(trace: TraceColumns, lanes: IntColumn, moments_ns: npt.NDArr
             still_open = np.concatenate((still_open, np.arange(before, behind)))
             still_open, before = still_open[ends[still_open] > moment], behind
             if len(still_open):
-                contexts[place] = _read(trace, spans[still_open].tolist())
+                contexts[place] = _context_of(trace, spans[still_open].tolist())
     return contexts
 
 
-def _read(trace: TraceColumns, open_rows: Sequence[int]) -> LaunchContext:
+def _context_of(trace: TraceColumns, open_rows: Sequence[int]) -> LaunchContext:
     """Args: open_rows: outermost first."""
     names = [trace.names[int(trace.name[row])] for row in open_rows]
     kind = root = peer = None
@@ -88,17 +88,17 @@ def _read(trace: TraceColumns, open_rows: Sequence[int]) -> LaunchContext:
         dims, types, concrete = arguments_of(trace, row)
         if (size := largest_tensor_bytes(dims, types)) is not None:
             sizes.append(size)
-        root = _whole(concrete, _PLACE_OF_ROOT.get(name)) if name in _PLACE_OF_ROOT else root
+        root = _integer_at(concrete, _PLACE_OF_ROOT.get(name)) if name in _PLACE_OF_ROOT else root
         peer = peer_of(name, concrete) if kind in ("send", "recv") else peer
     return LaunchContext(
-        kind, max(sizes, default=None), root, peer, tuple(name for name in names if tells_dimension(name))
+        kind, max(sizes, default=None), root, peer, tuple(name for name in names if names_dimension(name))
     )
 
 
 def peer_of(name: str, concrete: list[Any]) -> int | None:
     """The peer of a send's or receive's span: in the annotation's name, else the operator's third argument."""
     told = _PEER.match(name)
-    return int(told.group(3)) if told else _whole(concrete, 2)
+    return int(told.group(3)) if told else _integer_at(concrete, 2)
 
 
 def arguments_of(trace: TraceColumns, row: int) -> tuple[list[Any], list[Any], list[Any]]:
@@ -125,7 +125,7 @@ def largest_tensor_bytes(dims: list[Any], types: list[Any]) -> int | None:
     return max(sizes, default=None)
 
 
-def _whole(values: list[Any], place: int | None) -> int | None:
+def _integer_at(values: list[Any], place: int | None) -> int | None:
     try:
         return int(values[place]) if place is not None else None
     except (ValueError, IndexError, TypeError):
@@ -175,10 +175,10 @@ def read_call_arguments(trace: TraceColumns, entry: int, operator: int | None) -
         group=group,
         members=members,
         num_bytes=elements * size if size is not None and elements >= 0 else None,
-        peer=_rank_of_peer(_known(peer), members),
-        sequence=_known(int(calls.sequence[entry])),
-        communicator=_known(int(calls.communicator[entry])),
-        root=_known(int(calls.root_rank[operator])) if operator is not None else None,
+        peer=_rank_of_peer(_or_none(peer), members),
+        sequence=_or_none(int(calls.sequence[entry])),
+        communicator=_or_none(int(calls.communicator[entry])),
+        root=_or_none(int(calls.root_rank[operator])) if operator is not None else None,
     )
 
 
@@ -190,7 +190,7 @@ def _rank_of_peer(number: int | None, members: tuple[int, ...] | None) -> int | 
     return members[number]
 
 
-def _known(number: int) -> int | None:
+def _or_none(number: int) -> int | None:
     return None if number == NONE else number
 
 
@@ -202,7 +202,7 @@ def operators_by_id(trace: TraceColumns) -> dict[int, int]:
     return {int(i): int(entry) for i, entry in zip(ids, operators, strict=True) if i != NONE}
 
 
-class Issued:
+class IssuedOperators:
     """The communication operators of each host thread, handed out in issue order: those that record arguments, else
     (torch before 2.3) the sends and receives that name their peer."""
 

@@ -50,7 +50,7 @@ _KIND_IN_NAME = (
     (re.compile(r"broadcast", re.IGNORECASE), "broadcast"),
     (re.compile(r"reduce", re.IGNORECASE), "reduce"),
 )
-_ROOM = re.compile(r"^(?:nccl|rccl|gloo|c10d|_c10d_functional|vllm|sglang|symm_mem):{1,2}")
+_NAMESPACE = re.compile(r"^(?:nccl|rccl|gloo|c10d|_c10d_functional|vllm|sglang|symm_mem):{1,2}")
 """Where the spans of communication operators and backends come from."""
 
 NO_TRANSFER = frozenset({"wait", "init", "init_ranks", "comms_init"})
@@ -77,7 +77,7 @@ def kind_in_name(kernel_name: str) -> str:
 @lru_cache(maxsize=4096)
 def kind_of_span(name: str) -> str | None:
     """The kind of a communication operator's or backend's span (`nccl:all_to_all`, `c10d::allreduce_`), else None."""
-    room = _ROOM.match(name)
+    room = _NAMESPACE.match(name)
     if room is None:
         return None
     word = name[room.end() :].split(" ")[0]

@@ -22,23 +22,23 @@ from stepscope.analyzer.alignment.matching import Matches
 Pair = tuple[str, str]
 """Two hosts, the lower name first."""
 
-ENOUGH_ENDS = 3
+MIN_ENDS = 3
 """Fewer shared collectives have no spread that could tell their offset from noise."""
 
 OUTLIER_MADS = 3.0
 """An end further than this many median absolute deviations from the middle is left out (a preempted rank)."""
-_FINEST_NS = 1_000.0
+_RESOLUTION_NS = 1_000.0
 """Deviations are not taken for smaller: GPU timestamps themselves step by up to a microsecond."""
 
-ENOUGH_FOR_DRIFT = 20
-DRIFT_SHOWS_FROM = 3.0
+MIN_ENDS_FOR_DRIFT = 20
+MIN_DRIFT_RATIO = 3.0
 """Drift is taken out when over the trace it moves the clocks by so many times what remains without it ..."""
-DRIFT_HELPS_FROM = 0.7
+MAX_SPREAD_LEFT = 0.7
 """... and when so much or less of the spread remains."""
-MOST_DRIFT = 1e-3
+MAX_DRIFT = 1e-3
 """Quartz clocks drift by at most 100 parts in a million; ten times that is no clock."""
 
-WIDEST_BOUNDS = 0.1
+MAX_BOUNDS_SHARE = 0.1
 """Bounds wider than this share of the mean wait between the hosts leave open who waited (ledger, Clocks). Of the mean,
 as the error is to be small against all of the waiting: most messages of a pipeline find their receiver there."""
 
@@ -85,7 +85,7 @@ def offsets_by_ends(
         for name, end in middle.items():
             if name != first:
                 samples[first, name].append((middle[first] - about_ns, end - middle[first]))
-    return {pair: _fit(np.array(values, np.float64)) for pair, values in samples.items() if len(values) >= ENOUGH_ENDS}
+    return {pair: _fit(np.array(values, np.float64)) for pair, values in samples.items() if len(values) >= MIN_ENDS}
 
 
 def _fit(samples: npt.NDArray[np.float64]) -> PairOffset:
@@ -96,7 +96,7 @@ def _fit(samples: npt.NDArray[np.float64]) -> PairOffset:
     spread = _deviation(ahead[kept] - middle)
     steady = PairOffset(middle, 0.0, spread, int(kept.sum()))
     length = float(time.max() - time.min())
-    if len(time) < ENOUGH_FOR_DRIFT or length <= 0:
+    if len(time) < MIN_ENDS_FOR_DRIFT or length <= 0:
         return steady
     for _ in range(2):  # once more without what the first line leaves far off
         slope, start = _line(time[kept], ahead[kept])
@@ -105,9 +105,9 @@ def _fit(samples: npt.NDArray[np.float64]) -> PairOffset:
     after = _deviation(rest[kept])
     moved = abs(slope) * length
     if (
-        moved < DRIFT_SHOWS_FROM * max(after, _FINEST_NS)
-        or after > DRIFT_HELPS_FROM * spread
-        or abs(slope) > MOST_DRIFT
+        moved < MIN_DRIFT_RATIO * max(after, _RESOLUTION_NS)
+        or after > MAX_SPREAD_LEFT * spread
+        or abs(slope) > MAX_DRIFT
     ):
         return steady
     return PairOffset(start, slope, after, int(kept.sum()))
@@ -123,7 +123,7 @@ def _line(time: npt.NDArray[np.float64], ahead: npt.NDArray[np.float64]) -> tupl
 
 
 def _kept(rest: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    kept: npt.NDArray[np.bool_] = np.abs(rest) <= OUTLIER_MADS * max(_deviation(rest), _FINEST_NS)
+    kept: npt.NDArray[np.bool_] = np.abs(rest) <= OUTLIER_MADS * max(_deviation(rest), _RESOLUTION_NS)
     return kept
 
 
@@ -158,7 +158,7 @@ def offsets_by_bounds(
         width = above[pair] - below[pair]
         middle = (above[pair] + below[pair]) / 2
         waits = [abs(second - first - middle) for first, second in starts[pair]]
-        if 0 <= width <= WIDEST_BOUNDS * float(np.mean(waits)):
+        if 0 <= width <= MAX_BOUNDS_SHARE * float(np.mean(waits)):
             found[pair] = PairOffset(middle, 0.0, width / 2, 1)
     return found
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.alignment.call_arguments import (
     CallArguments,
-    Issued,
+    IssuedOperators,
     LaunchContext,
     launch_contexts,
     operators_by_id,
@@ -116,7 +116,7 @@ class _CallReader:
         self._entry_of_row = {int(row): entry for entry, row in enumerate(trace.communication.row)}
         self._operator_of_id = operators_by_id(trace)
         self._contexts = launch_contexts(trace, activities.launch_lane[chosen], activities.launch_ns[chosen])
-        self._issued = Issued(trace)
+        self._issued = IssuedOperators(trace)
         self._group_of_stream = self._groups_by_stream()
         self._ordinals: dict[tuple[int, int, int], int] = {}
 

@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 
 from stepscope.analyzer.alignment.calls import BEFORE_STEPS, P2P_KINDS, Call, PeerCall
 
-_Word = tuple[str, int | None]
+_Signature = tuple[str, int | None]
 """What must agree on all members: kind and size."""
 
 _Key = tuple[tuple[int, ...], int, int | None, int]
@@ -26,7 +26,7 @@ _End = tuple[int, int, int, int, bool]
 _UNEVEN_KINDS = frozenset({"all_to_all", "gather", "scatter"})
 """Each member may send and receive another size: experts, a root."""
 
-_MOST_COMPARISONS = 2_000 * 2_000
+_MAX_COMPARISONS = 2_000 * 2_000
 """Stretches that disagree for longer stay unmatched: comparing them takes time with the square of their length."""
 
 
@@ -150,19 +150,19 @@ def _by_sequence_number(
 
 
 def _by_order(by_rank: Mapping[int, list[CallId]], calls_of_rank: Mapping[int, list[Call]]) -> list[dict[int, CallId]]:
-    words = {rank: [word_of(calls_of_rank[rank][c.place]) for c in calls] for rank, calls in by_rank.items()}
+    words = {rank: [signature_of(calls_of_rank[rank][c.place]) for c in calls] for rank, calls in by_rank.items()}
     reference = max(words, key=lambda rank: len(words[rank]))
     place_of = {rank: _places(words[reference], own) for rank, own in words.items()}
     whole = [i for i in range(len(words[reference])) if all(i in places for places in place_of.values())]
     return [{rank: by_rank[rank][places[i]] for rank, places in place_of.items()} for i in whole]
 
 
-def word_of(call: Call) -> _Word:
+def signature_of(call: Call) -> _Signature:
     """What must agree on all members for calls to be one."""
     return call.kind, (0 if call.kind in _UNEVEN_KINDS else call.num_bytes)
 
 
-def _places(reference: list[_Word], own: list[_Word]) -> dict[int, int]:
+def _places(reference: list[_Signature], own: list[_Signature]) -> dict[int, int]:
     """For each place of the reference that has a counterpart, that counterpart's place."""
     if _agree(reference, own):
         return {i: i for i in range(len(reference))}
@@ -174,13 +174,13 @@ def _places(reference: list[_Word], own: list[_Word]) -> dict[int, int]:
     places = {i: i for i in range(head)}
     places |= {len(reference) - 1 - i: len(own) - 1 - i for i in range(tail)}
     middle, own_middle = reference[head : len(reference) - tail], own[head : len(own) - tail]
-    if len(middle) * len(own_middle) <= _MOST_COMPARISONS:
+    if len(middle) * len(own_middle) <= _MAX_COMPARISONS:
         for block in SequenceMatcher(None, middle, own_middle, autojunk=False).get_matching_blocks():
             places |= {head + block.a + i: head + block.b + i for i in range(block.size)}
     return places
 
 
-def _agree(a: list[_Word], b: list[_Word]) -> bool:
+def _agree(a: list[_Signature], b: list[_Signature]) -> bool:
     """Same kinds and sizes in the same order; a size that one side does not know agrees with any."""
     return len(a) == len(b) and all(
         x[0] == y[0] and (x[1] == y[1] or None in (x[1], y[1])) for x, y in zip(a, b, strict=True)

@@ -59,8 +59,8 @@ def on_job_clock(view: RankView, clocks: Clocks) -> RankView:
         segments=Segments(
             clocks.to_job(rank, segments.start_ns),
             clocks.to_job(rank, segments.end_ns),
-            segments.heading,
-            segments.charge,
+            segments.category,
+            segments.cause,
         ),
         calls=[
             replace(call, start_ns=s, end_ns=e, awaited_ns=a)
@@ -99,11 +99,12 @@ def on_machines(
     half_a_step = min(float(np.median(view.window.whole_step_ns)) for view in views.values()) / 2
     machines = machine_of_rank(calls_of_rank, matches, hosts, half_a_step)
     return {
-        rank: view if machines[rank] == hosts[rank] else _moved(view, machines[rank]) for rank, view in views.items()
+        rank: view if machines[rank] == hosts[rank] else _on_machine(view, machines[rank])
+        for rank, view in views.items()
     }
 
 
-def _moved(view: RankView, machine: str | None) -> RankView:
+def _on_machine(view: RankView, machine: str | None) -> RankView:
     apart = f"ranks of host {view.header.host_name!r} have different clocks: taken for several machines"
     return replace(
         view,
@@ -112,7 +113,7 @@ def _moved(view: RankView, machine: str | None) -> RankView:
     )
 
 
-CERTAIN_FROM = 10.0
+MIN_OFFSET_SPREADS = 10.0
 """A named host counts as several machines when its ranks' ends lie apart by so many times their spread: a straggler
 that leaves late (20 us on the recorded one), or gloo's ranks (66 us with a spread of 44), are no other machine."""
 
@@ -152,14 +153,16 @@ def _clusters(
         return [list(ranks)]
     if any(abs(pair.ahead_ns) > largest_offset_ns for pair in pairs.values()):
         return [list(ranks)]
-    return _alike(ranks, names, pairs)
+    return _ranks_by_clock(ranks, names, pairs)
 
 
 def _contradicts(pair: PairOffset, largest_offset_ns: float) -> bool:
-    return max(SAME_CLOCK_NS, CERTAIN_FROM * pair.residual_ns) < abs(pair.ahead_ns) <= largest_offset_ns
+    return max(SAME_CLOCK_NS, MIN_OFFSET_SPREADS * pair.residual_ns) < abs(pair.ahead_ns) <= largest_offset_ns
 
 
-def _alike(ranks: Sequence[int], names: Mapping[int, str], pairs: Mapping[Pair, PairOffset]) -> list[list[int]]:
+def _ranks_by_clock(
+    ranks: Sequence[int], names: Mapping[int, str], pairs: Mapping[Pair, PairOffset]
+) -> list[list[int]]:
     island = islands(list(names.values()), pairs)
     ahead = solve(list(names.values()), island, {pair: (p.ahead_ns, weight(p)) for pair, p in pairs.items()})
     clusters: list[list[int]] = []

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.alignment.calls import P2P_KINDS, SYNCHRONIZING_KINDS, Call
 from stepscope.analyzer.alignment.clocks import SAME_CLOCK_NS
-from stepscope.analyzer.alignment.matching import word_of
+from stepscope.analyzer.alignment.matching import signature_of
 from stepscope.core.documents.analysis import MeshSizes
 from stepscope.trace.columns import ProcessGroup
 
@@ -80,7 +80,7 @@ def dimension_of_members(groups: Iterable[ProcessGroup]) -> dict[tuple[int, ...]
 
 
 @lru_cache(maxsize=4096)
-def tells_dimension(span_name: str) -> bool:
+def names_dimension(span_name: str) -> bool:
     """Whether an open span of this name says whom a call serves."""
     return any(pattern.search(span_name) for _, pattern, _ in _OF_SPAN)
 
@@ -146,7 +146,7 @@ def _connected(pairs: Iterable[tuple[int, int]]) -> list[set[int]]:
     return chains
 
 
-ENOUGH_MEETINGS = 8
+MIN_COMMON_ENDS = 8
 """Ranks of different hosts belong together only if this many ends stand equally far apart."""
 
 _Sequence = tuple[tuple[int, tuple[tuple[str, int | None], ...]], ...]
@@ -169,8 +169,8 @@ def with_groups(
     if len(calls_of_rank) < max(world_size, 2):
         return result
     for places_of_rank in _by_stream(calls_of_rank):
-        for ranks in _alike(places_of_rank, calls_of_rank):
-            for group in _meeting(ranks, places_of_rank, calls_of_rank, host_of_rank):
+        for ranks in _same_call_sequence(places_of_rank, calls_of_rank):
+            for group in _groups_by_ends(ranks, places_of_rank, calls_of_rank, host_of_rank):
                 for rank in group:
                     for place in places_of_rank[rank]:
                         result[rank][place] = replace(result[rank][place], group=group)
@@ -196,7 +196,9 @@ def _by_stream(calls_of_rank: Mapping[int, list[Call]]) -> list[dict[int, list[i
     return list(result.values())
 
 
-def _alike(places_of_rank: Mapping[int, list[int]], calls_of_rank: Mapping[int, list[Call]]) -> list[list[int]]:
+def _same_call_sequence(
+    places_of_rank: Mapping[int, list[int]], calls_of_rank: Mapping[int, list[Call]]
+) -> list[list[int]]:
     """Ranks that called the same things in the same order in every step."""
     alike: dict[_Sequence, list[int]] = defaultdict(list)
     for rank, places in places_of_rank.items():
@@ -204,13 +206,13 @@ def _alike(places_of_rank: Mapping[int, list[int]], calls_of_rank: Mapping[int, 
         for place in places:
             call = calls_of_rank[rank][place]
             if call.step >= 0:
-                by_step[call.step].append(word_of(call))
+                by_step[call.step].append(signature_of(call))
         if by_step:
             alike[tuple((step, tuple(words)) for step, words in sorted(by_step.items()))].append(rank)
     return [ranks for ranks in alike.values() if len(ranks) > 1]
 
 
-def _meeting(
+def _groups_by_ends(
     ranks: Sequence[int],
     places_of_rank: Mapping[int, list[int]],
     calls_of_rank: Mapping[int, list[Call]],
@@ -254,7 +256,7 @@ def _coincide(apart: npt.NDArray[np.int64], same_host: npt.NDArray[np.bool_]) ->
         return np.zeros(len(apart), np.bool_)
     middle = np.median(apart, axis=1)
     near = np.abs(middle) <= SAME_CLOCK_NS
-    may = near | (~same_host & (num_calls >= ENOUGH_MEETINGS))
+    may = near | (~same_host & (num_calls >= MIN_COMMON_ENDS))
     rest = np.abs(apart[may] - np.where(near, 0.0, middle)[may, None])
     # nine in ten: an unlucky end (a preempted rank, a lost record) must not tear a group apart
     place = int(np.ceil(0.9 * (num_calls - 1)))

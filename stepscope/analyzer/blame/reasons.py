@@ -32,7 +32,7 @@ def why_host_is_late(late: Sequence[RankView]) -> tuple[list[Reason], list[Evide
     for view in late:
         time.update(view.host_work.late_ns)
         phases.update(view.host_work.phases_ns)
-    reasons, evidence = _named(time, "late_host_time")
+    reasons, evidence = _reasons_by_time(time, "late_host_time")
     total = time.total()
     told = [
         Evidence(f"share_of_late_host_time_in_phase: {phase}", share, "ratio", REASON_THRESHOLD)
@@ -48,13 +48,13 @@ def why_blocked(blocked: Sequence[RankView]) -> tuple[list[Reason], list[Evidenc
     for view in blocked:
         time.update(view.host_work.blocked_ns)
         calls.update(view.host_work.num_blocking_calls)
-    reasons, evidence = _named(time, "blocked_time")
+    reasons, evidence = _reasons_by_time(time, "blocked_time")
     num_steps = sum(len(view.window.boundary_ns) for view in blocked)
     counts = [Evidence(f"blocking_calls_a_step: {reason}", calls[reason] / num_steps, "calls") for reason in reasons]
     return reasons, [*evidence, *counts]
 
 
-def _named(time: Counter[Reason], of_what: str) -> tuple[list[Reason], list[Evidence]]:
+def _reasons_by_time(time: Counter[Reason], of_what: str) -> tuple[list[Reason], list[Evidence]]:
     total = time.total()
     shares = [(reason, nanoseconds / total) for reason, nanoseconds in time.most_common() if total]
     named = [(reason, share) for place, (reason, share) in enumerate(shares) if not place or share >= REASON_THRESHOLD]
@@ -64,16 +64,16 @@ def _named(time: Counter[Reason], of_what: str) -> tuple[list[Reason], list[Evid
     )
 
 
-FEWEST_BATCHES = 12
+MIN_BATCHES = 12
 """Fewer show no rhythm: a trace of three steps does not, a run that keeps its steps does."""
 
-STEADY = 0.5
+MAX_STEADY_SPREAD = 0.5
 """Waits whose standard deviation is under this share of their mean are the same at every batch."""
 
-RHYTHM = 0.5
+MIN_CORRELATION = 0.5
 """Least correlation of the waits with themselves one period later; chance stays under 0.35 on 60 batches."""
 
-FEWEST_PERIODS = 3
+MIN_PERIODS = 3
 
 
 def why_data_is_late(
@@ -89,23 +89,23 @@ def why_data_is_late(
         return [Reason.STARVED], []
     worst = late[0]
     waits = np.array(waits_by_rank.get(worst.rank, worst.host_work.load_waits_ns), np.int64)
-    reasons, evidence = _rhythm(waits, worst.rank)
+    reasons, evidence = _loader_pattern(waits, worst.rank)
     if any(view.host_work.loads_in_process for view in late):
         reasons.append(Reason.NO_WORKERS)
     return reasons, evidence
 
 
-def _rhythm(waits_ns: npt.NDArray[np.int64], rank: int) -> tuple[list[Reason], list[Evidence]]:
-    if len(waits_ns) < FEWEST_BATCHES or not waits_ns.any():
+def _loader_pattern(waits_ns: npt.NDArray[np.int64], rank: int) -> tuple[list[Reason], list[Evidence]]:
+    if len(waits_ns) < MIN_BATCHES or not waits_ns.any():
         return [Reason.STARVED], []
     # one endless wait (an epoch's end, a cold cache) would drown the rest
     waits = np.minimum(waits_ns, np.quantile(waits_ns, 0.95, method="higher")).astype(np.float64)
     spread = float(waits.std() / waits.mean())
-    uneven = Evidence("spread_of_waits", spread, "of the mean wait", STEADY, ranks=[rank])
-    if spread < STEADY:
+    uneven = Evidence("spread_of_waits", spread, "of the mean wait", MAX_STEADY_SPREAD, ranks=[rank])
+    if spread < MAX_STEADY_SPREAD:
         return [Reason.STARVED], [uneven]
     period, correlation = _period(waits - waits.mean())
-    if correlation < RHYTHM:
+    if correlation < MIN_CORRELATION:
         return [Reason.BURSTY], [uneven]
     return [Reason.BURSTY], [uneven, Evidence("period_of_waits", period, "batches", ranks=[rank])]
 
@@ -113,7 +113,7 @@ def _rhythm(waits_ns: npt.NDArray[np.int64], rank: int) -> tuple[list[Reason], l
 def _period(deviation: npt.NDArray[np.float64]) -> tuple[int, float]:
     """The shortest lag at which the series repeats itself nearly as well as at any other, and how well."""
     size = len(deviation)
-    lags = np.arange(2, size // FEWEST_PERIODS + 1)
+    lags = np.arange(2, size // MIN_PERIODS + 1)
     correlations = np.array([np.corrcoef(deviation[lag:], deviation[:-lag])[0, 1] for lag in lags])
     correlations = np.nan_to_num(correlations, nan=-1.0)
     best = float(correlations.max())
@@ -123,7 +123,7 @@ def _period(deviation: npt.NDArray[np.float64]) -> tuple[int, float]:
 BOTTLENECK_THRESHOLD = 0.10
 """A loss is named as the cause from this share of the step on; below it the job is healthy (ledger, Verdict)."""
 
-MOSTLY_UNKNOWN = 0.5
+MOSTLY_UNKNOWN_SHARE = 0.5
 """From this share of exposed communication on that cannot be told from waiting, it may be somebody's lateness."""
 
 ReasonsWithEvidence = tuple[list[Reason], list[Evidence]]
@@ -166,7 +166,7 @@ def _communication(grounds: VerdictInputs) -> ReasonsWithEvidence:
     reasons = [reason for reason, _ in grounds.communication]
     evidence = [item for _, items in grounds.communication for item in items]
     if grounds.arrivals_unknown > 0:
-        is_mostly = grounds.arrivals_unknown > MOSTLY_UNKNOWN * grounds.table.fractions()[Cause.COMMUNICATION]
+        is_mostly = grounds.arrivals_unknown > MOSTLY_UNKNOWN_SHARE * grounds.table.fractions()[Cause.COMMUNICATION]
         reasons.insert(0 if is_mostly else len(reasons), Reason.ARRIVALS_UNKNOWN)
         evidence.append(Evidence("arrivals_unknown", grounds.arrivals_unknown, "ratio"))
     return reasons, evidence

@@ -73,12 +73,12 @@ REMEDIES: dict[Reason, str] = {
 }
 """What to try first, by reason."""
 
-MOST_ACTIONS = 3
+MAX_ACTIONS = 3
 
 
 def actions_for(cause: Cause, reasons: Sequence[Reason]) -> list[str]:
     """The remedies of the reasons, the strongest first, then the cause's own."""
-    return list(dict.fromkeys((*(REMEDIES[reason] for reason in reasons), *ACTIONS.get(cause, ()))))[:MOST_ACTIONS]
+    return list(dict.fromkeys((*(REMEDIES[reason] for reason in reasons), *ACTIONS.get(cause, ()))))[:MAX_ACTIONS]
 
 
 COSTS: dict[Cause, str] = {

@@ -10,23 +10,23 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyzer.blame.waits import BlamedWait
-from stepscope.analyzer.ledger.segments import CAUSE_ORDER, CHARGE, TO_BLAME, TimeTable
+from stepscope.analyzer.blame.waits import AttributedWait
+from stepscope.analyzer.ledger.segments import CAUSE_CODE, CAUSE_ORDER, TO_ATTRIBUTE, TimeTable
 from stepscope.analyzer.rank_view import RankView
 from stepscope.core.vocabulary.causes import Cause
 
-CULPRIT_SHARE = 0.25
+NAMED_RANK_SHARE = 0.25
 """A rank is named from this share of the worst rank's contribution on."""
 
 
-def culprits(contribution: Mapping[int, float]) -> list[int]:
+def ranks_to_name(contribution: Mapping[int, float]) -> list[int]:
     """The ranks to name, worst first.
 
     Args:
         contribution: by rank, in any unit.
     """
     worst = max(contribution.values(), default=0)
-    named = [rank for rank, own in contribution.items() if own > 0 and own >= CULPRIT_SHARE * worst]
+    named = [rank for rank, own in contribution.items() if own > 0 and own >= NAMED_RANK_SHARE * worst]
     return sorted(named, key=lambda rank: (-contribution[rank], rank))
 
 
@@ -46,7 +46,7 @@ class CauseTable:
         time_ns: shape (steps, causes), nanoseconds; steps by their place in the window.
         step_ns: shape (steps,), the ranks' step lengths added up.
         culprits: by cause, nanoseconds by the rank that is to blame.
-        blamed_ns: by cause, how much of it is waiting that was charged to somebody; shape (causes,).
+        blamed_ns: by cause, how much of it is waiting that was attributed to somebody; shape (causes,).
         num_whole: steps, from the first on, that are whole on every rank; the only one where there is one.
     """
 
@@ -60,7 +60,7 @@ class CauseTable:
         """By how much each cause's share may be off, shape (causes,), when so much of the time may be waiting instead
         of transfer or the other way round: transfer by all of it, who was waited for in proportion."""
         spread = movable * self.blamed_ns / max(float(self.blamed_ns.sum()), 1.0)
-        spread[CHARGE[Cause.COMMUNICATION]] += movable
+        spread[CAUSE_CODE[Cause.COMMUNICATION]] += movable
         return spread
 
     def fractions(self) -> dict[Cause, float]:
@@ -76,17 +76,17 @@ class CauseTable:
 
     def unexplained_waiting(self) -> float:
         """Share of the summed windows that is waiting for a rank whose lateness nothing explains."""
-        return float(self.blamed_ns[CHARGE[Cause.UNEXPLAINED]] / self.step_ns.sum())
+        return float(self.blamed_ns[CAUSE_CODE[Cause.UNEXPLAINED]] / self.step_ns.sum())
 
     def ranks_of(self, cause: Cause) -> list[int]:
         """Ranks to blame for a cause, worst first."""
-        return culprits(self.culprits.get(cause, {}))
+        return ranks_to_name(self.culprits.get(cause, {}))
 
 
 def cause_table(
-    views: Mapping[int, RankView], blamed: Sequence[BlamedWait], heavy: Mapping[int, Mapping[int, float]]
+    views: Mapping[int, RankView], blamed: Sequence[AttributedWait], heavy: Mapping[int, Mapping[int, float]]
 ) -> CauseTable:
-    """Add up own charges and blamed waits, step by step.
+    """Add up own causes and blamed waits, step by step.
 
     Args:
         heavy: by rank of a pipeline, the shares of that pipeline's ranks in what its uneven cut costs.
@@ -98,33 +98,33 @@ def cause_table(
     to_blame: dict[Cause, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for rank, view in views.items():
         bounds = view.step_bounds_ns
-        table = TimeTable(view.segments, view.segments.charge, TO_BLAME + 1).between(bounds[:-1], bounds[1:])
-        own = table[:, :TO_BLAME]
+        table = TimeTable(view.segments, view.segments.cause, TO_ATTRIBUTE + 1).between(bounds[:-1], bounds[1:])
+        own = table[:, :TO_ATTRIBUTE]
         time[: len(own)] += own
         length[: len(own)] += np.diff(bounds)
         for code, nanoseconds in enumerate(own.sum(axis=0).tolist()):
             cause = CAUSE_ORDER[code]
-            for culprit, share in _to_blame(cause, rank, heavy).items():
+            for culprit, share in _causing_ranks(cause, rank, heavy).items():
                 to_blame[cause][culprit] += nanoseconds * share
     begins = {rank: view.window.boundary_ns.tolist() for rank, view in views.items()}
-    charged = np.zeros(len(CAUSE_ORDER))
+    attributed = np.zeros(len(CAUSE_ORDER))
     for wait in blamed:
         step = max(bisect_right(begins[wait.rank], wait.start_ns) - 1, 0)
         for (cause, culprit), nanoseconds in wait.shares.items():
-            time[step, CHARGE[cause]] += nanoseconds
-            charged[CHARGE[cause]] += nanoseconds
+            time[step, CAUSE_CODE[cause]] += nanoseconds
+            attributed[CAUSE_CODE[cause]] += nanoseconds
             to_blame[cause][culprit] += nanoseconds
-    return CauseTable(time, length, to_blame, charged, num_whole)
+    return CauseTable(time, length, to_blame, attributed, num_whole)
 
 
-def _to_blame(cause: Cause, rank: int, heavy: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:
+def _causing_ranks(cause: Cause, rank: int, heavy: Mapping[int, Mapping[int, float]]) -> Mapping[int, float]:
     """Whose doing it is that a rank lost time: the heavy stages' when the pipeline is cut unevenly, else its own."""
     return heavy.get(rank) or {rank: 1.0} if cause is Cause.IMBALANCE else {rank: 1.0}
 
 
 def resample(table: CauseTable) -> Resampled:
     """Bootstrap over steps. The same input gives the same answer."""
-    chosen = _chosen(len(table.step_ns))
+    chosen = _resampled_steps(len(table.step_ns))
     fractions: npt.NDArray[np.float64] = table.time_ns[chosen].sum(axis=1) / table.step_ns[chosen].sum(axis=1)[:, None]
     return fractions
 
@@ -132,9 +132,9 @@ def resample(table: CauseTable) -> Resampled:
 def resample_whole(table: CauseTable) -> Resampled:
     """The same over whole steps, in mean whole steps: a resample of long steps adds up to more than 1."""
     time, length = table.time_ns[: table.num_whole], table.step_ns[: table.num_whole]
-    steps: npt.NDArray[np.float64] = time[_chosen(len(length))].mean(axis=1) / length.mean()
+    steps: npt.NDArray[np.float64] = time[_resampled_steps(len(length))].mean(axis=1) / length.mean()
     return steps
 
 
-def _chosen(num_steps: int, seed: int = 0) -> npt.NDArray[np.int64]:
+def _resampled_steps(num_steps: int, seed: int = 0) -> npt.NDArray[np.int64]:
     return np.random.default_rng(seed).integers(0, num_steps, size=(NUM_RESAMPLES, num_steps))

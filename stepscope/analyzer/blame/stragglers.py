@@ -13,8 +13,8 @@ from stepscope.core.documents.analysis import KernelTime
 from stepscope.core.documents.evidence import Evidence
 from stepscope.core.vocabulary.causes import Cause, Reason
 
-SLOWER_FROM = 1.05
-"""Compute at least this many times the peers' is a difference; less is noise (docs/how-numbers-are-made.md)."""
+SLOWER_THRESHOLD = 1.05
+"""Lowest ratio of a rank's compute to its peers' that is a difference (docs/explanation/how-numbers-are-made.md)."""
 
 SAME_RANK_SHARE = 2 / 3
 """The slowest rank of this share of the steps is a straggler; if it changes more often, the work is uneven."""
@@ -41,16 +41,16 @@ class ComputeComparison:
 
     def _compare(self, late: int, waiting: int) -> Cause:
         if self._role[late] != self._role[waiting]:
-            return Cause.IMBALANCE if self._mean(late) >= SLOWER_FROM * self._mean(waiting) else Cause.UNEXPLAINED
+            return Cause.IMBALANCE if self._mean(late) >= SLOWER_THRESHOLD * self._mean(waiting) else Cause.UNEXPLAINED
         peers = [rank for rank in self._compute_ns if self._role[rank] == self._role[late] and rank != late]
-        if self._mean(late) < SLOWER_FROM * float(np.median([self._mean(rank) for rank in peers])):
+        if self._mean(late) < SLOWER_THRESHOLD * float(np.median([self._mean(rank) for rank in peers])):
             return self._changing(late, peers)
         return Cause.STRAGGLER if self._share_slowest(late, peers) >= SAME_RANK_SHARE else Cause.IMBALANCE
 
     def _changing(self, late: int, peers: list[int]) -> Cause:
         """On average no slower; imbalance if in some steps it clearly is, as with uneven sequences."""
         own, others = self._by_step(late, peers)
-        return Cause.IMBALANCE if np.any(own >= SLOWER_FROM * np.median(others, axis=0)) else Cause.UNEXPLAINED
+        return Cause.IMBALANCE if np.any(own >= SLOWER_THRESHOLD * np.median(others, axis=0)) else Cause.UNEXPLAINED
 
     def _share_slowest(self, late: int, peers: list[int]) -> float:
         own, others = self._by_step(late, peers)
@@ -64,13 +64,13 @@ class ComputeComparison:
         return float(self._compute_ns[rank].mean())
 
 
-MOST = 0.5
+MIN_EXPLAINED = 0.5
 """A reason is named when it explains this share of the difference."""
 
-EVENLY_SLOWER = 0.8
+EVENLY_SLOWER_SHARE = 0.8
 """Share of the kernels' usual time that must be slower by about the same factor for a low clock."""
 
-ABOUT = 0.5
+EVEN_TOLERANCE = 0.5
 """About the same: within this part of the factor's excess over 1."""
 
 
@@ -99,17 +99,17 @@ def why_slower(late: Sequence[RankView], peers: Sequence[RankView]) -> tuple[lis
     if total <= 0:
         return [], []
     rank = [late[0].rank]
-    evidence = [Evidence("share_of_difference_by_more_kernels", more / total, "ratio", MOST, ranks=rank)]
-    if more >= MOST * total:
+    evidence = [Evidence("share_of_difference_by_more_kernels", more / total, "ratio", MIN_EXPLAINED, ranks=rank)]
+    if more >= MIN_EXPLAINED * total:
         return [Reason.EXTRA_WORK], evidence
     if not ratios:
         return [], evidence
     usual = sum(ms for _, ms in ratios)
     factor = sum(ratio * ms for ratio, ms in ratios) / usual
-    even = sum(ms for ratio, ms in ratios if abs(ratio - factor) <= ABOUT * (factor - 1)) / usual
+    even = sum(ms for ratio, ms in ratios if abs(ratio - factor) <= EVEN_TOLERANCE * (factor - 1)) / usual
     evidence.append(Evidence("kernels_slower_by", factor, "times", ranks=rank))
-    evidence.append(Evidence("share_of_time_slower_by_about_that", even, "ratio", EVENLY_SLOWER, ranks=rank))
-    return [Reason.LOW_CLOCK if even >= EVENLY_SLOWER else Reason.SLOWER_KERNELS], evidence
+    evidence.append(Evidence("share_of_time_slower_by_about_that", even, "ratio", EVENLY_SLOWER_SHARE, ranks=rank))
+    return [Reason.LOW_CLOCK if even >= EVENLY_SLOWER_SHARE else Reason.SLOWER_KERNELS], evidence
 
 
 def _typical(peers: Sequence[RankView]) -> dict[str, tuple[float, float]]:

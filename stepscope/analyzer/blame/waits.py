@@ -6,7 +6,7 @@ had nothing else to do when the operation ended brings no lateness along. Holist
 came last to each collective; with overlapped ones that is a rank in the middle of ordinary backward, and the cause is
 lost.
 
-Waits: Each exposed wait is charged to the last arriver's excess over the waiting rank since they were last level
+Waits: Each exposed wait is attributed to the last arriver's excess over the waiting rank since they were last level
 (`SyncPoints`); an excess in waiting is followed to whom that rank waited for in turn. Time only falls, so it ends.
 """
 
@@ -24,8 +24,8 @@ from stepscope.analyzer.alignment.arrivals import Arrival, WaitPieces
 from stepscope.analyzer.alignment.calls import SYNCHRONIZING_KINDS
 from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.intervals import covered_time
-from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_BLAME
-from stepscope.analyzer.rank_view import COMPUTE, NUM_CHARGES, RankView, comparison_table
+from stepscope.analyzer.ledger.segments import CAUSE_ORDER, TO_ATTRIBUTE
+from stepscope.analyzer.rank_view import COMPUTE_CODE, NUM_COMPARED_CODES, RankView, comparison_table
 from stepscope.analyzer.rows import distinct
 from stepscope.core.vocabulary.categories import EXPOSED_COMMUNICATION_CATEGORIES
 from stepscope.core.vocabulary.causes import Cause
@@ -115,8 +115,8 @@ its own part of the schedule's bubble. It only fills what nothing else explains.
 
 
 @dataclass(frozen=True, slots=True)
-class BlamedWait:
-    """One piece of exposed waiting on `rank` and whom it is charged to; the shares add up to its length."""
+class AttributedWait:
+    """One piece of exposed waiting on `rank` and whom it is attributed to; the shares add up to its length."""
 
     rank: int
     start_ns: int
@@ -130,11 +130,11 @@ def attribute_waits(
     arrivals: Mapping[CallId, Arrival],
     matches: Matches,
     compute_cause: ComputeCause,
-) -> list[BlamedWait]:
-    """Charge every piece of waiting, earliest first, so that followed waits are already charged."""
+) -> list[AttributedWait]:
+    """Charge every piece of waiting, earliest first, so that followed waits are already attributed."""
     meetings = SyncPoints(views, matches)
     cases = [
-        _wait(views, meetings, CallId(rank, place), (start, end), arrivals[CallId(rank, place)])
+        _wait_with_lateness(views, meetings, CallId(rank, place), (start, end), arrivals[CallId(rank, place)])
         for rank, wait in waits.items()
         for start, end, place in zip(wait.start_ns.tolist(), wait.end_ns.tolist(), wait.call.tolist(), strict=True)
     ]
@@ -163,7 +163,7 @@ class _Wait:
     before_ns: int
 
 
-def _wait(
+def _wait_with_lateness(
     views: Mapping[int, RankView], meetings: SyncPoints, call: CallId, piece: tuple[int, int], arrival: Arrival
 ) -> _Wait:
     met, since_own, since_late = meetings.last_before(call, arrival.call)
@@ -183,15 +183,15 @@ def _wait(
 
 
 def _excess(views: Mapping[int, RankView], cases: list[_Wait]) -> npt.NDArray[np.float64]:
-    """By case and charge: how much longer the late rank spent than the waiting one; shape (cases, charges)."""
-    late = _spent(views, [(case.late, case.since_late_ns, case.arrived_late_ns) for case in cases])
-    return late - _spent(views, [(case.rank, case.since_own_ns, case.arrived_own_ns) for case in cases])
+    """By case and cause: how much longer the late rank spent than the waiting one; shape (cases, causes)."""
+    late = _time_by_code(views, [(case.late, case.since_late_ns, case.arrived_late_ns) for case in cases])
+    return late - _time_by_code(views, [(case.rank, case.since_own_ns, case.arrived_own_ns) for case in cases])
 
 
-def _spent(views: Mapping[int, RankView], spans: list[tuple[int, int, int]]) -> npt.NDArray[np.float64]:
-    """Time by charge of each (rank, start, end)."""
+def _time_by_code(views: Mapping[int, RankView], spans: list[tuple[int, int, int]]) -> npt.NDArray[np.float64]:
+    """Time by cause of each (rank, start, end)."""
     rank, start, end = np.array(spans, np.int64).reshape(-1, 3).T
-    spent = np.zeros((len(spans), NUM_CHARGES))
+    spent = np.zeros((len(spans), NUM_COMPARED_CODES))
     for number in distinct(rank).tolist():
         mine = rank == number
         spent[mine] = comparison_table(views[number]).between(start[mine], np.maximum(start, end)[mine])
@@ -202,9 +202,9 @@ class _WaitAttribution:
     """Charges waits in time order and remembers its earlier verdicts, which later waits follow."""
 
     def __init__(self, compute_cause: ComputeCause) -> None:
-        self.blamed: list[BlamedWait] = []
+        self.blamed: list[AttributedWait] = []
         self._compute_cause = compute_cause
-        self._history: dict[int, list[BlamedWait]] = defaultdict(list)
+        self._history: dict[int, list[AttributedWait]] = defaultdict(list)
 
     def judge(self, case: _Wait, excess: npt.NDArray[np.float64]) -> None:
         length = case.end_ns - case.start_ns
@@ -215,7 +215,7 @@ class _WaitAttribution:
             if total > 0
             else {(Cause.UNEXPLAINED, case.late): float(length)}
         )
-        blamed = BlamedWait(case.rank, case.start_ns, case.end_ns, shares)
+        blamed = AttributedWait(case.rank, case.start_ns, case.end_ns, shares)
         self.blamed.append(blamed)
         self._history[case.rank].append(blamed)
 
@@ -225,9 +225,9 @@ class _WaitAttribution:
             weights[Cause.BEFORE_WINDOW, case.late] += case.before_ns
         for code in np.flatnonzero(excess).tolist():
             weight = float(excess[code])
-            if code == COMPUTE:
+            if code == COMPUTE_CODE:
                 weights[self._compute_cause(case.late, case.rank), case.late] += weight
-            elif code == TO_BLAME:
+            elif code == TO_ATTRIBUTE:
                 for key, share in self._followed(case.late, case.since_late_ns, case.arrived_late_ns).items():
                     weights[key] += weight * share
             else:
@@ -235,7 +235,7 @@ class _WaitAttribution:
         return weights
 
     def _followed(self, rank: int, since: int, until: int) -> Shares:
-        """To whom `rank`'s own waits in that time were charged; shares add up to 1."""
+        """To whom `rank`'s own waits in that time were attributed; shares add up to 1."""
         shares: Shares = defaultdict(float)
         history = self._history[rank]
         for blamed in history[bisect_right(history, since, key=lambda wait: wait.end_ns) :]:

@@ -1,8 +1,9 @@
-"""Comparison of two sides: the runs of both in, differences and summary out."""
+"""Comparison of two sides of runs: differences of the step and its parts, gates, and a one-line summary."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 
@@ -12,13 +13,19 @@ from stepscope.analyzer.compare.parts import (
     ComparisonBasis,
     Sides,
     compare_calls,
+    compare_categories,
     compare_causes,
     compare_collectives,
-    compare_headings,
     compare_kernels,
     compare_rates,
 )
-from stepscope.analyzer.compare.run_record import RunRecord, bandwidth_figure, captured_steps, mfu_figure, unlikeness
+from stepscope.analyzer.compare.run_record import (
+    RunRecord,
+    bandwidth_figure,
+    captured_steps,
+    comparability_notices,
+    mfu_figure,
+)
 from stepscope.analyzer.compare.statistics import (
     MIN_EFFECT,
     MIN_RUNS_TO_MEASURE,
@@ -42,30 +49,30 @@ from stepscope.core.text.wording import cause_phrase
 from stepscope.core.vocabulary.causes import HEALTHY_CAUSES, Cause
 
 FEW_STEPS = 10
-"""With fewer whole steps a run, its own noise is hardly known."""
+"""Fewest whole steps per run from which the noise within a run is well known."""
 
 MORE_MICRO_BATCHES = 1.5
-"""From this ratio on, a smaller bubble is expected."""
+"""Ratio of micro-batches from which a smaller pipeline bubble is expected."""
 
 SHARE_OF_GAIN = 1 / 3
-"""Less of the gain that the schedule promises than this: the bubble was not what bound the job."""
+"""Share of the promised gain below which the bubble did not limit the job."""
 
-MOST_CAUSES_NAMED = 3
+MAX_CAUSES_SHOWN = 3
 
 LIKELY_SHARE = 1 / 3
-"""A cause that makes up this share of a sure change is named, also where its own change is not sure."""
+"""Share of a significant step change from which a cause is named although its own change is not significant."""
 
 _CHANGED = (Change.SLOWER, Change.FASTER)
 
 
 def summarise(step: Difference, causes: Sequence[CauseDifference]) -> str:
-    """One line: how much slower or faster, and what makes it so."""
+    """One line: how much slower or faster the step is, and which causes changed."""
     figures = f"{step.a:,.1f} -> {step.b:,.1f} ms a step"
     low, high = step.interval or (0.0, 0.0)
     size = f"{step.change or 0.0:+,.1f} ms, {step.relative or 0.0:+.1%}, 95 % interval {low:+,.1f} to {high:+,.1f} ms"
     moved = [row for row in causes if row.ms.state in _CHANGED]
     if step.state not in _CHANGED:
-        parts = f"; but {_named(moved)}" if moved else ""
+        parts = f"; but {_list_causes(moved)}" if moved else ""
         if abs(step.relative or 0.0) >= MIN_EFFECT:
             return f"not certain: {figures} ({size}): this may be noise{parts}"
         return f"no change seen: {figures}{parts}"
@@ -74,23 +81,21 @@ def summarise(step: Difference, causes: Sequence[CauseDifference]) -> str:
 
 
 def _because(sure: Sequence[CauseDifference], causes: Sequence[CauseDifference], step: Difference) -> str:
-    """The causes that surely changed, with what the others add, so that the line adds up; else the likeliest ones."""
+    """The causes with a significant change and the sum of the others (so that the line adds up); else the likeliest."""
     if sure:
-        named = _ordered(sure)[:MOST_CAUSES_NAMED]
+        named = _losses_first(sure)[:MAX_CAUSES_SHOWN]
         rest = sum(row.ms.change or 0.0 for row in causes) - sum(row.ms.change or 0.0 for row in named)
         others = f", other causes together {rest:+,.1f} ms" if abs(rest) >= MIN_EFFECT * (step.a or 0.0) else ""
-        return f": {_named(sure)}{others}"
+        return f": {_list_causes(sure)}{others}"
     way = 1.0 if step.state is Change.SLOWER else -1.0
     likely = [row for row in causes if way * (row.ms.change or 0.0) >= LIKELY_SHARE * abs(step.change or 0.0)]
     if not likely:
         return "; no single cause accounts for it"
-    return f"; likely {_named(likely)}, but no single cause is certain"
+    return f"; likely {_list_causes(likely)}, but no single cause is certain"
 
 
-def how_much_is_known(
-    sides: Sides, step: Difference, *, spread: float, source: str, num_steps: Sequence[int]
-) -> Notice:
-    """What the verdict stands on, and what would make it surer."""
+def evidence_notice(sides: Sides, step: Difference, *, spread: float, source: str, num_steps: Sequence[int]) -> Notice:
+    """How much was measured, and what would make the verdict more certain."""
     few = min(num_steps) < FEW_STEPS
     steps = f"{min(num_steps)} to {max(num_steps)}" if min(num_steps) != max(num_steps) else f"{num_steps[0]}"
     runs = "one run" if len(sides[0]) == len(sides[1]) == 1 else f"{len(sides[0])} and {len(sides[1])} runs"
@@ -109,7 +114,7 @@ def how_much_is_known(
 
 
 def stall_notice(step: Difference, mean: Difference) -> list[Notice]:
-    """A rare slow step moves the mean and not the median."""
+    """Notice of rare slow steps, which change the mean but not the median."""
     if mean.state not in _CHANGED or step.state in _CHANGED:
         return []
     text = (
@@ -120,7 +125,7 @@ def stall_notice(step: Difference, mean: Difference) -> list[Notice]:
 
 
 def micro_batch_trap(sides: Sides, step: Difference) -> list[Notice]:
-    """More micro-batches promise a smaller bubble; where throughput does not follow, the host is the limit."""
+    """Notice of more micro-batches that did not raise throughput as the smaller bubble promises: CPU-bound."""
     few, many, gain = _micro_batches(sides[0]), _micro_batches(sides[1]), _throughput_gain(sides, step)
     if few is None or many is None or gain is None:
         return []
@@ -142,7 +147,7 @@ def micro_batch_trap(sides: Sides, step: Difference) -> list[Notice]:
 
 
 def _busy_share(stages: int, micro_batches: float) -> float:
-    """The textbook's share of a step in which a stage works."""
+    """Share of a step in which a stage works by the textbook formula M / (M + P - 1)."""
     return micro_batches / (micro_batches + stages - 1)
 
 
@@ -152,7 +157,7 @@ def _micro_batches(side: Sequence[RunRecord]) -> float | None:
 
 
 def _throughput_gain(sides: Sides, step: Difference) -> float | None:
-    """b's throughput over a's: from tokens, else from MFU, else from the step taken as the same work."""
+    """Throughput of b over a: from tokens, else from MFU, else from step times of equal work."""
     tokens = [_mean([run.tokens for run in side]) for side in sides]
     if step.a and step.b and tokens[0] and tokens[1]:
         return (tokens[1] / step.b) / (tokens[0] / step.a)
@@ -164,29 +169,29 @@ def _throughput_gain(sides: Sides, step: Difference) -> float | None:
 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
+    return fmean(known) if known and len(known) == len(values) else None
 
 
-def _named(rows: Sequence[CauseDifference]) -> str:
-    return ", ".join(_cause(row) for row in _ordered(rows)[:MOST_CAUSES_NAMED])
+def _list_causes(rows: Sequence[CauseDifference]) -> str:
+    return ", ".join(_describe_cause(row) for row in _losses_first(rows)[:MAX_CAUSES_SHOWN])
 
 
-def _ordered(rows: Sequence[CauseDifference]) -> list[CauseDifference]:
-    """Losses first: more compute time is mostly what a straggler or a slower clock shows as well."""
+def _losses_first(rows: Sequence[CauseDifference]) -> list[CauseDifference]:
+    """Losses first, because a straggler or a slower clock mostly shows as more compute time too."""
     return sorted(rows, key=lambda row: (row.cause in HEALTHY_CAUSES | {Cause.UNEXPLAINED}, -abs(row.ms.change or 0)))
 
 
-def _cause(row: CauseDifference) -> str:
+def _describe_cause(row: CauseDifference) -> str:
     ranks = row.ranks_b if (row.ms.change or 0.0) > 0 else row.ranks_a
     where = f" ({form(len(ranks), 'rank')} {', '.join(map(str, sorted(ranks)[:8]))})" if ranks else ""
     return f"{cause_phrase(row.cause)} {row.ms.change:+,.1f} ms{where}"
 
 
 RUN_SPREAD = 0.015
-"""Assumed standard deviation of the step time between runs of the same code on the same kind of node, as a share.
+"""Assumed relative standard deviation of the step time between runs of the same code on the same kind of node.
 
-Six runs of a host-bound GPT on one node of 2 x H100 differed by 1.9 % beyond their own noise (docs/compare.md); kernels
-that keep the GPU busy differ less, other nodes more."""
+Six runs of a host-bound GPT on one node of 2 x H100 differed by 1.9 % beyond their own noise (docs/guides/compare.md);
+kernels that keep the GPU busy differ less, other nodes more."""
 
 UNPROFILED, CAPTURED = "unprofiled", "captured"
 
@@ -200,14 +205,14 @@ def compare(
     assumed_spread: float = RUN_SPREAD,
     notices: Sequence[Notice] = (),
 ) -> Comparison:
-    """Compare two sides.
+    """Compare two sides of runs.
 
     Args:
-        a, b: runs, at least one a side.
-        names: what the sides are called.
-        conditions: what `--fail-on` asks.
-        assumed_spread: of the step between runs, as a share of it; used while the runs are too few to measure it.
-        notices: what was found while the runs were read.
+        a, b: runs, at least one per side.
+        names: display names of the sides.
+        conditions: gates of `--fail-on`.
+        assumed_spread: relative standard deviation of the step between runs, used with fewer than 4 runs.
+        notices: warnings from reading the runs.
     """
     sides: Sides = (a, b)
     source = UNPROFILED if all(run.unprofiled_ms for run in (*a, *b)) else CAPTURED
@@ -215,11 +220,11 @@ def compare(
     median, mean = (_estimate(steps, average, assumed_spread) for average in (np.median, np.mean))
     step_time, step_time_mean = (judge(found, smallest=MIN_EFFECT * found.a) for found in (median, mean))
     changed = step_time.state is not Change.NOT_SEEN or step_time_mean.state is not Change.NOT_SEEN
-    ground = ComparisonBasis(float(np.mean([run.step_ms for run in a])), changed, assumed_spread)
-    causes = compare_causes(sides, ground)
+    basis = ComparisonBasis(float(np.mean([run.step_ms for run in a])), changed, assumed_spread)
+    causes = compare_causes(sides, basis)
     spread = median.run_spread / median.a if median.is_measured else assumed_spread
     counts = [len(run) for side in steps for run in side]
-    known = how_much_is_known(sides, step_time, spread=spread, source=source, num_steps=counts)
+    known = evidence_notice(sides, step_time, spread=spread, source=source, num_steps=counts)
     return Comparison(
         a=_side(names[0], a, source, steps[0]),
         b=_side(names[1], b, source, steps[1]),
@@ -230,15 +235,15 @@ def compare(
         run_spread_source="measured" if median.is_measured else "assumed",
         mfu=compare_rates(sides, mfu_figure, assumed_spread),
         busbw_gbs=compare_rates(sides, bandwidth_figure, COLLECTIVE_SPREAD),
-        headings=compare_headings(sides, ground),
+        headings=compare_categories(sides, basis),
         causes=causes,
-        kernels=compare_kernels(sides, ground),
-        calls=compare_calls(sides, ground),
-        collectives=compare_collectives(sides, ground),
+        kernels=compare_kernels(sides, basis),
+        calls=compare_calls(sides, basis),
+        collectives=compare_collectives(sides, basis),
         memory=_memory(sides),
-        gates=[judge_gate(condition, sides, ground, median, mean) for condition in conditions],
+        gates=[judge_gate(condition, sides, basis, median, mean) for condition in conditions],
         findings=[known, *stall_notice(step_time, step_time_mean), *micro_batch_trap(sides, step_time)],
-        warnings=[*notices, *unlikeness(a, b)],
+        warnings=[*notices, *comparability_notices(a, b)],
     )
 
 
@@ -270,6 +275,6 @@ def _memory(sides: Sides) -> list[MemoryDifference]:
 
 
 def _largest_memory(side: Sequence[RunRecord]) -> dict[str, float]:
-    """Bytes by the figure's name, over all runs of a side."""
+    """Bytes by name of the figure: the maximum over all runs of a side."""
     names = {name for run in side for name in run.memory_bytes}
     return {name: max(run.memory_bytes.get(name, 0.0) for run in side) for name in names}

@@ -1,33 +1,33 @@
-"""Gates of `--fail-on`: the conditions it may name, and whether they are met.
+"""Gates of `--fail-on`: parsing of conditions, and their verdicts.
 
-METRIC:+N%   fails when the metric rises by more than N % of what it is in a
-METRIC:-N%   fails when it falls by more
-METRIC:+Nms  the same in milliseconds a step
+METRIC:+N%   fails if the metric rises by more than N % of its value in a
+METRIC:-N%   fails if it falls by more
+METRIC:+Nms  the same in milliseconds per step
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import fmean
 
 from stepscope.analyzer.compare.parts import (
     COLLECTIVE_SPREAD,
     KERNEL_SPREAD,
     ComparisonBasis,
     Sides,
+    category_figures,
     cause_figures,
     estimate_rates,
     have_steps,
-    heading_figures,
     kernel_figures,
 )
-from stepscope.analyzer.compare.run_record import RunRecord, bandwidth_figure, mfu_figure
+from stepscope.analyzer.compare.run_record import bandwidth_figure, mfu_figure
 from stepscope.analyzer.compare.statistics import (
     MIN_EFFECT,
     Estimate,
-    Figures,
     RunFigure,
     estimate,
     judge,
@@ -42,7 +42,7 @@ from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.core.vocabulary.causes import Cause
 
 _GATE = re.compile(r"\s*(?P<metric>.+?):(?P<sign>[+-])(?P<number>\d+(?:\.\d*)?|\.\d+)(?P<unit>%|ms)\s*(?:,|$)")
-_THE_LIST = "docs/compare.md lists the metrics"
+_SEE_METRICS = "see docs/guides/compare.md"
 _PREFIXES = ("kernel:", "collective:", "heading:", "cause:")
 _RATES = frozenset({"mfu", "busbw"})
 COLLECTIVE_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "p2p")
@@ -53,18 +53,24 @@ METRICS = (
     "mfu",
     "busbw",
     *(cause.value for cause in Cause),
-    *(heading.value for heading in TimeCategory if heading.value not in set(Cause)),
+    *(category.value for category in TimeCategory if category.value not in set(Cause)),
     "cause:NAME",
     "heading:NAME",
     "kernel:REGEX",
     "collective:KIND",
 )
-"""A name that is a cause and a heading means the cause: the time after blame."""
+"""A name that is both a cause and a category means the cause: time after waits are attributed to their causes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One parsed gate; `limit` is signed: positive limits a rise, negative a fall. `unit` is "%" or "ms"."""
+    """One parsed gate.
+
+    Attributes:
+        text: as given.
+        limit: positive limits a rise, negative a fall.
+        unit: "%" or "ms".
+    """
 
     text: str
     metric: str
@@ -73,30 +79,30 @@ class Condition:
 
 
 def parse_conditions(text: str, *, option: str = "--fail-on") -> list[Condition]:
-    """The conditions of one option, separated by commas; a regular expression may hold commas itself.
+    """Parse the comma-separated conditions of one option; a regular expression may contain commas.
 
     Raises:
-        UsageError: a condition is malformed or names no metric.
+        UsageError: a condition is malformed or names an unknown metric.
     """
     conditions, place = [], 0
     while place < len(text):
         match = _GATE.match(text, place)
         if match is None:
-            wrong = text[place:].strip() or text
-            raise _wrong(wrong, "is no METRIC:+N%, METRIC:-N% or METRIC:+Nms", _THE_LIST, option=option)
+            rest = text[place:].strip() or text
+            raise _usage_error(rest, "is not METRIC:+N%, METRIC:-N% or METRIC:+Nms", _SEE_METRICS, option=option)
         metric, unit = match["metric"], match["unit"]
         _check_metric(metric, unit, option)
-        limit = float(match["sign"] + match["number"])  # "-0" stays negative: its sign says what is forbidden
+        limit = float(match["sign"] + match["number"])  # "-0" stays negative: the sign is the direction
         conditions.append(Condition(match[0].strip().rstrip(","), metric, limit, unit))
         place = match.end()
     if not conditions:
-        raise _wrong(text, "names no condition", _THE_LIST, option=option)
+        raise _usage_error(text, "names no condition", _SEE_METRICS, option=option)
     return conditions
 
 
-def judge_gate(condition: Condition, sides: Sides, ground: ComparisonBasis, step: Estimate, mean: Estimate) -> Gate:
-    """Hold the interval of the metric's difference against the limit."""
-    found, unit = _measure(condition.metric, sides, ground, step, mean)
+def judge_gate(condition: Condition, sides: Sides, basis: ComparisonBasis, step: Estimate, mean: Estimate) -> Gate:
+    """Compare the confidence interval of a metric's difference with the limit."""
+    found, unit = _measure(condition.metric, sides, basis, step, mean)
     if found is None:
         return Gate(
             text=condition.text,
@@ -110,7 +116,7 @@ def judge_gate(condition: Condition, sides: Sides, ground: ComparisonBasis, step
         )
     limit = condition.limit
     if condition.unit == "%":
-        limit *= _base(condition.metric, found, ground) / 100
+        limit *= _base(condition.metric, found, basis) / 100
     change, half = found.b - found.a, found.half_width()
     toward_limit = math.copysign(1.0, condition.limit) * change
     outcome = GateOutcome.INCONCLUSIVE
@@ -121,7 +127,7 @@ def judge_gate(condition: Condition, sides: Sides, ground: ComparisonBasis, step
     needed = needed_runs(found, change - limit) if outcome is GateOutcome.INCONCLUSIVE else None
     is_rate = unit != "ms"
     rose, fell = (Change.HIGHER, Change.LOWER) if is_rate else (Change.SLOWER, Change.FASTER)
-    smallest = MIN_EFFECT * (found.a if is_rate else ground.step_ms)
+    smallest = MIN_EFFECT * (found.a if is_rate else basis.step_ms)
     return Gate(
         text=condition.text,
         metric=condition.metric,
@@ -138,43 +144,45 @@ def _check_metric(metric: str, unit: str, option: str) -> None:
     prefix = next((p for p in _PREFIXES if metric.startswith(p)), None)
     name = metric.removeprefix(prefix or "")
     if metric in _RATES and unit == "ms":
-        raise _wrong(f"{metric}:...ms", "is a rate", "give its limit in %", option=option)
+        raise _usage_error(f"{metric}:...ms", "is a rate", "give its limit in %", option=option)
     if prefix == "kernel:":
         try:
             re.compile(name)
         except re.error as error:
-            raise _wrong(metric, f"is no regular expression ({error})", "mend the expression", option=option) from error
+            raise _usage_error(
+                metric, f"is not a valid regular expression ({error})", "correct the expression", option=option
+            ) from error
     elif prefix == "collective:":
         if name not in COLLECTIVE_KINDS:
             kinds = ", ".join(COLLECTIVE_KINDS)
-            raise _wrong(metric, "is no kind of collective", f"give one of {kinds}", option=option)
+            raise _usage_error(metric, "is not a collective kind", f"give one of {kinds}", option=option)
     elif prefix == "heading:":
         if name not in set(TimeCategory):
-            raise _wrong(metric, "is no heading", _meant(name, TimeCategory, prefix), option=option)
+            raise _usage_error(metric, "is not a time category", _suggest(name, TimeCategory, prefix), option=option)
     elif prefix == "cause:":
         if name not in set(Cause):
-            raise _wrong(metric, "is no cause", _meant(name, Cause, prefix), option=option)
+            raise _usage_error(metric, "is not a cause", _suggest(name, Cause, prefix), option=option)
     elif metric not in METRICS:
-        raise _wrong(metric, "is no metric", _meant(metric, METRICS, ""), option=option)
+        raise _usage_error(metric, "is not a metric", _suggest(metric, METRICS, ""), option=option)
 
 
-def _meant(name: str, known: Iterable[str], prefix: str) -> str:
+def _suggest(name: str, known: Iterable[str], prefix: str) -> str:
     near = nearest(name, known)
-    return _THE_LIST if near is None else f"is {prefix}{near} meant? {_THE_LIST}"
+    return _SEE_METRICS if near is None else f"did you mean {prefix}{near}? {_SEE_METRICS}"
 
 
-def _wrong(text: str, why: str, what_next: str, *, option: str) -> UsageError:
+def _usage_error(text: str, why: str, what_next: str, *, option: str) -> UsageError:
     return UsageError(f"{text!r} {why}", where=option, what_next=what_next)
 
 
 def _measure(
-    metric: str, sides: Sides, ground: ComparisonBasis, step: Estimate, mean: Estimate
+    metric: str, sides: Sides, basis: ComparisonBasis, step: Estimate, mean: Estimate
 ) -> tuple[Estimate | None, str]:
-    """The metric's estimate (None where a side does not have it) and its unit."""
+    """The metric's estimate (None if a side does not have it) and its unit."""
     if metric in ("step_time", "step_time_mean"):
         return step if metric == "step_time" else mean, "ms"
     if metric == "mfu":
-        return estimate_rates(sides, mfu_figure, ground.assumed_spread), "fraction"
+        return estimate_rates(sides, mfu_figure, basis.assumed_spread), "fraction"
     if metric == "busbw":
         return estimate_rates(sides, bandwidth_figure, COLLECTIVE_SPREAD), "GB/s"
     prefix, _, name = metric.rpartition(":") if not metric.startswith("kernel:") else ("kernel", ":", metric[7:])
@@ -182,14 +190,9 @@ def _measure(
         return _estimate_kernels(sides, re.compile(name)), "ms"
     if prefix == "collective":
         return _estimate_transfers(sides, name), "ms"
-    spread = ground.assumed_spread * ground.step_ms
-    return estimate(*_part_figures(sides, prefix, name), assumed_spread=spread), "ms"
-
-
-def _part_figures(sides: Sides, prefix: str, name: str) -> Figures:
-    if prefix != "heading" and name in set(Cause):
-        return cause_figures(sides, Cause(name))
-    return heading_figures(sides, TimeCategory(name))
+    is_cause = prefix != "heading" and name in set(Cause)
+    figures = cause_figures(sides, Cause(name)) if is_cause else category_figures(sides, TimeCategory(name))
+    return estimate(*figures, assumed_spread=basis.assumed_spread * basis.step_ms), "ms"
 
 
 def _estimate_kernels(sides: Sides, pattern: re.Pattern[str]) -> Estimate | None:
@@ -198,30 +201,26 @@ def _estimate_kernels(sides: Sides, pattern: re.Pattern[str]) -> Estimate | None
         return None
     by_step = have_steps(kernel for side in chosen for kernels in side for kernel in kernels)
     a, b = (kernel_figures(side, own, by_step=by_step) for side, own in zip(sides, chosen, strict=True))
-    scale = max(sum(run.value for run in side) / len(side) for side in (a, b))
+    scale = max(fmean(run.value for run in side) for side in (a, b))
     return estimate(a, b, assumed_spread=KERNEL_SPREAD * scale)
 
 
 def _estimate_transfers(sides: Sides, kind: str) -> Estimate | None:
-    def total(run: RunRecord) -> float:
-        rows = [c.transfer_ms or 0.0 for c in run.analysis.collectives if c.kind == kind]
-        return sum(rows) / run.num_steps
-
-    return _estimate_times([[total(run) for run in side] for side in sides], COLLECTIVE_SPREAD)
-
-
-def _estimate_times(values: Sequence[Sequence[float]], spread: float) -> Estimate | None:
-    if not any(v for side in values for v in side):
+    totals = [
+        [sum(c.transfer_ms or 0.0 for c in run.analysis.collectives if c.kind == kind) / run.num_steps for run in side]
+        for side in sides
+    ]
+    if not any(total for side in totals for total in side):
         return None
-    a, b = ([RunFigure(v) for v in side] for side in values)
-    return estimate(a, b, assumed_spread=spread * max(v for side in values for v in side))
+    a, b = ([RunFigure(total) for total in side] for side in totals)
+    return estimate(a, b, assumed_spread=COLLECTIVE_SPREAD * max(total for side in totals for total in side))
 
 
-def _base(metric: str, found: Estimate, ground: ComparisonBasis) -> float:
-    """What a percentage is of: the metric in a; of a part that a hardly has, the step."""
-    if metric in _RATES or abs(found.a) >= MIN_EFFECT * ground.step_ms:
+def _base(metric: str, found: Estimate, basis: ComparisonBasis) -> float:
+    """Value that a percentage refers to: the metric in a, or the step for a part that a hardly has."""
+    if metric in _RATES or abs(found.a) >= MIN_EFFECT * basis.step_ms:
         return abs(found.a)
-    return ground.step_ms
+    return basis.step_ms
 
 
 def _summary(

@@ -1,17 +1,19 @@
-"""Parts of the step that changed: by category, root cause, kernel and collective.
+"""Differences of the parts of a step: time categories, root causes, kernels, calls and collectives.
 
-Parts are tested one by one at 5 % only where the step time itself changed: they explain it. Where it did not, each
-table shares the 5 % among its rows, so that looking at many rows finds no change where there is none.
+Significance: where the step time itself changed, each part is tested at 5 %, because the parts explain that change.
+Where it did not, the rows of a table share the 5 % (Bonferroni), so that a long table does not find changes by chance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import TypeVar
 
 import numpy as np
 
-from stepscope.analyzer.compare.run_record import RunRecord, cause_figure, heading_figure
+from stepscope.analyzer.compare.run_record import RunRecord, category_figure, cause_figure
 from stepscope.analyzer.compare.statistics import (
     LEVEL,
     MIN_EFFECT,
@@ -36,26 +38,28 @@ from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.core.vocabulary.causes import Cause
 
 KERNEL_SPREAD = 0.03
-"""Assumed of one kernel's time between runs, where they are too few to measure it."""
+"""Assumed relative standard deviation of one kernel's time between runs, when there are too few runs to measure it."""
 
 COLLECTIVE_SPREAD = 0.05
-"""The same of a transfer: it shares links and competes with compute for the GPU's memory."""
+"""The same for a transfer, which shares links and competes with compute for GPU memory bandwidth."""
 
 MIN_KERNEL_EFFECT = 0.002
-"""A kernel whose time changed by a smaller share of the step is not called changed."""
+"""Smallest share of the step by which a kernel's time must change to be reported as a change."""
 
 Sides = tuple[Sequence[RunRecord], Sequence[RunRecord]]
 RateFigure = Callable[[RunRecord], RunFigure | None]
+_Part = TypeVar("_Part", bound=str)
+_Row = TypeVar("_Row", CategoryDifference, CauseDifference, KernelDifference)
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonBasis:
-    """What all parts are judged on.
+    """Scale and significance level for the parts of a step.
 
     Attributes:
-        step_ms: a's captured step.
+        step_ms: profiled step of side a.
         step_changed: whether the step time itself changed.
-        assumed_spread: of a run's step between runs, as a share of it.
+        assumed_spread: relative standard deviation of the step between runs.
     """
 
     step_ms: float
@@ -63,119 +67,88 @@ class ComparisonBasis:
     assumed_spread: float
 
     def level(self, num_rows: int) -> float:
+        """Significance level of one row in a table of `num_rows`."""
         return LEVEL if self.step_changed else LEVEL / max(num_rows, 1)
 
 
-def compare_headings(sides: Sides, ground: ComparisonBasis) -> list[CategoryDifference]:
-    """All headings that either side has, the largest change first."""
-    present = {h: pair for h in TimeCategory if _is_there(pair := heading_figures(sides, h))}
-    level = ground.level(len(present))
-    rows = [CategoryDifference(h, _part(pair, ground, level)) for h, pair in present.items()]
-    return sorted(rows, key=lambda row: -abs(row.ms.change or 0.0))
+def compare_categories(sides: Sides, basis: ComparisonBasis) -> list[CategoryDifference]:
+    """Time categories present on either side, largest change first."""
+    differences = _differences(sides, basis, TimeCategory, category_figures)
+    return _largest_first([CategoryDifference(category, ms) for category, ms in differences.items()])
 
 
-def compare_causes(sides: Sides, ground: ComparisonBasis) -> list[CauseDifference]:
-    """All causes that either side has, the largest change first."""
-    present = {c: pair for c in Cause if _is_there(pair := cause_figures(sides, c))}
-    level = ground.level(len(present))
-    rows = [
-        CauseDifference(c, _part(pair, ground, level), _culprits(sides[0], c), _culprits(sides[1], c))
-        for c, pair in present.items()
-    ]
-    return sorted(rows, key=lambda row: -abs(row.ms.change or 0.0))
+def compare_causes(sides: Sides, basis: ComparisonBasis) -> list[CauseDifference]:
+    """Root causes present on either side, largest change first."""
+    differences = _differences(sides, basis, Cause, cause_figures)
+    return _largest_first(
+        [CauseDifference(cause, ms, *(_culprits(side, cause) for side in sides)) for cause, ms in differences.items()]
+    )
 
 
-def compare_kernels(sides: Sides, ground: ComparisonBasis) -> list[KernelDifference]:
-    """All kernels of either side by name, the largest change first."""
+def compare_kernels(sides: Sides, basis: ComparisonBasis) -> list[KernelDifference]:
+    """Kernels of either side by name, largest change first."""
     tables = [[{k.name: k for k in run.analysis.roofline.kernels} for run in side] for side in sides]
     names = dict.fromkeys(name for side in tables for table in side for name in table)
-    rows = [_kernel(name, sides, tables, ground, ground.level(len(names))) for name in names]
-    return sorted(rows, key=lambda row: -abs(row.ms.change or 0.0))
+    return _compare_kernel_times(names, sides, tables, basis)
 
 
-def compare_calls(sides: Sides, ground: ComparisonBasis) -> list[KernelDifference]:
-    """Kernel time by operator and the shapes it was called with, where every run has the call.
+def compare_calls(sides: Sides, basis: ComparisonBasis) -> list[KernelDifference]:
+    """Kernel time by operator and input shapes, for the calls that every run lists.
 
-    An analysis lists its largest calls alone, so that one that is missing from a list need not be gone.
+    An analysis lists only its largest calls, so a call that one run does not list may still have happened there.
     """
     tables = [[{k.name: k for k in run.analysis.roofline.by_call} for run in side] for side in sides]
     every = [table for side in tables for table in side]
-    names = [name for name in every[0] if all(name in table for table in every)]
-    rows = [_kernel(name, sides, tables, ground, ground.level(len(names))) for name in names]
-    return sorted(rows, key=lambda row: -abs(row.ms.change or 0.0))
+    return _compare_kernel_times([name for name in every[0] if all(name in t for t in every)], sides, tables, basis)
 
 
-def compare_collectives(sides: Sides, ground: ComparisonBasis) -> list[CollectiveDifference]:
-    """All collectives of either side by group, kind and size, the largest change first."""
+def compare_collectives(sides: Sides, basis: ComparisonBasis) -> list[CollectiveDifference]:
+    """Collectives of either side by group, kind and size, largest change first."""
     tables = [[{_key(row): row for row in run.analysis.collectives} for run in side] for side in sides]
     keys = dict.fromkeys(key for side in tables for table in side for key in table)
-    rows = [_collective(key, sides, tables, ground, ground.level(2 * len(keys))) for key in keys]
+    rows = [_compare_collective(key, sides, tables, basis, basis.level(2 * len(keys))) for key in keys]
     return sorted(rows, key=lambda row: -(abs(row.transfer_ms.change or 0.0) + abs(row.wait_ms.change or 0.0)))
 
 
 def compare_rates(sides: Sides, figure: RateFigure, spread: float) -> Difference:
-    """A figure where more is better; `spread` is a share of it."""
+    """Difference of a rate (more is better); `spread` is its relative standard deviation between runs."""
     found = estimate_rates(sides, figure, spread)
     if found is not None:
-        return judge(found, smallest=MIN_EFFECT * abs(found.a), rose=Change.HIGHER, fell=Change.LOWER)
+        return _judge_rate(found)
     known = [[rate.value for run in side if (rate := figure(run)) is not None] for side in sides]
-    return unknown(*(_mean(side) if side else None for side in known))
+    return unknown(*(fmean(side) if side else None for side in known))
 
 
 def estimate_rates(sides: Sides, figure: RateFigure, spread: float) -> Estimate | None:
-    """The difference of a rate over the runs that know it; None where a side has none."""
+    """Estimated difference of a rate over the runs that have it; None if no run of a side has."""
     a, b = ([rate for run in side if (rate := figure(run)) is not None] for side in sides)
     if not a or not b:
         return None
-    return estimate(a, b, assumed_spread=spread * _mean(rate.value for rate in a))
+    return estimate(a, b, assumed_spread=spread * fmean(rate.value for rate in a))
 
 
-def heading_figures(sides: Sides, heading: TimeCategory) -> Figures:
-    """Milliseconds a step under a heading, of each run of both sides."""
-    a, b = ([heading_figure(run.analysis, heading) for run in side] for side in sides)
+def category_figures(sides: Sides, category: TimeCategory) -> Figures:
+    """Milliseconds per step in a time category, for each run of both sides."""
+    a, b = ([category_figure(run.analysis, category) for run in side] for side in sides)
     return a, b
 
 
 def cause_figures(sides: Sides, cause: Cause) -> Figures:
-    """Milliseconds a step charged to a cause, of each run of both sides."""
+    """Milliseconds per step attributed to a cause, for each run of both sides."""
     a, b = ([cause_figure(run.analysis, cause) for run in side] for side in sides)
     return a, b
-
-
-def _is_there(pair: Figures) -> bool:
-    return any(run.value for side in pair for run in side)
-
-
-def _part(pair: Figures, ground: ComparisonBasis, level: float) -> Difference:
-    found = estimate(*pair, assumed_spread=ground.assumed_spread * ground.step_ms)
-    return judge(found, smallest=MIN_EFFECT * ground.step_ms, level=level)
-
-
-def _culprits(side: Sequence[RunRecord], cause: Cause) -> list[int]:
-    rows = [row for run in side for row in run.analysis.root_causes if row.cause is cause]
-    return list(dict.fromkeys(rank for row in rows for rank in row.ranks))
-
-
-def _kernel(
-    name: str, sides: Sides, tables: list[list[dict[str, KernelTime]]], ground: ComparisonBasis, level: float
-) -> KernelDifference:
-    found_in = [[[k] if (k := by_name.get(name)) else [] for by_name in by_run] for by_run in tables]
-    by_step = have_steps(kernel for side in found_in for run in side for kernel in run)
-    times = [kernel_figures(side, own, by_step=by_step) for side, own in zip(sides, found_in, strict=True)]
-    calls = [
-        _mean(sum(k.count for k in kernels) / run.num_rank_steps for run, kernels in zip(side, own, strict=True))
-        for side, own in zip(sides, found_in, strict=True)
-    ]
-    scale = max(_mean(run.value for run in side) for side in times)
-    found = estimate(times[0], times[1], assumed_spread=KERNEL_SPREAD * scale)
-    difference = judge(found, smallest=MIN_KERNEL_EFFECT * ground.step_ms, level=level)
-    return KernelDifference(name, _came_or_went(difference, calls), calls[0], calls[1])
 
 
 def kernel_figures(
     side: Sequence[RunRecord], chosen: Sequence[Sequence[KernelTime]], *, by_step: bool
 ) -> list[RunFigure]:
-    """Milliseconds a step of some kernels of each run together; `by_step` with the noise of the run's steps."""
+    """Milliseconds per step of the chosen kernels of each run, summed.
+
+    Args:
+        side: the runs.
+        chosen: the kernels of each run.
+        by_step: whether to derive the noise from the times of single steps.
+    """
     figures = []
     for run, kernels in zip(side, chosen, strict=True):
         if by_step and kernels:
@@ -186,12 +159,61 @@ def kernel_figures(
 
 
 def have_steps(kernels: Iterable[KernelTime]) -> bool:
-    """Whether the time of all of them is known step by step; analyses before it was kept have none."""
+    """Whether all kernels have times for single steps, which analyses of older versions do not keep."""
     return all(kernel.step_ms for kernel in kernels)
 
 
-def _came_or_went(difference: Difference, calls: Sequence[float]) -> Difference:
-    """New and gone are no matter of noise: a kernel that is never called on one side was taken away or added."""
+def _largest_first(rows: list[_Row]) -> list[_Row]:
+    return sorted(rows, key=lambda row: -abs(row.ms.change or 0.0))
+
+
+def _differences(
+    sides: Sides, basis: ComparisonBasis, parts: Iterable[_Part], figures_of: Callable[[Sides, _Part], Figures]
+) -> dict[_Part, Difference]:
+    """Difference of each part that any run has."""
+    figures = {part: figures_of(sides, part) for part in parts}
+    present = {part: pair for part, pair in figures.items() if any(run.value for side in pair for run in side)}
+    level = basis.level(len(present))
+    return {part: _difference(pair, basis, level) for part, pair in present.items()}
+
+
+def _difference(pair: Figures, basis: ComparisonBasis, level: float) -> Difference:
+    found = estimate(*pair, assumed_spread=basis.assumed_spread * basis.step_ms)
+    return judge(found, smallest=MIN_EFFECT * basis.step_ms, level=level)
+
+
+def _culprits(side: Sequence[RunRecord], cause: Cause) -> list[int]:
+    rows = [row for run in side for row in run.analysis.root_causes if row.cause is cause]
+    return list(dict.fromkeys(rank for row in rows for rank in row.ranks))
+
+
+def _compare_kernel_times(
+    names: Iterable[str], sides: Sides, tables: Sequence[Sequence[Mapping[str, KernelTime]]], basis: ComparisonBasis
+) -> list[KernelDifference]:
+    """One row per name; `tables` holds the kernels of each run by name."""
+    names = list(names)
+    level = basis.level(len(names))
+    rows = []
+    for name in names:
+        chosen = [[[k] if (k := table.get(name)) else [] for table in side] for side in tables]
+        by_step = have_steps(kernel for side in chosen for kernels in side for kernel in kernels)
+        times = [kernel_figures(side, own, by_step=by_step) for side, own in zip(sides, chosen, strict=True)]
+        calls = [
+            fmean(sum(k.count for k in kernels) / run.num_rank_steps for run, kernels in zip(side, own, strict=True))
+            for side, own in zip(sides, chosen, strict=True)
+        ]
+        found = estimate(*times, assumed_spread=KERNEL_SPREAD * _larger_mean(times))
+        difference = judge(found, smallest=MIN_KERNEL_EFFECT * basis.step_ms, level=level)
+        rows.append(KernelDifference(name, _new_or_gone(difference, calls), *calls))
+    return _largest_first(rows)
+
+
+def _larger_mean(sides: Sequence[Sequence[RunFigure]]) -> float:
+    return max(fmean(run.value for run in side) for side in sides)
+
+
+def _new_or_gone(difference: Difference, calls: Sequence[float]) -> Difference:
+    """A significant change of something that one side never calls is reported as new or gone."""
     if difference.state is Change.NOT_SEEN or all(calls):
         return difference
     return replace(difference, state=Change.NEW if calls[1] else Change.GONE)
@@ -204,47 +226,38 @@ def _key(row: Collective) -> _CollectiveKey:
     return row.group, row.kind, row.bytes, row.dimension
 
 
-def _collective(
+def _compare_collective(
     key: _CollectiveKey,
     sides: Sides,
-    tables: list[list[dict[_CollectiveKey, Collective]]],
-    ground: ComparisonBasis,
+    tables: Sequence[Sequence[Mapping[_CollectiveKey, Collective]]],
+    basis: ComparisonBasis,
     level: float,
 ) -> CollectiveDifference:
-    members = key[0].count(",") + 1
+    num_members = key[0].count(",") + 1
     transfers, waits, bandwidths, calls = [], [], [], []
     for side, by_run in zip(sides, tables, strict=True):
         rows = [(by_key.get(key), run.num_steps) for run, by_key in zip(side, by_run, strict=True)]
         transfers.append([RunFigure((c.transfer_ms or 0.0) / steps if c else 0.0) for c, steps in rows])
-        waits.append([RunFigure((c.wait_ms or 0.0) / steps / members if c else 0.0) for c, steps in rows])
+        waits.append([RunFigure((c.wait_ms or 0.0) / steps / num_members if c else 0.0) for c, steps in rows])
         bandwidths.append([RunFigure(c.busbw_gbs) for c, _ in rows if c and c.busbw_gbs is not None])
-        calls.append(_mean(c.count / steps if c else 0.0 for c, steps in rows))
-    spread = COLLECTIVE_SPREAD * max(_mean(run.value for run in side) for side in transfers)
-    moved = judge(
-        estimate(transfers[0], transfers[1], assumed_spread=spread),
-        smallest=MIN_KERNEL_EFFECT * ground.step_ms,
-        level=level,
-    )
-    waited = _part((waits[0], waits[1]), ground, level)
+        calls.append(fmean(c.count / steps if c else 0.0 for c, steps in rows))
+    moved = estimate(*transfers, assumed_spread=COLLECTIVE_SPREAD * _larger_mean(transfers))
     return CollectiveDifference(
         *key[:3],
         calls[0],
         calls[1],
-        _came_or_went(moved, calls),
-        _came_or_went(waited, calls),
-        _bandwidth(bandwidths, level),
+        _new_or_gone(judge(moved, smallest=MIN_KERNEL_EFFECT * basis.step_ms, level=level), calls),
+        _new_or_gone(_difference((waits[0], waits[1]), basis, level), calls),
+        _compare_bandwidth(bandwidths, level),
     )
 
 
-def _bandwidth(sides: list[list[RunFigure]], level: float) -> Difference:
+def _compare_bandwidth(sides: Sequence[Sequence[RunFigure]], level: float) -> Difference:
     if not all(sides):
-        means = [_mean(run.value for run in side) if side else None for side in sides]
-        return unknown(means[0], means[1])
-    spread = COLLECTIVE_SPREAD * max(_mean(run.value for run in side) for side in sides)
-    found = estimate(sides[0], sides[1], assumed_spread=spread)
-    return judge(found, smallest=MIN_EFFECT * found.a, rose=Change.HIGHER, fell=Change.LOWER, level=level)
+        return unknown(*(fmean(run.value for run in side) if side else None for side in sides))
+    found = estimate(*sides, assumed_spread=COLLECTIVE_SPREAD * _larger_mean(sides))
+    return _judge_rate(found, level)
 
 
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed)
+def _judge_rate(found: Estimate, level: float = LEVEL) -> Difference:
+    return judge(found, smallest=MIN_EFFECT * abs(found.a), rose=Change.HIGHER, fell=Change.LOWER, level=level)

@@ -1,4 +1,4 @@
-"""Runs under comparison: their figures step by step, and whether two sides are comparable."""
+"""A run in a comparison: its figures with their noise, and the checks whether two sides are comparable."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from stepscope.core.documents.run_directory import RunManifest
 from stepscope.core.vocabulary.categories import TimeCategory
 
 _BOOTSTRAP_WIDTH = 2 * 1.6449
-"""Standard deviations between the 5th and the 95th percentile, which root-cause intervals give."""
+"""Standard deviations between the 5th and 95th percentiles, which root-cause intervals give."""
 
 _WIDTH_OF_TWO = 2.0
-"""The same of two steps: a quarter of the resamples draw one twice, so that the interval ends at the steps themselves,
-which lie two standard deviations of their mean apart."""
+"""The same for two steps: a quarter of the resamples draw one step twice, so the interval ends at the steps themselves,
+which are two standard deviations of their mean apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,12 @@ class RunRecord:
     """One run.
 
     Attributes:
-        name: what to call it.
-        analysis: its captured steps.
-        manifest: its run.json; None where it has none.
-        unprofiled_ms: its settled steps outside of captures, in order; empty without telemetry.
-        tokens: median tokens a step, where the training loop told them.
-        memory_bytes: largest value of each figure about memory that the training loop told.
+        name: display name.
+        analysis: analysis of its profiled steps.
+        manifest: its run.json; None if it has none.
+        unprofiled_ms: durations of its settled unprofiled steps, in order; empty without telemetry.
+        tokens: median tokens per step, if the training loop reported them.
+        memory_bytes: largest value of each memory figure that the training loop reported.
     """
 
     name: str
@@ -44,27 +44,27 @@ class RunRecord:
 
     @property
     def step_ms(self) -> float:
-        """The captured step, the scale of all parts."""
+        """Median profiled step, ms: the scale of all parts."""
         return float(np.median(captured_steps(self.analysis)))
 
     @property
     def num_steps(self) -> int:
-        """Captured steps of the job: what totals of collectives are divided by. A damaged analysis may tell none."""
+        """Profiled steps of the job, the divisor of totals of collectives; at least 1, for damaged analyses."""
         return max(self.analysis.job.num_steps, 1)
 
     @property
     def num_rank_steps(self) -> int:
-        """Captured steps of all ranks together: what totals of kernels are divided by."""
+        """Profiled steps of all ranks together, the divisor of totals of kernels."""
         return sum(len(rank.steps) for rank in self.analysis.ranks)
 
 
 def whole_steps(steps: Sequence[StepLedger]) -> Sequence[StepLedger]:
-    """The last step ends with the trace, not with the next one's beginning; it counts only when it is alone."""
+    """Steps without the last one, which ends with the trace and not with the next step; a single step is kept."""
     return steps[:-1] if len(steps) > 1 else steps
 
 
 def captured_steps(analysis: Analysis) -> list[float]:
-    """Milliseconds of each whole captured step: the median over ranks, which wait for each other at every step."""
+    """Duration of each whole profiled step, ms: the median over ranks, which wait for each other in every step."""
     by_index: dict[int, list[float]] = defaultdict(list)
     for rank in analysis.ranks:
         for step in whole_steps(rank.steps):
@@ -72,9 +72,11 @@ def captured_steps(analysis: Analysis) -> list[float]:
     return [float(np.median(by_index[index])) for index in sorted(by_index)]
 
 
-def heading_figure(analysis: Analysis, heading: TimeCategory) -> RunFigure:
-    """Milliseconds a step under a heading: its share of all ranks' time in each whole step, so that headings add up to
-    the mean step."""
+def category_figure(analysis: Analysis, category: TimeCategory) -> RunFigure:
+    """Milliseconds per step in a time category: its share of all ranks' time in each whole step.
+
+    The categories add up to the mean step.
+    """
     by_index: dict[int, list[StepLedger]] = defaultdict(list)
     for rank in analysis.ranks:
         for step in whole_steps(rank.steps):
@@ -82,39 +84,41 @@ def heading_figure(analysis: Analysis, heading: TimeCategory) -> RunFigure:
     parts = []
     for index in sorted(by_index):
         length = [step.ms for step in by_index[index]]
-        booked = sum(step.ledger.get(heading, 0.0) * step.ms for step in by_index[index])
-        parts.append(booked / sum(length) * float(np.median(length)) if any(length) else 0.0)
+        in_category = sum(step.ledger.get(category, 0.0) * step.ms for step in by_index[index])
+        parts.append(in_category / sum(length) * float(np.median(length)) if any(length) else 0.0)
     return summarise_steps(parts, np.mean)
 
 
 def cause_figure(analysis: Analysis, cause: str) -> RunFigure:
-    """Milliseconds a step charged to a cause, so that causes add up to the mean whole step, as headings do; its noise
-    is that of the bootstrap over steps."""
+    """Milliseconds per step attributed to a cause; its noise is that of the bootstrap over steps.
+
+    The causes add up to the mean whole step, as the time categories do.
+    """
     row = next((row for row in analysis.root_causes if row.cause == cause), None)
     steps = captured_steps(analysis)
     scale = float(np.mean(steps)) if steps else 0.0
-    told = sum(row.ms_per_step or 0.0 for row in analysis.root_causes)
-    if row is None or (told > 0 and row.ms_per_step is None):
-        return RunFigure(0.0)  # nothing, or in the cut last step alone
-    value = scale * (row.fraction if row.ms_per_step is None else row.ms_per_step / told)
-    number = len(steps)
-    if number < 2:
+    total = sum(row.ms_per_step or 0.0 for row in analysis.root_causes)
+    if row is None or (total > 0 and row.ms_per_step is None):
+        return RunFigure(0.0)  # absent, or only in the last step, which ends with the trace
+    value = scale * (row.fraction if row.ms_per_step is None else row.ms_per_step / total)
+    num_steps = len(steps)
+    if num_steps < 2:
         return RunFigure(value)
-    if row.ms_interval is not None and told > 0:
-        width = (row.ms_interval[1] - row.ms_interval[0]) / told * scale
+    if row.ms_interval is not None and total > 0:
+        width = (row.ms_interval[1] - row.ms_interval[0]) / total * scale
     elif row.interval is not None:
         width = (row.interval[1] - row.interval[0]) * scale
     else:
         return RunFigure(value)
-    return RunFigure(value, _variance_of(width, number), number - 1.0)
+    return RunFigure(value, _variance_of(width, num_steps), num_steps - 1.0)
 
 
 def _variance_of(width: float, num_steps: int) -> float:
-    """Variance of a mean over steps whose bootstrap gave an interval so wide, allowing for steps being alike."""
+    """Variance of a mean over correlated steps, from the width of its bootstrap interval."""
     correlation = correlation_of_blocks(num_steps)
     if num_steps == 2:
         return (width / _WIDTH_OF_TWO) ** 2 * correlation
-    # resamples of few steps vary less than new steps would: by n - 1 of n in variance
+    # resamples of n steps vary less than new steps would: by (n - 1) / n in variance
     return (width / _BOOTSTRAP_WIDTH) ** 2 * num_steps / (num_steps - 1) * correlation
 
 
@@ -128,20 +132,20 @@ def mfu_figure(run: RunRecord) -> RunFigure | None:
 
 
 def bandwidth_figure(run: RunRecord) -> RunFigure | None:
-    """Bus bandwidth of all collectives, GB/s, each weighted by the time of its transfers."""
+    """Mean bus bandwidth of all collectives, GB/s, weighted by transfer time."""
     rows = [(c.busbw_gbs, c.transfer_ms) for c in run.analysis.collectives if c.busbw_gbs and c.transfer_ms]
     time = sum(transfer for _, transfer in rows)
     return RunFigure(sum(bandwidth * transfer for bandwidth, transfer in rows) / time) if time else None
 
 
 _VERSIONS_OF_INTEREST = ("torch", "cuda", "hip", "nccl", "python")
-_MOST_VARIABLES_NAMED = 6
-DISTORTION_APART = 0.05
-"""Capturing that slows one side by so much more than the other shifts every captured figure."""
+MAX_VARIABLES_SHOWN = 6
+MAX_DISTORTION_DIFFERENCE = 0.05
+"""Difference in profiling overhead from which profiled figures of two sides are not comparable."""
 
 
-def unlikeness(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> list[Notice]:
-    """One notice for each kind of difference that is no result of the change under test."""
+def comparability_notices(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> list[Notice]:
+    """One notice for each difference between the sides that the change under test did not cause."""
     notices = [
         _differs("gpu_differs", "GPU", a, b, lambda run: run.analysis.job.gpu),
         _differs("device_differs", "kind of device", a, b, lambda run: run.analysis.job.device_kind),
@@ -161,18 +165,21 @@ def unlikeness(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> list[Notice]:
 def _differs(
     code: str, what: str, a: Sequence[RunRecord], b: Sequence[RunRecord], value: Callable[[RunRecord], object]
 ) -> Notice | None:
-    """Said only where both sides tell."""
-    sides = [sorted({str(found) for run in side if (found := value(run)) is not None}) for side in (a, b)]
+    """Notice of a difference in a property that both sides have."""
+    sides = [sorted({str(known) for run in side if (known := value(run)) is not None}) for side in (a, b)]
     if not all(sides) or sides[0] == sides[1]:
         return None
     return Notice(code, f"not like with like: {what} is {_list(sides[0])} in a and {_list(sides[1])} in b")
 
 
 def _version(a: Sequence[RunRecord], b: Sequence[RunRecord], name: str) -> Notice | None:
-    def version(run: RunRecord) -> str | None:
-        return run.manifest.versions.get(name) if run.manifest else None
-
-    return _differs("version_differs", f"{name} version", a, b, version)
+    return _differs(
+        "version_differs",
+        f"{name} version",
+        a,
+        b,
+        lambda run: run.manifest.versions.get(name) if run.manifest else None,
+    )
 
 
 def _mesh(mesh: MeshSizes) -> str | None:
@@ -188,8 +195,8 @@ def _environment(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Notice | Non
     apart = [n for n in names if {run.get(n) for run in sides[0]} != {run.get(n) for run in sides[1]}]
     if not apart:
         return None
-    shown = ", ".join(f"{n} ({_values(sides[0], n)} | {_values(sides[1], n)})" for n in apart[:_MOST_VARIABLES_NAMED])
-    more = f" and {len(apart) - _MOST_VARIABLES_NAMED} more" if len(apart) > _MOST_VARIABLES_NAMED else ""
+    shown = ", ".join(f"{n} ({_values(sides[0], n)} | {_values(sides[1], n)})" for n in apart[:MAX_VARIABLES_SHOWN])
+    more = f" and {len(apart) - MAX_VARIABLES_SHOWN} more" if len(apart) > MAX_VARIABLES_SHOWN else ""
     return Notice("environment_differs", f"environment variables differ (a | b): {shown}{more}")
 
 
@@ -229,7 +236,7 @@ def _distortion(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Notice | None
     if not all(sides):
         return None
     first, second = (sum(side) / len(side) for side in sides)
-    if abs(second - first) < DISTORTION_APART:
+    if abs(second - first) < MAX_DISTORTION_DIFFERENCE:
         return None
     slowed = f"capturing slowed the step by {first:.0%} in a and {second:.0%} in b: captured parts differ by that alone"
     return Notice("distortion_differs", slowed)

@@ -1,12 +1,12 @@
-"""Statistics of a difference: estimate, confidence interval and Student's t, one rule for every figure.
+"""Statistics of a difference: estimate, confidence interval and Student's t, by one rule for every figure.
 
-Estimate: A run is the unit of replication: steps of one run share their nodes, clocks and neighbours, so a thousand
-of them say little about the next run. With four runs or more the spread between runs is measured from them (Welch's t
-on the runs' figures). With fewer it cannot be: a spread is assumed and said, beside the noise within each run.
+Unit of replication: the run. Steps of one run share nodes, clocks and neighbours, so a thousand of them say little
+about the next run. With four or more runs the spread between runs is measured from them (Welch's t-test on the runs'
+figures). With fewer it is assumed, and added to the noise within each run.
 
-Noise within a run comes from the medians (or means) of its consecutive blocks of steps, not from single steps: these
-are correlated, and counting them as independent would make the interval several times too narrow. Where a run has so
-few steps that a block is one or two of them, their correlation is allowed for.
+Noise within a run: from the medians (or means) of consecutive blocks of steps, not from single steps. Single steps are
+correlated; counting them as independent would make the interval several times too narrow. Where a run has so few
+steps that a block is one or two of them, their correlation is allowed for.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import numpy.typing as npt
 
 from stepscope.core.documents.comparison import Change, Difference
 
-_LARGEST_T = 1e6
-_AS_GOOD_AS_INFINITE = 1e6
-"""Degrees of freedom from which the normal distribution is taken: t differs from it by less than 2e-6 of itself, and
-the beta function's logarithms, differences of large numbers, lose more than that from some 1e8 on."""
+_MAX_T = 1e6
+_NORMAL_FROM = 1e6
+"""Degrees of freedom from which the normal distribution is used: t differs from it by less than 2e-6 relative, and the
+logarithms in the beta function, differences of large numbers, lose more precision than that from about 1e8."""
 _MAX_TERMS = 300
 _TINY = 1e-300
 _EPSILON = 1e-14
 
 
 def probability_within(t: float, freedom: float) -> float:
-    """P(|T| < t) of Student's distribution; the normal one for a freedom above 1e6."""
-    if freedom > _AS_GOOD_AS_INFINITE:
+    """P(|T| < t) of Student's t distribution; of the normal distribution above 1e6 degrees of freedom."""
+    if freedom > _NORMAL_FROM:
         return math.erf(t / math.sqrt(2))
     return 1.0 - _regularised_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
 
@@ -46,7 +46,7 @@ def two_sided_t(level: float, freedom: float) -> float:
         level: 0 < level < 1.
         freedom: degrees of freedom, > 0, may be infinite.
     """
-    low, high = 0.0, _LARGEST_T
+    low, high = 0.0, _MAX_T
     while high - low > 1e-9 * max(high, 1e-9):
         middle = (low + high) / 2
         if 1.0 - probability_within(middle, freedom) > level:
@@ -88,25 +88,25 @@ def _away_from_zero(value: float) -> float:
 
 
 LEVEL = 0.05
-"""Of the comparisons in which nothing changed, this share may say that something did."""
+"""Significance level: share of comparisons without any change that report one."""
 
 MIN_EFFECT = 0.01
-"""A smaller share of the step is never called a change, however sure it is: nobody acts on it."""
+"""Smallest share of the step that is called a change, however significant: nobody acts on less."""
 
 MIN_RUNS_TO_MEASURE = 4
-"""Runs of both sides together from which the spread between runs is measured: two degrees of freedom are left."""
+"""Runs of both sides together from which the spread between runs is measured: two degrees of freedom remain."""
 
 NUM_BLOCKS = 10
-"""Blocks of a run's steps; longer ones leave less correlation between them, fewer of them a wider interval."""
+"""Blocks per run: longer blocks are less correlated, fewer blocks give a wider interval."""
 
 NEIGHBOURS_ALIKE = 2.0
-"""A correlation of 1/2 from step to step makes the variance of a mean three times what single steps let expect; the
-excess fades as blocks grow."""
+"""Excess variance of a mean of correlated steps: a correlation of 1/2 from step to step makes it three times that of
+independent steps. The excess fades as blocks grow."""
 
-MOST_RUNS_ADVISED = 100
+MAX_RUNS_ADVISED = 100
 
 Figures = tuple[Sequence["RunFigure"], Sequence["RunFigure"]]
-"""One figure of each run, side by side."""
+"""One figure per run, for both sides."""
 
 Average = Callable[[npt.NDArray[np.float64]], Any]
 """np.median or np.mean."""
@@ -117,9 +117,9 @@ class RunFigure:
     """One figure of one run.
 
     Attributes:
-        value: the figure.
-        variance: of `value` by the noise within the run.
-        freedom: degrees of freedom of `variance`; 0 where the noise within is not known.
+        value: in the figure's unit.
+        variance: of `value`, from the noise within the run.
+        freedom: degrees of freedom of `variance`; 0 if the noise within the run is unknown.
     """
 
     value: float
@@ -129,14 +129,14 @@ class RunFigure:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A difference b - a.
+    """Estimated difference b - a.
 
     Attributes:
-        a, b: the sides' figures.
+        a, b: mean figure of each side.
         error: standard error of b - a.
         freedom: degrees of freedom of `error`.
-        run_spread: standard deviation of one run's figure between runs, noise within included.
-        is_measured: whether `run_spread` comes from the runs, else it is assumed.
+        run_spread: standard deviation of one run's figure between runs, including noise within the run.
+        is_measured: whether `run_spread` is measured from the runs rather than assumed.
     """
 
     a: float
@@ -147,12 +147,12 @@ class Estimate:
     is_measured: bool
 
     def half_width(self, level: float = LEVEL) -> float:
-        """Half of the interval with a confidence of 1 - level."""
+        """Half the width of the confidence interval at confidence 1 - level."""
         return two_sided_t(level, self.freedom) * self.error if self.error > 0 else 0.0
 
 
 def summarise_steps(steps: Sequence[float], average: Average = np.median) -> RunFigure:
-    """A run's figure and its noise, from its steps in order."""
+    """Figure of a run and its noise, from its step durations in order."""
     values = np.asarray(steps, dtype=float)
     blocks = [float(average(block)) for block in np.array_split(values, min(NUM_BLOCKS, len(values)))]
     variance = float(np.var(blocks, ddof=1)) / len(blocks) if len(blocks) > 1 else 0.0
@@ -161,16 +161,16 @@ def summarise_steps(steps: Sequence[float], average: Average = np.median) -> Run
 
 
 def correlation_of_blocks(num_steps: int) -> float:
-    """How many times larger a mean's variance is, as steps are alike, than their blocks let expect."""
+    """Factor by which correlation of steps raises the variance of a mean of blocks."""
     return 1.0 + NEIGHBOURS_ALIKE * min(NUM_BLOCKS, num_steps) / num_steps
 
 
 def estimate(a: Sequence[RunFigure], b: Sequence[RunFigure], *, assumed_spread: float) -> Estimate:
-    """The difference of two sides.
+    """Estimate the difference between two sides.
 
     Args:
-        a, b: one figure a run, at least one each.
-        assumed_spread: standard deviation between runs, in the figure's unit, where it cannot be measured.
+        a, b: one figure per run, at least one each.
+        assumed_spread: standard deviation between runs, in the figure's unit, for when it cannot be measured.
     """
     means = [float(np.mean([run.value for run in side])) for side in (a, b)]
     is_measured = len(a) + len(b) >= MIN_RUNS_TO_MEASURE
@@ -183,43 +183,43 @@ def estimate(a: Sequence[RunFigure], b: Sequence[RunFigure], *, assumed_spread: 
 
 
 def judge(
-    found: Estimate,
+    estimated: Estimate,
     *,
     smallest: float,
     rose: Change = Change.SLOWER,
     fell: Change = Change.FASTER,
     level: float = LEVEL,
 ) -> Difference:
-    """What may be said of a difference: a change only if it is significant and at least `smallest`."""
-    change, half = found.b - found.a, found.half_width(level)
-    said = abs(change) > half and abs(change) >= smallest
+    """Classify a difference: a change only if it is significant and at least `smallest`."""
+    change, half = estimated.b - estimated.a, estimated.half_width(level)
+    is_change = abs(change) > half and abs(change) >= smallest
     return Difference(
-        a=found.a,
-        b=found.b,
+        a=estimated.a,
+        b=estimated.b,
         change=change,
-        relative=change / found.a if found.a else None,
+        relative=change / estimated.a if estimated.a else None,
         interval=(change - half, change + half),
         smallest_visible=max(half, smallest),
-        state=(rose if change > 0 else fell) if said else Change.NOT_SEEN,
+        state=(rose if change > 0 else fell) if is_change else Change.NOT_SEEN,
     )
 
 
-def needed_runs(found: Estimate, margin: float, *, level: float = LEVEL) -> int | None:
-    """Runs a side with which an interval would be narrower than `margin` at the spread seen; None beyond 100."""
-    for runs in range(2, MOST_RUNS_ADVISED + 1):
-        half = two_sided_t(level, 2 * runs - 2) * found.run_spread * math.sqrt(2 / runs)
+def needed_runs(estimated: Estimate, margin: float, *, level: float = LEVEL) -> int | None:
+    """Runs per side with which the interval would be narrower than `margin` at the present spread; None above 100."""
+    for runs in range(2, MAX_RUNS_ADVISED + 1):
+        half = two_sided_t(level, 2 * runs - 2) * estimated.run_spread * math.sqrt(2 / runs)
         if half < abs(margin):
             return runs
     return None
 
 
 def unknown(a: float | None, b: float | None) -> Difference:
-    """A figure that one side or both do not have."""
+    """Difference of a figure that at least one side does not have."""
     return Difference(a, b)
 
 
 def _measured(sides: Figures) -> list[tuple[float, float]]:
-    """Variance of each side's mean with its degrees of freedom; a single run borrows the other side's spread."""
+    """Variance of each side's mean and its degrees of freedom; a single run borrows the other side's spread."""
     a, b = sides
     if min(len(a), len(b)) == 1:
         several = max(sides, key=len)
@@ -233,10 +233,10 @@ def _spread(side: Sequence[RunFigure]) -> float:
 
 
 def _assumed(sides: Figures, spread: float) -> list[tuple[float, float]]:
-    """Noise within the runs, and the assumed spread between them.
+    """Noise within the runs, and the assumed spread between them, each with its degrees of freedom.
 
-    The noise of a single step or block is pooled over all runs: where nothing changed it is the same on both sides, and
-    two captured steps a side are too few to tell two noises apart.
+    The noise of single steps or blocks is pooled over all runs: without a change it is the same on both sides, and two
+    profiled steps per side are too few to distinguish two noise levels.
     """
     runs = [run for side in sides for run in side]
     freedom = sum(run.freedom for run in runs)

@@ -1,6 +1,6 @@
 """Thresholds of the fleet classes, with where each comes from.
 
-"Recorded" means 2 H100s (SXM, 700 W) under real training at 5 samples a second; docs/fleet-class.md has the figures.
+"Recorded" means 2 H100s (SXM, 700 W) under real training at 5 samples a second: docs/explanation/fleet-class.md.
 """
 
 from __future__ import annotations

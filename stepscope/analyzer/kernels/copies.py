@@ -11,7 +11,7 @@ import numpy as np
 
 from stepscope.analyzer.kernels.occupancy import is_nvidia
 from stepscope.core.hardware.links import PCIE_BYTES_PER_SECOND
-from stepscope.trace.columns import NONE, Category, Device, IntColumn, TraceColumns
+from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns, TraceDevice
 
 _PCIE_GENERATION = {6: 3, 7: 3, 8: 4, 9: 5, 10: 5}
 """By major compute capability, what its data-centre GPUs are built for: Pascal and Volta, Ampere, Hopper and Blackwell
@@ -54,7 +54,7 @@ def is_pageable(kind: str) -> bool:
     return takes_host_link(kind) and "Pageable" in kind
 
 
-def copy_sums(trace: TraceColumns, rows: IntColumn, device: Device | None) -> list[CopySums]:
+def copy_sums(trace: TraceColumns, rows: IntColumn, device: TraceDevice | None) -> list[CopySums]:
     """Sum the copies among some device rows by their kind."""
     rows = rows[trace.category[rows] == Category.MEMCPY]
     names, which = np.unique(trace.name[rows], return_inverse=True)
@@ -78,7 +78,7 @@ def copy_sums(trace: TraceColumns, rows: IntColumn, device: Device | None) -> li
     return sums
 
 
-def _host_link(device: Device | None) -> float | None:
+def _host_link(device: TraceDevice | None) -> float | None:
     if device is None or device.compute_capability is None or not is_nvidia(device):
         return None
     generation = _PCIE_GENERATION.get(device.compute_capability[0])

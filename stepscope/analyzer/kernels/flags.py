@@ -24,14 +24,14 @@ from stepscope.analyzer.roofline.kernel_costs import DecidedBy
 from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.analyzer.roofline.kernel_limits import SHORT_KERNEL_NS, KernelLimits
 from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
-from stepscope.trace.columns import Device, IntColumn, TraceColumns
+from stepscope.trace.columns import IntColumn, TraceColumns, TraceDevice
 
 Sums = npt.NDArray[np.float64]
 """Sums of groups of kernels, shape (groups, SIZE)."""
 
 
 class Flag(IntEnum):
-    """What may be wrong with a kernel; docs/kernels.md tells the evidence of each."""
+    """What may be wrong with a kernel; docs/explanation/kernels.md tells the evidence of each."""
 
     NO_TENSOR_CORES = 0
     UNALIGNED = 1
@@ -62,9 +62,9 @@ _SCALARS = 9
 
 FLAGS = slice(_SCALARS, _SCALARS + len(Flag))
 """Owned time by flag; a kernel may have several."""
-HEADINGS = slice(FLAGS.stop, FLAGS.stop + len(CATEGORY_ORDER))
-"""Owned time by the heading of the limit."""
-DECIDED = slice(HEADINGS.stop, HEADINGS.stop + len(DecidedBy))
+CATEGORIES = slice(FLAGS.stop, FLAGS.stop + len(CATEGORY_ORDER))
+"""Owned time by the category of the limit."""
+DECIDED = slice(CATEGORIES.stop, CATEGORIES.stop + len(DecidedBy))
 """Owned time by how the limit was decided."""
 LIMITERS = slice(DECIDED.stop, DECIDED.stop + len(Limiter))
 """Owned time by what limits the occupancy."""
@@ -116,11 +116,11 @@ TINY_NS = 10_000
 """Eager torch needs 5-10 us of the host for each kernel: shorter ones cannot be launched as fast as they run."""
 NEAR_ROOF = 0.6
 """From this share of its floor on, a kernel's launch is not faulted: library matmuls reach 0.6-0.8 of the peak."""
-INEFFICIENT_BELOW = 0.4
+INEFFICIENT_SHARE = 0.4
 """Under this share of its floor a long kernel is inefficient: good ones reach 0.6 and more."""
 LOW_OCCUPANCY = 0.25
 """Under a quarter of its warps a multiprocessor cannot hide the latency of memory (CUDA best practices guide)."""
-SHORTEST_CHAIN = 3
+MIN_CHAIN = 3
 """Element-wise kernels in a row from which they count as a chain that could be one kernel."""
 
 _MULTIPLIES = (Family.MATMUL, Family.ATTENTION, Family.CONVOLUTION)
@@ -134,7 +134,7 @@ def flag_kernels(
     kernels: npt.NDArray[np.intp],
     limits: KernelLimits,
     fit: LaunchFit,
-    device: Device | None,
+    device: TraceDevice | None,
 ) -> dict[Flag, Mask]:
     """What may be wrong with each compute kernel: by flag, one entry a kernel.
 
@@ -154,8 +154,8 @@ def flag_kernels(
     by_grid = far & (limiter == Limiter.GRID)
     in_one_wave = fit.num_blocks[launch] < _num_sms(device)
     starved = (limiter == Limiter.REGISTERS) | (limiter == Limiter.SHARED_MEMORY)
-    memory_bound = limits.heading == CATEGORY_CODE[TimeCategory.MEMORY_BOUND]
-    latency_bound = limits.heading == CATEGORY_CODE[TimeCategory.LATENCY_BOUND]
+    memory_bound = limits.category == CATEGORY_CODE[TimeCategory.MEMORY_BOUND]
+    latency_bound = limits.category == CATEGORY_CODE[TimeCategory.LATENCY_BOUND]
     could_multiply = _has_tensor_cores(device) & multiplies & ~memory_bound
     plain = _named_where(could_multiply, trace, rows, lambda name: uses_tensor_cores(name) is False)
     return {
@@ -164,7 +164,7 @@ def flag_kernels(
         Flag.SMALL_GRID: by_grid & in_one_wave,
         Flag.TAIL_WAVE: by_grid & known & (fit.waves[launch] > 1) & (fit.wave_efficiency[launch] < FULL_WAVES),
         Flag.LOW_OCCUPANCY: far & starved & (fit.occupancy[launch] < LOW_OCCUPANCY) & ~multiplies,
-        Flag.INEFFICIENT_KERNELS: (limits.efficiency < INEFFICIENT_BELOW)
+        Flag.INEFFICIENT_KERNELS: (limits.efficiency < INEFFICIENT_SHARE)
         & (limits.duration_ns >= SHORT_KERNEL_NS)
         & ~latency_bound,
         Flag.UNFUSED: _in_chains(trace, activities, kernels, limits),
@@ -180,11 +180,11 @@ def _named_where(chosen: Mask, trace: TraceColumns, rows: IntColumn, wanted: Cal
     return named
 
 
-def _num_sms(device: Device | None) -> int:
+def _num_sms(device: TraceDevice | None) -> int:
     return device.num_sms or 0 if device is not None else 0
 
 
-def _has_tensor_cores(device: Device | None) -> bool:
+def _has_tensor_cores(device: TraceDevice | None) -> bool:
     """Since Volta; a device that the trace does not describe is taken for a newer one."""
     if device is None:
         return True
@@ -205,7 +205,7 @@ def _in_chains(
     same_stream[:1] = False  # whatever number the first stream has
     goes_on = element_wise[order] & same_stream & np.roll(element_wise[order], 1)
     run = np.cumsum(~goes_on) - 1  # every kernel that does not go on begins a run, alone if not element-wise
-    long = np.bincount(run, minlength=1) >= SHORTEST_CHAIN
+    long = np.bincount(run, minlength=1) >= MIN_CHAIN
     chained = np.zeros(len(kernels), np.bool_)
     chained[order] = long[run] if len(run) else False
     return chained

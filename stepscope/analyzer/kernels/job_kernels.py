@@ -11,19 +11,19 @@ import numpy.typing as npt
 from stepscope.analyzer.kernels.copies import CopySums, is_pageable, takes_host_link
 from stepscope.analyzer.kernels.flags import (
     ACHIEVED_NS,
+    CATEGORIES,
     COUNT,
     DECIDED,
     DURATION_NS,
     FITTED_NS,
     FLOOR_NS,
-    HEADINGS,
-    INEFFICIENT_BELOW,
+    INEFFICIENT_SHARE,
     LIMITERS,
     LOW_OCCUPANCY,
+    MIN_CHAIN,
     MODELLED_NS,
     OCCUPIED_NS,
     OWNED_NS,
-    SHORTEST_CHAIN,
     TINY_COUNT,
     TINY_NS,
     Flag,
@@ -41,9 +41,9 @@ from stepscope.core.vocabulary.causes import Cause, Reason
 
 NUM_GROUPS_SHOWN = 20
 """Operators, modules and calls in the document, by time."""
-MOST_STEPS_KEPT = 20
+MAX_STEPS_KEPT = 20
 """Steps of each kernel name in the document: 10 kB for 50 names, and enough for the noise of a comparison."""
-FLAGGED_FROM = 0.5
+FLAGGED_SHARE = 0.5
 """A group has a finding when it holds for at least this share of its time."""
 
 
@@ -74,7 +74,7 @@ def _with_steps(table: list[KernelTime], ranks: Sequence[RankKernels]) -> list[K
     """Each name's milliseconds in the steps that are whole on every rank, the mean over ranks; a rank that does not
     keep a name adds nothing to it."""
     common = set.intersection(*(set(rank.steps_by_name.index) for rank in ranks)) if ranks else set()
-    steps = sorted(common)[:MOST_STEPS_KEPT]
+    steps = sorted(common)[:MAX_STEPS_KEPT]
     time = {row.name: np.zeros(len(steps)) for row in table}
     for rank in ranks:
         place = [rank.steps_by_name.index.index(step) for step in steps]
@@ -91,7 +91,7 @@ def _kernel_time(key: str, sums: npt.NDArray[np.float64], example: Example) -> K
         name=key,
         count=int(sums[COUNT]),
         ms=float(sums[OWNED_NS]) / 1e6,
-        limit=CATEGORY_ORDER[int(sums[HEADINGS].argmax())],
+        limit=CATEGORY_ORDER[int(sums[CATEGORIES].argmax())],
         decided_by=DecidedBy(int(sums[DECIDED].argmax())).name.lower(),
         operator=example.operator,
         module=example.module,
@@ -105,7 +105,7 @@ def _kernel_time(key: str, sums: npt.NDArray[np.float64], example: Example) -> K
         block=list(launch.block),
         registers_per_thread=launch.registers_per_thread,
         shared_memory_bytes=launch.shared_memory_bytes,
-        findings=[flag.name.lower() for flag in Flag if flagged(sums, flag) >= FLAGGED_FROM * sums[OWNED_NS]],
+        findings=[flag.name.lower() for flag in Flag if flagged(sums, flag) >= FLAGGED_SHARE * sums[OWNED_NS]],
     )
 
 
@@ -131,7 +131,7 @@ def copy_table(copies: Iterable[CopySums]) -> list[CopyTime]:
     ]
 
 
-SHOWN_FROM = 0.01
+SHOWN_SHARE = 0.01
 """Findings under a hundredth of the ranks' windows are not worth a reader's time."""
 MANY_TINY = 0.5
 """Share of the kernels that are tiny from which their launching, not their work, shapes the step."""
@@ -143,8 +143,8 @@ _MESSAGES = {
     Flag.SMALL_GRID: "kernels with fewer blocks than the GPU has multiprocessors, far from their roof",
     Flag.TAIL_WAVE: f"kernels whose last wave leaves more than {1 - FULL_WAVES:.0%} of the GPU's places empty",
     Flag.LOW_OCCUPANCY: f"kernels whose registers or shared memory leave room for under {LOW_OCCUPANCY:.0%} of warps",
-    Flag.INEFFICIENT_KERNELS: f"kernels that reach under {INEFFICIENT_BELOW:.0%} of what the GPU allows them",
-    Flag.UNFUSED: f"element-wise kernels, {SHORTEST_CHAIN} or more in a row, each reading and writing memory anew",
+    Flag.INEFFICIENT_KERNELS: f"kernels that reach under {INEFFICIENT_SHARE:.0%} of what the GPU allows them",
+    Flag.UNFUSED: f"element-wise kernels, {MIN_CHAIN} or more in a row, each reading and writing memory anew",
     Flag.TINY_KERNELS: f"kernels under {TINY_NS / 1e3:.0f} us, which cost about as much to launch as to run",
 }
 _ADVICE = {
@@ -176,13 +176,13 @@ def kernel_findings(
     found = [_of_flag(flag, total, kernels, window_ms) for flag in Flag if _is_worth_saying(flag, total, window_ms)]
     pageable = [copy for copy in copies if is_pageable(copy.kind)]
     time = sum(copy.ms for copy in pageable)
-    if window_ms and time >= SHOWN_FROM * window_ms:
+    if window_ms and time >= SHOWN_SHARE * window_ms:
         found.append(_of_copies(pageable, time, window_ms))
     return sorted(found, key=lambda finding: -finding.fraction)
 
 
 def _is_worth_saying(flag: Flag, total: npt.NDArray[np.float64], window_ms: float) -> bool:
-    if not window_ms or flagged(total, flag) / 1e6 < SHOWN_FROM * window_ms:
+    if not window_ms or flagged(total, flag) / 1e6 < SHOWN_SHARE * window_ms:
         return False
     return flag is not Flag.TINY_KERNELS or (tiny_share(total) or 0.0) >= MANY_TINY
 
@@ -227,7 +227,7 @@ def pageable_share(copies: Sequence[CopyTime]) -> float:
 REASON_THRESHOLD = 0.05
 """Share of all ranks' windows from which a finding is a reason: the share from which a loss is named beside others."""
 MOSTLY_PAGEABLE = 0.5
-RECOMPUTED_FROM = 0.15
+RECOMPUTED_THRESHOLD = 0.15
 """Share of the executed FLOPs that are no model FLOPs: a forward pass run twice is a quarter of them, what flash
 attention's own backward pass repeats at most a seventh."""
 
@@ -253,9 +253,9 @@ def with_kernel_reasons(rows: Sequence[RootCause], roofline: Roofline, job: Job)
 def _with_reasons(row: RootCause, roofline: Roofline, job: Job) -> RootCause:
     reasons, evidence = [], []
     recomputed = 1.0 - job.mfu / job.hfu if job.mfu is not None and job.hfu else 0.0
-    if row.cause is Cause.COMPUTE_BOUND and recomputed >= RECOMPUTED_FROM:
+    if row.cause is Cause.COMPUTE_BOUND and recomputed >= RECOMPUTED_THRESHOLD:
         reasons.append(Reason.RECOMPUTE)
-        evidence.append(Evidence("recomputed_share_of_flops", recomputed, "ratio", RECOMPUTED_FROM))
+        evidence.append(Evidence("recomputed_share_of_flops", recomputed, "ratio", RECOMPUTED_THRESHOLD))
     found = {finding.code: finding for finding in roofline.findings}
     for flag in _OF_CAUSE.get(row.cause, ()):
         finding = found.get(flag.name.lower())
@@ -275,7 +275,7 @@ def _with_reasons(row: RootCause, roofline: Roofline, job: Job) -> RootCause:
 
 
 def _share(cause: Cause, finding: KernelFinding, roofline: Roofline) -> float:
-    """Share of the windows that a finding holds for under a cause: of the kernels that the cause's heading has."""
+    """Share of the windows that a finding holds for under a cause: of the kernels that the cause's category has."""
     mine = [
         kernel.ms
         for kernel in roofline.kernels

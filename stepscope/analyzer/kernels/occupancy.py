@@ -16,7 +16,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.trace.columns import Device, KernelLaunch
+from stepscope.trace.columns import KernelLaunch, TraceDevice
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.uint8]
@@ -41,8 +41,8 @@ FULL_WAVES = 0.75
 
 _REGISTER_UNIT = 256
 """Registers are allotted to a warp in units of this many (capability 3 and later)."""
-_MOST_REGISTERS = 255
-_MOST_COUNT = 2**40
+_MAX_REGISTERS = 255
+_MAX_COUNT = 2**40
 """Larger sizes are damage."""
 
 
@@ -65,13 +65,13 @@ class SmLimits:
         return self.max_threads // self.warp_size
 
 
-def is_nvidia(device: Device) -> bool:
+def is_nvidia(device: TraceDevice) -> bool:
     """Whether the occupancy rules and the tensor cores of NVIDIA apply."""
     name = device.name.lower()
     return device.warp_size in (None, 32) and not any(word in name for word in ("amd", "radeon", "instinct", "intel"))
 
 
-def sm_limits(device: Device) -> SmLimits | None:
+def sm_limits(device: TraceDevice) -> SmLimits | None:
     """A device's limits, or None where the trace does not list them or they are not NVIDIA's."""
     if not is_nvidia(device) or not (
         device.compute_capability
@@ -133,7 +133,7 @@ class LaunchFit:
         return self.waves / np.maximum(np.ceil(self.waves), 1.0)  # a grid of no blocks fills nothing
 
 
-def fit_launches(launches: Sequence[KernelLaunch], device: Device | None) -> LaunchFit:
+def fit_launches(launches: Sequence[KernelLaunch], device: TraceDevice | None) -> LaunchFit:
     """Lay each launch out on a device."""
     num_blocks = _counts(launch.num_blocks for launch in launches)
     limits = sm_limits(device) if device is not None else None
@@ -161,7 +161,7 @@ def fit_launches(launches: Sequence[KernelLaunch], device: Device | None) -> Lau
 def _resident_blocks(launches: Sequence[KernelLaunch], warps: Floats, limits: SmLimits) -> tuple[Floats, Codes]:
     """Blocks that a multiprocessor holds at a time, and which of its limits says so; nan where not recorded."""
     registers = _counts(launch.registers_per_thread for launch in launches)
-    registers[registers > _MOST_REGISTERS] = np.nan
+    registers[registers > _MAX_REGISTERS] = np.nan
     shared = _counts(launch.shared_memory_bytes for launch in launches)
     per_warp = _round_up(np.maximum(registers, 1) * limits.warp_size, _REGISTER_UNIT)
     warps_of_registers = (limits.registers // limits.register_files // per_warp) * limits.register_files
@@ -186,4 +186,4 @@ def _round_up(values: Floats, unit: int) -> Floats:
 
 def _counts(values: Iterable[int | None]) -> Floats:
     """As floats; nan where unknown or absurd."""
-    return np.array([np.nan if value is None or value > _MOST_COUNT else value for value in values], np.float64)
+    return np.array([np.nan if value is None or value > _MAX_COUNT else value for value in values], np.float64)

@@ -21,13 +21,13 @@ import numpy.typing as npt
 from stepscope.analyzer.kernels.copies import CopySums, copy_sums
 from stepscope.analyzer.kernels.flags import (
     ACHIEVED_NS,
+    CATEGORIES,
     COUNT,
     DECIDED,
     DURATION_NS,
     FITTED_NS,
     FLAGS,
     FLOOR_NS,
-    HEADINGS,
     LIMITERS,
     MODELLED_NS,
     OCCUPIED_NS,
@@ -46,7 +46,7 @@ from stepscope.analyzer.roofline.kernel_limits import KernelLimits
 from stepscope.analyzer.roofline.kernel_operator import innermost_on_thread, innermost_open
 from stepscope.analyzer.rows import combinations, distinct
 from stepscope.core.vocabulary.categories import CATEGORY_ORDER
-from stepscope.trace.columns import NONE, Category, Device, IntColumn, KernelLaunch, TraceColumns
+from stepscope.trace.columns import NONE, Category, IntColumn, KernelLaunch, TraceColumns, TraceDevice
 
 _MODULE_FRAME = "nn.Module: "
 _NO_REGION = re.compile(r"^(ProfilerStep#|nccl:|gloo:|c10d::|enumerate\(DataLoader\)#|\[pl]\[)|##")
@@ -86,7 +86,7 @@ def region_kind(name: str) -> str:
 NUM_NAMES_KEPT = 50
 NUM_GROUPS_KEPT = 20
 """Kernel names, and operators, modules, calls, that a rank passes on, by time."""
-LONGEST_SHAPES = 200
+MAX_SHAPES_CHARACTERS = 200
 """Characters of a call's shapes that are kept; lists of tensors run to thousands."""
 
 NOT_KNOWN = "(not known)"
@@ -212,7 +212,7 @@ def _step_times(
     return StepTimes(window.index[:num_steps].tolist(), flat.astype(np.float64).reshape(len(names), num_steps))
 
 
-def _device(trace: TraceColumns, activities: Activities, kernels: npt.NDArray[np.intp]) -> Device | None:
+def _device(trace: TraceColumns, activities: Activities, kernels: npt.NDArray[np.intp]) -> TraceDevice | None:
     """The device on which the kernels ran, else the first that the trace lists."""
     devices = {device.index: device for device in trace.header.devices}
     if not len(kernels) or not devices:
@@ -267,7 +267,7 @@ def _sums(which: IntColumn, count: int, limits: KernelLimits, owned_ns: IntColum
     sums[:, FLOOR_NS] = total(np.where(owns & modelled, floor, 0.0))
     for flag, mask in flags.items():
         sums[:, FLAGS.start + flag] = total(owned_ns * mask)
-    sums[:, HEADINGS] = spread(limits.heading, len(CATEGORY_ORDER))
+    sums[:, CATEGORIES] = spread(limits.category, len(CATEGORY_ORDER))
     sums[:, DECIDED] = spread(limits.decided_by, DECIDED.stop - DECIDED.start)
     return sums
 
@@ -342,7 +342,7 @@ def _shapes(trace: TraceColumns, combined: _Combinations, at: int) -> str:
     text = "".join(text.split()).replace(",", ", ")
     while text.endswith(", []]"):  # scalars at the end
         text = text.removesuffix(", []]") + "]"
-    return text if len(text) <= LONGEST_SHAPES else text[: LONGEST_SHAPES - 3] + "..."
+    return text if len(text) <= MAX_SHAPES_CHARACTERS else text[: MAX_SHAPES_CHARACTERS - 3] + "..."
 
 
 def _call(trace: TraceColumns, combined: _Combinations, at: int) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, clip, owned, pieces, single, subtract, union
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.idle_time import Host, attribute_gaps, late_host
-from stepscope.analyzer.ledger.segments import Paint, Segments, assemble
+from stepscope.analyzer.ledger.segments import CategorySpans, Segments, assemble
 from stepscope.analyzer.ledger.steps import Window
 from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
 from stepscope.trace.columns import IntColumn
@@ -32,8 +32,10 @@ class OwnLedger:
     hidden_communication_ns: int
 
 
-def attribute_device_time(activities: Activities, window: Window, host: Host, kernel_headings: IntColumn) -> OwnLedger:
-    """Book a rank's window. `kernel_headings` has one heading code for each compute kernel."""
+def attribute_device_time(
+    activities: Activities, window: Window, host: Host, kernel_categories: IntColumn
+) -> OwnLedger:
+    """Book a rank's window. `kernel_categories` has one category code for each compute kernel."""
     whole = single(window.start_ns, window.end_ns)
     compute = activities.of(Work.COMPUTE)
     start, end = _own_pieces(activities, compute, window)
@@ -41,7 +43,7 @@ def attribute_device_time(activities: Activities, window: Window, host: Host, ke
     by_start = np.argsort(start, kind="stable")
     busy = end[by_start] > start[by_start]
     by_start = by_start[busy]
-    paints = [Paint(Intervals(start[by_start], end[by_start]), kernel_headings[by_start])]
+    paints = [CategorySpans(Intervals(start[by_start], end[by_start]), kernel_categories[by_start])]
 
     communicating = _covered(activities, Work.COMMUNICATION, window)
     occupied = union(start, end)
@@ -53,10 +55,10 @@ def attribute_device_time(activities: Activities, window: Window, host: Host, ke
     copy_start, copy_end = _own_pieces(activities, copies, window)
     free = subtract(whole, occupied)
     of_copy, piece_start, piece_end = pieces(copy_start, copy_end, free)
-    charges = host.copy_charges(activities)[copies][of_copy]
+    causes = host.copy_causes(activities)[copies][of_copy]
     by_start = np.argsort(piece_start, kind="stable")
     copying = Intervals(piece_start[by_start], piece_end[by_start])
-    paints.append(Paint(copying, TimeCategory.COPY, charges[by_start]))
+    paints.append(CategorySpans(copying, TimeCategory.COPY, causes[by_start]))
 
     paints += attribute_gaps(subtract(free, union(copying.start, copying.end)), activities, host)
     return OwnLedger(
@@ -80,18 +82,18 @@ def _covered(activities: Activities, work: Work, window: Window) -> Intervals:
     return clip(union(activities.start_ns[chosen], activities.end_ns[chosen]), window.start_ns, window.end_ns)
 
 
-def _exposed(alone: Intervals, late: list[Paint]) -> list[Paint]:
-    """Communication-only time: booked as communication, charged to the host where the host was late anyway."""
+def _exposed(alone: Intervals, late: list[CategorySpans]) -> list[CategorySpans]:
+    """Communication-only time: booked as communication, attributed to the host where the host was late anyway."""
     paints = []
     rest = alone
     for paint in late:
-        charge = paint.codes()[1]
-        paints.append(Paint(paint.intervals, TimeCategory.COMMUNICATION_UNSPLIT, charge))
+        cause = paint.codes()[1]
+        paints.append(CategorySpans(paint.intervals, TimeCategory.COMMUNICATION_UNSPLIT, cause))
         rest = subtract(rest, paint.intervals)
-    return [*paints, Paint(rest, TimeCategory.COMMUNICATION_UNSPLIT)]
+    return [*paints, CategorySpans(rest, TimeCategory.COMMUNICATION_UNSPLIT)]
 
 
 def fractions(segments: Segments, window_ns: int) -> dict[TimeCategory, float]:
-    """Share of the window by heading; every heading is there."""
-    time = np.bincount(segments.heading, weights=segments.duration_ns, minlength=len(CATEGORY_ORDER))
-    return {heading: float(time[CATEGORY_CODE[heading]]) / window_ns for heading in CATEGORY_ORDER}
+    """Share of the window by category; every category is there."""
+    time = np.bincount(segments.category, weights=segments.duration_ns, minlength=len(CATEGORY_ORDER))
+    return {category: float(time[CATEGORY_CODE[category]]) / window_ns for category in CATEGORY_ORDER}

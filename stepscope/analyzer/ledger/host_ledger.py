@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Intervals, intersect, join, single, subtract, time_of
 from stepscope.analyzer.ledger.host_spans import host_annotations
-from stepscope.analyzer.ledger.segments import Paint, Segments, assemble
+from stepscope.analyzer.ledger.segments import CategorySpans, Segments, assemble
 from stepscope.analyzer.ledger.steps import HostSteps, Window
 from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.core.vocabulary.causes import Cause
@@ -55,16 +55,16 @@ def attribute_host_time(trace: TraceColumns, steps: HostSteps, window: Window) -
     operators, communicating = _classes(trace, rows, lane)
     left = single(window.start_ns, window.end_ns)
     paints = []
-    for cover, heading, charge in (
+    for cover, category, cause in (
         (annotations.checkpoint, TimeCategory.CHECKPOINT, None),
         (annotations.data_loading, TimeCategory.DATA_LOADING, None),
         (operators, TimeCategory.COMPUTE_OTHER, Cause.COMPUTE_BOUND),
         (communicating, TimeCategory.COMMUNICATION_UNSPLIT, None),
         (annotations.profiler, TimeCategory.PROFILER, None),
     ):
-        paints.append(Paint(intersect(left, cover), heading, charge))
+        paints.append(CategorySpans(intersect(left, cover), category, cause))
         left = subtract(left, cover)
-    return assemble([*paints, Paint(left, TimeCategory.HOST_BOUND)])
+    return assemble([*paints, CategorySpans(left, TimeCategory.HOST_BOUND)])
 
 
 def _classes(trace: TraceColumns, rows: npt.NDArray[np.intp], lane: int) -> tuple[Intervals, Intervals]:

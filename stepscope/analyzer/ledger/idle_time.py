@@ -27,7 +27,7 @@ from stepscope.analyzer.ledger.host_spans import (
     data_loading_rows,
     host_spans,
 )
-from stepscope.analyzer.ledger.segments import CHARGE, Paint, Segments
+from stepscope.analyzer.ledger.segments import CAUSE_CODE, CategorySpans, Segments
 from stepscope.analyzer.ledger.steps import HostSteps
 from stepscope.analyzer.rows import distinct, on_lanes
 from stepscope.core.documents.run_directory import PHASE_PREFIX
@@ -45,14 +45,14 @@ class Host:
     launches_known: bool
     """whether the trace has any launch at all"""
 
-    def copy_charges(self, activities: Activities) -> IntColumn:
+    def copy_causes(self, activities: Activities) -> IntColumn:
         """Charge of each activity if it is a copy: the checkpoint's or the loader's that launched it, else copy."""
-        charges = np.full(len(activities), CHARGE[Cause.COPY], np.int8)
+        causes = np.full(len(activities), CAUSE_CODE[Cause.COPY], np.int8)
         for lane, spans in self.spans_of_lane.items():
             here = activities.launch_lane == lane
-            charges[here & contains(spans.annotated.data_loading, activities.launch_ns)] = CHARGE[Cause.DATA_LOADING]
-            charges[here & contains(spans.annotated.checkpoint, activities.launch_ns)] = CHARGE[Cause.CHECKPOINT]
-        return charges
+            causes[here & contains(spans.annotated.data_loading, activities.launch_ns)] = CAUSE_CODE[Cause.DATA_LOADING]
+            causes[here & contains(spans.annotated.checkpoint, activities.launch_ns)] = CAUSE_CODE[Cause.CHECKPOINT]
+        return causes
 
 
 def observe_host(trace: TraceColumns, steps: HostSteps, activities: Activities) -> Host:
@@ -61,7 +61,7 @@ def observe_host(trace: TraceColumns, steps: HostSteps, activities: Activities) 
     return Host(host_spans(trace, steps, activities, lanes), bool(len(trace.rows_of(Category.RUNTIME))))
 
 
-def attribute_gaps(gaps: Intervals, activities: Activities, host: Host) -> list[Paint]:
+def attribute_gaps(gaps: Intervals, activities: Activities, host: Host) -> list[CategorySpans]:
     """Book idle time, gap by gap: by the activity that ends the gap, its launch, and what its thread did before.
 
     From the launch on, the work was queued and the device was late (`device_gap`). Before it, instant by instant:
@@ -70,15 +70,15 @@ def attribute_gaps(gaps: Intervals, activities: Activities, host: Host) -> list[
     ended_by = np.minimum(np.searchsorted(activities.start_ns, gaps.end, side="left"), max(len(activities) - 1, 0))
     launch, lane = activities.launch_ns[ended_by], activities.launch_lane[ended_by]
     if not host.launches_known:
-        return [Paint(gaps, TimeCategory.IDLE_OTHER)]
+        return [CategorySpans(gaps, TimeCategory.IDLE_OTHER)]
     linked = activities.launch_ns != NONE
     first_launch = int(activities.launch_ns[linked].min()) if linked.any() else 0
     launched_before = (launch == NONE) & (gaps.end <= first_launch)
     orphan = (launch == NONE) & ~launched_before
     queued_from = np.where(launched_before, gaps.start, np.clip(launch, gaps.start, gaps.end))
     queued_from = np.where(orphan, gaps.end, queued_from)
-    paints = [Paint(union(queued_from, gaps.end), TimeCategory.DEVICE_GAP)]
-    paints.append(Paint(union(gaps.start[orphan], gaps.end[orphan]), TimeCategory.IDLE_OTHER))
+    paints = [CategorySpans(union(queued_from, gaps.end), TimeCategory.DEVICE_GAP)]
+    paints.append(CategorySpans(union(gaps.start[orphan], gaps.end[orphan]), TimeCategory.IDLE_OTHER))
     for number, spans in host.spans_of_lane.items():
         here = lane == number
         start, end = gaps.start[here], queued_from[here]
@@ -88,12 +88,12 @@ def attribute_gaps(gaps: Intervals, activities: Activities, host: Host) -> list[
     return paints
 
 
-def late_host(alone: Intervals, activities: Activities, host: Host) -> list[Paint]:
+def late_host(alone: Intervals, activities: Activities, host: Host) -> list[CategorySpans]:
     """The part of communication-only time in which the next compute kernel was not even launched.
 
     Exposed is not blocking: were the communication instantaneous, the device would have idled there all the same,
-    so that time is charged by the idle rule. While the launching thread itself is blocked (it may wait for this very
-    communication) nothing is moved. Paints carry the idle heading as their heading.
+    so that time is attributed by the idle rule. While the launching thread itself is blocked (it may wait for this very
+    communication) nothing is moved. Paints carry the idle category as their category.
     """
     compute = activities.of(Work.COMPUTE)
     if not len(compute) or not len(alone):
@@ -103,7 +103,7 @@ def late_host(alone: Intervals, activities: Activities, host: Host) -> list[Pain
     following = compute[np.minimum(place, len(compute) - 1)]
     launch = activities.launch_ns[following]
     known &= launch != NONE
-    paints: list[Paint] = []
+    paints: list[CategorySpans] = []
     for number, spans in host.spans_of_lane.items():
         here = known & (activities.launch_lane[following] == number)
         late = union(alone.start[here], np.minimum(alone.end[here], launch[here]))
@@ -119,17 +119,17 @@ def _opens_blocked(blocked: Intervals, opening: Nanoseconds) -> npt.NDArray[np.b
     return (last >= 0) & (opening - blocked.end[np.maximum(last, 0)] <= AFTER_BLOCKING_CALL_NS)
 
 
-def _by_spans(time: Intervals, spans: HostSpans, rest: TimeCategory) -> list[Paint]:
+def _by_spans(time: Intervals, spans: HostSpans, rest: TimeCategory) -> list[CategorySpans]:
     """First match: profiler, checkpoint, data loading, the rest."""
     paints = []
-    for cover, heading in (
+    for cover, category in (
         (spans.annotated.profiler, TimeCategory.PROFILER),
         (spans.annotated.checkpoint, TimeCategory.CHECKPOINT),
         (spans.annotated.data_loading, TimeCategory.DATA_LOADING),
     ):
-        paints.append(Paint(intersect(time, cover), heading))
+        paints.append(CategorySpans(intersect(time, cover), category))
         time = subtract(time, cover)
-    return [*paints, Paint(time, rest)]
+    return [*paints, CategorySpans(time, rest)]
 
 
 _GARBAGE = re.compile(r"^(prof\.phase: )?gc(\.collect)?$|garbage[_ ]collect|<built-in (function|method) collect>")
@@ -151,7 +151,7 @@ class HostWork:
     """What one rank's host did while the device idled for it.
 
     Attributes:
-        late_ns: time charged to a late host, by what its threads did meanwhile.
+        late_ns: time attributed to a late host, by what its threads did meanwhile.
         phases_ns: the same time, by the phase that the training script named, innermost or not.
         blocked_ns: time booked as synchronization, by the kind of call that it followed.
         num_blocking_calls: in the window, by kind.
@@ -184,7 +184,7 @@ def host_work(trace: TraceColumns, steps: HostSteps, activities: Activities | No
 
 
 def _charged(segments: Segments, cause: Cause) -> Intervals:
-    keep = segments.charge == CHARGE[cause]
+    keep = segments.cause == CAUSE_CODE[cause]
     return Intervals(segments.start_ns[keep], segments.end_ns[keep])
 
 

@@ -13,13 +13,13 @@ from stepscope.core.vocabulary.causes import Cause
 from stepscope.trace.columns import IntColumn, narrow
 
 CAUSE_ORDER: tuple[Cause, ...] = tuple(Cause)
-CHARGE = {cause: code for code, cause in enumerate(CAUSE_ORDER)}
+CAUSE_CODE = {cause: code for code, cause in enumerate(CAUSE_ORDER)}
 """Cause -> its code in a segment."""
 
-TO_BLAME = len(CAUSE_ORDER)
-"""Charge of waiting: never a cause itself, blame/waits.py charges it to whoever was late."""
+TO_ATTRIBUTE = len(CAUSE_ORDER)
+"""Cause code of waiting: never a cause itself, blame/waits.py attributes it to whoever was late."""
 
-_CAUSE_OF_HEADING = {
+_OWN_CAUSE = {
     TimeCategory.COMPUTE_BOUND: Cause.COMPUTE_BOUND,
     TimeCategory.MEMORY_BOUND: Cause.MEMORY_BOUND,
     TimeCategory.LATENCY_BOUND: Cause.LATENCY_BOUND,
@@ -36,10 +36,10 @@ _CAUSE_OF_HEADING = {
     TimeCategory.PROFILER: Cause.PROFILER,
     TimeCategory.IDLE_OTHER: Cause.UNEXPLAINED,
 }
-CHARGE_OF_HEADING = np.array(
-    [TO_BLAME if h is TimeCategory.WAIT else CHARGE[_CAUSE_OF_HEADING[h]] for h in CATEGORY_ORDER], np.int8
+OWN_CAUSE = np.array(
+    [TO_ATTRIBUTE if h is TimeCategory.WAIT else CAUSE_CODE[_OWN_CAUSE[h]] for h in CATEGORY_ORDER], np.int8
 )
-"""By heading code: the charge when nothing else is to blame."""
+"""By category code: the cause when nothing else is to blame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ class Segments:
 
     Attributes:
         start_ns, end_ns: the span.
-        heading: code of the heading it is booked under.
-        charge: code of the cause it is charged to: the heading's own, unless something other than what runs is to
+        category: code of the category it is booked under.
+        cause: code of the cause it is attributed to: the category's own, unless something other than what runs is to
             blame (the host was late anyway, the copy belongs to a checkpoint), or TO_BLAME.
     """
 
     start_ns: Nanoseconds
     end_ns: Nanoseconds
-    heading: IntColumn
-    charge: IntColumn
+    category: IntColumn
+    cause: IntColumn
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -65,48 +65,48 @@ class Segments:
     def duration_ns(self) -> Nanoseconds:
         return self.end_ns - self.start_ns
 
-    def intervals_of(self, *headings: TimeCategory) -> Intervals:
-        """The time booked under any of the headings."""
-        keep = np.isin(self.heading, [CATEGORY_CODE[heading] for heading in headings])
+    def intervals_of(self, *categories: TimeCategory) -> Intervals:
+        """The time booked under any of the categories."""
+        keep = np.isin(self.category, [CATEGORY_CODE[category] for category in categories])
         return Intervals(self.start_ns[keep], self.end_ns[keep])
 
 
 @dataclass(frozen=True, slots=True)
-class Paint:
-    """Spans that get the same heading and charge, or one each; without a charge, the heading's own."""
+class CategorySpans:
+    """Spans that get the same category and cause, or one each; without a cause, the category's own."""
 
     intervals: Intervals
-    heading: TimeCategory | IntColumn
-    charge: Cause | IntColumn | None = None
+    category: TimeCategory | IntColumn
+    cause: Cause | IntColumn | None = None
 
     def codes(self) -> tuple[IntColumn, IntColumn]:
-        """Heading and charge of each span."""
+        """Heading and cause of each span."""
         size = len(self.intervals)
-        heading = (
-            np.full(size, CATEGORY_CODE[self.heading], np.int8)
-            if isinstance(self.heading, TimeCategory)
-            else self.heading
+        category = (
+            np.full(size, CATEGORY_CODE[self.category], np.int8)
+            if isinstance(self.category, TimeCategory)
+            else self.category
         )
-        if self.charge is None:
-            return heading, CHARGE_OF_HEADING[heading]
-        return heading, np.full(size, CHARGE[self.charge], np.int8) if isinstance(self.charge, Cause) else self.charge
+        if self.cause is None:
+            return category, OWN_CAUSE[category]
+        return category, np.full(size, CAUSE_CODE[self.cause], np.int8) if isinstance(self.cause, Cause) else self.cause
 
 
-def assemble(paints: list[Paint]) -> Segments:
+def assemble(paints: list[CategorySpans]) -> Segments:
     """Put disjoint paints in time order and join neighbours that say the same."""
     codes = [paint.codes() for paint in paints]
     start = np.concatenate([paint.intervals.start for paint in paints])
     order = np.argsort(start, kind="stable")
     start = start[order]
     end = np.concatenate([paint.intervals.end for paint in paints])[order]
-    heading = np.concatenate([code[0] for code in codes]).astype(np.int8)[order]
-    charge = np.concatenate([code[1] for code in codes]).astype(np.int8)[order]
+    category = np.concatenate([code[0] for code in codes]).astype(np.int8)[order]
+    cause = np.concatenate([code[1] for code in codes]).astype(np.int8)[order]
     if not len(start):
-        return Segments(start, end, heading, charge)
-    same = (heading[1:] == heading[:-1]) & (charge[1:] == charge[:-1]) & (start[1:] == end[:-1])
+        return Segments(start, end, category, cause)
+    same = (category[1:] == category[:-1]) & (cause[1:] == cause[:-1]) & (start[1:] == end[:-1])
     opens = np.concatenate(([True], ~same))
     closes = np.concatenate((~same, [True]))
-    return Segments(start[opens], end[closes], heading[opens], charge[opens])
+    return Segments(start[opens], end[closes], category[opens], cause[opens])
 
 
 class TimeTable:

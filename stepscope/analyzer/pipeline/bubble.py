@@ -22,7 +22,7 @@ from stepscope.analyzer.intervals import (
     subtract,
     union,
 )
-from stepscope.analyzer.ledger.segments import CHARGE, TO_BLAME, Paint, Segments, assemble
+from stepscope.analyzer.ledger.segments import CAUSE_CODE, TO_ATTRIBUTE, CategorySpans, Segments, assemble
 from stepscope.analyzer.pipeline.schedules import Order, Replay, recognise, replay
 from stepscope.analyzer.pipeline.stages import Chain, StageTimes, observe
 from stepscope.analyzer.rank_view import RankView
@@ -39,7 +39,7 @@ class ScheduledIdle:
     at_receive_ns: tuple[float, ...]
 
 
-def charge_schedule(
+def attribute_schedule(
     segments: Segments,
     waits: WaitPieces,
     calls: list[Call],
@@ -48,8 +48,8 @@ def charge_schedule(
     structural: ScheduledIdle,
     imbalance: ScheduledIdle,
 ) -> Segments:
-    """Rename up to `structural` of cross-stage waiting in each step to bubble, charge up to `imbalance` more to the
-    uneven cut. What the schedule costs beyond the waiting shows as idle device time and is charged there.
+    """Rename up to `structural` of cross-stage waiting in each step to bubble, attribute up to `imbalance` more to the
+    uneven cut. What the schedule costs beyond the waiting shows as idle device time and is attributed there.
 
     Of each receive's waiting, first what the schedule explains there: the rest is somebody's lateness (a loader's in
     the first stage shows at the first receive of all others). Only what then is left of a step's budget takes the first
@@ -61,9 +61,9 @@ def charge_schedule(
     uneven, _ = _scheduled(subtract(waiting, bubble), calls, step_bounds_ns, imbalance)
     queued = segments.intervals_of(TimeCategory.DEVICE_GAP, TimeCategory.SYNCHRONIZATION)
     caused_idle, _ = _first_of_each_step(queued, step_bounds_ns, missing)
-    segments = _repaint(segments, bubble, heading=TimeCategory.BUBBLE, charge=Cause.PIPELINE_BUBBLE)
-    segments = _repaint(segments, uneven, heading=None, charge=Cause.IMBALANCE)
-    return _repaint(segments, caused_idle, heading=None, charge=Cause.PIPELINE_BUBBLE)
+    segments = _relabel(segments, bubble, category=TimeCategory.BUBBLE, cause=Cause.PIPELINE_BUBBLE)
+    segments = _relabel(segments, uneven, category=None, cause=Cause.IMBALANCE)
+    return _relabel(segments, caused_idle, category=None, cause=Cause.PIPELINE_BUBBLE)
 
 
 def _scheduled(
@@ -121,18 +121,22 @@ def _first_of_each_step(
     return union(np.concatenate(taken_start), np.concatenate(taken_end)), np.array(missing)
 
 
-def _repaint(segments: Segments, cover: Intervals, *, heading: TimeCategory | None, charge: Cause) -> Segments:
-    """Give what lies under `cover` and still is to blame, or is idle, a new charge and perhaps a new heading."""
+def _relabel(segments: Segments, cover: Intervals, *, category: TimeCategory | None, cause: Cause) -> Segments:
+    """Give what lies under `cover` and still is to blame, or is idle, a new cause and perhaps a new category."""
     inside, start, end = pieces(segments.start_ns, segments.end_ns, cover)
-    eligible = np.isin(segments.charge[inside], [TO_BLAME, CHARGE[Cause.DEVICE_GAP], CHARGE[Cause.SYNCHRONIZATION]])
+    eligible = np.isin(
+        segments.cause[inside], [TO_ATTRIBUTE, CAUSE_CODE[Cause.DEVICE_GAP], CAUSE_CODE[Cause.SYNCHRONIZATION]]
+    )
     inside, start, end = inside[eligible], start[eligible], end[eligible]
     changed = Intervals(start, end)
     kept, kept_start, kept_end = _outside(segments, changed)
-    headings = segments.heading[inside] if heading is None else np.full(len(inside), CATEGORY_CODE[heading], np.int8)
+    categories = (
+        segments.category[inside] if category is None else np.full(len(inside), CATEGORY_CODE[category], np.int8)
+    )
     return assemble(
         [
-            Paint(Intervals(kept_start, kept_end), segments.heading[kept], segments.charge[kept]),
-            Paint(changed, headings, charge),
+            CategorySpans(Intervals(kept_start, kept_end), segments.category[kept], segments.cause[kept]),
+            CategorySpans(changed, categories, cause),
         ]
     )
 
@@ -178,8 +182,8 @@ def explain(chain: Chain, views: Mapping[int, RankView]) -> PipelineParts | None
     if span <= 0:
         return None
     try:
-        even = _run(order, times.evened(), num_stages, transfer)
-        uneven = _run(order, times, num_stages, transfer)
+        even = _replay(order, times.evened(), num_stages, transfer)
+        uneven = _replay(order, times, num_stages, transfer)
     except ValueError:  # the marks do not tell the whole schedule: a stage's rank or a part of the step is missing
         return None
     structural = even.period_ns - float(np.mean(even.busy_ns))
@@ -225,7 +229,7 @@ def _heavy(chain: Chain, uneven: Replay) -> dict[int, float]:
     return {rank: own / total for rank, own in excess.items()}
 
 
-def _run(order: Order, times: StageTimes, num_stages: int, transfer_ns: float) -> Replay:
+def _replay(order: Order, times: StageTimes, num_stages: int, transfer_ns: float) -> Replay:
     durations = {task: times.of(task) for tasks in order for task in tasks}
     return replay(order, durations, num_stages=num_stages, transfer_ns=transfer_ns)
 

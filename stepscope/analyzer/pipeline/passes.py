@@ -114,15 +114,15 @@ def _within(tasks: tuple[Task, ...], start: int, end: int) -> list[tuple[Task, i
     return [(tasks[0], start, middle), (tasks[1], middle, end)]
 
 
-_MARK = re.compile(r"^Optimizer\.step#|^optimizer$")
-_OPERATOR = re.compile(r"^aten::_(fused_(adamw?|sgd|adagrad)|foreach)_")
-_KERNEL = re.compile(r"multi_tensor_apply|adam|lamb_|sgd|adagrad|adafactor", re.IGNORECASE)
+_OPTIMIZER_MARK = re.compile(r"^Optimizer\.step#|^optimizer$")
+_OPTIMIZER_OPERATOR = re.compile(r"^aten::_(fused_(adamw?|sgd|adagrad)|foreach)_")
+_LIST_PASS_KERNEL = re.compile(r"multi_tensor_apply|adam|lamb_|sgd|adagrad|adafactor", re.IGNORECASE)
 _BETWEEN_STAGES = re.compile(r"SendRecv")
 
 
 def optimizer_time(trace: TraceColumns, lane: int) -> Intervals:
     """What the optimizer's annotations on a thread cover."""
-    rows = trace.rows_named(_MARK.match, Category.USER_ANNOTATION, Category.CPU_OP)
+    rows = trace.rows_named(_OPTIMIZER_MARK.match, Category.USER_ANNOTATION, Category.CPU_OP)
     return time_of(trace, rows[trace.lane[rows] == lane])
 
 
@@ -145,7 +145,7 @@ def launched_by_optimizer(
         return inside
     place = steps.position_of(launch)
     on_loop = (place != NONE) & (lane == steps.main_lane)
-    operators = trace.rows_named(_OPERATOR.match, Category.CPU_OP)
+    operators = trace.rows_named(_OPTIMIZER_OPERATOR.match, Category.CPU_OP)
     operators = operators[trace.lane[operators] == steps.main_lane]
     passes = contains(time_of(trace, operators), launch) | trace.named(activities.row[kernels], _is_list_pass)
     begins = on_loop & passes & (launch > _ends(trace, activities, kernels, steps)[place])
@@ -168,4 +168,4 @@ def _ends(trace: TraceColumns, activities: Activities, kernels: IntColumn, steps
 
 
 def _is_list_pass(name: str) -> bool:
-    return bool(_KERNEL.search(name))
+    return bool(_LIST_PASS_KERNEL.search(name))

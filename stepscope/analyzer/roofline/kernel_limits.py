@@ -34,7 +34,7 @@ class KernelLimits:
 
     Attributes:
         duration_ns: the kernel's duration.
-        heading: index into core.timeline.HEADING_ORDER: compute_bound, memory_bound, latency_bound or compute_other.
+        category: index into core.timeline.HEADING_ORDER: compute_bound, memory_bound, latency_bound or compute_other.
         decided_by: DecidedBy codes.
         family: kernel_family.Family codes.
         dtype: index into DTYPES: of the matrix operands.
@@ -47,7 +47,7 @@ class KernelLimits:
     """
 
     duration_ns: npt.NDArray[np.int64]
-    heading: Codes
+    category: Codes
     decided_by: Codes
     family: Codes
     dtype: Codes
@@ -60,7 +60,7 @@ class KernelLimits:
     operator: IntColumn
 
     def __len__(self) -> int:
-        return len(self.heading)
+        return len(self.category)
 
     @property
     def efficiency(self) -> Floats:
@@ -91,10 +91,10 @@ def kernel_limits(
     small = (duration < SHORT_KERNEL_NS) | ((blocks != NONE) & (blocks < num_sms))
     # chunks of a pass over lists that would take longer than it did are not full: how full, nothing tells
     floor_bytes[(costs.source == DecidedBy.PARAMETERS) & (floor_bytes > duration)] = np.nan
-    heading, decided_by = _decide(family, costs.source, duration, small, floor_flops, floor_bytes)
+    category, decided_by = _decide(family, costs.source, duration, small, floor_flops, floor_bytes)
     return KernelLimits(
         duration_ns=duration,
-        heading=heading,
+        category=category,
         decided_by=decided_by,
         family=family,
         dtype=dtype,
@@ -150,21 +150,21 @@ def _decide(
     floor_flops: Floats,
     floor_bytes: Floats,
 ) -> tuple[Codes, Codes]:
-    by_family = np.array([CATEGORY_CODE[_heading_of(kind)] for kind in Family], np.uint8)
+    by_family = np.array([CATEGORY_CODE[_category_of_family(kind)] for kind in Family], np.uint8)
     modelled = ~np.isnan(floor_flops) & ~np.isnan(floor_bytes)
-    heading = by_family[family]
-    decided_by = np.where(heading == CATEGORY_CODE[TimeCategory.COMPUTE_OTHER], DecidedBy.NOTHING, DecidedBy.NAME)
+    category = by_family[family]
+    decided_by = np.where(category == CATEGORY_CODE[TimeCategory.COMPUTE_OTHER], DecidedBy.NOTHING, DecidedBy.NAME)
     decided_by[modelled] = source[modelled]
     larger = np.where(
         floor_flops >= floor_bytes, CATEGORY_CODE[TimeCategory.COMPUTE_BOUND], CATEGORY_CODE[TimeCategory.MEMORY_BOUND]
     )
-    heading[modelled] = larger[modelled]
+    category[modelled] = larger[modelled]
     far_above = np.fmax(floor_flops, floor_bytes) < LATENCY_FLOOR_SHARE * duration
-    heading[modelled & small & far_above] = CATEGORY_CODE[TimeCategory.LATENCY_BOUND]
-    return heading, decided_by.astype(np.uint8)
+    category[modelled & small & far_above] = CATEGORY_CODE[TimeCategory.LATENCY_BOUND]
+    return category, decided_by.astype(np.uint8)
 
 
-def _heading_of(family: Family) -> TimeCategory:
+def _category_of_family(family: Family) -> TimeCategory:
     if family in _COMPUTE_FAMILIES:
         return TimeCategory.COMPUTE_BOUND
     return TimeCategory.COMPUTE_OTHER if family in _UNDECIDED_FAMILIES else TimeCategory.MEMORY_BOUND

@@ -12,7 +12,7 @@ from stepscope.analyzer.roofline.kernel_family import Family
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits
 from stepscope.core.documents.analysis import RooflineCoverage
 
-CONVICTION_MARGIN = 1.05
+PEAK_MARGIN = 1.05
 """A FLOP floor above the duration by more than this convicts the peak; less may be the timestamps' rounding."""
 LARGE_PRODUCT_NS = 100_000
 NUM_LARGE_PRODUCTS = 20
@@ -59,10 +59,10 @@ def dominant_dtype(limits: KernelLimits) -> str | None:
     return DTYPES[int(np.argmax(by_dtype))] if by_dtype.any() else None
 
 
-def peak_is_convicted(limits: KernelLimits) -> bool:
+def peak_is_exceeded(limits: KernelLimits) -> bool:
     """Whether kernels that hold over 1 % of the matrix FLOPs ran faster than the GPU's peak allows."""
     flops = np.where(limits.flops_are_upper_bound, 0.0, limits.flops)
-    faster = limits.floor_ns_flops > CONVICTION_MARGIN * limits.duration_ns
+    faster = limits.floor_ns_flops > PEAK_MARGIN * limits.duration_ns
     return bool(np.nansum(flops[faster]) > 0.01 * np.nansum(flops))
 
 

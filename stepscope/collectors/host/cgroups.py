@@ -10,15 +10,23 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stepscope.collectors.host.files import Files, HostReadings, Unread
+from stepscope.collectors.host.files import Files
 from stepscope.collectors.host.machine import RESOURCES, parse_counts, parse_pressure
+from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder, scaled
 from stepscope.core.metrics.host import CGROUP
 from stepscope.core.metrics.readings import MissingReason
 
 _NO_LIMIT = 1 << 62
 """Bytes. Version 1 says 2^63 less a page for none."""
-_CPU_METRICS = ("cpu_periods_total", "cpu_throttled_periods_total", "cpu_throttled_seconds_total")
 _CPU_SECONDS = "cpu_seconds_total"
+_CPU_STAT = (("cpu_periods_total", "nr_periods", 1.0), ("cpu_throttled_periods_total", "nr_throttled", 1.0))
+_CPU_STAT_V1 = (*_CPU_STAT, ("cpu_throttled_seconds_total", "throttled_time", 1e-9))
+_CPU_STAT_UNIFIED = (
+    (_CPU_SECONDS, "usage_usec", 1e-6),
+    *_CPU_STAT,
+    ("cpu_throttled_seconds_total", "throttled_usec", 1e-6),
+)
+"""Metric, field of cpu.stat, its unit in that of the metric."""
 _MEMORY_EVENTS = ("low", "high", "max", "oom", "oom_kill")
 
 
@@ -38,13 +46,8 @@ def parse_limit_bytes(text: str) -> int | None:
     return int(word)
 
 
-def read_cgroups(files: Files, into: HostReadings, pids: Iterable[int]) -> dict[int, str]:
+def read_cgroups(files: Files, into: ReadingsBuilder, pids: Iterable[int]) -> dict[int, str]:
     """Read the cgroups of processes, each once.
-
-    Args:
-        files: of the machine.
-        into: where it goes.
-        pids: of the processes.
 
     Returns:
         The cgroup of each process, where it is known.
@@ -54,8 +57,8 @@ def read_cgroups(files: Files, into: HostReadings, pids: Iterable[int]) -> dict[
     done: set[tuple[str, str]] = set()
     for pid in pids:
         text = files.read(f"proc/{pid}/cgroup")
-        if isinstance(text, Unread):
-            continue  # the process is told of as gone
+        if isinstance(text, NoValue):
+            continue  # read_process reports it as gone
         membership = parse_membership(text)
         for controller, read in _READERS.items():
             place = hierarchy_of(mounts, membership, controller)
@@ -73,7 +76,7 @@ def read_cgroups(files: Files, into: HostReadings, pids: Iterable[int]) -> dict[
 def _levels_above(path: str, mount: Mount) -> list[str]:
     """The cgroup and those above it, without the root, which has no limits."""
     levels: list[str] = []
-    if isinstance(cgroup_folder(mount, path), Unread):
+    if isinstance(cgroup_folder(mount, path), NoValue):
         return [path]
     while path.strip("/") and len(path) > len(mount.root.rstrip("/")):
         levels.append(path)
@@ -81,121 +84,91 @@ def _levels_above(path: str, mount: Mount) -> list[str]:
     return levels or [path or "/"]
 
 
-def _read_cpu(files: Files, into: HostReadings, mount: Mount, path: str, *, is_leaf: bool) -> None:
-    names = [CGROUP + name for name in (_CPU_METRICS if not mount.is_unified else (_CPU_SECONDS, *_CPU_METRICS))]
+def _read_cpu(files: Files, into: ReadingsBuilder, mount: Mount, path: str, *, is_leaf: bool) -> None:
+    fields = _CPU_STAT_UNIFIED if mount.is_unified else _CPU_STAT_V1
     folder = cgroup_folder(mount, path)
-    if isinstance(folder, Unread):
-        into.miss(names, folder, cgroup=path)
+    if isinstance(folder, NoValue):
+        into.miss([CGROUP + metric for metric, _, _ in fields], folder, cgroup=path)
         return
     limit = _cpu_limit(files, folder, mount)
-    if not is_leaf and isinstance(limit, Unread):
+    if not is_leaf and isinstance(limit, NoValue):
         return
-    _report(into, "cpu_limit_cpus", limit, path)
-    text = files.read(f"{folder}/cpu.stat")
-    if isinstance(text, Unread):
-        into.miss(names, text, cgroup=path)
-        return
-    counts = parse_counts(text)
-    if mount.is_unified:
-        _report(into, _CPU_SECONDS, _count(counts, "usage_usec", f"{folder}/cpu.stat", 1e-6), path)
-        throttled = _count(counts, "throttled_usec", f"{folder}/cpu.stat", 1e-6)
-    else:
-        throttled = _count(counts, "throttled_time", f"{folder}/cpu.stat", 1e-9)
-    _report(into, "cpu_periods_total", _count(counts, "nr_periods", f"{folder}/cpu.stat"), path)
-    _report(into, "cpu_throttled_periods_total", _count(counts, "nr_throttled", f"{folder}/cpu.stat"), path)
-    _report(into, "cpu_throttled_seconds_total", throttled, path)
+    into.add(CGROUP + "cpu_limit_cpus", limit, cgroup=path)
+    stat = files.fields(f"{folder}/cpu.stat", parse_counts)
+    for metric, field, scale in fields:
+        count = stat[field]
+        into.add(CGROUP + metric, count if isinstance(count, NoValue) else scaled(count, scale), cgroup=path)
     if mount.is_unified:
         _read_cgroup_pressure(files, into, folder, path)
 
 
-def _cpu_limit(files: Files, folder: str, mount: Mount) -> float | Unread:
+def _cpu_limit(files: Files, folder: str, mount: Mount) -> float | NoValue:
     if mount.is_unified:
         text = files.read(f"{folder}/cpu.max")
         name = "cpu.max"
     else:
         quota, period = files.read(f"{folder}/cpu.cfs_quota_us"), files.read(f"{folder}/cpu.cfs_period_us")
-        text = quota if isinstance(quota, Unread) else period if isinstance(period, Unread) else f"{quota} {period}"
+        text = quota if isinstance(quota, NoValue) else period if isinstance(period, NoValue) else f"{quota} {period}"
         name = "cpu.cfs_quota_us"
-    if isinstance(text, Unread):
-        return text
-    limit = parse_cpu_limit(text)
-    return Unread(MissingReason.NOT_SUPPORTED, f"/{folder}/{name}: no limit") if limit is None else limit
+    limit = text if isinstance(text, NoValue) else parse_cpu_limit(text)
+    return _no_limit(f"{folder}/{name}") if limit is None else limit
 
 
-def _read_usage(files: Files, into: HostReadings, mount: Mount, path: str, *, is_leaf: bool) -> None:
+def _no_limit(path: str) -> NoValue:
+    return NoValue(MissingReason.NOT_SUPPORTED, f"/{path}: no limit")
+
+
+def _read_usage(files: Files, into: ReadingsBuilder, mount: Mount, path: str, *, is_leaf: bool) -> None:
     """CPU time by version 1, where it may be a hierarchy of its own."""
     if mount.is_unified or not is_leaf:
         return
     folder = cgroup_folder(mount, path)
-    text = folder if isinstance(folder, Unread) else files.read(f"{folder}/cpuacct.usage")
-    if isinstance(text, Unread):
-        into.miss([CGROUP + _CPU_SECONDS], text, cgroup=path)
-        return
-    nanoseconds = parse_limit_bytes(text)
-    if nanoseconds is None:
-        into.miss_line(CGROUP + _CPU_SECONDS, f"{folder}/cpuacct.usage", "a number", cgroup=path)
-        return
-    into.add(CGROUP + _CPU_SECONDS, nanoseconds / 1_000_000_000, cgroup=path)
+    nanoseconds = folder if isinstance(folder, NoValue) else files.number(f"{folder}/cpuacct.usage")
+    seconds = nanoseconds if isinstance(nanoseconds, NoValue) else nanoseconds / 1_000_000_000
+    into.add(CGROUP + _CPU_SECONDS, seconds, cgroup=path)
 
 
-def _read_memory(files: Files, into: HostReadings, mount: Mount, path: str, *, is_leaf: bool) -> None:
+def _read_memory(files: Files, into: ReadingsBuilder, mount: Mount, path: str, *, is_leaf: bool) -> None:
     names = ("memory_bytes", "memory_limit_bytes", "memory_events_total")
     folder = cgroup_folder(mount, path)
-    if isinstance(folder, Unread):
+    if isinstance(folder, NoValue):
         into.miss([CGROUP + name for name in names], folder, cgroup=path)
         return
     used_file, limit_file = (
         ("memory.current", "memory.max") if mount.is_unified else ("memory.usage_in_bytes", "memory.limit_in_bytes")
     )
     limit = _read_bytes(files, f"{folder}/{limit_file}")
-    if not is_leaf and isinstance(limit, Unread):
+    if not is_leaf and isinstance(limit, NoValue):
         return
-    _report(into, "memory_limit_bytes", limit, path)
-    _report(into, "memory_bytes", _read_bytes(files, f"{folder}/{used_file}"), path)
-    if mount.is_unified:
-        text = files.read(f"{folder}/memory.events")
-        if isinstance(text, Unread):
-            into.miss([CGROUP + "memory_events_total"], text, cgroup=path)
-            return
-        counts = parse_counts(text)
-        for event in _MEMORY_EVENTS:
-            _report(into, "memory_events_total", _count(counts, event, f"{folder}/memory.events"), path, event=event)
+    into.add(CGROUP + "memory_limit_bytes", limit, cgroup=path)
+    into.add(CGROUP + "memory_bytes", _read_bytes(files, f"{folder}/{used_file}"), cgroup=path)
+    events = CGROUP + "memory_events_total"
+    if not mount.is_unified:
+        into.add(events, _read_bytes(files, f"{folder}/memory.failcnt"), cgroup=path, event="max")
+        kills = files.fields(f"{folder}/memory.oom_control", parse_counts)["oom_kill"]
+        into.add(events, kills, cgroup=path, event="oom_kill")
         return
-    _report(into, "memory_events_total", _read_bytes(files, f"{folder}/memory.failcnt"), path, event="max")
-    text = files.read(f"{folder}/memory.oom_control")
-    kills = text if isinstance(text, Unread) else _count(parse_counts(text), "oom_kill", f"{folder}/memory.oom_control")
-    _report(into, "memory_events_total", kills, path, event="oom_kill")
+    counts = files.fields(f"{folder}/memory.events", parse_counts)
+    if counts.why_unread is not None:
+        into.add(events, counts.why_unread, cgroup=path)
+        return
+    for event in _MEMORY_EVENTS:
+        into.add(events, counts[event], cgroup=path, event=event)
 
 
-def _read_bytes(files: Files, path: str) -> float | Unread:
-    text = files.read(path)
-    if isinstance(text, Unread):
-        return text
-    value = parse_limit_bytes(text)
-    return Unread(MissingReason.NOT_SUPPORTED, f"/{path}: no limit") if value is None else value
+def _read_bytes(files: Files, path: str) -> int | NoValue:
+    limit = files.parse(path, parse_limit_bytes)
+    return _no_limit(path) if limit is None else limit
 
 
-def _read_cgroup_pressure(files: Files, into: HostReadings, folder: str, path: str) -> None:
+def _read_cgroup_pressure(files: Files, into: ReadingsBuilder, folder: str, path: str) -> None:
     for resource in RESOURCES:
-        text = files.read(f"{folder}/{resource}.pressure")
-        if isinstance(text, Unread):
-            into.miss([CGROUP + "pressure_seconds_total"], text, cgroup=path, resource=resource)
+        lines = files.parse(f"{folder}/{resource}.pressure", parse_pressure)
+        if isinstance(lines, NoValue):
+            into.add(CGROUP + "pressure_seconds_total", lines, cgroup=path, resource=resource)
             continue
-        for line in parse_pressure(text):
+        for line in lines:
             into.add(CGROUP + "pressure_seconds_total", line.seconds, cgroup=path, resource=resource, share=line.share)
-
-
-def _count(counts: dict[str, int], field: str, path: str, scale: float = 1.0) -> float | Unread:
-    if field not in counts:
-        return Unread(MissingReason.NOT_SUPPORTED, f"/{path}: without {field}")
-    return counts[field] / round(1 / scale)
-
-
-def _report(into: HostReadings, name: str, value: float | Unread, path: str, **labels: str) -> None:
-    if isinstance(value, Unread):
-        into.miss([CGROUP + name], value, cgroup=path, **labels)
-    else:
-        into.add(CGROUP + name, value, cgroup=path, **labels)
 
 
 _READERS = {"cpu": _read_cpu, "cpuacct": _read_usage, "memory": _read_memory}
@@ -256,7 +229,7 @@ def parse_membership(text: str) -> dict[frozenset[str], str]:
     return paths
 
 
-def cgroup_folder(mount: Mount, path: str) -> str | Unread:
+def cgroup_folder(mount: Mount, path: str) -> str | NoValue:
     """The folder of a cgroup, from the root of the files.
 
     Args:
@@ -265,8 +238,8 @@ def cgroup_folder(mount: Mount, path: str) -> str | Unread:
     """
     root = mount.root.rstrip("/")
     if "/../" in f"{path}/" or not f"{path}/".startswith(f"{root}/"):
-        detail = f"cgroup {path} lies outside of what is mounted at {mount.point}"
-        return Unread(MissingReason.NOT_SUPPORTED, detail)
+        detail = f"cgroup {path} is outside of what is mounted at {mount.point}"
+        return NoValue(MissingReason.NOT_SUPPORTED, detail)
     return (mount.point + path[len(root) :]).strip("/")
 
 
@@ -274,7 +247,7 @@ def cgroup_mounts(files: Files) -> list[Mount]:
     """The hierarchies of the machine; the usual places where it does not tell."""
     for process in ("1", "self") if files.is_mounted else ("self", "1"):
         text = files.read(f"proc/{process}/mountinfo")
-        mounts = [] if isinstance(text, Unread) else parse_mounts(text)
+        mounts = [] if isinstance(text, NoValue) else parse_mounts(text)
         if mounts:
             return mounts
     return [Mount(controllers, "/", point) for file, controllers, point in _USUAL_MOUNTS if files.exists(file)]

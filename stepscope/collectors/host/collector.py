@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stepscope.collectors.host.cgroups import read_cgroups
-from stepscope.collectors.host.files import Files, HostReadings
+from stepscope.collectors.host.files import Files
 from stepscope.collectors.host.gpus import GpuUsers, read_affinity, read_gpu_node
 from stepscope.collectors.host.machine import read_cpu, read_disks, read_memory, read_numa_memory, read_pressure
 from stepscope.collectors.host.networks import read_infiniband, read_networks
 from stepscope.collectors.host.processes import read_process
+from stepscope.collectors.readings_builder import ReadingsBuilder
 from stepscope.core.metrics.readings import Collection
 
 
@@ -44,7 +45,7 @@ class HostCollector:
 
     def collect(self) -> Collection:
         """Read everything once. What is not there, or not for us, is missing with its reason; nothing is raised."""
-        files, into = self._files, HostReadings(self._wall_clock_ns())
+        files, into = self._files, ReadingsBuilder(self._wall_clock_ns())
         read_cpu(files, into, ticks_per_second=self._ticks_per_second)
         read_memory(files, into, page_bytes=self._page_bytes)
         read_numa_memory(files, into)
@@ -82,6 +83,6 @@ class InfinibandCollector:
 
     def collect(self) -> Collection:
         """Read all ports once; nothing is raised."""
-        into = HostReadings(self._wall_clock_ns())
+        into = ReadingsBuilder(self._wall_clock_ns())
         read_infiniband(self._files, into)
         return into.collection()

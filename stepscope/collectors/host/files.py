@@ -1,20 +1,21 @@
-"""Files below /proc and /sys (of this machine, or mounted into a container), and the readings made from them.
+"""Files below /proc and /sys, of this machine or as mounted into a container.
 
-A file that cannot be read is an `Unread` with its reason, never an exception.
+What cannot be read is a `NoValue` with its reason, never an exception.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from stepscope.core.metrics.readings import Collection, Finding, Missing, MissingReason, Reading, labels_of
+from stepscope.collectors.readings_builder import NoValue
+from stepscope.core.metrics.readings import MissingReason
 
-_LARGEST = 8 << 20
-"""Bytes. /proc/stat of 1,024 CPUs comes to 200 KiB."""
+_MAX_BYTES = 8 << 20
+"""/proc/stat of 1,024 CPUs comes to 200 KiB."""
 _REASONS = {
     errno.EACCES: MissingReason.NO_PERMISSION,
     errno.EPERM: MissingReason.NO_PERMISSION,
@@ -26,22 +27,11 @@ _REASONS = {
     errno.ENODEV: MissingReason.GONE,
 }
 
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """Why there is no text.
-
-    Attributes:
-        reason: in the words of readings.
-        detail: one line for people, with the file.
-    """
-
-    reason: MissingReason
-    detail: str
+T = TypeVar("T")
 
 
 class Files:
-    """Files below a root.
+    """Files below a root; paths are given without a slash at their start.
 
     Attributes:
         root: "/", or where a container has the machine's, or a tree made by a test.
@@ -52,67 +42,79 @@ class Files:
 
     @property
     def is_mounted(self) -> bool:
-        """Whether they are another machine's or namespace's than ours."""
+        """Whether they belong to another machine or namespace than this process."""
         return str(self.root) != "/"
 
-    def read(self, path: str) -> str | Unread:
-        """The text of a file; `path` is below the root, without a slash at its start. Raises nothing."""
+    def read(self, path: str) -> str | NoValue:
+        """The text of a file."""
         try:
             with open(self.root / path, "rb", buffering=0) as file:
                 parts = []
-                left = _LARGEST
+                left = _MAX_BYTES
                 while left > 0 and (part := file.read(min(left, 1 << 16))):
                     parts.append(part)
                     left -= len(part)
         except OSError as error:
-            reason = _REASONS.get(error.errno or 0, MissingReason.FAILED)
-            return Unread(reason, f"/{path}: {error.strerror or error}")
+            return _why_unread(path, error)
         except ValueError as error:  # a zero byte in a path
-            return Unread(MissingReason.FAILED, f"/{path!r}: {error}")
+            return NoValue(MissingReason.FAILED, f"/{path!r}: {error}")
         return b"".join(parts).decode("utf-8", errors="replace")
 
-    def names(self, path: str) -> list[str] | Unread:
-        """Names in a folder, sorted. Raises nothing."""
+    def parse(self, path: str, parse: Callable[[str], T]) -> T | NoValue:
+        """What `parse` makes of the text of a file."""
+        text = self.read(path)
+        return text if isinstance(text, NoValue) else parse(text)
+
+    def fields(self, path: str, parse: Callable[[str], Mapping[str, T]]) -> Fields[T]:
+        """The values that `parse` finds in a file, by name."""
+        return Fields(path, self.parse(path, parse))
+
+    def number(self, path: str) -> int | NoValue:
+        """The whole number that a file holds."""
+        text = self.read(path)
+        if isinstance(text, NoValue):
+            return text
+        word = text.strip()
+        if not (word.isascii() and word.isdecimal()):
+            return NoValue(MissingReason.UNREADABLE, f"/{path}: {word[:40]!r} is not a number")
+        return int(word)
+
+    def names(self, path: str) -> list[str] | NoValue:
+        """Names in a folder, sorted."""
         try:
             return sorted(os.listdir(self.root / path))
         except OSError as error:
-            reason = _REASONS.get(error.errno or 0, MissingReason.FAILED)
-            return Unread(reason, f"/{path}: {error.strerror or error}")
+            return _why_unread(path, error)
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file or folder, as far as we may see."""
+        """Whether there is such a file or folder, as far as permissions show."""
         return os.path.exists(self.root / path)
 
 
-class HostReadings:
-    """Readings, what is missing, findings."""
+class Fields(Generic[T]):
+    """Values of one file by name; a name that the file does not have gives a `NoValue`.
 
-    def __init__(self, time_ns: int) -> None:
-        """
-        Args:
-            time_ns: now, ns since the epoch.
-        """
-        self.time_ns = time_ns
-        self._readings: list[Reading] = []
-        self._missing: list[Missing] = []
-        self._findings: list[Finding] = []
+    Attributes:
+        why_unread: why the whole file could not be read; None where it could.
+    """
 
-    def add(self, name: str, value: float, **labels: str | int) -> None:
-        """One value in base units; `name` is whole."""
-        self._readings.append(Reading(name, value, labels_of(**labels), self.time_ns))
+    def __init__(self, path: str, values: Mapping[str, T] | NoValue) -> None:
+        self._path = path
+        self._values = {} if isinstance(values, NoValue) else values
+        self.why_unread = values if isinstance(values, NoValue) else None
 
-    def miss(self, names: Iterable[str], why: Unread, **labels: str | int) -> None:
-        """These metrics have no value."""
-        self._missing += [Missing(name, labels_of(**labels), why.reason, why.detail) for name in names]
+    def __getitem__(self, name: str) -> T | NoValue:
+        if self.why_unread is not None:
+            return self.why_unread
+        value = self._values.get(name)
+        return not_in_file(self._path, name) if value is None else value
 
-    def miss_line(self, name: str, path: str, what: str, **labels: str | int) -> None:
-        """A file is there and says nothing of this."""
-        self.miss([name], Unread(MissingReason.NOT_SUPPORTED, f"/{path}: without {what}"), **labels)
 
-    def note(self, code: str, message: str, **labels: str | int) -> None:
-        """One finding."""
-        self._findings.append(Finding(code, message, labels_of(**labels), self.time_ns))
+def not_in_file(path: str, what: str) -> NoValue:
+    """Why there is no value where a file is there and does not have it."""
+    return NoValue(MissingReason.NOT_SUPPORTED, f"/{path}: without {what}")
 
-    def collection(self) -> Collection:
-        """All of it."""
-        return Collection(tuple(self._readings), tuple(self._missing), tuple(self._findings))
+
+def _why_unread(path: str, error: OSError) -> NoValue:
+    reason = _REASONS.get(error.errno or 0, MissingReason.FAILED)
+    return NoValue(reason, f"/{path}: {error.strerror or error}")

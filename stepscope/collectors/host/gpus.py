@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from stepscope.collectors.host.files import Files, HostReadings, Unread
+from stepscope.collectors.host.files import Files, not_in_file
 from stepscope.collectors.host.machine import cpu_list, parse_cpu_list
+from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.host import HOST, PROCESS
 from stepscope.core.metrics.readings import Collection, MissingReason
@@ -62,7 +63,7 @@ def gpu_users_of(collection: Collection) -> GpuUsers:
 
 
 _PCI_ADDRESS = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])", re.ASCII)
-_NUMA_NODE = HOST + "gpu_numa_node"
+_PCI_FOLDER = "sys/bus/pci/devices"
 
 
 def sysfs_address(pci_bus_id: str) -> str | None:
@@ -71,51 +72,45 @@ def sysfs_address(pci_bus_id: str) -> str | None:
     return f"{int(match[1], 16):04x}:{match[2].lower()}" if match else None
 
 
-def local_cpus(files: Files, place: GpuPlace) -> frozenset[int] | Unread:
+def local_cpus(files: Files, place: GpuPlace) -> frozenset[int] | NoValue:
     """CPUs next to a GPU."""
-    address = sysfs_address(place.pci_bus_id)
-    if address is None:
-        return Unread(MissingReason.NOT_SUPPORTED, f"{place.pci_bus_id!r} is no PCI address")
-    path = f"sys/bus/pci/devices/{address}/local_cpulist"
-    text = files.read(path)
-    if isinstance(text, Unread):
+    path = _attribute_path(place, "local_cpulist")
+    text = path if isinstance(path, NoValue) else files.read(path)
+    if isinstance(text, NoValue):
         return text
     cpus = parse_cpu_list(text)
-    return cpus or Unread(MissingReason.UNREADABLE, f"/{path}: {text.strip()[:40]!r} names no CPUs")
+    return cpus or NoValue(MissingReason.UNREADABLE, f"/{path}: {text.strip()[:40]!r} names no CPUs")
 
 
-def read_gpu_node(files: Files, into: HostReadings, place: GpuPlace) -> None:
+def read_gpu_node(files: Files, into: ReadingsBuilder, place: GpuPlace) -> None:
     """Read the NUMA node of a GPU."""
-    labels = {"uuid": place.uuid, "pci_bus_id": place.pci_bus_id}
+    path = _attribute_path(place, "numa_node")
+    node = path if isinstance(path, NoValue) else files.number(path)
+    if isinstance(node, NoValue) and node.reason is MissingReason.UNREADABLE:  # -1
+        node = NoValue(MissingReason.NOT_SUPPORTED, f"/{path}: the firmware reports no node")
+    into.add(HOST + "gpu_numa_node", node, uuid=place.uuid, pci_bus_id=place.pci_bus_id)
+
+
+def _attribute_path(place: GpuPlace, attribute: str) -> str | NoValue:
     address = sysfs_address(place.pci_bus_id)
     if address is None:
-        why = Unread(MissingReason.NOT_SUPPORTED, f"{place.pci_bus_id!r} is no PCI address")
-        into.miss([_NUMA_NODE], why, **labels)
-        return
-    path = f"sys/bus/pci/devices/{address}/numa_node"
-    text = files.read(path)
-    if isinstance(text, Unread):
-        into.miss([_NUMA_NODE], text, **labels)
-    elif text.strip().isdecimal():
-        into.add(_NUMA_NODE, int(text), **labels)
-    else:  # -1
-        into.miss([_NUMA_NODE], Unread(MissingReason.NOT_SUPPORTED, f"/{path}: the firmware tells no node"), **labels)
+        return NoValue(MissingReason.NOT_SUPPORTED, f"{place.pci_bus_id!r} is not a PCI address")
+    return f"{_PCI_FOLDER}/{address}/{attribute}"
 
 
-def read_affinity(files: Files, into: HostReadings, pid: int, status: dict[str, str], places: list[GpuPlace]) -> None:
-    """Hold the CPUs of a process against those next to its GPUs.
+def read_affinity(
+    files: Files, into: ReadingsBuilder, pid: int, status: dict[str, str], places: list[GpuPlace]
+) -> None:
+    """Compare the CPUs on which a process may run with those next to its GPUs.
 
     Args:
-        files: of the machine.
-        into: where it goes.
-        pid: of the process.
         status: fields of its /proc/<pid>/status.
-        places: of its GPUs.
+        places: its GPUs.
     """
     metric = PROCESS + "gpu_local_cpus"
     allowed = parse_cpu_list(status.get("Cpus_allowed_list", ""))
     if not allowed:
-        into.miss_line(PROCESS + "allowed_cpus", f"proc/{pid}/status", "Cpus_allowed_list", pid=pid)
+        into.add(PROCESS + "allowed_cpus", not_in_file(f"proc/{pid}/status", "Cpus_allowed_list"), pid=pid)
         return
     into.add(PROCESS + "allowed_cpus", len(allowed), pid=pid)
     if len(allowed) == 1:
@@ -123,8 +118,8 @@ def read_affinity(files: Files, into: HostReadings, pid: int, status: dict[str, 
         into.note("single_cpu", message, pid=pid)
     for place in places:
         local = local_cpus(files, place)
-        if isinstance(local, Unread):
-            into.miss([metric], local, pid=pid, uuid=place.uuid)
+        if isinstance(local, NoValue):
+            into.add(metric, local, pid=pid, uuid=place.uuid)
             continue
         near = allowed & local
         into.add(metric, len(near), pid=pid, uuid=place.uuid)
@@ -137,19 +132,18 @@ def read_affinity(files: Files, into: HostReadings, pid: int, status: dict[str, 
 
 
 _NVIDIA, _DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
-_PCI_FOLDER = "sys/bus/pci/devices"
 
 
 def count_gpus_on_bus(files: Files) -> int:
-    """Their number; 0 where the bus cannot be looked at."""
+    """Number of NVIDIA GPUs on the PCI bus; 0 where it cannot be read."""
     names = files.names(_PCI_FOLDER)
     return sum(
         _attribute(files, name, "vendor").strip() == _NVIDIA
         and _attribute(files, name, "class").startswith(_DISPLAY_CLASSES)
-        for name in ([] if isinstance(names, Unread) else names)
+        for name in ([] if isinstance(names, NoValue) else names)
     )
 
 
 def _attribute(files: Files, name: str, what: str) -> str:
     text = files.read(f"{_PCI_FOLDER}/{name}/{what}")
-    return "" if isinstance(text, Unread) else text
+    return "" if isinstance(text, NoValue) else text

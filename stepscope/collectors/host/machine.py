@@ -10,10 +10,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from stepscope.collectors.host.files import Files, HostReadings, Unread
+from stepscope.collectors.host.files import Fields, Files, not_in_file
+from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
 from stepscope.core.metrics.host import HOST
 from stepscope.core.metrics.readings import MissingReason
 
@@ -73,42 +74,35 @@ def parse_load(text: str) -> tuple[float, ...]:
         return ()
 
 
-def read_cpu(files: Files, into: HostReadings, *, ticks_per_second: float) -> None:
+def read_cpu(files: Files, into: ReadingsBuilder, *, ticks_per_second: float) -> None:
     """Read the CPUs' times and the load.
 
     Args:
-        files: of the machine.
-        into: where it goes.
         ticks_per_second: USER_HZ.
     """
-    text = files.read("proc/stat")
-    if isinstance(text, Unread):
-        into.miss([HOST + "cpu_seconds_total", HOST + "cpus", *_STAT_COUNTS.values()], text)
+    seconds = HOST + "cpu_seconds_total"
+    stat = files.parse("proc/stat", parse_cpu_stat)
+    if isinstance(stat, NoValue):
+        into.miss([seconds, HOST + "cpus", *_STAT_COUNTS.values()], stat)
     else:
-        stat = parse_cpu_stat(text)
         for mode in _CPU_MODES:
-            if mode in stat.ticks:
-                into.add(HOST + "cpu_seconds_total", stat.ticks[mode] / ticks_per_second, mode=mode)
-            else:
-                into.miss_line(HOST + "cpu_seconds_total", "proc/stat", mode, mode=mode)
-        if stat.num_cpus:
-            into.add(HOST + "cpus", stat.num_cpus)
-        else:
-            into.miss_line(HOST + "cpus", "proc/stat", "single CPUs")
-        for name, metric in _STAT_COUNTS.items():
-            if name in stat.counts:
-                into.add(metric, stat.counts[name])
-            else:
-                into.miss_line(metric, "proc/stat", name)
-    text = files.read("proc/loadavg")
-    if isinstance(text, Unread):
-        into.miss([HOST + "load_average"], text)
+            ticks = stat.ticks.get(mode)
+            into.add(seconds, not_in_file("proc/stat", mode) if ticks is None else ticks / ticks_per_second, mode=mode)
+        into.add(HOST + "cpus", stat.num_cpus or not_in_file("proc/stat", "single CPUs"))
+        _add_fields(into, Fields("proc/stat", stat.counts), _STAT_COUNTS)
+    loads = files.parse("proc/loadavg", parse_load) or not_in_file("proc/loadavg", "three numbers")
+    if isinstance(loads, NoValue):
+        into.add(HOST + "load_average", loads)
         return
-    loads = parse_load(text)
-    if not loads:
-        into.miss_line(HOST + "load_average", "proc/loadavg", "three numbers")
-    for window, load in zip(_LOAD_WINDOWS, loads, strict=False):
+    for window, load in zip(_LOAD_WINDOWS, loads, strict=True):
         into.add(HOST + "load_average", load, window=window)
+
+
+def _add_fields(into: ReadingsBuilder, fields: Fields[int], metrics: Mapping[str, str], *, times: int = 1) -> None:
+    """Add a metric for each field, in units of `times`."""
+    for name, metric in metrics.items():
+        value = fields[name]
+        into.add(metric, value if isinstance(value, NoValue) else value * times)
 
 
 _MEMINFO_METRICS = {
@@ -128,9 +122,12 @@ _MEMINFO_METRICS = {
     "SwapFree": HOST + "swap_free_bytes",
 }
 _HUGE_PAGES = {"HugePages_Total": HOST + "huge_pages_total_bytes", "HugePages_Free": HOST + "huge_pages_free_bytes"}
-_VMSTAT_METRICS = {"pgmajfault": HOST + "major_page_faults_total", "oom_kill": HOST + "oom_kills_total"}
+_VMSTAT_METRICS = {
+    "pgmajfault": HOST + "major_page_faults_total",
+    "oom_kill": HOST + "oom_kills_total",
+    "allocstall": HOST + "reclaim_stalls_total",
+}
 _SWAP_METRICS = {"pswpin": HOST + "swapped_in_bytes_total", "pswpout": HOST + "swapped_out_bytes_total"}
-_RECLAIM_STALLS = HOST + "reclaim_stalls_total"
 _MEMINFO_LINE = re.compile(r"\s*(?:Node\s+\d+\s+)?([A-Za-z0-9_()]+):\s*(\d+)( kB)?\s*", re.ASCII)
 
 
@@ -146,80 +143,52 @@ def parse_counts(text: str) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isascii() and pair[1].isdecimal()}
 
 
-def read_memory(files: Files, into: HostReadings, *, page_bytes: int) -> None:
+def read_memory(files: Files, into: ReadingsBuilder, *, page_bytes: int) -> None:
     """Read the machine's memory.
 
     Args:
-        files: of the machine.
-        into: where it goes.
         page_bytes: of one page of memory.
     """
-    text = files.read("proc/meminfo")
-    if isinstance(text, Unread):
-        into.miss([*_MEMINFO_METRICS.values(), *_HUGE_PAGES.values()], text)
+    meminfo = files.fields("proc/meminfo", parse_meminfo)
+    _add_fields(into, meminfo, _MEMINFO_METRICS)
+    huge_page_bytes = meminfo["Hugepagesize"]
+    if isinstance(huge_page_bytes, NoValue):
+        into.miss(_HUGE_PAGES.values(), huge_page_bytes)
     else:
-        known = parse_meminfo(text)
-        for field, metric in _MEMINFO_METRICS.items():
-            if field in known:
-                into.add(metric, known[field])
-            else:
-                into.miss_line(metric, "proc/meminfo", field)
-        for field, metric in _HUGE_PAGES.items():
-            if field in known and "Hugepagesize" in known:
-                into.add(metric, known[field] * known["Hugepagesize"])
-            else:
-                into.miss_line(metric, "proc/meminfo", field)
-    text = files.read("proc/vmstat")
-    if isinstance(text, Unread):
-        into.miss([*_VMSTAT_METRICS.values(), *_SWAP_METRICS.values(), _RECLAIM_STALLS], text)
-        return
+        _add_fields(into, meminfo, _HUGE_PAGES, times=huge_page_bytes)
+    vmstat = files.fields("proc/vmstat", _parse_vmstat)
+    _add_fields(into, vmstat, _VMSTAT_METRICS)
+    _add_fields(into, vmstat, _SWAP_METRICS, times=page_bytes)
+
+
+def _parse_vmstat(text: str) -> dict[str, int]:
+    """/proc/vmstat, with the sum of all zones' `allocstall_*` as `allocstall`."""
     counts = parse_counts(text)
-    for field, metric in (*_VMSTAT_METRICS.items(), *_SWAP_METRICS.items()):
-        if field in counts:
-            into.add(metric, counts[field] * (page_bytes if field in _SWAP_METRICS else 1))
-        else:
-            into.miss_line(metric, "proc/vmstat", field)
     stalls = [count for field, count in counts.items() if field == "allocstall" or field.startswith("allocstall_")]
-    if stalls:
-        into.add(_RECLAIM_STALLS, sum(stalls))
-    else:
-        into.miss_line(_RECLAIM_STALLS, "proc/vmstat", "allocstall")
+    return {**counts, "allocstall": sum(stalls)} if stalls else counts
 
 
-def read_numa_memory(files: Files, into: HostReadings) -> None:
+def read_numa_memory(files: Files, into: ReadingsBuilder) -> None:
     """Read the memory of each NUMA node."""
     folder = "sys/devices/system/node"
     total, free, misses = (
         HOST + f"numa_{name}" for name in ("memory_total_bytes", "memory_free_bytes", "misses_total")
     )
     names = files.names(folder)
-    if isinstance(names, Unread):
+    if isinstance(names, NoValue):
         into.miss([total, free, misses], names)
         return
     for node in (name[4:] for name in names if re.fullmatch(r"node\d+", name, re.ASCII)):
-        text = files.read(f"{folder}/node{node}/meminfo")
-        known = {} if isinstance(text, Unread) else parse_meminfo(text)
-        for field, metric in (("MemTotal", total), ("MemFree", free)):
-            if field in known:
-                into.add(metric, known[field], node=node)
-            elif isinstance(text, Unread):
-                into.miss([metric], text, node=node)
-            else:
-                into.miss_line(metric, f"{folder}/node{node}/meminfo", field, node=node)
-        text = files.read(f"{folder}/node{node}/numastat")
-        count = None if isinstance(text, Unread) else parse_counts(text).get("numa_miss")
-        if count is not None:
-            into.add(misses, count, node=node)
-        elif isinstance(text, Unread):
-            into.miss([misses], text, node=node)
-        else:
-            into.miss_line(misses, f"{folder}/node{node}/numastat", "numa_miss", node=node)
+        meminfo = files.fields(f"{folder}/node{node}/meminfo", parse_meminfo)
+        into.add(total, meminfo["MemTotal"], node=node)
+        into.add(free, meminfo["MemFree"], node=node)
+        into.add(misses, files.fields(f"{folder}/node{node}/numastat", parse_counts)["numa_miss"], node=node)
 
 
 RESOURCES = ("cpu", "memory", "io")
 _PRESSURE_LINE = re.compile(r"(some|full) avg10=(\d+\.\d+) avg60=(\d+\.\d+) avg300=(\d+\.\d+) total=(\d+)", re.ASCII)
 _PRESSURE_WINDOWS = ("10s", "60s", "300s")
-_PSI_OFF = "the kernel has no PSI (before 4.20), or it is off: boot with psi=1"
+_PSI_OFF = NoValue(MissingReason.NOT_SUPPORTED, "the kernel has no PSI (before 4.20), or it is off: boot with psi=1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,16 +220,15 @@ def _ratio(percent: str) -> float:
     return round(float(percent) / 100, 6)  # two decimals of a percentage: 0.6985, not 0.6984999999999999
 
 
-def read_pressure(files: Files, into: HostReadings) -> None:
+def read_pressure(files: Files, into: ReadingsBuilder) -> None:
     """Read the machine's pressure."""
     total, ratio = HOST + "pressure_seconds_total", HOST + "pressure_ratio"
     for resource in RESOURCES:
-        text = files.read(f"proc/pressure/{resource}")
-        lines = [] if isinstance(text, Unread) else parse_pressure(text)
-        if not lines:
-            off = not isinstance(text, Unread) or text.reason is MissingReason.NOT_SUPPORTED
-            why = text if isinstance(text, Unread) and not off else Unread(MissingReason.NOT_SUPPORTED, _PSI_OFF)
+        lines = files.parse(f"proc/pressure/{resource}", parse_pressure) or _PSI_OFF
+        if isinstance(lines, NoValue):
+            why = _PSI_OFF if lines.reason is MissingReason.NOT_SUPPORTED else lines
             into.miss([total, ratio], why, resource=resource)
+            continue
         for line in lines:
             into.add(total, line.seconds, resource=resource, share=line.share)
             for window, value in zip(_PRESSURE_WINDOWS, line.ratios, strict=True):
@@ -269,9 +237,13 @@ def read_pressure(files: Files, into: HostReadings) -> None:
 
 _SECTOR_BYTES = 512
 """Of /proc/diskstats, whatever the disk's own."""
-_DISK_METRICS = (
-    *("disk_reads_total", "disk_read_bytes_total", "disk_read_seconds_total", "disk_writes_total"),
-    *("disk_written_bytes_total", "disk_write_seconds_total", "disk_in_flight", "disk_busy_seconds_total"),
+_DISK_METRICS = tuple(
+    HOST + f"disk_{name}"
+    for name in (
+        *("reads_total", "read_bytes_total", "read_seconds_total"),
+        *("writes_total", "written_bytes_total", "write_seconds_total"),
+        *("in_flight", "busy_seconds_total"),
+    )
 )
 _NOT_A_DISK = re.compile(
     r"(loop|ram|zram|dm-|md|sr|fd|nbd)\d+.*|(sd|vd|xvd|hd)[a-z]+\d+|(nvme\d+n|mmcblk)\d+p\d+", re.ASCII
@@ -318,15 +290,15 @@ def parse_diskstats(text: str) -> list[Disk]:
     return disks
 
 
-def read_disks(files: Files, into: HostReadings) -> None:
+def read_disks(files: Files, into: ReadingsBuilder) -> None:
     """Read all disks."""
-    text = files.read("proc/diskstats")
-    if isinstance(text, Unread):
-        into.miss([HOST + name for name in _DISK_METRICS], text)
+    disks = files.parse("proc/diskstats", parse_diskstats)
+    if isinstance(disks, NoValue):
+        into.miss(_DISK_METRICS, disks)
         return
     blocks = files.names("sys/block")
-    for disk in parse_diskstats(text):
-        if isinstance(blocks, Unread):
+    for disk in disks:
+        if isinstance(blocks, NoValue):
             is_disk = _NOT_A_DISK.fullmatch(disk.name) is None
         else:
             is_disk = files.exists(f"sys/block/{disk.name.replace('/', '!')}/device")
@@ -336,8 +308,8 @@ def read_disks(files: Files, into: HostReadings) -> None:
             *(disk.num_reads, disk.read_bytes, disk.read_seconds, disk.num_writes),
             *(disk.written_bytes, disk.write_seconds, disk.num_in_flight, disk.busy_seconds),
         )
-        for name, value in zip(_DISK_METRICS, values, strict=True):
-            into.add(HOST + name, value, device=disk.name)
+        for metric, value in zip(_DISK_METRICS, values, strict=True):
+            into.add(metric, value, device=disk.name)
 
 
 _CPU_RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)

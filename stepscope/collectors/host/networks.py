@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 
-from stepscope.collectors.host.files import Files, HostReadings, Unread
+from stepscope.collectors.host.files import Files, not_in_file
+from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
 from stepscope.core.metrics.host import HOST
 from stepscope.core.metrics.readings import MissingReason
 
@@ -49,10 +50,10 @@ def parse_snmp(text: str, protocol: str) -> dict[str, int]:
     return {name: int(word) for name, word in pairs if word.lstrip("-").isascii() and word.lstrip("-").isdecimal()}
 
 
-def read_networks(files: Files, into: HostReadings) -> None:
+def read_networks(files: Files, into: ReadingsBuilder) -> None:
     """Read the interfaces of the machine, or of our network namespace where the files are our own."""
     text = _read_net(files, "dev")
-    if isinstance(text, Unread):
+    if isinstance(text, NoValue):
         into.miss(_NET_DEV_COLUMNS.values(), text)
     else:
         interfaces = {name: numbers for name, numbers in parse_net_dev(text).items() if name != "lo"}
@@ -62,51 +63,48 @@ def read_networks(files: Files, into: HostReadings) -> None:
                 into.add(metric, interfaces[name][column], device=name)
             _read_link(files, into, name)
     text = _read_net(files, "snmp")
-    if isinstance(text, Unread):
+    if isinstance(text, NoValue):
         into.miss(_TCP_METRICS.values(), text)
         return
     counts = parse_snmp(text, "Tcp")
     for field, metric in _TCP_METRICS.items():
-        if counts.get(field, -1) >= 0:
-            into.add(metric, counts[field])
-        else:
-            into.miss_line(metric, "proc/net/snmp", field)
+        count = counts.get(field, -1)
+        into.add(metric, count if count >= 0 else not_in_file("proc/net/snmp", field))
 
 
-def _read_net(files: Files, name: str) -> str | Unread:
+def _read_net(files: Files, name: str) -> str | NoValue:
     """In a container that has the machine's files mounted, /proc/net is the container's, process 1 is the machine's."""
     if files.is_mounted:
         text = files.read(f"proc/1/net/{name}")
-        if not isinstance(text, Unread):
+        if not isinstance(text, NoValue):
             return text
     return files.read(f"proc/net/{name}")
 
 
-def _read_link(files: Files, into: HostReadings, name: str) -> None:
+def _read_link(files: Files, into: ReadingsBuilder, name: str) -> None:
     folder = f"sys/class/net/{name}"
-    state = files.read(f"{folder}/operstate")
-    if isinstance(state, Unread):
-        into.miss([_NETWORK_UP], state, device=name)
-    elif state.strip() == "unknown":  # drivers that do not tell, as of most virtual ones
-        into.miss_line(_NETWORK_UP, f"{folder}/operstate", "a known state", device=name)
-    else:
-        into.add(_NETWORK_UP, 1 if state.strip() == "up" else 0, device=name)
-    speed = files.read(f"{folder}/speed")
-    if isinstance(speed, Unread):
-        into.miss([_NETWORK_SPEED], speed, device=name)
-    elif speed.strip().isdecimal() and int(speed) != 2**32 - 1:  # -1 where it is not known
-        into.add(_NETWORK_SPEED, int(speed) * 1e6 / 8, device=name)
-    else:
-        why = Unread(MissingReason.NOT_SUPPORTED, f"/{folder}/speed: {speed.strip()}, the link is down or has no speed")
-        into.miss([_NETWORK_SPEED], why, device=name)
-    changes = files.read(f"{folder}/carrier_changes")
-    if isinstance(changes, Unread):
-        into.miss([_CARRIER_CHANGES], changes, device=name)
-    elif changes.strip().isdecimal():
-        into.add(_CARRIER_CHANGES, int(changes), device=name)
+    into.add(_NETWORK_UP, files.parse(f"{folder}/operstate", _parse_operstate), device=name)
+    into.add(_NETWORK_SPEED, files.parse(f"{folder}/speed", _parse_speed), device=name)
+    into.add(_CARRIER_CHANGES, files.number(f"{folder}/carrier_changes"), device=name)
+
+
+def _parse_operstate(text: str) -> int | NoValue:
+    if text.strip() == "unknown":  # drivers without one, as of most virtual interfaces
+        return NoValue(MissingReason.NOT_SUPPORTED, "the driver reports no link state")
+    return 1 if text.strip() == "up" else 0
+
+
+def _parse_speed(text: str) -> float | NoValue:
+    word = text.strip()
+    if word.isdecimal() and int(word) != 2**32 - 1:  # -1 where it is not known
+        return int(word) * 1e6 / 8
+    return NoValue(MissingReason.NOT_SUPPORTED, f"speed {word}: the link is down or has no speed")
 
 
 _IB_ROOT = "sys/class/infiniband"
+_NO_ADAPTER = NoValue(
+    MissingReason.NOT_INSTALLED, f"/{_IB_ROOT}: no InfiniBand or RoCE adapter, or its driver is not loaded"
+)
 IB = HOST + "infiniband_"
 _IB_TRAFFIC = {
     "port_xmit_data": (IB + "transmit_bytes_total", 4),
@@ -137,6 +135,8 @@ _IB_HARDWARE_ERRORS = (
 )
 """Of Mellanox/NVIDIA adapters, in hw_counters."""
 _IB_CONGESTION = ("np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled", "rp_cnp_ignored")
+_ACTIVE = 4
+"""State of a port that carries traffic."""
 _IB_RATE = re.compile(r"([\d.]+) Gb/sec", re.ASCII)
 
 
@@ -162,20 +162,16 @@ def is_saturated(value: int, width: int) -> bool:
     return value == (1 << width) - 1
 
 
-def read_infiniband(files: Files, into: HostReadings) -> None:
-    """Read all ports; without adapters one line about it."""
-    devices = files.names(_IB_ROOT)
-    if isinstance(devices, Unread) or not devices:
-        detail = f"/{_IB_ROOT}: no InfiniBand or RoCE adapter, or its driver is not loaded"
-        reason = MissingReason.NOT_INSTALLED
-        if isinstance(devices, Unread) and devices.reason is not MissingReason.NOT_SUPPORTED:
-            reason, detail = devices.reason, devices.detail
-        into.miss([IB + "up"], Unread(reason, detail))
+def read_infiniband(files: Files, into: ReadingsBuilder) -> None:
+    """Read all ports; without adapters one missing metric."""
+    devices = files.names(_IB_ROOT) or _NO_ADAPTER
+    if isinstance(devices, NoValue):
+        into.add(IB + "up", _NO_ADAPTER if devices.reason is MissingReason.NOT_SUPPORTED else devices)
         return
     for device in devices:
         ports = files.names(f"{_IB_ROOT}/{device}/ports")
-        if isinstance(ports, Unread):
-            into.miss([IB + "up"], ports, device=device)
+        if isinstance(ports, NoValue):
+            into.add(IB + "up", ports, device=device)
             continue
         for port in ports:
             _read_port_state(files, into, device, port)
@@ -183,15 +179,13 @@ def read_infiniband(files: Files, into: HostReadings) -> None:
             _read_hardware_counters(files, into, device, port)
 
 
-def _read_port_state(files: Files, into: HostReadings, device: str, port: str) -> None:
+def _read_port_state(files: Files, into: ReadingsBuilder, device: str, port: str) -> None:
     folder = f"{_IB_ROOT}/{device}/ports/{port}"
     texts = {name: files.read(f"{folder}/{name}") for name in ("state", "phys_state", "link_layer", "rate")}
-    known = {name: "" if isinstance(text, Unread) else text.strip() for name, text in texts.items()}
-    state = texts["state"]
-    if isinstance(state, Unread):
-        into.miss([IB + "up"], state, device=device, port=port)
-    else:
-        into.add(IB + "up", 1 if parse_port_state(state)[0] == 4 else 0, device=device, port=port)
+    known = {name: "" if isinstance(text, NoValue) else text.strip() for name, text in texts.items()}
+    state, rate = texts["state"], texts["rate"]
+    is_up = state if isinstance(state, NoValue) else int(parse_port_state(state)[0] == _ACTIVE)
+    into.add(IB + "up", is_up, device=device, port=port)
     into.add(
         IB + "info",
         1,
@@ -202,58 +196,32 @@ def _read_port_state(files: Files, into: HostReadings, device: str, port: str) -
         link_layer=known["link_layer"].lower(),
         rate=known["rate"],
     )
-    rate = parse_port_rate(known["rate"])
-    if rate is not None:
-        into.add(IB + "speed_bytes_per_second", rate, device=device, port=port)
-    else:
-        why = texts["rate"] if isinstance(texts["rate"], Unread) else None
-        detail = f"/{folder}/rate: {known['rate']!r} is no rate"
-        into.miss(
-            [IB + "speed_bytes_per_second"],
-            why or Unread(MissingReason.UNREADABLE, detail),
-            device=device,
-            port=port,
-        )
+    speed = rate if isinstance(rate, NoValue) else parse_port_rate(rate)
+    if speed is None:
+        speed = NoValue(MissingReason.UNREADABLE, f"/{folder}/rate: {known['rate']!r} is not a rate")
+    into.add(IB + "speed_bytes_per_second", speed, device=device, port=port)
 
 
-def _read_number(files: Files, path: str) -> int | Unread:
-    text = files.read(path)
-    if isinstance(text, Unread):
-        return text
-    word = text.strip()
-    if not (word.isascii() and word.isdecimal()):
-        return Unread(MissingReason.UNREADABLE, f"/{path}: {word[:40]!r} is no number")
-    return int(word)
-
-
-def _read_port_counters(files: Files, into: HostReadings, device: str, port: str) -> None:
+def _read_port_counters(files: Files, into: ReadingsBuilder, device: str, port: str) -> None:
     folder = f"{_IB_ROOT}/{device}/ports/{port}/counters"
     for name, (metric, scale) in _IB_TRAFFIC.items():
-        value = _read_number(files, f"{folder}/{name}")
+        value = files.number(f"{folder}/{name}")
         if isinstance(value, int) and is_saturated(value, 32):
-            value = Unread(MissingReason.UNREADABLE, f"/{folder}/{name}: stands still at the end of its 32 bits")
-        if isinstance(value, Unread):
-            into.miss([metric], value, device=device, port=port)
-        else:
-            into.add(metric, value * scale, device=device, port=port)
+            value = NoValue(MissingReason.UNREADABLE, f"/{folder}/{name}: stopped at the end of its 32 bits")
+        into.add(metric, value if isinstance(value, NoValue) else value * scale, device=device, port=port)
     for name, width in _IB_ERRORS.items():
-        value = _read_number(files, f"{folder}/{name}")
-        if isinstance(value, Unread):
-            into.miss([IB + "errors_total"], value, device=device, port=port, kind=name.lower())
-            continue
+        value = files.number(f"{folder}/{name}")
         into.add(IB + "errors_total", value, device=device, port=port, kind=name.lower())
-        if is_saturated(value, width):
-            message = (
-                f"{device} port {port}: {name} stands still at {value}, the end of its width; clear it (perfquery -R)"
-            )
+        if isinstance(value, int) and is_saturated(value, width):
+            message = f"{device} port {port}: {name} stopped at {value}, the end of its width; clear it (perfquery -R)"
             into.note("counter_full", message, device=device, port=port, kind=name.lower())
 
 
-def _read_hardware_counters(files: Files, into: HostReadings, device: str, port: str) -> None:
-    """What the adapter's driver counts beside; each has others, so that those that are not there are not missed."""
+def _read_hardware_counters(files: Files, into: ReadingsBuilder, device: str, port: str) -> None:
+    """Counters of the adapter's driver. Each driver has others, so those that are not there are not missing."""
     folder = f"{_IB_ROOT}/{device}/ports/{port}/hw_counters"
     for names, metric in ((_IB_HARDWARE_ERRORS, "errors_total"), (_IB_CONGESTION, "congestion_total")):
         for name in names:
-            value = _read_number(files, f"{folder}/{name}")
+            value = files.number(f"{folder}/{name}")
             if isinstance(value, int):
                 into.add(IB + metric, value, device=device, port=port, kind=name)

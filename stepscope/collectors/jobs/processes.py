@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stepscope.collectors.host.files import Files, Unread
-from stepscope.collectors.host.processes import parse_fields
+from stepscope.collectors.host.files import Files
+from stepscope.collectors.host.processes import ProcessStat, parse_fields, parse_process_stat
+from stepscope.collectors.readings_builder import NoValue
 
 _ENVIRONMENT_VARIABLES = (
     *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_USER", "SLURM_JOB_ACCOUNT", "SLURM_JOB_PARTITION"),
@@ -76,55 +77,40 @@ class Processes:
 
     def read(self, pid: int) -> Process | None:
         """The process; None where there is none."""
-        stat = self._stat(pid)
-        if stat is None:
+        stat = self._files.parse(f"proc/{pid}/stat", parse_process_stat)
+        if stat is None or isinstance(stat, NoValue):
             return None
         known = self._read.get(pid) or self._known.get(pid)
-        if known is None or known.start != stat[3] or known.command != stat[0]:
-            known = self._read_anew(pid, *stat)
+        if known is None or known.start != stat.start_ticks or known.command != stat.command:
+            known = self._read_anew(pid, stat)
         self._read[pid] = known
         return known
 
-    def _read_anew(self, pid: int, command: str, parent: int, group: int, start: int) -> Process:
+    def _read_anew(self, pid: int, stat: ProcessStat) -> Process:
         status, cgroup = self._files.read(f"proc/{pid}/status"), self._files.read(f"proc/{pid}/cgroup")
-        uids = [] if isinstance(status, Unread) else parse_fields(status).get("Uid", "").split()
+        uids = [] if isinstance(status, NoValue) else parse_fields(status).get("Uid", "").split()
         return Process(
             pid,
-            start,
-            parent,
-            group,
-            command,
+            stat.start_ticks,
+            stat.parent,
+            stat.group,
+            stat.command,
             self._words(f"proc/{pid}/cmdline"),
             int(uids[0]) if uids and uids[0].isdecimal() else None,
-            () if isinstance(cgroup, Unread) else parse_cgroup_paths(cgroup),
+            () if isinstance(cgroup, NoValue) else parse_cgroup_paths(cgroup),
             self._variables(pid),
         )
 
-    def _stat(self, pid: int) -> tuple[str, int, int, int] | None:
-        text = self._files.read(f"proc/{pid}/stat")
-        return None if isinstance(text, Unread) else parse_process_stat(text)
-
     def _words(self, path: str) -> tuple[str, ...]:
         text = self._files.read(path)
-        return () if isinstance(text, Unread) else tuple(text.removesuffix("\0").split("\0")) if text else ()
+        return () if isinstance(text, NoValue) else tuple(text.removesuffix("\0").split("\0")) if text else ()
 
     def _variables(self, pid: int) -> dict[str, str] | None:
         text = self._files.read(f"proc/{pid}/environ")
-        if isinstance(text, Unread):
+        if isinstance(text, NoValue):
             return None
         pairs = (entry.partition("=") for entry in text.split("\0"))
         return {name: value for name, sign, value in pairs if sign and name in self._names}
-
-
-def parse_process_stat(text: str) -> tuple[str, int, int, int] | None:
-    """Command, parent, process group and start (ticks since boot) of /proc/<pid>/stat; None where it is no such."""
-    before, bracket, after = text.rpartition(")")
-    words = after.split()
-    _, opening, command = before.partition("(")
-    numbers = (words[1], words[2], words[19]) if len(words) > 19 else ()
-    if not bracket or not opening or not numbers or not all(word.isdecimal() for word in numbers):
-        return None
-    return command, int(words[1]), int(words[2]), int(words[19])
 
 
 def parse_cgroup_paths(text: str) -> tuple[str, ...]:
@@ -230,7 +216,7 @@ class UserNames:
 
 def _name_in_passwd(files: Files, uid: int) -> dict[int, str]:
     text = files.read("etc/passwd")
-    for line in [] if isinstance(text, Unread) else text.splitlines():
+    for line in [] if isinstance(text, NoValue) else text.splitlines():
         parts = line.split(":")
         if len(parts) > 2 and parts[2] == str(uid):
             return {uid: parts[0]}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stepscope.collectors.host.cgroups import Mount, cgroup_mounts
-from stepscope.collectors.host.files import Files, Unread
+from stepscope.collectors.host.files import Files
 from stepscope.collectors.jobs.devices import (
     DeviceUsage,
     devices_visible_to_cuda,
@@ -26,6 +26,7 @@ from stepscope.collectors.jobs.devices import (
     parse_device_list,
 )
 from stepscope.collectors.jobs.processes import Process
+from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.agent import JOB
 from stepscope.core.metrics.readings import Collection, Missing, MissingReason
 
@@ -174,7 +175,7 @@ def _step_pids(files: Files, folder: str) -> Iterator[tuple[str, list[int]]]:
 def _pids(files: Files, folder: str, depth: int) -> list[int]:
     """The first processes here and below; the daemon's own cgroup is called slurm."""
     text = files.read(f"{folder}/cgroup.procs")
-    pids = [] if isinstance(text, Unread) else [int(word) for word in text.split() if word.isdecimal()]
+    pids = [] if isinstance(text, NoValue) else [int(word) for word in text.split() if word.isdecimal()]
     if depth:
         for name in _names(files, folder):
             if name == "user" or name.startswith("task_"):
@@ -185,7 +186,7 @@ def _pids(files: Files, folder: str, depth: int) -> list[int]:
 def _allowed_minors(files: Files, folder: str) -> list[str] | None:
     """GPUs of devices.list; None where it allows everything, as it says of a cgroup from which devices were taken."""
     text = files.read(f"{folder}/devices.list")
-    if isinstance(text, Unread) or any(line.startswith(("a ", "c *", "c 195:*")) for line in text.splitlines()):
+    if isinstance(text, NoValue) or any(line.startswith(("a ", "c *", "c 195:*")) for line in text.splitlines()):
         return None
     numbers = [match[1] for line in text.splitlines() if (match := _NVIDIA_DEVICE.match(line))]
     return [number for number in numbers if int(number) < _FIRST_NO_GPU_MINOR]
@@ -193,7 +194,7 @@ def _allowed_minors(files: Files, folder: str) -> list[str] | None:
 
 def _names(files: Files, folder: str) -> list[str]:
     names = files.names(folder)
-    return [] if isinstance(names, Unread) else names
+    return [] if isinstance(names, NoValue) else names
 
 
 _SQUEUE_FORMAT = "%A|%F|%K|%u|%a|%P|%j"
@@ -306,12 +307,12 @@ def read_hpc_job_files(
     names = files.names(folder)
     found: list[tuple[DeviceUsage, str]] = []
     ambiguous: list[str] = []
-    for name in [] if isinstance(names, Unread) else names:
+    for name in [] if isinstance(names, NoValue) else names:
         match = _JOB_FILE_NAME.fullmatch(name)
         if match is None:
             continue
         text = files.read(f"{folder}/{name}")
-        jobs = [] if isinstance(text, Unread) else [line.strip() for line in text.splitlines() if line.strip()]
+        jobs = [] if isinstance(text, NoValue) else [line.strip() for line in text.splitlines() if line.strip()]
         device = _device_of_file(match, devices)
         if device is None:
             ambiguous += [name] if jobs else []

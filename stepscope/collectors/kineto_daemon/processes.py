@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stepscope.collectors.host.processes import parse_process_stat
 from stepscope.collectors.kineto_daemon.protocol import Poll
 
 Address = str | bytes
@@ -187,12 +188,11 @@ def is_helper(pid: int, proc: Path = Path("/proc")) -> bool:
 
 def process_times(pid: int, proc: Path = Path("/proc")) -> ProcessTimes | None:
     """Times of a process; None where it is gone."""
-    fields = _read_file(proc / str(pid) / "stat").rpartition(b")")[2].split()
-    try:
-        cpu_ticks = int(fields[11]) + int(fields[12])
-        return ProcessTimes(int(fields[1]), cpu_ticks / os.sysconf("SC_CLK_TCK"), int(fields[19]))
-    except (ValueError, IndexError):
+    stat = parse_process_stat(_read_file(proc / str(pid) / "stat").decode(errors="replace"))
+    if stat is None:
         return None
+    cpu_seconds = (stat.user_ticks + stat.system_ticks) / os.sysconf("SC_CLK_TCK")
+    return ProcessTimes(stat.parent, cpu_seconds, stat.start_ticks)
 
 
 def parse_environ(content: bytes) -> dict[str, str]:

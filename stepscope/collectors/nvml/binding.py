@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.errors import UnreachableError
 from stepscope.core.metrics.readings import MissingReason
 
@@ -25,26 +26,30 @@ DRIVER_NOT_LOADED, TIMEOUT, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, GPU_IS_LOST =
 RESET_REQUIRED, LIB_RM_VERSION_MISMATCH, NO_DATA, ARGUMENT_VERSION, DEPRECATED = 16, 18, 21, 25, 26
 NOT_READY, GPU_NOT_FOUND = 27, 28
 
-_REASON_OF_CODE: dict[int, tuple[MissingReason, str]] = {
-    UNINITIALIZED: (MissingReason.FAILED, "NVML is not initialised: the driver was reloaded"),
-    NOT_SUPPORTED: (MissingReason.NOT_SUPPORTED, ""),
-    NO_PERMISSION: (MissingReason.NO_PERMISSION, "the driver refuses it to this user; root may have it"),
-    NOT_FOUND: (MissingReason.GONE, "the driver does not know it any more"),
-    DRIVER_NOT_LOADED: (MissingReason.NOT_INSTALLED, "the NVIDIA driver is not loaded: modprobe nvidia"),
-    TIMEOUT: (MissingReason.TIMED_OUT, "the driver gave up waiting for the GPU"),
-    LIBRARY_NOT_FOUND: (MissingReason.NOT_INSTALLED, "libnvidia-ml.so.1 is not here: no NVIDIA driver is installed"),
-    FUNCTION_NOT_FOUND: (MissingReason.NOT_SUPPORTED, "the driver is too old for it"),
-    GPU_IS_LOST: (MissingReason.GONE, "the GPU is lost: it fell off the bus (Xid 79); drain the node and reboot"),
-    RESET_REQUIRED: (MissingReason.FAILED, "the GPU needs a reset: nvidia-smi --gpu-reset"),
-    LIB_RM_VERSION_MISMATCH: (
+_REASON_OF_CODE: dict[int, NoValue] = {
+    UNINITIALIZED: NoValue(MissingReason.FAILED, "NVML is not initialised: the driver was reloaded"),
+    NOT_SUPPORTED: NoValue(MissingReason.NOT_SUPPORTED, ""),
+    NO_PERMISSION: NoValue(MissingReason.NO_PERMISSION, "the driver refuses it to this user; root may have it"),
+    NOT_FOUND: NoValue(MissingReason.GONE, "the driver does not know it any more"),
+    DRIVER_NOT_LOADED: NoValue(MissingReason.NOT_INSTALLED, "the NVIDIA driver is not loaded: modprobe nvidia"),
+    TIMEOUT: NoValue(MissingReason.TIMED_OUT, "the driver gave up waiting for the GPU"),
+    LIBRARY_NOT_FOUND: NoValue(
+        MissingReason.NOT_INSTALLED, "libnvidia-ml.so.1 is not here: no NVIDIA driver is installed"
+    ),
+    FUNCTION_NOT_FOUND: NoValue(MissingReason.NOT_SUPPORTED, "the driver is too old for it"),
+    GPU_IS_LOST: NoValue(
+        MissingReason.GONE, "the GPU is lost: it fell off the bus (Xid 79); drain the node and reboot"
+    ),
+    RESET_REQUIRED: NoValue(MissingReason.FAILED, "the GPU needs a reset: nvidia-smi --gpu-reset"),
+    LIB_RM_VERSION_MISMATCH: NoValue(
         MissingReason.VERSION_MISMATCH,
         "the driver's library and kernel module are of different versions: reboot, or reload the module",
     ),
-    NO_DATA: (MissingReason.NOT_YET, ""),
-    ARGUMENT_VERSION: (MissingReason.NOT_SUPPORTED, "the driver is too old for it"),
-    DEPRECATED: (MissingReason.NOT_SUPPORTED, "the driver has it no more"),
-    NOT_READY: (MissingReason.NOT_YET, ""),
-    GPU_NOT_FOUND: (MissingReason.GONE, "the driver does not know the GPU any more"),
+    NO_DATA: NoValue(MissingReason.NOT_YET, ""),
+    ARGUMENT_VERSION: NoValue(MissingReason.NOT_SUPPORTED, "the driver is too old for it"),
+    DEPRECATED: NoValue(MissingReason.NOT_SUPPORTED, "the driver has it no more"),
+    NOT_READY: NoValue(MissingReason.NOT_YET, ""),
+    GPU_NOT_FOUND: NoValue(MissingReason.GONE, "the driver does not know the GPU any more"),
 }
 _OTHER_ERRORS = {
     2: "invalid argument",
@@ -107,13 +112,13 @@ def load() -> Nvml:
     return pynvml
 
 
-def reason_of_missing_library() -> tuple[MissingReason, str]:
+def reason_of_missing_library() -> NoValue:
     """Why the driver's library cannot be loaded: the binding does not tell a broken one from none."""
     try:
         ctypes.CDLL(_LIBRARY)
     except OSError as error:
         if "No such file" not in str(error):
-            return MissingReason.FAILED, f"the driver's library cannot be loaded: {error}"
+            return NoValue(MissingReason.FAILED, f"the driver's library cannot be loaded: {error}")
     return _REASON_OF_CODE[LIBRARY_NOT_FOUND]
 
 
@@ -122,13 +127,13 @@ def text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def reason_of_code(code: int) -> tuple[MissingReason, str]:
+def reason_of_code(code: int) -> NoValue:
     """Why there is no value where NVML answers with this code, and one line on it."""
     words = f"{_OTHER_ERRORS[code]} (NVML error {code})" if code in _OTHER_ERRORS else f"NVML error {code}"
-    return _REASON_OF_CODE.get(code) or (MissingReason.FAILED, words)
+    return _REASON_OF_CODE.get(code) or NoValue(MissingReason.FAILED, words)
 
 
-def reason_of_error(nvml: Nvml, error: Exception) -> tuple[MissingReason, str]:
+def reason_of_error(nvml: Nvml, error: Exception) -> NoValue:
     """Why there is no value where the binding raised this, and one line on it.
 
     Raises:
@@ -136,13 +141,14 @@ def reason_of_error(nvml: Nvml, error: Exception) -> tuple[MissingReason, str]:
         Exception: `error` itself, where it is none of the binding's.
     """
     if isinstance(error, AttributeError):  # the binding is older than the call
-        return MissingReason.NOT_SUPPORTED, "nvidia-ml-py is too old for it: pip install --upgrade nvidia-ml-py"
+        detail = "nvidia-ml-py is too old for it: pip install --upgrade nvidia-ml-py"
+        return NoValue(MissingReason.NOT_SUPPORTED, detail)
     if not isinstance(error, nvml.NVMLError):
         raise error
     code: int = error.value
-    reason, detail = reason_of_code(code)
+    why = reason_of_code(code)
     if code in _ENDS_SESSION:
-        raise DriverUnusableError(reason, detail) from error
+        raise DriverUnusableError(*why) from error
     if code in _ENDS_GPU:
-        raise GpuUnusableError(reason, detail) from error
-    return reason, detail
+        raise GpuUnusableError(*why) from error
+    return why

@@ -16,8 +16,8 @@ from stepscope.collectors.nvml.binding import (
     reason_of_error,
     reason_of_missing_library,
 )
-from stepscope.collectors.nvml.checked_readings import GpuReadings
 from stepscope.collectors.nvml.gpu import Gpu, PollPart, unusable_gpu_collection
+from stepscope.collectors.nvml.gpu_readings import GpuReadings
 from stepscope.collectors.nvml.identity import identify
 from stepscope.collectors.nvml.mig import compute_instances
 from stepscope.core.metrics.readings import Collection, Labels, Missing, labels_of
@@ -63,17 +63,17 @@ class NvmlCollector:
     def __init__(
         self,
         *,
-        seldom_seconds: float = SLOW_POLL_SECONDS,
+        slow_poll_seconds: float = SLOW_POLL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._seldom_seconds = seldom_seconds
+        self._slow_poll_seconds = slow_poll_seconds
         self._clock = clock
         self._wall_clock_ns = wall_clock_ns
         self._nvml: Nvml = None
         self._gpus: dict[str, Gpu] = {}
         self._labels: dict[str, Labels] = {}
-        self._seldom_due: dict[str, float] = {}
+        self._slow_poll_due: dict[str, float] = {}
         self._last: dict[str, dict[PollPart, Collection]] = {}
 
     def count(self) -> int:
@@ -136,20 +136,20 @@ class NvmlCollector:
         except GpuUnusableError as error:
             self._forget(key)
             return {
-                PollPart.OFTEN: unusable_gpu_collection(GpuReadings(self._labels.get(key, ()), time_ns), error),
-                PollPart.SELDOM: Collection(),
+                PollPart.FAST: unusable_gpu_collection(GpuReadings(self._labels.get(key, ()), time_ns), error),
+                PollPart.SLOW: Collection(),
             }
         parts = {}
         now = self._clock()
-        if now >= self._seldom_due.get(key, now):
-            parts[PollPart.SELDOM] = gpu.read(PollPart.SELDOM, time_ns)
-            self._seldom_due[key] = now + self._seldom_seconds
+        if now >= self._slow_poll_due.get(key, now):
+            parts[PollPart.SLOW] = gpu.read(PollPart.SLOW, time_ns)
+            self._slow_poll_due[key] = now + self._slow_poll_seconds
         if gpu.is_usable:
-            parts[PollPart.OFTEN] = gpu.read(PollPart.OFTEN, time_ns)
+            parts[PollPart.FAST] = gpu.read(PollPart.FAST, time_ns)
         if not gpu.is_usable:
             self._forget(key)
             said = Collection.joined(parts.values())
-            return {PollPart.OFTEN: said, PollPart.SELDOM: Collection()}
+            return {PollPart.FAST: said, PollPart.SLOW: Collection()}
         return parts
 
     def is_usable(self, key: str) -> bool:
@@ -185,7 +185,7 @@ class NvmlCollector:
 
     def close(self) -> None:
         """Forget everything; the next call starts anew."""
-        self._gpus, self._seldom_due, self._last = {}, {}, {}
+        self._gpus, self._slow_poll_due, self._last = {}, {}, {}
         nvml, self._nvml = self._nvml, None
         if nvml is not None:
             try:
@@ -223,4 +223,4 @@ class NvmlCollector:
     def _forget(self, key: str) -> None:
         """Ask for its handle anew next time; its samples are not given back: the call might hang."""
         self._gpus.pop(key, None)
-        self._seldom_due.pop(key, None)
+        self._slow_poll_due.pop(key, None)

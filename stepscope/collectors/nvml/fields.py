@@ -14,7 +14,8 @@ from stepscope.collectors.nvml.binding import (
     reason_of_error,
     struct_member,
 )
-from stepscope.collectors.nvml.checked_readings import GpuReadings, is_sentinel
+from stepscope.collectors.nvml.gpu_readings import GpuReadings, is_sentinel, sentinel_reason
+from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.readings import MissingReason
 
 ALL_LINKS = 2**32 - 1
@@ -34,13 +35,13 @@ class Field:
         name: of the metric, without the prefix of GPUs' metrics.
         ids: its id in NVML, then those to ask where that is not supported, each with its scale to base units.
         scope: 0, or what NVML wants beside the id.
-        tell: adds the value in its own way, where it is no single number of the metric.
+        add: adds a value that is not a single number of the metric.
     """
 
     name: str
     ids: tuple[tuple[int, float], ...]
     scope: int = 0
-    tell: Callable[[GpuReadings, float], None] | None = None
+    add: Callable[[GpuReadings, float], None] | None = None
 
 
 # fmt: off
@@ -58,16 +59,16 @@ def _recovery(into: GpuReadings, value: float) -> None:
     actions = ("none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain", "bus_reset",
                "system_reboot")
     action = actions[int(value)] if 0 <= value < len(actions) else f"action_{int(value)}"
-    into.add("recovery_action", 1, further=(("action", action),))
+    into.add("recovery_action", 1, action=action)
 
 
 def _error_ratio(name: str) -> Callable[[GpuReadings, float], None]:
-    def tell(into: GpuReadings, value: float) -> None:
+    def add(into: GpuReadings, value: float) -> None:
         mantissa, exponent = int(value) >> 8 & 0xF, int(value) & 0xFF
         no_error = (mantissa, exponent) == (15, 255)  # the smallest that can be written
-        into.add(name, 0.0 if no_error else mantissa * 10.0**-exponent)
+        into.add_raw(name, 0.0 if no_error else mantissa * 10.0**-exponent)
 
-    return tell
+    return add
 
 
 SLOW_POLL_FIELDS = (
@@ -88,7 +89,7 @@ SLOW_POLL_FIELDS = (
     Field("nvlink_integrity_errors_total", ((211, 1.0),), ALL_LINKS),
     Field("nvlink_recoveries_total", ((215, 1.0),), ALL_LINKS),
     Field("nvlink_recoveries_failed_total", ((214, 1.0),), ALL_LINKS),
-    Field("recovery_action", ((230, 1.0),), tell=_recovery),
+    Field("recovery_action", ((230, 1.0),), add=_recovery),
 )
 # fmt: on
 
@@ -98,7 +99,7 @@ class FieldBatch:
 
     def __init__(self, fields: tuple[Field, ...]) -> None:
         self._wanted = [(field, 0) for field in fields]
-        self._unsupported: list[tuple[str, str]] = []
+        self._unsupported: list[tuple[str, NoValue]] = []
 
     def read(self, nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
         """Read all fields once.
@@ -110,8 +111,8 @@ class FieldBatch:
             again = self._ask(nvml, handle, into, self._wanted)
             while again:
                 again = self._ask(nvml, handle, into, again)
-        for name, detail in self._unsupported:
-            into.miss(name, MissingReason.NOT_SUPPORTED, detail)
+        for name, why in self._unsupported:
+            into.add(name, why)
 
     def _ask(
         self, nvml: Nvml, handle: Handle, into: GpuReadings, wanted: list[tuple[Field, int]]
@@ -123,9 +124,7 @@ class FieldBatch:
                 [(field.ids[way][0], field.scope) if field.scope else field.ids[way][0] for field, way in wanted],
             )
         except Exception as error:
-            reason, detail = reason_of_error(nvml, error)
-            for field, _ in wanted:
-                into.miss(field.name, reason, detail)
+            into.miss([field.name for field, _ in wanted], reason_of_error(nvml, error))
             return []
         again = []
         for (field, way), value in zip(tuple(wanted), values, strict=True):
@@ -133,9 +132,9 @@ class FieldBatch:
             if code == 0:
                 _add_value(field, way, value, into)
                 continue
-            reason, detail = reason_of_code(code)
-            if code != INVALID_ARGUMENT and reason is not MissingReason.NOT_SUPPORTED:  # an unknown id is invalid
-                into.miss(field.name, reason, detail)
+            why = reason_of_code(code)
+            if code != INVALID_ARGUMENT and why.reason is not MissingReason.NOT_SUPPORTED:  # an unknown id is invalid
+                into.add(field.name, why)
                 continue
             index = next(index for index, (other, _) in enumerate(self._wanted) if other is field)
             if way + 1 < len(field.ids):
@@ -143,19 +142,20 @@ class FieldBatch:
                 again.append((field, way + 1))
             else:
                 del self._wanted[index]
-                self._unsupported.append((field.name, detail if reason is MissingReason.NOT_SUPPORTED else ""))
+                is_known = why.reason is MissingReason.NOT_SUPPORTED
+                self._unsupported.append((field.name, why if is_known else NoValue(MissingReason.NOT_SUPPORTED)))
         return again
 
 
 def _add_value(field: Field, way: int, value: Any, into: GpuReadings) -> None:
     kind = struct_member(value, "valueType")
     if kind >= len(_MEMBERS):
-        into.miss(field.name, MissingReason.UNREADABLE, f"NVML answers with a value of the unknown type {kind}")
+        into.add(field.name, NoValue(MissingReason.UNREADABLE, f"NVML reports a value of the unknown type {kind}"))
         return
     number = getattr(struct_member(value, "value"), _MEMBERS[kind])
-    if field.tell is None:
-        into.add(field.name, number, field.ids[way][1])
+    if field.add is None:
+        into.add_raw(field.name, number, field.ids[way][1])
     elif is_sentinel(number):
-        into.refuse(field.name, number)
+        into.add(field.name, sentinel_reason(number))
     else:
-        field.tell(into, number)
+        field.add(into, number)

@@ -17,7 +17,8 @@ from stepscope.collectors.nvml.binding import (
     reason_of_error,
     struct_member,
 )
-from stepscope.collectors.nvml.checked_readings import GpuReadings
+from stepscope.collectors.nvml.gpu_readings import GpuReadings
+from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.readings import MissingReason
 
 _PERCENT, _MIB = 0.01, 1048576.0
@@ -41,12 +42,13 @@ GPM_METRICS: tuple[tuple[int, str, float], ...] = (
     (61, "nvlink_transmit_bytes_per_second", _MIB),
 )
 """NVML's id, our name, scale to base units."""
+_METRIC_NAMES = tuple(name for _, name, _ in GPM_METRICS)
 
 _SHORTEST_INTERVAL_SECONDS = 0.1
 """Samples closer than this are not compared: the counters are read every some ms, and the values get coarse."""
 
 _NO_GPM = "this GPU has no GPM counters (Hopper and newer do); DCGM's profiling module may have them"
-_NEEDS_TWO_SAMPLES = "it takes two samples"
+_NEEDS_TWO_SAMPLES = NoValue(MissingReason.NOT_YET, "it takes two samples")
 
 
 class GpmSampler:
@@ -72,34 +74,33 @@ class GpmSampler:
         self._taken: list[float] = []
         self._request: Any = None
 
-    def _support(self) -> tuple[MissingReason, str] | None:
+    def _support(self) -> NoValue | None:
         try:
             supported = self._nvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice
         except Exception as error:
             reason, detail = reason_of_error(self._nvml, error)
-            return reason, detail or _NO_GPM
-        return None if supported else (MissingReason.NOT_SUPPORTED, _NO_GPM)
+            return NoValue(reason, detail or _NO_GPM)
+        return None if supported else NoValue(MissingReason.NOT_SUPPORTED, _NO_GPM)
 
     def read(self, into: GpuReadings) -> None:
-        """Take a sample and tell what happened since the last one.
+        """Take a sample and add the averages since the last one.
 
         Raises:
             DriverUnusableError, GpuUnusableError: there is no use in asking for more.
         """
         if self._why_not is not None:
-            self._miss_all(into, *self._why_not)
+            into.miss(_METRIC_NAMES, self._why_not)
             return
         try:
             if not self._sample():
-                self._miss_all(into, MissingReason.NOT_YET, _NEEDS_TWO_SAMPLES)
+                into.miss(_METRIC_NAMES, _NEEDS_TWO_SAMPLES)
                 return
-            request = self._filled()
+            request = self._filled_request()
             self._nvml.nvmlGpmMetricsGet(request)
         except Exception as error:
-            reason, detail = reason_of_error(self._nvml, error)
-            self._miss_all(into, reason, detail)
+            into.miss(_METRIC_NAMES, reason_of_error(self._nvml, error))
             return
-        self._tell(request, into)
+        self._add_metrics(request, into)
 
     def _sample(self) -> bool:
         """Take a sample; whether there are two now, far enough from each other."""
@@ -119,7 +120,7 @@ class GpmSampler:
         self._taken.append(now)
         return len(self._taken) == 2 and self._taken[1] - self._taken[0] >= _SHORTEST_INTERVAL_SECONDS
 
-    def _filled(self) -> Any:
+    def _filled_request(self) -> Any:
         """The request: 19 KB, made once."""
         if self._request is None:
             self._request = self._nvml.c_nvmlGpmMetricsGet_t()
@@ -130,28 +131,22 @@ class GpmSampler:
         self._request.sample1, self._request.sample2 = self._samples
         return self._request
 
-    def _tell(self, request: Any, into: GpuReadings) -> None:
+    def _add_metrics(self, request: Any, into: GpuReadings) -> None:
         dropped = []
         for slot, entry in zip(request.metrics, self._wanted, strict=False):
             _, name, scale = entry
             code = struct_member(slot, "nvmlReturn")
             if code == 0:
-                into.add(name, struct_member(slot, "value"), scale)
+                into.add_raw(name, struct_member(slot, "value"), scale)
             elif code == NOT_SUPPORTED:
                 dropped.append(entry)
             else:
-                reason, detail = reason_of_code(code)
-                into.miss(name, reason, detail)
+                into.add(name, reason_of_code(code))
         if dropped:
             self._wanted = [entry for entry in self._wanted if entry not in dropped]
             self._unsupported += [name for _, name, _ in dropped]
             self._request = None
-        for name in self._unsupported:
-            into.miss(name, MissingReason.NOT_SUPPORTED)
-
-    def _miss_all(self, into: GpuReadings, reason: MissingReason, detail: str) -> None:
-        for _, name, _ in GPM_METRICS:
-            into.miss(name, reason, detail)
+        into.miss(self._unsupported, NoValue(MissingReason.NOT_SUPPORTED))
 
     def close(self) -> None:
         """Give the samples back. Never called of a GPU that hangs: its process ends."""

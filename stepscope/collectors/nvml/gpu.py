@@ -8,11 +8,12 @@ from typing import Any
 
 from stepscope.collectors.nvml import fields, queries
 from stepscope.collectors.nvml.binding import TIMEOUT, GpuUnusableError, Handle, Nvml, reason_of_error, text
-from stepscope.collectors.nvml.checked_readings import GpuReadings
 from stepscope.collectors.nvml.gpm import GpmSampler
+from stepscope.collectors.nvml.gpu_readings import GpuReadings
 from stepscope.collectors.nvml.identity import GpuIdentity
 from stepscope.collectors.nvml.mig import MigInstances
 from stepscope.collectors.nvml.queries import MOST_NVLINKS, QueryTable
+from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import Collection, Finding, Labels, MissingReason, labels_of, with_labels
 
@@ -20,8 +21,8 @@ from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing
 class PollPart(StrEnum):
     """What is read together."""
 
-    OFTEN = "often"  # what it does now
-    SELDOM = "seldom"  # limits, links, memory errors, processes
+    FAST = "fast"  # what it does now
+    SLOW = "slow"  # limits, links, memory errors, processes
 
 
 class Gpu:
@@ -50,10 +51,10 @@ class Gpu:
 
     def _ask_for_all(self) -> None:
         """Also for what was not supported."""
-        self._often = QueryTable(queries.FAST_POLL_QUERIES)
-        self._often_fields = fields.FieldBatch(fields.FAST_POLL_FIELDS)
-        self._seldom = QueryTable(queries.SLOW_POLL_QUERIES)
-        self._seldom_fields = fields.FieldBatch(fields.SLOW_POLL_FIELDS)
+        self._fast_queries = QueryTable(queries.FAST_POLL_QUERIES)
+        self._fast_fields = fields.FieldBatch(fields.FAST_POLL_FIELDS)
+        self._slow_queries = QueryTable(queries.SLOW_POLL_QUERIES)
+        self._slow_fields = fields.FieldBatch(fields.SLOW_POLL_FIELDS)
 
     def read(self, part: PollPart, time_ns: int) -> Collection:
         """Read a part once. A GPU that turns out to be lost tells what it told before, and why no more.
@@ -67,30 +68,30 @@ class Gpu:
         """
         into = GpuReadings(self._labels, time_ns)
         try:
-            instances = self._read_often(into) if part is PollPart.OFTEN else self._read_seldom(into)
+            instances = self._read_fast(into) if part is PollPart.FAST else self._read_slow(into)
         except GpuUnusableError as error:
             self.is_usable = False
             return Collection.joined((into.collection(), unusable_gpu_collection(into, error)))
         return Collection.joined((into.collection(), instances))
 
-    def _read_often(self, into: GpuReadings) -> Collection:
+    def _read_fast(self, into: GpuReadings) -> Collection:
         self._events.read(into)  # first: a GPU that was just lost has an XID to tell
-        self._often.read(self._nvml, self._handle, into)
-        self._often_fields.read(self._nvml, self._handle, into)
+        self._fast_queries.read(self._nvml, self._handle, into)
+        self._fast_fields.read(self._nvml, self._handle, into)
         self._gpm.read(into)
         self._unified_memory(into)
         instances = self._mig.read(into.time_ns)
         into.add("up", 1)
         return instances
 
-    def _read_seldom(self, into: GpuReadings) -> Collection:
+    def _read_slow(self, into: GpuReadings) -> Collection:
         was_split = self._mig.is_on
         self._mig.look()
         if self._mig.is_on != was_split:  # from Hopper on without a reset; the whole GPU's utilisation comes and goes
             self._ask_for_all()
-        into.add("info", 1, further=self.identity.facts)
-        self._seldom.read(self._nvml, self._handle, into)
-        self._seldom_fields.read(self._nvml, self._handle, into)
+        into.add("info", 1, **dict(self.identity.facts))
+        self._slow_queries.read(self._nvml, self._handle, into)
+        self._slow_fields.read(self._nvml, self._handle, into)
         self._processes.read(into)
         return Collection()
 
@@ -103,7 +104,7 @@ class Gpu:
         }
         if unsupported and self._processes.memory_bytes is not None:
             into.missing = [missing for missing in into.missing if missing.metric != used]
-            into.add("memory_used_bytes", self._processes.memory_bytes)
+            into.add_raw("memory_used_bytes", self._processes.memory_bytes)
             into.add("memory_unified", 1)
 
     def nvlink_ends(self) -> dict[str, int]:
@@ -114,8 +115,8 @@ class Gpu:
 def unusable_gpu_collection(labelled: GpuReadings, error: GpuUnusableError) -> Collection:
     """What is said of a GPU that does not answer."""
     into = GpuReadings(labelled.labels, labelled.time_ns)
-    into.add("up", 0, further=(("reason", error.reason),))
-    into.miss("", error.reason, error.detail)
+    into.add("up", 0, reason=error.reason)
+    into.add("", NoValue(error.reason, error.detail))
     return into.collection()
 
 
@@ -128,6 +129,7 @@ _LISTED = 128
 """Processes told of a GPU, those with the most memory; more are counted only."""
 _NO_INSTANCE = 2**32 - 1
 _PERCENT = 0.01
+_MEMORY_NOT_REPORTED = NoValue(MissingReason.NOT_SUPPORTED, "the driver does not report it here")
 _NO_SAMPLE_CODES = (0, 6)
 """NVML answers NOT_FOUND, or a success that the binding takes for an error (NVMLError of the code SUCCESS)."""
 
@@ -157,11 +159,11 @@ class ProcessReader:
             try:
                 processes = getattr(self._nvml, function)(self._handle)
             except Exception as error:
-                reason, detail = reason_of_error(self._nvml, error)
-                if kind == "compute" or reason is not MissingReason.NOT_SUPPORTED:
-                    into.miss("processes", reason, detail, (("kind", kind),))
+                why = reason_of_error(self._nvml, error)
+                if kind == "compute" or why.reason is not MissingReason.NOT_SUPPORTED:
+                    into.add("processes", why, kind=kind)
                 continue
-            into.add("processes", len(processes), further=(("kind", kind),))
+            into.add_raw("processes", len(processes), kind=kind)
             for process in processes:
                 kinds.setdefault(process.pid, []).append(kind)
                 found[process.pid] = process
@@ -175,13 +177,13 @@ class ProcessReader:
         self._utilization(into, {process.pid for process in by_memory[:_LISTED]})
 
     def _tell(self, process: Any, kind: str, into: GpuReadings) -> None:
-        further: Labels = (("kind", kind), ("pid", str(process.pid)))
+        further = {"kind": kind, "pid": process.pid}
         if process.gpuInstanceId != _NO_INSTANCE:
-            further += (("gpu_instance", str(process.gpuInstanceId)),)
+            further["gpu_instance"] = process.gpuInstanceId
         if process.usedGpuMemory is None:
-            into.miss("process_memory_bytes", MissingReason.NOT_SUPPORTED, "the driver does not tell it here", further)
+            into.add("process_memory_bytes", _MEMORY_NOT_REPORTED, **further)
         else:
-            into.add("process_memory_bytes", process.usedGpuMemory, further=further)
+            into.add_raw("process_memory_bytes", process.usedGpuMemory, **further)
 
     def _utilization(self, into: GpuReadings, pids: set[int]) -> None:
         """Each process's newest sample since the last reading; there is none of a process that did not run."""
@@ -190,8 +192,7 @@ class ProcessReader:
         except Exception as error:
             if getattr(error, "value", None) in _NO_SAMPLE_CODES:
                 return
-            reason, detail = reason_of_error(self._nvml, error)
-            into.miss("process_sm_utilization_ratio", reason, detail)
+            into.add("process_sm_utilization_ratio", reason_of_error(self._nvml, error))
             return
         newest: dict[int, Any] = {}
         for sample in samples:
@@ -199,7 +200,7 @@ class ProcessReader:
                 newest[sample.pid] = sample
             self._seen_us = max(self._seen_us, sample.timeStamp)
         for pid in sorted(pids & newest.keys()):
-            into.add("process_sm_utilization_ratio", newest[pid].smUtil, _PERCENT, (("pid", str(pid)),))
+            into.add_raw("process_sm_utilization_ratio", newest[pid].smUtil, _PERCENT, pid=pid)
 
 
 _XID_EVENT = 8
@@ -218,7 +219,7 @@ class XidListener:
         """
         self._nvml = nvml
         self._handle = handle
-        self._why_not: tuple[MissingReason, str] | None = None
+        self._why_not: NoValue | None = None
         self._set: Any = None
         try:
             self._set = nvml.nvmlEventSetCreate()
@@ -233,14 +234,14 @@ class XidListener:
             DriverUnusableError, GpuUnusableError: there is no use in asking for more.
         """
         if self._why_not is not None:
-            into.miss("xid_errors_total", *self._why_not)
+            into.add("xid_errors_total", self._why_not)
             return
         for _ in range(_MOST_EVENTS):
             try:
                 event = self._nvml.nvmlEventSetWait_v2(self._set, 0)
             except Exception as error:
                 if getattr(error, "value", None) != TIMEOUT:
-                    into.miss("xid_errors_total", *reason_of_error(self._nvml, error))
+                    into.add("xid_errors_total", reason_of_error(self._nvml, error))
                 return
             if event.eventType == _XID_EVENT:
                 labels = with_labels(self._whose(event, into), xid=event.eventData)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepscope.collectors.nvml.binding import Handle, Nvml, reason_of_error, text
-from stepscope.collectors.nvml.checked_readings import GpuReadings
 from stepscope.collectors.nvml.gpm import GpmSampler
+from stepscope.collectors.nvml.gpu_readings import GpuReadings
 from stepscope.collectors.nvml.identity import GpuIdentity
 from stepscope.collectors.nvml.queries import MEMORY_NAMES, Query, QueryTable, ask_memory
 from stepscope.core.metrics.readings import Collection, labels_of

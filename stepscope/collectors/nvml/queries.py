@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepscope.collectors.nvml.binding import Handle, Nvml, reason_of_error
-from stepscope.collectors.nvml.checked_readings import GpuReadings, is_sentinel
+from stepscope.collectors.nvml.gpu_readings import GpuReadings, is_sentinel, sentinel_reason
+from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.gpu import THROTTLE_REASONS
 from stepscope.core.metrics.readings import MissingReason
 
@@ -42,7 +43,7 @@ def single_value(name: str, function: str, *arguments: int, scale: float = 1.0) 
     """
 
     def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
-        into.add(name, getattr(nvml, function)(handle, *arguments), scale)
+        into.add_raw(name, getattr(nvml, function)(handle, *arguments), scale)
 
     return Query((name,), ask)
 
@@ -52,7 +53,7 @@ class QueryTable:
 
     def __init__(self, queries: tuple[Query, ...]) -> None:
         self._queries = list(queries)
-        self._unsupported: list[tuple[str, str]] = []
+        self._unsupported: list[tuple[str, NoValue]] = []
 
     def read(self, nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
         """Ask everything once.
@@ -68,21 +69,20 @@ class QueryTable:
                     current.ask(nvml, handle, into)
                     break
                 except Exception as error:
-                    reason, detail = reason_of_error(nvml, error)
-                    if reason is not MissingReason.NOT_SUPPORTED:
-                        for name in current.names:
-                            into.miss(name, reason, detail)
+                    why = reason_of_error(nvml, error)
+                    if why.reason is not MissingReason.NOT_SUPPORTED:
+                        into.miss(current.names, why)
                         break
                     if current.otherwise is None:
                         dropped.append(index)
-                        self._unsupported += [(name, detail) for name in current.names]
+                        self._unsupported += [(name, why) for name in current.names]
                     else:
                         self._queries[index] = current.otherwise
                     current = current.otherwise
         for index in reversed(dropped):
             del self._queries[index]
-        for name, detail in self._unsupported:
-            into.miss(name, MissingReason.NOT_SUPPORTED, detail)
+        for name, why in self._unsupported:
+            into.add(name, why)
 
 
 _MHZ, _MILLI, _PERCENT = 1e6, 1e-3, 0.01
@@ -93,18 +93,18 @@ _MEMORY_V2 = 40 | 2 << 24
 
 def _utilization(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
     rates = nvml.nvmlDeviceGetUtilizationRates(handle)
-    into.add("utilization_ratio", rates.gpu, _PERCENT)
-    into.add("memory_bandwidth_busy_ratio", rates.memory, _PERCENT)
+    into.add_raw("utilization_ratio", rates.gpu, _PERCENT)
+    into.add_raw("memory_bandwidth_busy_ratio", rates.memory, _PERCENT)
 
 
 def ask_memory(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
     """Memory by the second version of the call: the first counts what the driver keeps as used (912 MB of an idle
     A100)."""
     memory = nvml.nvmlDeviceGetMemoryInfo(handle, _MEMORY_V2)
-    into.add("memory_total_bytes", memory.total)
-    into.add("memory_used_bytes", memory.used)
-    into.add("memory_free_bytes", memory.free)
-    into.add("memory_reserved_bytes", memory.reserved)
+    into.add_raw("memory_total_bytes", memory.total)
+    into.add_raw("memory_used_bytes", memory.used)
+    into.add_raw("memory_free_bytes", memory.free)
+    into.add_raw("memory_reserved_bytes", memory.reserved)
 
 
 MEMORY_NAMES = ("memory_total_bytes", "memory_used_bytes", "memory_free_bytes", "memory_reserved_bytes")
@@ -112,21 +112,20 @@ MEMORY_NAMES = ("memory_total_bytes", "memory_used_bytes", "memory_free_bytes", 
 
 def _memory_v1(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    into.add("memory_total_bytes", memory.total)
-    into.add("memory_free_bytes", memory.free)
+    into.add_raw("memory_total_bytes", memory.total)
+    into.add_raw("memory_free_bytes", memory.free)
     detail = "this driver counts what it keeps for itself as used: R510 or newer tells them apart"
-    into.miss("memory_used_bytes", MissingReason.NOT_SUPPORTED, detail)
-    into.miss("memory_reserved_bytes", MissingReason.NOT_SUPPORTED, detail)
+    into.miss(("memory_used_bytes", "memory_reserved_bytes"), NoValue(MissingReason.NOT_SUPPORTED, detail))
 
 
 def _throttle_query(function: str) -> Query:
     def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
         bits = getattr(nvml, function)(handle)
         if is_sentinel(bits):
-            into.refuse("throttle_reason", bits)
+            into.add("throttle_reason", sentinel_reason(bits))
             return
         for bit, reason in THROTTLE_REASONS:
-            into.add("throttle_reason", 1 if bits & bit else 0, further=(("reason", reason),))
+            into.add("throttle_reason", 1 if bits & bit else 0, reason=reason)
 
     return Query(("throttle_reason",), ask)
 
@@ -163,39 +162,39 @@ MOST_NVLINKS = 18
 def _percentage(name: str, function: str) -> Query:
     def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
         used, _ = getattr(nvml, function)(handle)
-        into.add(name, used, _PERCENT)
+        into.add_raw(name, used, _PERCENT)
 
     return Query((name,), ask)
 
 
 def _ask_bar1(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
     window = nvml.nvmlDeviceGetBAR1MemoryInfo(handle)
-    into.add("bar1_used_bytes", window.bar1Used)
-    into.add("bar1_total_bytes", window.bar1Total)
+    into.add_raw("bar1_used_bytes", window.bar1Used)
+    into.add_raw("bar1_total_bytes", window.bar1Total)
 
 
 def _ecc_mode(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
     current, _ = nvml.nvmlDeviceGetEccMode(handle)
-    into.add("ecc_enabled", current)
+    into.add_raw("ecc_enabled", current)
 
 
 def _remapped_rows(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
     corrected, uncorrected, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
-    into.add("remapped_rows_corrected_total", corrected)
-    into.add("remapped_rows_uncorrected_total", uncorrected)
-    into.add("row_remap_pending", pending)
-    into.add("row_remap_failed", failed)
+    into.add_raw("remapped_rows_corrected_total", corrected)
+    into.add_raw("remapped_rows_uncorrected_total", uncorrected)
+    into.add_raw("row_remap_pending", pending)
+    into.add_raw("row_remap_failed", failed)
 
 
 def _row_remap_banks(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
     counts = nvml.nvmlDeviceGetRowRemapperHistogram(handle)
     for availability in _BANKS:
-        into.add("row_remap_banks", getattr(counts, availability), further=(("availability", availability),))
+        into.add_raw("row_remap_banks", getattr(counts, availability), availability=availability)
 
 
 def _retired(name: str, cause: int) -> Query:
     def ask(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
-        into.add(name, len(nvml.nvmlDeviceGetRetiredPages(handle, cause)))
+        into.add_raw(name, len(nvml.nvmlDeviceGetRetiredPages(handle, cause)))
 
     return Query((name,), ask)
 
@@ -209,10 +208,10 @@ def _nvlinks(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
             break
     for link, state in enumerate(states):
-        into.add("nvlink_up", state, further=(("link", str(link)),))
+        into.add_raw("nvlink_up", state, link=link)
     num_up = sum(1 for state in states if state)
-    into.add("nvlink_links", num_up, further=(("state", "up"),))
-    into.add("nvlink_links", len(states) - num_up, further=(("state", "down"),))
+    into.add_raw("nvlink_links", num_up, state="up")
+    into.add_raw("nvlink_links", len(states) - num_up, state="down")
 
 
 def _fabric(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
@@ -224,16 +223,16 @@ def _fabric(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
     if state == "completed" and info.status:
         state = "failed"
     for known in dict.fromkeys((*_FABRIC_STATES[1:], "failed", state)):
-        into.add("fabric_state", 1 if known == state else 0, further=(("state", known),))
+        into.add("fabric_state", 1 if known == state else 0, state=known)
     for aspect, shift in _FABRIC_ASPECTS:
-        told = info.healthMask >> shift & 3
-        if told:
-            into.add("fabric_health", 0 if told == 1 else 1, further=(("aspect", aspect),))
+        state_bits = info.healthMask >> shift & 3
+        if state_bits:
+            into.add("fabric_health", 0 if state_bits == 1 else 1, aspect=aspect)
 
 
 def _mig_mode(nvml: Nvml, handle: Handle, into: GpuReadings) -> None:
     current, _ = nvml.nvmlDeviceGetMigMode(handle)
-    into.add("mig_enabled", current)
+    into.add_raw("mig_enabled", current)
 
 
 def _ecc(name: str, kind: int, period: int) -> Query:

@@ -123,11 +123,11 @@ def end_on_signal(grace_seconds: float) -> None:
 
 def main() -> int:
     """Run as a process: requests on standard input, replies on standard output."""
-    seldom_seconds, grace_seconds = (float(argument) for argument in sys.argv[1:])
+    slow_poll_seconds, grace_seconds = (float(argument) for argument in sys.argv[1:])
     end_on_signal(grace_seconds)
     replies = os.dup(1)
     os.dup2(2, 1)  # what the driver's library prints is no reply
-    collector = NvmlCollector(seldom_seconds=seldom_seconds)
+    collector = NvmlCollector(slow_poll_seconds=slow_poll_seconds)
     gc.collect()
     gc.freeze()
     try:

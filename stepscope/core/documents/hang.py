@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stepscope.core.documents.evidence import Notice
+from stepscope.core.protocol.fields import Rank
 from stepscope.core.vocabulary.causes import Cause, Reason
 
 HANG_SCHEMA = "stepscope.hang/1"
@@ -151,18 +152,18 @@ class LiveHang:
     state: LiveHangState
     kind: HangKind | None = None
     reasons: list[Reason] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
+    ranks: list[Rank] = field(default_factory=list)
     confidence: float = 0.0
     summary: str = ""
     evidence: list[HangEvidence] = field(default_factory=list)
     step: int | None = None
     age_seconds: float = 0.0
-    silent_ranks: list[int] = field(default_factory=list)
+    silent_ranks: list[Rank] = field(default_factory=list)
     schema: str = LIVE_HANG_SCHEMA
 
 
 _LEAST_SECONDS = 12.0
-"""Nothing is alarmed by a look: it leaves time to judge the job and to say so within 30 s of a stop (docs/hang.md)."""
+"""Leaves time to judge the job and to report it within 30 s of a stop (docs/guides/hang.md)."""
 
 _TIMES_MEDIAN, _TIMES_USUAL_LONGEST = 4.0, 2.0
 _USUAL_QUANTILE = 0.95

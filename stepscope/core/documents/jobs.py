@@ -146,7 +146,7 @@ FLEET_CAUSES: tuple[Cause, ...] = (
 
 
 class Counters(StrEnum):
-    """By which counters was it told? The first is the best; docs/fleet-class.md tells how good each is."""
+    """By which counters was it told? The first is the best; docs/explanation/fleet-class.md tells how good each is."""
 
     SM = "sm"  # SM activity beside the engine's: GPM on Hopper and newer, full PROF fields
     PIPES = "pipes"  # tensor and memory activity without the SMs': a dcgm-exporter's default page
@@ -184,7 +184,7 @@ class FleetClass:
     Attributes:
         cause: one of `FLEET_CAUSES`.
         reasons: narrow it down, where counters can.
-        confidence: 0..1; what it is made of is told in docs/fleet-class.md. 0 of `insufficient_evidence`.
+        confidence: 0..1; what it is made of is told in docs/explanation/fleet-class.md. 0 of `insufficient_evidence`.
         summary: one line for people.
         evidence: what it rests on: value and threshold of each metric.
         shares: of the time; None where they are not known.

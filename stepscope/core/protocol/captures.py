@@ -9,24 +9,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from stepscope.core.protocol.fields import (
-    MAX_NUMBER,
-    FieldError,
-    Reader,
-    any_rank,
-    any_whole,
-    figure,
-    flag,
-    member,
-    number,
-    ranks,
-    read_fields,
-    text,
-    whole,
-    word,
-)
+from stepscope.core.protocol.fields import ByteLimit, FieldError, Figure, Rank, RankList, Word, read_object, whole
 from stepscope.core.protocol.messages import MAX_CAPTURED_STEPS, Alignment, EarlyStop
 
 NODE_CAPTURE_SCHEMA = "stepscope.node-capture/1"
@@ -54,6 +39,12 @@ class CaptureState(StrEnum):
         return self not in (CaptureState.ASKED, CaptureState.ACCEPTED, CaptureState.STARTED)
 
 
+def _capture_id(value: Any) -> str:
+    if not isinstance(value, str) or _ID.fullmatch(value) is None:
+        raise ValueError("must be 1 to 64 letters, digits, dots, - or _, and not begin with rule-")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class CaptureOrder:
     """What is to be captured. Where the traces go is nobody's to ask: each run knows its directory.
@@ -69,14 +60,14 @@ class CaptureOrder:
         deadline_unix_ns: given up when it has not ended by then.
     """
 
-    id: str
-    steps: int
+    id: Annotated[str, _capture_id]
+    steps: Annotated[int, whole(1, MAX_CAPTURED_STEPS)]
     run: str | None = None
-    job: str | None = None
-    ranks: tuple[int, ...] | None = None
+    job: Word | None = None
+    ranks: RankList | None = None
     start_step: int | None = None
     start_unix_ns: int | None = None
-    max_bytes: int | None = None
+    max_bytes: ByteLimit | None = None
     max_overhead: float | None = None
     deadline_unix_ns: int | None = None
 
@@ -96,11 +87,11 @@ class RankCapture:
         overhead: captured steps longer than those before, as a share.
     """
 
-    key: str
-    backend: str
-    rank: int | None = None
-    world_size: int | None = None
-    run: str | None = None
+    key: Word
+    backend: Word
+    rank: Rank | None = None
+    world_size: Rank | None = None
+    run: Word | None = None
     run_directory: str | None = None
     pid: int | None = None
     uid: int | None = None
@@ -109,12 +100,12 @@ class RankCapture:
     state: CaptureState = CaptureState.ASKED
     reason: str | None = None
     start_step: int | None = None
-    steps: int | None = None
+    steps: Annotated[int, whole(0, MAX_CAPTURED_STEPS)] | None = None
     aligned_by: Alignment | None = None
     joined: bool = False
     path: str | None = None
     bytes: int | None = None
-    overhead: float | None = None
+    overhead: Figure | None = None
     stopped_by: EarlyStop | None = None
 
 
@@ -129,9 +120,9 @@ class CaptureReport:
         is_cancelled: somebody wants it no more; ranks that have been told so say the rest.
     """
 
-    host: str
+    host: Word
     created_ns: int
-    order: CaptureOrder
+    order: Annotated[CaptureOrder, order_of]
     ranks: tuple[RankCapture, ...]
     is_cancelled: bool = False
 
@@ -171,7 +162,7 @@ def order_of(document: object) -> CaptureOrder:
     unknown = sorted(set(document) - {each.name for each in fields(CaptureOrder)})
     if unknown:
         raise FieldError(f'unknown field "{unknown[0][:80]}"')
-    order = CaptureOrder(**read_fields(CaptureOrder, document, _ORDER.__getitem__))
+    order = read_object(CaptureOrder, document)
     if order.run is None and order.job is None:
         raise FieldError('"run" or "job" must say what to capture')
     return order
@@ -183,50 +174,4 @@ def report_of(document: object) -> CaptureReport:
     Raises:
         FieldError: it is none.
     """
-    if not isinstance(document, Mapping):
-        raise FieldError("a report is a JSON object")
-    return CaptureReport(**read_fields(CaptureReport, document, _REPORT.__getitem__))
-
-
-def _capture_id(value: Any) -> str:
-    if not isinstance(value, str) or _ID.fullmatch(value) is None:
-        raise ValueError("must be 1 to 64 letters, digits, dots, - or _, and not begin with rule-")
-    return value
-
-
-def _all_ranks(value: Any) -> tuple[RankCapture, ...]:
-    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
-        raise ValueError("must be a list of objects")
-    return tuple(RankCapture(**read_fields(RankCapture, one, _RANK.__getitem__)) for one in value)
-
-
-_ORDER: dict[str, Reader] = {
-    "id": _capture_id,
-    "steps": whole(1, MAX_CAPTURED_STEPS),
-    "run": text,
-    "job": word,
-    "ranks": ranks,
-    **dict.fromkeys(("start_step", "start_unix_ns", "deadline_unix_ns"), any_whole),
-    "max_bytes": whole(1, MAX_NUMBER),
-    "max_overhead": number,
-}
-_RANK: dict[str, Reader] = {
-    **dict.fromkeys(("key", "backend", "run"), word),
-    **dict.fromkeys(("run_directory", "reason", "path"), text),
-    **dict.fromkeys(("rank", "world_size"), any_rank),
-    **dict.fromkeys(("pid", "uid", "newest_step", "start_step", "bytes"), any_whole),
-    "step_ms": number,
-    "state": member(CaptureState),
-    "steps": whole(0, MAX_CAPTURED_STEPS),
-    "aligned_by": member(Alignment),
-    "joined": flag,
-    "overhead": figure,
-    "stopped_by": member(EarlyStop),
-}
-_REPORT: dict[str, Reader] = {
-    "host": word,
-    "created_ns": any_whole,
-    "order": order_of,
-    "ranks": _all_ranks,
-    "is_cancelled": flag,
-}
+    return read_object(CaptureReport, document)

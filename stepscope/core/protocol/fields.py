@@ -1,7 +1,13 @@
-"""Checked reading of untrusted JSON fields: sizes and kinds are checked before anything uses them.
+"""Checked reading of untrusted JSON objects into dataclasses, by the annotations of their fields.
 
-A reader takes the value as JSON has it and returns it in its type; what is wrong is a ValueError that reads on from the
-field's name: "must be ...".
+Each value is checked by a reader, which returns it in the field's type and raises ValueError with a text that reads on
+from the field's name: "must be ...". The reader follows from the annotation:
+
+    int, float, bool, str    a whole number or a finite number of at least 0, a truth value, a text of limited length
+    an enum, a dataclass     one of its values; an object of its fields
+    dict[str, X], list[X]    an object, a list (also into tuple[X, ...]) of what X says
+    X | None                 as X; null and absent fields get the default
+    Annotated[X, reader]     what `reader` checks: `Rank`, `Word`, `Figure`, `RankList`
 """
 
 from __future__ import annotations
@@ -10,7 +16,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from enum import StrEnum
-from typing import Any, TypeVar
+from functools import partial
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 _MAX_WORD = 200
 _MAX_TEXT = 4096  # a path's
@@ -18,38 +26,67 @@ _MAX_ENTRIES = 64
 MAX_RANK = 1 << 24
 MAX_NUMBER = (1 << 63) - 1
 
-E = TypeVar("E", bound=StrEnum)
+T = TypeVar("T")
 Reader = Callable[[Any], Any]
 
 
 class FieldError(ValueError):
-    """A field is not what it should be, or is not there; the text says which and why."""
+    """A field that is missing or has a wrong value; the text says which and why."""
 
 
-def read_fields(kind: type, document: Mapping[str, Any], reader_of: Callable[[str], Reader]) -> dict[str, Any]:
-    """The values for the dataclass `kind`; fields that are null or absent get its defaults.
-
-    Args:
-        reader_of: the reader of a field, by its name.
+def read_object(kind: type[T], document: Any) -> T:
+    """The dataclass `kind` from a JSON object. Unknown fields are ignored; null and absent ones get the default.
 
     Raises:
-        FieldError: a field is wrong, or one without a default is absent.
+        FieldError: not an object, a field is wrong, or one without a default is absent.
     """
+    if not isinstance(document, Mapping):
+        raise FieldError("must be an object")
     values: dict[str, Any] = {}
-    for each in fields(kind):
-        value = document.get(each.name)
+    for name, reader, is_required in _field_readers(kind):
+        value = document.get(name)
         if value is not None:
             try:
-                values[each.name] = reader_of(each.name)(value)
+                values[name] = reader(value)
             except (TypeError, ValueError, OverflowError) as error:
-                raise FieldError(f'"{each.name}" {error}') from None
-        elif each.default is MISSING and each.default_factory is MISSING:
-            raise FieldError(f'"{each.name}" is missing')
-    return values
+                raise FieldError(f'"{name}" {error}') from None
+        elif is_required:
+            raise FieldError(f'"{name}" is missing')
+    return kind(**values)
+
+
+def _field_readers(kind: Any) -> tuple[tuple[str, Reader, bool], ...]:
+    """Each field's name, its reader, and whether it has no default."""
+    if kind not in _known_readers:
+        hints = get_type_hints(kind, include_extras=True)
+        _known_readers[kind] = tuple(
+            (each.name, _reader(hints[each.name]), each.default is MISSING and each.default_factory is MISSING)
+            for each in fields(kind)
+        )
+    return _known_readers[kind]
+
+
+_known_readers: dict[Any, tuple[tuple[str, Reader, bool], ...]] = {}
+
+
+def _reader(annotation: Any) -> Reader:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return cast(Reader, arguments[1])
+    if origin in (Union, UnionType):
+        (inner,) = (each for each in arguments if each is not NoneType)
+        return _reader(inner)
+    if origin is dict:
+        return mapping(_reader(arguments[1]))
+    if origin in (list, tuple):
+        return list_of(_reader(arguments[0]), origin)
+    if annotation in _PLAIN:
+        return _PLAIN[annotation]
+    return cast(Reader, annotation) if issubclass(annotation, StrEnum) else partial(read_object, annotation)
 
 
 def whole(least: int, most: int) -> Reader:
-    """A whole number in these limits, both allowed."""
+    """Reader of a whole number in these limits, both allowed."""
 
     def read(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -60,57 +97,48 @@ def whole(least: int, most: int) -> Reader:
 
 
 any_whole = whole(0, MAX_NUMBER)
-"""A whole number of at least 0, as other languages hold it, too."""
+"""Reads a whole number of at least 0 that a signed integer of 64 bits can hold."""
 any_rank = whole(0, MAX_RANK)
-"""A rank, or a number of ranks."""
+"""Reads a rank, or a number of ranks."""
 
 
 def number(value: Any) -> float:
-    """A finite number of at least 0."""
+    """Read a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
         raise ValueError("must be a number of at least 0")
     return float(value)
 
 
 def figure(value: Any) -> int | float:
-    """A finite number."""
+    """Read a finite number."""
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError("must hold finite numbers")
     return value
 
 
 def word(value: Any) -> str:
-    """One line that is not empty."""
+    """Read one line that is not empty."""
     if not isinstance(value, str) or not value or len(value) > _MAX_WORD or not value.isprintable():
         raise ValueError(f"must be 1 to {_MAX_WORD} printable characters")
     return value
 
 
 def text(value: Any) -> str:
-    """Any text of limited length."""
+    """Read any text of limited length."""
     if not isinstance(value, str) or len(value) > _MAX_TEXT:
         raise ValueError(f"must be at most {_MAX_TEXT} characters")
     return value
 
 
 def flag(value: Any) -> bool:
-    """True or false."""
+    """Read true or false."""
     if not isinstance(value, bool):
         raise ValueError("must be true or false")
     return value
 
 
-def member(kind: type[E]) -> Reader:
-    """One of the words of an enum."""
-
-    def read(value: Any) -> E:
-        return kind(value)
-
-    return read
-
-
 def mapping(read_value: Reader) -> Reader:
-    """An object of few entries, named by words."""
+    """Reader of an object of few entries, named by words."""
 
     def read(value: Any) -> dict[str, Any]:
         if not isinstance(value, dict) or len(value) > _MAX_ENTRIES:
@@ -120,8 +148,28 @@ def mapping(read_value: Reader) -> Reader:
     return read
 
 
-def ranks(value: Any) -> tuple[int, ...]:
-    """A list of ranks that is not empty."""
+def list_of(read_value: Reader, kind: type = list) -> Reader:
+    """Reader of a list; `kind` is the sequence type that it returns."""
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, list):
+            raise ValueError("must be a list")
+        return kind(map(read_value, value))
+
+    return read
+
+
+def rank_list(value: Any) -> tuple[int, ...]:
+    """Read a list of ranks that is not empty."""
     if not isinstance(value, list) or not value:
         raise ValueError("must be a list of ranks")
     return tuple(map(any_rank, value))
+
+
+_PLAIN: dict[type, Reader] = {bool: flag, int: any_whole, float: number, str: text}
+
+Rank = Annotated[int, any_rank]
+Word = Annotated[str, word]
+Figure = Annotated[int | float, figure]
+RankList = Annotated[tuple[int, ...], rank_list]
+ByteLimit = Annotated[int, whole(1, MAX_NUMBER)]

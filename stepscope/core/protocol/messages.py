@@ -1,7 +1,7 @@
 """Messages between a training process and the agent on its node, one JSON object a line (UTF-8, at most 64 KiB).
 
 Steps are optimizer steps of the run counted from 0, `*_unix_ns` and `start_ns` are ns since the epoch, None is unknown.
-docs/capture.md says who sends what when. What comes in is not trusted: sizes are bounded before anything is read,
+docs/guides/capture.md lists who sends what when. What comes in is not trusted: sizes are bounded before reading,
 unknown fields and unknown types are passed over, and what is wrong is a ProtocolError that says what.
 """
 
@@ -11,25 +11,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from stepscope.core.protocol.fields import (
-    MAX_NUMBER,
-    FieldError,
-    Reader,
-    any_rank,
-    any_whole,
-    figure,
-    flag,
-    mapping,
-    member,
-    number,
-    ranks,
-    read_fields,
-    text,
-    whole,
-    word,
-)
+from stepscope.core.protocol.fields import ByteLimit, FieldError, Figure, Rank, RankList, Word, read_object, whole, word
 
 PROTOCOL_VERSION = 1
 
@@ -90,38 +74,38 @@ class Hello:
     """Training to agent, first on every connection, and again when a field has become known."""
 
     type: ClassVar[str] = "hello"
-    run: str
+    run: Word
     run_directory: str
-    rank: int
-    local_rank: int
-    world_size: int
+    rank: Rank
+    local_rank: Rank
+    world_size: Rank
     pid: int
-    host: str
+    host: Word
     start_ns: int
     mesh: dict[str, int] = field(default_factory=dict)
     """sizes by dimension; those not known are absent"""
-    gpu_uuid: str | None = None
+    gpu_uuid: Word | None = None
     """GPU-... or MIG-...; None when it cannot be told without starting CUDA"""
     version: int = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Heartbeat:
     """Training to agent, once a second: the newest finished step, and how long the open one has lasted."""
 
     type: ClassVar[str] = "step"
     age_ms: float
     """since the newest finished step ended, or since the start"""
-    state: str = "wait"
+    state: Word = "wait"
     """of the open step: wait | warmup | active"""
     index: int | None = None
     """the newest finished step; None before the first"""
     ms: float | None = None
     data_wait_ms: float | None = None
     phases_ms: dict[str, float] = field(default_factory=dict)
-    figures: dict[str, int | float] = field(default_factory=dict)
+    figures: dict[str, Figure] = field(default_factory=dict)
     """tokens, loss, ... of the newest step that has them all; what is not finite is left out"""
-    doing: str | None = None
+    doing: Word | None = None
     """what the open step is in that takes long by nature: the innermost named phase"""
 
 
@@ -145,14 +129,14 @@ class CaptureRequest:
     """Agent to training: trace `steps` steps. With neither start it begins as soon as all ranks can."""
 
     type: ClassVar[str] = "capture"
-    id: str
-    steps: int
+    id: Word
+    steps: Annotated[int, whole(1, MAX_CAPTURED_STEPS)]
     start_step: int | None = None
     start_unix_ns: int | None = None
     """not before this time; where both are given, `start_step` counts"""
-    ranks: tuple[int, ...] | None = None
+    ranks: RankList | None = None
     """None is all"""
-    max_bytes: int | None = None
+    max_bytes: ByteLimit | None = None
     """of one rank's compressed trace"""
     max_overhead: float | None = None
     """share by which captured steps may be longer than those before (0.5: half as long again)"""
@@ -165,7 +149,7 @@ class Cancel:
     """Agent to training: leave this capture; one that runs is stopped and leaves no trace."""
 
     type: ClassVar[str] = "cancel"
-    id: str
+    id: Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,23 +157,23 @@ class Answer:
     """Training to agent: what has become of a capture."""
 
     type: ClassVar[str] = "answer"
-    id: str
+    id: Word
     state: AnswerState
     reason: str | None = None
     start_step: int | None = None
-    steps: int | None = None
+    steps: Annotated[int, whole(0, MAX_CAPTURED_STEPS)] | None = None
     """asked for, or whole in the trace once it is done"""
     aligned_by: Alignment | None = None
     joined: bool = False
     """another capture holds these steps and is kept for both; `start_step` and `steps` are that one's"""
     path: str | None = None
     bytes: int | None = None
-    overhead: float | None = None
+    overhead: Figure | None = None
     """measured: captured steps longer than those before, as a share"""
     stopped_by: EarlyStop | None = None
 
 
-Message = Hello | Step | Bye | Welcome | CaptureRequest | Cancel | Answer
+Message = Hello | Heartbeat | Bye | Welcome | CaptureRequest | Cancel | Answer
 
 
 MAX_LINE_BYTES = 1 << 16
@@ -262,10 +246,9 @@ class LineBuffer:
 
 def _read(kind: type[Message], document: Mapping[str, Any]) -> Message:
     try:
-        values = read_fields(kind, document, lambda name: _OWN_READERS.get((kind, name)) or _READERS[name])
+        return read_object(kind, document)
     except FieldError as error:
         raise ProtocolError(f"{kind.type}: {error}", capture_id=_id_of(document)) from None
-    return kind(**values)
 
 
 def _id_of(document: Mapping[str, Any]) -> str | None:
@@ -275,31 +258,6 @@ def _id_of(document: Mapping[str, Any]) -> str | None:
         return None
 
 
-_READERS: dict[str, Reader] = {
-    **dict.fromkeys(("version", "pid", "index", "bytes"), any_whole),
-    **dict.fromkeys(("start_ns", "start_step", "start_unix_ns", "deadline_unix_ns"), any_whole),
-    **dict.fromkeys(("rank", "local_rank", "world_size"), any_rank),
-    **dict.fromkeys(("ms", "age_ms", "data_wait_ms", "max_overhead"), number),
-    **dict.fromkeys(("run", "host", "gpu_uuid", "id", "doing"), word),
-    **dict.fromkeys(("run_directory", "reason", "path"), text),
-    "state": word,
-    "steps": whole(0, MAX_CAPTURED_STEPS),
-    "max_bytes": whole(1, MAX_NUMBER),
-    "overhead": figure,
-    "joined": flag,
-    "mesh": mapping(any_whole),
-    "phases_ms": mapping(number),
-    "figures": mapping(figure),
-    "ranks": ranks,
-    "aligned_by": member(Alignment),
-    "stopped_by": member(EarlyStop),
-}
-
-_OWN_READERS: dict[tuple[type[Message], str], Reader] = {
-    (Answer, "state"): member(AnswerState),
-    (CaptureRequest, "steps"): whole(1, MAX_CAPTURED_STEPS),
-}
-
 _KINDS: dict[str, type[Message]] = {
-    kind.type: kind for kind in (Hello, Step, Bye, Welcome, CaptureRequest, Cancel, Answer)
+    kind.type: kind for kind in (Hello, Heartbeat, Bye, Welcome, CaptureRequest, Cancel, Answer)
 }

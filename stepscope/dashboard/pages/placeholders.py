@@ -6,7 +6,7 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
-from stepscope.dashboard.components.elements import attributes
+from stepscope.dashboard.components import attributes
 
 
 def skeleton() -> Component:

@@ -6,23 +6,13 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
-from stepscope.core.documents.analysis import Analysis, Job
+from stepscope.core.documents.analysis import Analysis
 from stepscope.core.errors import DataError
-from stepscope.core.text.numbers import count, form, milliseconds, moment, percent
-from stepscope.core.text.wording import device_words, mesh_words
-from stepscope.dashboard.components.communication import communication_panel, pipeline_panel
-from stepscope.dashboard.components.kernels import kernels_panel
-from stepscope.dashboard.components.ledger import ledger_panel
-from stepscope.dashboard.components.timeline import timeline_panel
-from stepscope.dashboard.components.verdict import (
-    quality_block,
-    root_causes_panel,
-    verdict_card,
-    warnings_panel,
-    what_if_panel,
-)
+from stepscope.dashboard.components import timeline_panel, to_dash
 from stepscope.dashboard.pages.placeholders import not_analysed, not_found, unreadable
 from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, RunSummary, UnknownRunError
+from stepscope.workflow.panels.elements import tag
+from stepscope.workflow.panels.page import all_panels, page_head
 
 
 def make_page(store: RunStore, run_id: str) -> Component:
@@ -42,60 +32,11 @@ def make_page(store: RunStore, run_id: str) -> Component:
 
 
 def _page(summary: RunSummary, analysis: Analysis) -> Component:
+    head = to_dash(page_head(summary.id, analysis.job, started_ns=summary.started_ns))
     problem = []
     if summary.problem:
         problem = [
             dmc.Alert(summary.problem, title="A file of this run cannot be read", color="yellow", variant="light")
         ]
-    return html.Div(
-        [
-            _head(summary, analysis.job),
-            *problem,
-            quality_block(analysis),
-            html.Dl(_figures(analysis.job), className="ss-kpis"),
-            verdict_card(analysis),
-            root_causes_panel(analysis),
-            *what_if_panel(analysis),
-            ledger_panel(analysis),
-            timeline_panel(summary.id, analysis),
-            *pipeline_panel(analysis),
-            *communication_panel(analysis),
-            *kernels_panel(analysis),
-            *warnings_panel(analysis.warnings),
-        ],
-        className="ss-stack",
-    )
-
-
-def _head(summary: RunSummary, job: Job) -> Component:
-    mesh = mesh_words(job.mesh)
-    facts = [
-        device_words(job),
-        f"{count(job.world_size)} {form(job.world_size, 'rank')}",
-        f"{count(job.num_steps)} {form(job.num_steps, 'step')} captured",
-    ]
-    if summary.started_ns is not None:
-        facts.append(moment(summary.started_ns))
-    badge = [dmc.Badge(mesh, variant="light", size="lg", tt="none", className="ss-mesh")] if mesh else []
-    return html.Div(
-        [
-            html.Div(
-                [
-                    html.Div([html.H1(summary.id), *badge], className="ss-title-line"),
-                    html.Div(" · ".join(facts), className="ss-note"),
-                ]
-            ),
-        ],
-        className="ss-page-head",
-    )
-
-
-def _figures(job: Job) -> list[Component]:
-    figures = [("Step, captured", milliseconds(job.step_ms))]
-    if job.unprofiled_step_ms is not None:
-        figures.append(("Step, unprofiled", milliseconds(job.unprofiled_step_ms)))
-    if job.mfu is not None:
-        figures.append(("MFU", percent(job.mfu)))
-    if job.hfu is not None and job.hfu != job.mfu:
-        figures.append(("HFU", percent(job.hfu)))
-    return [html.Div([html.Dt(name), html.Dd(value)], className="ss-kpi") for name, value in figures]
+    panels = tag("div", all_panels(analysis, timeline_panel(summary.id, analysis)), class_="ss-stack")
+    return html.Div([head, *problem, to_dash(panels)], className="ss-stack")

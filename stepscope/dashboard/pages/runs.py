@@ -14,9 +14,10 @@ from stepscope.core.text.numbers import UNKNOWN, count, form, milliseconds, mome
 from stepscope.core.text.wording import cause_words, mesh_words
 from stepscope.core.vocabulary.causes import HEALTHY_CAUSES
 from stepscope.core.vocabulary.palette import category_of_cause
-from stepscope.dashboard.components.elements import attributes, swatch
+from stepscope.dashboard.components import attributes, to_dash
 from stepscope.dashboard.pages.placeholders import no_runs, unreadable
 from stepscope.store.runs import RunStatus, RunStore, RunSummary
+from stepscope.workflow.panels.elements import swatch
 
 _STATUS = {
     RunStatus.ANALYSED: ("Analysed", "✓"),
@@ -129,7 +130,7 @@ def _verdict(run: RunSummary) -> Any:
     if run.cause is None:
         return UNKNOWN
     return html.Span(
-        [swatch(category_of_cause(run.cause)), cause_words(run.cause)], className="ss-chip", title=run.summary
+        [to_dash(swatch(category_of_cause(run.cause))), cause_words(run.cause)], className="ss-chip", title=run.summary
     )
 
 

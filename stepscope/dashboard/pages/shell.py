@@ -9,7 +9,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from stepscope import __version__
-from stepscope.dashboard.components.elements import attributes
+from stepscope.dashboard.components import attributes
 from stepscope.dashboard.pages.placeholders import skeleton
 
 THEME = {

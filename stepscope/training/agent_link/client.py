@@ -8,7 +8,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from stepscope.core.protocol.messages import Answer, Cancel, CaptureRequest, Hello, Message, ProtocolError, Step, encode
+from stepscope.core.protocol.messages import (
+    Answer,
+    Cancel,
+    CaptureRequest,
+    Heartbeat,
+    Hello,
+    Message,
+    ProtocolError,
+    encode,
+)
 from stepscope.training.agent_link.connection import AgentConnection, socket_path
 from stepscope.training.captures.coordinator import CaptureCoordinator
 from stepscope.training.captures.plan import CapturePlan
@@ -59,7 +68,7 @@ class AgentClient:
             send=self._send,
         )
         self.tick_seconds = self._desk.tick_seconds
-        self._heartbeat = Heartbeat(context, lambda: self.plan.state(self.plan.step).value)
+        self._heartbeat = HeartbeatSource(context, lambda: self.plan.state(self.plan.step).value)
         self._looked_ns = 0
         self._last_step_to_find_gpu = context.first_step + _STEPS_TO_FIND_GPU
         self._heartbeat.gpu_uuid = gpu_uuid(context.identity)
@@ -145,7 +154,7 @@ _MAX_NAME = 80
 _MOST = 1e300  # a whole number may be larger than any float
 
 
-class Heartbeat:
+class HeartbeatSource:
     """Makes the lines. The newest steps are set by the training thread, all else may be called from any.
 
     Attributes:
@@ -186,9 +195,9 @@ class Heartbeat:
         record, settled, now_ns = self.newest, self.newest_settled, time.time_ns()
         state, doing = self._state_of_step(), self._doing()
         if record is None:
-            return encode(Step(age_ms=max(now_ns - self._start_ns, 0) / 1e6, state=state, doing=doing))
+            return encode(Heartbeat(age_ms=max(now_ns - self._start_ns, 0) / 1e6, state=state, doing=doing))
         return encode(
-            Step(
+            Heartbeat(
                 age_ms=max(now_ns - record.end_ns, 0) / 1e6,
                 state=state,
                 index=record.index,

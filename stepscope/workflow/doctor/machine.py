@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepscope.collectors.host.cgroups import read_cgroups
-from stepscope.collectors.host.files import Files, HostReadings, Unread
+from stepscope.collectors.host.files import Files
+from stepscope.collectors.readings_builder import NoValue, ReadingsBuilder
 from stepscope.core.documents.machine_checks import DoctorLine, DoctorState
 from stepscope.core.metrics.host import CGROUP
 from stepscope.core.text.numbers import counted, form
@@ -50,12 +51,12 @@ class Machine:
     def text(self, path: str) -> str | None:
         """The text of a file; None where it cannot be read."""
         text = self.files.read(path)
-        return None if isinstance(text, Unread) else text
+        return None if isinstance(text, NoValue) else text
 
     def names(self, path: str) -> list[str]:
         """Names in a folder; none where there is none."""
         names = self.files.names(path)
-        return [] if isinstance(names, Unread) else names
+        return [] if isinstance(names, NoValue) else names
 
     def path(self, path: str) -> Path:
         """The file itself."""
@@ -64,7 +65,7 @@ class Machine:
 
 def _has_capability(files: Files, *wanted: int) -> bool:
     status = files.read("proc/self/status")
-    if isinstance(status, Unread):
+    if isinstance(status, NoValue):
         return False
     line = next((line for line in status.splitlines() if line.startswith("CapEff:")), "CapEff: 0")
     return any(int(line.split()[1], 16) >> number & 1 for number in wanted)
@@ -133,7 +134,7 @@ def judge_cpus(num_cpus: int, limit: float | None) -> DoctorLine:
 
 
 def _cgroup_cpus(machine: Machine) -> float | None:
-    into = HostReadings(time.time_ns())
+    into = ReadingsBuilder(time.time_ns())
     read_cgroups(machine.files, into, [os.getpid()])
     limits = [one.value for one in into.collection().readings if one.metric == CGROUP + "cpu_limit_cpus"]
     return min(limits, default=None)

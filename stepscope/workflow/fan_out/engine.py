@@ -90,7 +90,7 @@ _TEXT_PER_GZIP_BYTE = 15
 """Kineto's traces deflate to a tenth to a sixteenth."""
 _MEMORY_SHARE_OF_TEXT = 0.4
 _MEMORY_BYTES = 150_000_000
-"""A process takes these, and a share of the text it reads (docs/speed.md)."""
+"""A process takes these, and a share of the text it reads (docs/explanation/speed.md)."""
 _MEMORY_INFO = Path("/proc/meminfo")
 
 

@@ -23,7 +23,7 @@ _CLIENT_ERRORS = (
 
 _NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
 _REFUSED = "check that the credentials may read it"
-_CREDENTIALS = "give the store's credentials where its own tools look for them (docs/fan-out.md)"
+_CREDENTIALS = "give the store's credentials where its own tools look for them (docs/guides/fan-out.md)"
 _GENERAL = "check the URL, the endpoint and the network"
 
 

@@ -1,14 +1,15 @@
-"""HTML elements, and the parts that all panels are made of: sections, tables, bars, legends.
+"""Element tree of a panel, its rendering as HTML, and the parts all panels are made of: tables, bars, legends.
 
-Every text passes `clean` and is escaped, unless it is Markup, which only this module makes: no name from a trace can
-become markup, break the page or blow it up.
+A panel is built once, as a tree of `Element`. The report renders it with `to_html`; the dashboard maps it to Dash
+components. Every text passes `clean` and is escaped when it is rendered: no name from a trace can become markup, break
+the page or make it huge.
 """
 
 from __future__ import annotations
 
 import html
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stepscope.core.documents.analysis import Ledger
@@ -17,195 +18,244 @@ from stepscope.core.text.wording import CATEGORY_MEANINGS, category_words
 from stepscope.core.vocabulary.categories import CATEGORY_ORDER, TimeCategory
 from stepscope.core.vocabulary.palette import pattern
 
-LONGEST_NAME = 160
-"""Characters of a name from a trace; C++ kernels have names of many kilobytes."""
-
-LONGEST_TEXT = 1000
-"""Characters of a sentence."""
+MAX_NAME_CHARS = 160
+"""Names from a trace: C++ kernels have names of many kilobytes."""
+MAX_TEXT_CHARS = 1000
+MAX_RANKS_CHARS = 90
+MAX_ATTRIBUTE_CHARS = 1_000_000
+"""Pictures are attributes, as data URIs."""
 
 _REPLACED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
 """Control, format (bidirectional overrides), surrogate, private and unassigned characters."""
 
-_VOID = frozenset({"meta", "img", "source", "rect", "br", "line"})
+_VOID_KINDS = frozenset({"meta", "img", "source", "br"})
 
 
-class Markup(str):
-    """Text that is HTML already."""
+@dataclass(frozen=True, slots=True)
+class Element:
+    """One node of a panel.
 
-    __slots__ = ()
+    Attributes:
+        kind: an HTML element's name, or one of two that each renderer draws its own way: `info` (text on demand, as
+            `text`) and `tabs` (children of kind `tab`, the first one shown).
+        children: flat, without None.
+        attributes: by HTML attribute name.
+    """
+
+    kind: str
+    children: tuple[str | Element, ...]
+    attributes: Mapping[str, str]
 
 
-Child = str | Iterable["Child"] | None
+Child = str | Element | Iterable["Child"] | None
 
 
-def clean(text: str, longest: int = LONGEST_TEXT) -> str:
-    """The text without characters that are not seen, and no longer than `longest`; the middle of a long one goes."""
-    if len(text) > longest:
-        head = longest * 2 // 3
-        text = f"{text[:head]} … {text[-(longest - head - 3) :]}"
+def tag(kind: str, *children: Child, **attributes: str | float | None) -> Element:
+    """An element. In attribute names `_` stands for `-` and a trailing one is dropped (class_); None is left out."""
+    named = {
+        key.rstrip("_").replace("_", "-"): value if isinstance(value, str) else f"{value:.6g}"
+        for key, value in attributes.items()
+        if value is not None
+    }
+    return Element(kind, tuple(_flat(children)), named)
+
+
+def _flat(children: Iterable[Child]) -> Iterator[str | Element]:
+    for child in children:
+        if isinstance(child, str | Element):
+            yield child
+        elif child is not None:
+            yield from _flat(child)
+
+
+def to_html(child: Child) -> str:
+    """The tree as HTML, all texts escaped."""
+    return "".join(_html(node) for node in _flat([child]))
+
+
+def _html(node: str | Element) -> str:
+    if isinstance(node, str):
+        return html.escape(clean(node), quote=True)
+    if node.kind == "info":
+        summary = tag("summary", "How these numbers are made")
+        return _html(tag("details", summary, tag("p", node.attributes["text"]), class_="ss-source"))
+    if node.kind == "tabs":
+        shown, *others = (tab for tab in node.children if isinstance(tab, Element))
+        folded = [tag("details", tag("summary", tab.attributes["title"]), tab.children) for tab in others]
+        return to_html([shown.children, folded])
+    attributes = "".join(
+        f' {name}="{html.escape(clean(value, MAX_ATTRIBUTE_CHARS), quote=True)}"'
+        for name, value in node.attributes.items()
+    )
+    if node.kind in _VOID_KINDS:
+        return f"<{node.kind}{attributes}/>"
+    return f"<{node.kind}{attributes}>{''.join(map(_html, node.children))}</{node.kind}>"
+
+
+def clean(text: str, max_chars: int = MAX_TEXT_CHARS) -> str:
+    """The text without invisible characters, and without its middle where it is longer than `max_chars`."""
+    if len(text) > max_chars:
+        head = max_chars * 2 // 3
+        text = f"{text[:head]} … {text[-(max_chars - head - 3) :]}"
     return "".join("\ufffd" if unicodedata.category(c) in _REPLACED_CATEGORIES else c for c in text.replace("\n", " "))
 
 
 def name(text: str) -> str:
     """A name from a trace, short enough for a table."""
-    return clean(text, LONGEST_NAME)
+    return clean(text, MAX_NAME_CHARS)
 
 
-def tag(kind: str, *children: Child, **attributes: str | float | None) -> Markup:
-    """An element. In attribute names `_` stands for `-`, and one at the end is dropped (class_); None leaves it out."""
-    said = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(clean(_plain(value), 1_000_000), quote=True)}"'
-        for key, value in attributes.items()
-        if value is not None
+def short_ranks(ranks: list[int], *, world_size: int | None = None) -> str:
+    """Ranks in words, short even for every other rank of a thousand."""
+    return clean(ranks_words(ranks, world_size=world_size), MAX_RANKS_CHARS)
+
+
+def panel(title: str, *body: Child, key: str, note: str = "", source: str = "") -> Element:
+    """A titled section.
+
+    Args:
+        title: the heading.
+        body: the content.
+        key: the section's id, for links.
+        note: a line beside the title.
+        source: formula and origin of the numbers, shown on demand.
+    """
+    head = tag(
+        "div",
+        tag("h2", title, id=f"{key}-title"),
+        info(source, about=title) if source else None,
+        tag("span", note, class_="ss-note") if note else None,
+        class_="ss-panel-head",
     )
-    if kind in _VOID:
-        return Markup(f"<{kind}{said}/>")  # elements of SVG would stay open without the stroke
-    return Markup(f"<{kind}{said}>{join(*children)}</{kind}>")
+    return tag("section", head, body, id=key, class_="ss-panel", aria_labelledby=f"{key}-title")
 
 
-def join(*children: Child) -> Markup:
-    """The children one after the other, texts escaped."""
-    parts: list[str] = []
-    for child in children:
-        if isinstance(child, Markup):
-            parts.append(child)
-        elif isinstance(child, str):
-            parts.append(html.escape(clean(child), quote=True))
-        elif child is not None:
-            parts.append(join(*child))
-    return Markup("".join(parts))
+def info(text: str, *, about: str) -> Element:
+    """An explanation that is shown on demand."""
+    return tag("info", text=text, about=about)
 
 
-def _plain(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:.6g}"
-
-
-LONGEST_RANKS = 90
+def tabs(key: str, panels: Mapping[str, Child]) -> Element:
+    """Alternative views by title, the first one shown."""
+    return tag("tabs", (tag("tab", body, title=title) for title, body in panels.items()), id=f"{key}-tabs")
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its title, and whether it holds numbers (set right, not wrapped)."""
+    """One column: its title, whether it holds numbers (aligned right, not wrapped), and a tooltip."""
 
     title: str
     is_number: bool = False
+    hint: str | None = None
 
 
-def panel(title: str, *body: Child, key: str, note: str = "") -> Markup:
-    """One section of the page."""
-    small = tag("p", note, class_="note") if note else None
-    return tag("section", tag("h2", title, id=f"{key}-title"), small, *body, id=key, aria_labelledby=f"{key}-title")
+def number_column(title: str, hint: str | None = None) -> Column:
+    """A column of numbers."""
+    return Column(title, is_number=True, hint=hint)
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[Child]], *, num_all: int, what: str) -> Markup:
-    """A table of `rows`, and a line that says how many of `num_all` it leaves out."""
-    head = tag("tr", *(tag("th", c.title, scope="col", class_=_class(c)) for c in columns))
+def table(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[Child]],
+    *,
+    caption: str,
+    num_all: int = 0,
+    what: str = "rows",
+    class_: str = "",
+) -> list[Element | None]:
+    """A table that scrolls sideways on a narrow page, and a line that says how many of `num_all` it leaves out.
+
+    The first cell of a row is its heading.
+    """
+    head = tag("tr", (tag("th", c.title, scope="col", class_=_class_of(c), title=c.hint) for c in columns))
     body = [
-        tag("tr", *(tag("td", cell, class_=_class(c)) for c, cell in zip(columns, row, strict=True))) for row in rows
+        tag(
+            "tr",
+            tag("th", row[0], scope="row", class_=_class_of(columns[0])),
+            (tag("td", cell, class_=_class_of(c)) for c, cell in zip(columns[1:], row[1:], strict=True)),
+        )
+        for row in rows
     ]
-    return join(
-        tag("div", tag("table", tag("thead", head), tag("tbody", *body)), class_="scroll", tabindex="0"),
-        more(num_all - len(rows), what),
+    drawn = tag(
+        "table",
+        tag("caption", caption, class_="ss-sr"),
+        tag("thead", head),
+        tag("tbody", body),
+        class_=f"ss-table {class_}".strip(),
     )
+    return [
+        tag("div", drawn, class_="ss-scroll", tabindex="0", role="region", aria_label=caption),
+        more(num_all - len(rows), what),
+    ]
 
 
-def more(number: int, what: str) -> Markup | None:
-    """What is left out, and where it can be read."""
+def _class_of(column: Column) -> str | None:
+    return "ss-num" if column.is_number else None
+
+
+def more(number: int, what: str) -> Element | None:
+    """How many of `what` are left out, and where they can be read; None for none."""
     if number <= 0:
         return None
+    command = tag("code", "stepscope analyze RUN --json")
+    return tag("p", f"{count(number)} more {what} in the output of ", command, ".", class_="ss-note ss-left-out")
+
+
+MIN_LABELLED_SHARE = 0.055
+"""Below this a box is too narrow for its number; the tooltip and the table have it."""
+MAX_SPOKEN_CATEGORIES = 5
+
+
+def stacked_bar(ledger: Ledger, *, label: str, scale: float = 1.0) -> Element:
+    """One bar that adds up to 100 %, categories always in the same order; `scale` is its length, 0 to 1."""
+    shares = {category: _clamped(ledger.get(category, 0.0)) for category in CATEGORY_ORDER}
+    boxes = [_box(category, share) for category, share in shares.items() if share > 0]
+    largest = sorted(((share, c) for c, share in ledger.items() if share > 0), key=lambda pair: -pair[0])
+    spoken = ", ".join(f"{category_words(c)} {percent(share)}" for share, c in largest[:MAX_SPOKEN_CATEGORIES])
+    style = None if scale == 1.0 else f"width:{_percent(scale)}"
+    return tag("div", boxes, class_="ss-stacked", role="img", style=style, aria_label=f"{label}: {spoken}")
+
+
+def _box(category: TimeCategory, share: float) -> Element:
+    is_wide = share >= MIN_LABELLED_SHARE
     return tag(
-        "p",
-        f"{count(number)} more {what} in the output of ",
-        tag("code", "stepscope analyze RUN --json"),
-        class_="note",
+        "div",
+        tag("span", f"{share * 100:.0f}", class_="ss-box-number") if is_wide else None,
+        class_=f"ss-box {_colour_classes(category)}",
+        style=f"width:{_percent(share)}",
+        title=f"{category_words(category)} {percent(share)}",
     )
-
-
-def some_ranks(ranks: list[int], *, world_size: int) -> str:
-    """Ranks as words, short even where every other rank of a thousand is meant."""
-    return clean(ranks_words(ranks, world_size=world_size), LONGEST_RANKS)
-
-
-def _class(column: Column) -> str | None:
-    return "num" if column.is_number else None
-
-
-HEIGHT = 22
-LABELLED_SHARE = 0.06
-"""Below this a box is too narrow for its number; the tooltip and the table tell it."""
-
-
-def definitions() -> Markup:
-    """The textures that tell the families apart without colour; every bar refers to them."""
-    return tag("svg", tag("defs", *(_texture(heading) for heading in TimeCategory)), class_="defs", aria_hidden="true")
-
-
-def stacked_bar(ledger: Ledger, *, label: str, scale: float = 1.0) -> Markup:
-    """One row, headings always in the same order; `scale` is its length as a share of the space."""
-    boxes: list[Markup] = []
-    place = 0.0
-    for heading in CATEGORY_ORDER:
-        share = _clamped(ledger.get(heading, 0.0))
-        if share <= 0:
-            continue
-        boxes += _box(heading, place, share * scale, share)
-        place += share * scale
-    largest = sorted(((s, h) for h, s in ledger.items() if s > 0), reverse=True, key=lambda pair: pair[0])[:4]
-    spoken = ", ".join(f"{category_words(heading)} {percent(share)}" for share, heading in largest)
-    return tag("svg", *boxes, class_="bar", height=HEIGHT, role="img", aria_label=f"{label}: {spoken}")
 
 
 def share_bar(
-    share: float, *, heading: TimeCategory, largest: float, interval: tuple[float, float] | None = None
-) -> Markup:
+    share: float, *, category: TimeCategory, largest: float, interval: tuple[float, float] | None = None
+) -> Element:
     """One bar of a list, scaled to the largest, with its interval as a whisker."""
     scale = 1 / largest if largest > 0 else 0.0
-    marks = [tag("rect", width=_percent(share * scale), height=14, y=1, rx=2, style=_fill(heading))]
+    marks = []
+    if share > 0:
+        style = f"width:{_percent(share * scale)}"
+        marks.append(tag("div", class_=f"ss-bar {_colour_classes(category)}", style=style))
     if interval is not None:
         low, high = (_clamped(edge * scale) for edge in interval)
-        marks.append(tag("line", x1=_percent(low), x2=_percent(high), y1=8, y2=8, class_="whisker"))
-    return tag("svg", *marks, class_="share", height=16, aria_hidden="true")
+        marks.append(tag("div", class_="ss-whisker", style=f"left:{_percent(low)};width:{_percent(high - low)}"))
+    return tag("div", marks, class_="ss-bar-track", aria_hidden="true")
 
 
-def legend(headings: Iterable[TimeCategory]) -> Markup:
-    """Colour, texture, name and meaning of each heading."""
-    items = [tag("li", swatch(h), category_words(h), title=f"at this instant {CATEGORY_MEANINGS[h]}") for h in headings]
-    return tag("ul", *items, class_="legend")
+def legend(categories: Iterable[TimeCategory]) -> Element:
+    """Colour, texture, name and meaning of each category."""
+    meanings = ((c, CATEGORY_MEANINGS.get(c, "nothing else fits")) for c in categories)
+    items = [tag("li", swatch(c), category_words(c), title=f"At this instant {words}.") for c, words in meanings]
+    return tag("ul", items, class_="ss-legend")
 
 
-def swatch(heading: TimeCategory) -> Markup:
-    """A heading's mark."""
-    box = tag("rect", width=12, height=12, rx=2, style=_fill(heading))
-    return tag("svg", box, class_="swatch", width=12, height=12, aria_hidden="true")
+def swatch(category: TimeCategory) -> Element:
+    """A small box in the category's colour and texture."""
+    return tag("span", class_=f"ss-swatch {_colour_classes(category)}", aria_hidden="true")
 
 
-def _box(heading: TimeCategory, place: float, width: float, share: float) -> list[Markup]:
-    title = tag("title", f"{category_words(heading)} {percent(share)}")
-    # a void element would lose its title
-    box = tag("g", title, tag("rect", x=_percent(place), width=_percent(width), height=HEIGHT, style=_fill(heading)))
-    if width < LABELLED_SHARE:
-        return [box]
-    ink = f"fill:var(--ink-{heading.value});stroke:var(--heading-{heading.value})"
-    return [box, tag("text", f"{share * 100:.0f}", x=_percent(place + width / 2), y=HEIGHT / 2 + 4, style=ink)]
-
-
-def _texture(heading: TimeCategory) -> Markup:
-    ground = tag("rect", width=8, height=8, style=f"fill:var(--heading-{heading.value})")
-    kind = pattern(heading)
-    turn, marks = None, Markup()
-    if kind == "hatch":
-        turn, marks = "rotate(45)", tag("rect", width=2, height=8, class_="texture")
-    elif kind == "dots":
-        marks = tag("rect", x=1, y=1, width=2, height=2, rx=1, class_="texture")
-        marks = Markup(marks + tag("rect", x=5, y=5, width=2, height=2, rx=1, class_="texture"))
-    return tag(
-        "pattern", ground, marks, id=f"p-{heading.value}", width=8, height=8, patternUnits="userSpaceOnUse",
-        patternTransform=turn,
-    )  # fmt: skip
-
-
-def _fill(heading: TimeCategory) -> str:
-    return f"fill:url(#p-{heading.value})"
+def _colour_classes(category: TimeCategory) -> str:
+    return f"ss-h-{category.value} ss-p-{pattern(category)}"
 
 
 def _percent(share: float) -> str:
@@ -213,5 +263,5 @@ def _percent(share: float) -> str:
 
 
 def _clamped(share: float) -> float:
-    """A damaged file's 1e300, and nan, draw nothing absurd."""
+    """Within 0 and 1: a damaged file's 1e300, and nan, must not widen the page."""
     return min(max(share, 0.0), 1.0) if share == share else 0.0

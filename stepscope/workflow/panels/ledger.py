@@ -6,83 +6,52 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from stepscope.core.documents.analysis import Analysis, Ledger, RankLedger, StepLedger
-from stepscope.core.text.numbers import milliseconds
+from stepscope.core.text.numbers import UNKNOWN, milliseconds, percent
+from stepscope.core.text.wording import category_words
 from stepscope.core.vocabulary.categories import CATEGORY_ORDER, TimeCategory
-from stepscope.workflow.panels.elements import Markup, join, legend, more, panel, stacked_bar, tag
+from stepscope.workflow.panels.elements import (
+    Child,
+    Column,
+    Element,
+    legend,
+    more,
+    number_column,
+    panel,
+    stacked_bar,
+    table,
+    tabs,
+    tag,
+)
 
-MOST_RANKS = 64
-MOST_STEPS = 40
+MAX_RANKS = 64
+"""More rows are not a picture any more, and a table of them is thousands of nodes that few open."""
+MAX_STEPS = 40
 
 
-def ledger(analysis: Analysis) -> Markup:
-    """A bar a rank and a bar a step, each adding up to 100 %."""
-    shown = [h for h in CATEGORY_ORDER if any(rank.ledger.get(h, 0.0) > 0 for rank in analysis.ranks)]
-    ranks = most_different_ranks(analysis, MOST_RANKS)
-    rows = [_row("all", analysis.ledger, milliseconds(analysis.job.step_ms), "All ranks")] if len(ranks) > 1 else []
-    rows += [_row(str(r.rank), r.ledger, milliseconds(r.step_ms), f"Rank {r.rank}") for r in ranks]
-    left_out = len(analysis.ranks) - len(ranks)
+def ledger_panel(analysis: Analysis, *, with_steps: bool = False) -> Element:
+    """A bar per rank that adds up to 100 %, the same as a table, and with `with_steps` a bar per step."""
+    categories = present_categories(analysis)
+    ranks = most_different_ranks(analysis, MAX_RANKS)
+    job = [_bar("all", analysis.ledger, milliseconds(analysis.job.step_ms), "All ranks")] if len(ranks) > 1 else []
+    bars = [_bar(str(r.rank), r.ledger, milliseconds(r.step_ms), f"Rank {r.rank}") for r in ranks]
+    chart = [legend(categories), tag("div", _bars_head("rank", "step"), job, bars, class_="ss-bar-rows")]
     return panel(
         "Where did the time go?",
-        legend(shown),
-        tag("h3", "By rank"),
-        tag("div", _head("rank", "step"), *rows, class_="bars"),
-        more(left_out, "ranks, less different from the job,"),
-        _by_step(analysis),
+        tabs("ledger", {"Chart": chart, "Table": _table(analysis, ranks, categories)}),
+        more(len(analysis.ranks) - len(ranks), "ranks, less different from the job,"),
+        _by_step(analysis) if with_steps else None,
         key="ledger",
-        note="Every instant of every rank's window stands under exactly one heading; numbers are percent.",
+        note="numbers in the bars are percent of the rank's window",
+        source=(
+            "Ledger: every instant is booked under exactly one heading, by priority: a kernel computes > communication "
+            "alone > a copy alone > nothing runs. Hidden communication runs under compute and is not in the bar."
+        ),
     )
 
 
-def _by_step(analysis: Analysis) -> Markup | None:
-    by_index: dict[int, list[StepLedger]] = defaultdict(list)
-    for rank in analysis.ranks:
-        for step in rank.steps:
-            by_index[step.index].append(step)
-    if len(by_index) < 2:
-        return None
-    steps = [(index, _mean_ms(by_index[index]), _together(by_index[index])) for index in sorted(by_index)[:MOST_STEPS]]
-    longest = max(ms for _, ms, _ in steps) or 1.0
-    rows = [_row(str(index), part, milliseconds(ms), f"Step {index}", scale=ms / longest) for index, ms, part in steps]
-    note = "Mean over ranks, lengths to scale. The last step ends with the trace, not with the next step's beginning."
-    return join(
-        tag("h3", "By step"),
-        tag("p", note, class_="note"),
-        tag("div", _head("step", "length"), *rows, class_="bars"),
-        more(len(by_index) - len(steps), "steps"),
-        _slowest_steps(analysis.ranks, sorted(by_index)[:MOST_STEPS]),
-    )
-
-
-def _slowest_steps(ranks: Sequence[RankLedger], indices: list[int]) -> Markup | None:
-    """Each step of the rank that is slowest in it, where ranks differ."""
-    if len(ranks) < 2:
-        return None
-    rows = []
-    for index in indices:
-        ms, rank = max(
-            ((step.ms, rank.rank) for rank in ranks for step in rank.steps if step.index == index),
-            key=lambda pair: pair[0],
-        )
-        rows.append(f"step {index}: rank {rank} {milliseconds(ms)}")
-    return tag("details", tag("summary", "The slowest rank of each step"), tag("p", "; ".join(rows), class_="note"))
-
-
-def _mean_ms(steps: Sequence[StepLedger]) -> float:
-    return sum(step.ms for step in steps) / len(steps)
-
-
-def _together(steps: Sequence[StepLedger]) -> dict[TimeCategory, float]:
-    whole = sum(step.ms for step in steps) or 1.0
-    return {h: sum(step.ledger.get(h, 0.0) * step.ms for step in steps) / whole for h in CATEGORY_ORDER}
-
-
-def _row(name: str, part: Ledger, figure: str, label: str, *, scale: float = 1.0) -> Markup:
-    bar = stacked_bar(part, label=label, scale=scale)
-    return tag("div", tag("span", name, class_="num"), bar, tag("span", figure, class_="num"))
-
-
-def _head(name: str, figure: str) -> Markup:
-    return tag("div", tag("span", name, class_="num"), tag("span"), tag("span", figure, class_="num"), class_="head")
+def present_categories(analysis: Analysis) -> list[TimeCategory]:
+    """The categories that take time on any rank."""
+    return [c for c in CATEGORY_ORDER if any(rank.ledger.get(c, 0.0) > 0 for rank in analysis.ranks)]
 
 
 def most_different_ranks(analysis: Analysis, most: int) -> list[RankLedger]:
@@ -91,6 +60,91 @@ def most_different_ranks(analysis: Analysis, most: int) -> list[RankLedger]:
         return analysis.ranks
 
     def distance(rank: RankLedger) -> float:
-        return sum(abs(rank.ledger.get(heading, 0.0) - share) for heading, share in analysis.ledger.items())
+        return sum(abs(rank.ledger.get(category, 0.0) - share) for category, share in analysis.ledger.items())
 
     return sorted(sorted(analysis.ranks, key=distance, reverse=True)[:most], key=lambda rank: rank.rank)
+
+
+def _bar(title: str, ledger: Ledger, figure: str, label: str, *, scale: float = 1.0) -> Element:
+    cells = [
+        tag("span", title, class_="ss-num"),
+        stacked_bar(ledger, label=label, scale=scale),
+        tag("span", figure, class_="ss-num"),
+    ]
+    return tag("div", cells, class_="ss-bar-row ss-bar-all" if title == "all" else "ss-bar-row")
+
+
+def _bars_head(title: str, figure: str) -> Element:
+    cells = [tag("span", title), tag("span"), tag("span", figure)]
+    return tag("div", cells, class_="ss-bar-row ss-bar-head", aria_hidden="true")
+
+
+def _table(analysis: Analysis, ranks: list[RankLedger], categories: list[TimeCategory]) -> Child:
+    columns = [
+        Column("Rank"),
+        number_column("Window"),
+        number_column("Step"),
+        *(number_column(category_words(category)) for category in categories),
+        number_column("Hidden communication", "runs under compute; not part of the 100 %"),
+    ]
+    rows = [_job_row(analysis, categories)] if len(ranks) > 1 else []
+    rows += [
+        [
+            str(rank.rank),
+            milliseconds(rank.window_ms),
+            milliseconds(rank.step_ms),
+            *(percent(rank.ledger.get(category, 0.0)) for category in categories),
+            percent(rank.hidden_communication),
+        ]
+        for rank in ranks
+    ]
+    return table(columns, rows, caption="Share of each heading in each rank's window", class_="ss-wide")
+
+
+def _job_row(analysis: Analysis, categories: list[TimeCategory]) -> list[str]:
+    """All ranks together; a window has no job-wide length."""
+    shares = [percent(analysis.ledger.get(category, 0.0)) for category in categories]
+    windows = sum(rank.window_ms for rank in analysis.ranks)
+    hidden = sum(rank.hidden_communication * rank.window_ms for rank in analysis.ranks) / windows if windows else None
+    return ["all", UNKNOWN, milliseconds(analysis.job.step_ms), *shares, percent(hidden)]
+
+
+def _by_step(analysis: Analysis) -> Child:
+    by_index: dict[int, list[StepLedger]] = defaultdict(list)
+    for rank in analysis.ranks:
+        for step in rank.steps:
+            by_index[step.index].append(step)
+    if len(by_index) < 2:
+        return None
+    indices = sorted(by_index)[:MAX_STEPS]
+    mean_ms = {index: sum(step.ms for step in by_index[index]) / len(by_index[index]) for index in indices}
+    longest = max(mean_ms.values()) or 1.0
+    bars = [
+        _bar(str(index), _mean_ledger(by_index[index]), milliseconds(ms), f"Step {index}", scale=ms / longest)
+        for index, ms in mean_ms.items()
+    ]
+    note = "Mean over ranks, lengths to scale. The last step ends with the trace, not with the next step's beginning."
+    return [
+        tag("h3", "By step"),
+        tag("p", note, class_="ss-note"),
+        tag("div", _bars_head("step", "length"), bars, class_="ss-bar-rows"),
+        more(len(by_index) - len(indices), "steps"),
+        _slowest_ranks(analysis.ranks, indices),
+    ]
+
+
+def _mean_ledger(steps: Sequence[StepLedger]) -> Ledger:
+    total_ms = sum(step.ms for step in steps) or 1.0
+    return {c: sum(step.ledger.get(c, 0.0) * step.ms for step in steps) / total_ms for c in CATEGORY_ORDER}
+
+
+def _slowest_ranks(ranks: Sequence[RankLedger], indices: list[int]) -> Element | None:
+    """The slowest rank of each step, where there are several."""
+    if len(ranks) < 2:
+        return None
+    rows = []
+    for index in indices:
+        lengths = [(step.ms, rank.rank) for rank in ranks for step in rank.steps if step.index == index]
+        ms, rank = max(lengths, key=lambda pair: pair[0])
+        rows.append(f"step {index}: rank {rank} {milliseconds(ms)}")
+    return tag("details", tag("summary", "The slowest rank of each step"), tag("p", "; ".join(rows), class_="ss-note"))

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
 from stepscope import __version__
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.documents.run_directory import ANALYSIS_FILE
 from stepscope.core.documents.timeline import RankTimeline
-from stepscope.core.vocabulary.palette import DARK, LIGHT, variables
+from stepscope.core.vocabulary.palette import DARK, LIGHT, mark_rules, variables
 from stepscope.store.documents import decode_analysis
 from stepscope.store.files import check_writable, read_whole, write_whole
-from stepscope.store.runs import is_outdated, is_saved_analysis, load_analysis, load_timeline
+from stepscope.store.runs import has_current_analysis, is_saved_analysis, load_analysis, load_timeline
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress
 from stepscope.workflow.inputs.paths import check_readable
-from stepscope.workflow.panels import ledger, tables, timeline, verdict
-from stepscope.workflow.panels.elements import Markup, definitions, name, tag
+from stepscope.workflow.panels.elements import name, tag, to_html
+from stepscope.workflow.panels.page import all_panels, page_head, style_sheet
+from stepscope.workflow.panels.timeline import timeline_panel
 
 
 def report(
@@ -43,7 +42,7 @@ def report(
         place = Path(paths[0])
         if place.is_file() and is_saved_analysis(place):
             return write_report(decode_analysis(read_whole(place), where=paths[0]), [], destination, title=place.stem)
-        if (place / ANALYSIS_FILE).is_file() and not is_outdated(place):
+        if has_current_analysis(place):
             return write_report(load_analysis(place), load_timeline(place), destination, title=title_of(paths))
     result = analyze(paths, keep=False, with_timelines=True, fan_out=fan_out, on_progress=on_progress)
     return write_report(result.analysis, result.timelines, destination, title=title_of(paths))
@@ -77,42 +76,24 @@ def render(analysis: Analysis, timelines: Sequence[RankTimeline], *, title: str,
         title: what the run is called.
         version: of stepscope, for the last line.
     """
-    footer = tag(
-        "footer", f"Made by stepscope {version} from {analysis.schema}. Every number: docs/how-numbers-are-made.md"
+    made_by = (
+        f"Made by stepscope {version} from {analysis.schema}. Every number: docs/explanation/how-numbers-are-made.md"
     )
-    body = tag(
-        "body",
-        definitions(),
-        tag(
-            "main",
-            verdict.head(title, analysis),
-            verdict.quality(analysis),
-            verdict.figures(analysis),
-            verdict.verdict(analysis),
-            verdict.root_causes(analysis),
-            verdict.what_if(analysis),
-            ledger.ledger(analysis),
-            timeline.timeline(analysis, timelines),
-            tables.collectives(analysis),
-            tables.pipeline(analysis),
-            tables.kernels(analysis),
-            tables.warnings(analysis),
-            footer,
-        ),
-    )
-    head = tag(
-        "head",
+    panels = all_panels(analysis, timeline_panel(analysis, timelines), with_steps=True)
+    head = [
         tag("meta", charset="utf-8"),
         tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", f"{name(title)} – stepscope"),
-        Markup(f"<style>{_style()}</style>"),
+    ]
+    main = tag("main", page_head(title, analysis.job), panels, tag("footer", made_by))
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head>{to_html(head)}<style>{_style()}</style></head>'
+        f"<body>{to_html(main)}</body></html>\n"
     )
-    return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
 
 
 def _style() -> str:
-    sheet = (files(__package__) / "assets" / "report.css").read_text(encoding="utf-8")
     dark = f"@media screen and (prefers-color-scheme: dark){{:root{{{variables(DARK)}}}}}"
-    return f":root{{{variables(LIGHT)}}}{dark}\n{sheet}"
+    return f":root{{{variables(LIGHT)}}}{dark}{mark_rules()}\n{style_sheet('panels.css')}{style_sheet('report.css')}"

@@ -19,22 +19,22 @@ from stepscope.core.documents.timeline import RankTimeline
 from stepscope.core.text.numbers import milliseconds
 from stepscope.core.vocabulary.categories import CATEGORY_ORDER
 from stepscope.core.vocabulary.palette import DARK, LIGHT
-from stepscope.workflow.panels.elements import Markup, more, panel, tag
+from stepscope.workflow.panels.elements import Element, more, panel, tag
 from stepscope.workflow.panels.ledger import most_different_ranks
 from stepscope.workflow.panels.timeline_tiles import Track, column_edges, make_track, time_in_columns
 
-MOST_RANKS = 64
-MOST_PICTURE_BYTES = 450_000
+MAX_RANKS = 64
+MAX_PICTURE_BYTES = 450_000
 WIDTHS = (1600, 800, 400, 200)
 """Columns: the widest whose pictures stay small enough."""
 NUM_TICKS = 5
-FEW_RANKS = 8
+MAX_TALL_RANKS = 8
 """So few have room for taller rows."""
 
 
-def timeline(analysis: Analysis, timelines: Sequence[RankTimeline]) -> Markup | None:
-    """A row a rank; nothing without time lines."""
-    chosen = {rank.rank for rank in most_different_ranks(analysis, MOST_RANKS)}
+def timeline_panel(analysis: Analysis, timelines: Sequence[RankTimeline]) -> Element | None:
+    """A row per rank; None without time lines."""
+    chosen = {rank.rank for rank in most_different_ranks(analysis, MAX_RANKS)}
     shown = [line for line in timelines if line.rank in chosen and line.start_ns]
     if not shown:
         return None
@@ -44,31 +44,27 @@ def timeline(analysis: Analysis, timelines: Sequence[RankTimeline]) -> Markup | 
     for width in WIDTHS:
         pictures = [paint(track, start_ns=start, end_ns=end, width=width) for track in tracks]
         themes = [[encode(picture, is_dark=dark) for picture in pictures] for dark in (False, True)]
-        if sum(len(uri) for theme in themes for uri in theme) <= MOST_PICTURE_BYTES:
+        if sum(len(uri) for theme in themes for uri in theme) <= MAX_PICTURE_BYTES:
             break
     rows = [_row(track.rank, *uris) for track, *uris in zip(tracks, *themes, strict=True)]
     ticks = [tag("span", milliseconds((end - start) / 1e6 * place / (NUM_TICKS - 1))) for place in range(NUM_TICKS)]
+    scale = tag("div", tag("span"), tag("div", ticks, class_="ticks"))
     return panel(
         "How did the window pass?",
-        tag(
-            "div",
-            *rows,
-            tag("div", tag("span"), tag("div", *ticks, class_="ticks")),
-            class_="timeline few" if len(rows) <= FEW_RANKS else "timeline",
-        ),
+        tag("div", rows, scale, class_="timeline tall" if len(rows) <= MAX_TALL_RANKS else "timeline"),
         more(len(timelines) - len(shown), "ranks, less different from the job,"),
         key="timeline",
         note="Colours as above; a column shows the share of each heading in its time. Upright lines: a step begins.",
     )
 
 
-def _row(rank: int, light: str, dark: str) -> Markup:
+def _row(rank: int, light: str, dark: str) -> Element:
     picture = tag(
         "picture",
         tag("source", srcset=dark, media="screen and (prefers-color-scheme: dark)"),
         tag("img", src=light, alt=f"Time line of rank {rank}"),
     )
-    return tag("div", tag("span", str(rank), class_="num"), picture)
+    return tag("div", tag("span", str(rank), class_="ss-num"), picture)
 
 
 ROW_PIXELS = 12

@@ -1,197 +1,223 @@
-"""Panels of the verdict: trace quality, verdict with evidence, root causes, and what fixes would save."""
+"""Panels of the verdict: trace quality, verdict with evidence, root causes, what fixes would save, warnings."""
 
 from __future__ import annotations
 
-from stepscope.core.documents.analysis import Analysis, RootCause, SecondaryCause, TraceQuality, WhatIf
+from stepscope.core.documents.analysis import Analysis, RootCause, SecondaryCause, Verdict, WhatIf
 from stepscope.core.documents.evidence import Evidence
-from stepscope.core.text.numbers import UNKNOWN, counted, evidence_value, milliseconds, percent
+from stepscope.core.text.numbers import UNKNOWN, evidence_value, milliseconds, percent
 from stepscope.core.text.verdict import clean_words, find_problems, quality_lines
-from stepscope.core.text.wording import (
-    action_words,
-    cause_words,
-    device_words,
-    evidence_span,
-    mesh_words,
-    metric_words,
-    reason_words,
-)
+from stepscope.core.text.wording import action_words, cause_words, evidence_span, metric_words, reason_words
 from stepscope.core.vocabulary.causes import HEALTHY_CAUSES
 from stepscope.core.vocabulary.palette import category_of_cause
 from stepscope.workflow.panels.elements import (
+    Child,
     Column,
-    Markup,
-    join,
+    Element,
+    info,
     more,
     name,
+    number_column,
     panel,
     share_bar,
-    some_ranks,
+    short_ranks,
     swatch,
     table,
     tag,
 )
 
-MOST_ROWS = 20
-_EVIDENCE = [Column("What it stands on"), Column("Value", True), Column("Named from", True), Column("Where")]
+MAX_ROWS = 20
+MAX_WARNINGS = 30
+LOW_CONFIDENCE = 0.7
+MIN_SHOWN_SHARE = 0.0005
+"""Less reads as 0.0 %."""
 
 
-def head(title: str, analysis: Analysis) -> Markup:
-    """The run and its size."""
-    job = analysis.job
-    words = [
-        f"{len(job.ranks)} of {counted(job.world_size, 'rank')}",
-        mesh_words(job.mesh),
-        device_words(job),
-        counted(job.num_steps, "step"),
-    ]
-    line = tag("p", " · ".join(name(part) for part in words if part), class_="note")
-    return tag("header", tag("h1", name(title)), line)
-
-
-def quality(analysis: Analysis) -> Markup:
-    """Before any number: one line when clean, a list when not, and all that was counted."""
+def quality_block(analysis: Analysis) -> Element:
+    """What is wrong with the traces, or that they are clean; above the verdict, so that no number is read without."""
+    lines = quality_lines(analysis.trace_quality)
+    counted = tag("div", " ".join(f"{about}: {line}." for about, line in lines.items()), class_="ss-note")
     problems = find_problems(analysis.job, analysis.trace_quality)
-    if not problems:
-        text = join(tag("strong", "Trace quality: clean. "), clean_words(analysis.trace_quality))
-        clean = tag("p", tag("span", "✓ ", class_="good"), text)
-        return tag("div", clean, _all_figures(analysis.trace_quality), id="quality", class_="quality")
-    items = [tag("li", problem) for problem in problems]
-    title = tag("strong", "Read the numbers with this in mind")
-    counted = _all_figures(analysis.trace_quality)
-    return tag("div", title, tag("ul", *items), counted, id="quality", class_="quality doubt")
+    if problems:
+        body: list[Child] = [
+            tag("strong", "Read the numbers with this in mind"),
+            tag("ul", (tag("li", problem) for problem in problems), class_="ss-problems"),
+        ]
+    else:
+        body = [
+            tag("span", "✓", class_="ss-tick", aria_hidden="true"),
+            tag("strong", "Trace quality: clean."),
+            tag("span", clean_words(analysis.trace_quality)),
+        ]
+    class_ = "ss-quality-doubt" if problems else "ss-quality-clean"
+    return tag("section", body, counted, id="quality", class_=class_, aria_label="Trace quality")
 
 
-def _all_figures(quality: TraceQuality) -> Markup:
-    return tag("p", *(join(f"{about}: {line}. ") for about, line in quality_lines(quality).items()), class_="note")
-
-
-def figures(analysis: Analysis) -> Markup:
-    """The step and its use of the device."""
-    job = analysis.job
-    figures = [
-        ("step, captured", milliseconds(job.step_ms)),
-        ("step, unprofiled", milliseconds(job.unprofiled_step_ms)),
-        ("MFU", percent(job.mfu)),
-    ]
-    shown = [tag("div", tag("dt", what), tag("dd", number)) for what, number in figures if number != UNKNOWN]
-    return tag("dl", *shown, class_="kpis")
-
-
-def verdict(analysis: Analysis) -> Markup:
-    """The card that stands above all figures."""
-    found = analysis.verdict
-    world_size = analysis.job.world_size
-    row = next((row for row in analysis.root_causes if row.cause == found.cause), None)
-    figures = [] if row is None else [(percent(row.fraction), "of all ranks' time")]
-    if row is not None and row.ms_per_step is not None:
-        figures.append((milliseconds(row.ms_per_step), "of each step"))
-    if found.ranks:
-        figures.append((some_ranks(found.ranks, world_size=world_size), "concerned"))
-    figures.append((percent(found.confidence, decimals=0), "confidence"))
-    kind = "The job is healthy; what bounds it" if found.cause in HEALTHY_CAUSES else "Where the time goes"
-    actions = [tag("li", action_words(action)) for action in found.actions[:MOST_ROWS]]
-    evidence = [_evidence(row, world_size) for row in found.evidence[:MOST_ROWS]]
+def verdict_card(analysis: Analysis) -> Element:
+    """The card above all figures: the cause, its size, what to do, and the evidence."""
+    verdict, world_size = analysis.verdict, analysis.job.world_size
+    row = next((row for row in analysis.root_causes if row.cause == verdict.cause), None)
+    kind = "The job is healthy; what bounds it:" if verdict.cause in HEALTHY_CAUSES else "Where the time goes:"
+    source = (
+        "The largest loss of the root-cause table if it is at least 10 % of the step; else what bounds the compute. "
+        "Confidence is the share of resamples over the steps in which this cause ranks first, lowered by missing ranks "
+        "and poor trace quality."
+    )
+    overline = [tag("span", kind, class_="ss-overline"), info(source, about="The verdict.")]
     return tag(
         "section",
-        tag("p", kind, class_="note"),
-        tag("h2", cause_words(found.cause), *(tag("span", reason_words(r), class_="reason") for r in found.reasons)),
-        tag("div", *(tag("p", tag("b", number), tag("span", what)) for number, what in figures), class_="figures"),
-        tag("p", found.summary, class_="summary"),
-        join(tag("h3", "What to do first"), tag("ol", *actions)) if actions else None,
-        table(_EVIDENCE, evidence, num_all=len(found.evidence), what="pieces of evidence") if evidence else None,
-        _secondary(found.secondary),
+        tag("div", overline, class_="ss-panel-head"),
+        tag("h2", cause_words(verdict.cause), id="verdict-title", class_="ss-verdict-cause"),
+        _figures(verdict, row, world_size),
+        tag("p", verdict.summary, class_="ss-verdict-summary"),
+        tag("div", _actions(verdict), _evidence(verdict, world_size), class_="ss-columns"),
+        _secondary(verdict.secondary),
         id="verdict",
-        class_="verdict",
-        style=f"--edge:var(--heading-{category_of_cause(found.cause).value})",
+        class_=f"ss-panel ss-verdict ss-edge-{category_of_cause(verdict.cause).value}",
+        aria_labelledby="verdict-title",
     )
 
 
-def _secondary(causes: list[SecondaryCause]) -> Markup | None:
+def _figures(verdict: Verdict, row: RootCause | None, world_size: int) -> Element:
+    figures = []
+    if row:
+        figures.append(_figure(percent(row.fraction), "of all ranks' time"))
+        if row.ms_per_step is not None:
+            figures.append(_figure(milliseconds(row.ms_per_step), "of each step"))
+    if verdict.ranks:
+        figures.append(_figure(short_ranks(verdict.ranks, world_size=world_size), "concerned"))
+    doubt = " ss-doubt" if verdict.confidence < LOW_CONFIDENCE else ""
+    figures.append(_figure(percent(verdict.confidence, decimals=0), "confidence", class_=doubt))
+    reasons = [tag("span", reason_words(reason), class_="ss-badge") for reason in verdict.reasons]
+    return tag("div", figures, tag("div", reasons, class_="ss-reasons"), class_="ss-figures")
+
+
+def _figure(number: str, meaning: str, *, class_: str = "") -> Element:
+    cells = [tag("span", number, class_=f"ss-figure-number{class_}"), tag("span", meaning, class_="ss-figure-meaning")]
+    return tag("div", cells, class_="ss-figure")
+
+
+def _actions(verdict: Verdict) -> Element:
+    steps = [tag("li", action_words(action)) for action in verdict.actions[:MAX_ROWS]]
+    body = tag("ol", steps, class_="ss-actions") if steps else tag("p", "Nothing to do.", class_="ss-note")
+    return tag("div", tag("h3", "What to do first"), body)
+
+
+def _evidence(verdict: Verdict, world_size: int) -> Element:
+    title = tag("h3", "What it stands on")
+    shown = [evidence for evidence in verdict.evidence if not _is_absent_part(evidence)]
+    if not shown:
+        return tag("div", title, tag("p", "No evidence is recorded.", class_="ss-note"))
+    columns = [
+        Column("Metric"),
+        number_column("Value"),
+        number_column("Threshold", "the value from which this counts as evidence"),
+        Column("Where"),
+    ]
+    rows = [_evidence_row(evidence, world_size) for evidence in shown[:MAX_ROWS]]
+    body = table(columns, rows, caption="Evidence of the verdict", num_all=len(shown), what="pieces of evidence")
+    return tag("div", title, body)
+
+
+def _is_absent_part(evidence: Evidence) -> bool:
+    """A part of the bubble that is not there explains nothing; it would only ask what it means."""
+    return evidence.metric == "pipeline_imbalance" and abs(evidence.value) < MIN_SHOWN_SHARE
+
+
+def _evidence_row(evidence: Evidence, world_size: int) -> list[str]:
+    threshold = UNKNOWN if evidence.threshold is None else evidence_value(evidence.threshold, evidence.unit)
+    ranks = short_ranks(evidence.ranks, world_size=world_size) if evidence.ranks else "job"
+    span = evidence_span(evidence)
+    return [
+        name(metric_words(evidence.metric)),
+        name(evidence_value(evidence.value, evidence.unit)),
+        name(threshold),
+        f"{ranks}, over {span}" if span else ranks,
+    ]
+
+
+def _secondary(causes: list[SecondaryCause]) -> Child:
     if not causes:
         return None
     items = [
         tag(
             "li",
-            swatch(category_of_cause(c.cause)),
-            tag("b", cause_words(c.cause)),
-            f" {percent(c.fraction)} ",
-            c.summary,
+            swatch(category_of_cause(cause.cause)),
+            tag("strong", cause_words(cause.cause)),
+            tag("span", percent(cause.fraction), class_="ss-num"),
+            tag("span", cause.summary, class_="ss-note"),
         )
-        for c in causes[:MOST_ROWS]
+        for cause in causes[:MAX_ROWS]
     ]
-    left_out = more(len(causes) - MOST_ROWS, "causes")
-    return join(tag("h3", "Worth knowing as well"), tag("ul", *items, class_="plain"), left_out)
+    left_out = more(len(causes) - len(items), "causes")
+    return [tag("h3", "Worth knowing as well"), tag("ul", items, class_="ss-secondary"), left_out]
 
 
-def _evidence(evidence: Evidence, world_size: int) -> list[str]:
-    threshold = UNKNOWN if evidence.threshold is None else evidence_value(evidence.threshold, evidence.unit)
-    where = some_ranks(evidence.ranks, world_size=world_size) if evidence.ranks else "job"
-    span = evidence_span(evidence)
-    value = evidence_value(evidence.value, evidence.unit)
-    return [
-        name(metric_words(evidence.metric)),
-        name(value),
-        name(threshold),
-        f"{where}, over {span}" if span else where,
-    ]
-
-
-_WHAT_IF = [
-    Column("Fix"),
-    Column("Measured", True),
-    Column("Step", True),
-    Column("Gain", True),
-    Column("Unprofiled", True),
-    Column("Then binds"),
-    Column("Replay error", True),
-]
-
-
-def root_causes(analysis: Analysis) -> Markup:
-    """A bar a cause, the largest first."""
+def root_causes_panel(analysis: Analysis) -> Element:
+    """A bar per cause, the largest first; losses and useful work are told apart."""
     rows = sorted((row for row in analysis.root_causes if row.fraction > 0), key=lambda row: -row.fraction)
     largest = max((max(row.fraction, *(row.interval or ())) for row in rows), default=0.0)
-    items = [_row(row, largest, analysis.job.world_size) for row in rows]
+    items = [_cause(row, largest, analysis.job.world_size) for row in rows]
+    body = tag("ul", items, class_="ss-causes") if items else tag("p", "No cause is recorded.", class_="ss-note")
     return panel(
         "What is the time spent on, and whose doing is it?",
-        tag("ul", *items, class_="causes"),
-        key="causes",
-        note="Share of all ranks' time, with every wait charged to whoever was late; the line is the 90 % interval.",
+        body,
+        key="root-causes",
+        note="of all ranks' time, adds up to 100\u202f%",
+        source=(
+            "Root-cause table: the ledger after blame. Waiting is charged to the rank that arrived last and to what it "
+            "did differently until then. The thin line over a bar is the 90 % interval (bootstrap over steps)."
+        ),
     )
 
 
-def what_if(analysis: Analysis) -> Markup | None:
-    """The predicted step with one cause removed; nothing when nothing was replayed."""
-    if not analysis.what_if:
-        return None
-    rows = [_fix(fix) for fix in analysis.what_if]
-    body = table(_WHAT_IF, rows, num_all=len(rows), what="fixes")
-    note = (
-        "The job replayed with one cause removed; the replay error is that of the replay with nothing changed. "
-        "Measured is of the steps replayed: those whose waits began before the traces are left out."
-    )
-    return panel("What would fixing it buy?", body, key="what-if", note=note)
-
-
-def _row(row: RootCause, largest: float, world_size: int) -> Markup:
-    heading = category_of_cause(row.cause)
-    details = [some_ranks(row.ranks, world_size=world_size)] if row.ranks else []
+def _cause(row: RootCause, largest: float, world_size: int) -> Element:
+    category = category_of_cause(row.cause)
+    details = [short_ranks(row.ranks, world_size=world_size)] if row.ranks else []
     details += [reason_words(reason) for reason in row.reasons]
+    if row.interval:
+        low, high = map(percent, row.interval)
+        details += [f"{low} to {high}"] if low != high else []
     a_step = "" if row.ms_per_step is None else f"{milliseconds(row.ms_per_step)} a step"
     return tag(
         "li",
-        tag("span", swatch(heading), " ", cause_words(row.cause)),
-        share_bar(row.fraction, heading=heading, largest=largest, interval=row.interval),
-        tag("b", percent(row.fraction), class_="num"),
-        tag("span", a_step, class_="num"),
-        tag("span", " · ".join(details), class_="note"),
+        tag("span", swatch(category), tag("span", cause_words(row.cause)), class_="ss-cause-name"),
+        share_bar(row.fraction, category=category, largest=largest, interval=row.interval),
+        tag("span", percent(row.fraction), class_="ss-num ss-cause-share"),
+        tag("span", a_step, class_="ss-num"),
+        tag("span", " · ".join(details), class_="ss-note ss-cause-details"),
+        class_="ss-cause ss-healthy" if row.cause in HEALTHY_CAUSES else "ss-cause",
     )
 
 
-def _fix(fix: WhatIf) -> list[str | Markup]:
-    change = tag("span", f" {fix.change}", class_="note") if fix.change else None
+def what_if_panel(analysis: Analysis) -> Element | None:
+    """The predicted step with one cause removed; None when nothing was replayed."""
+    if not analysis.what_if:
+        return None
+    columns = [
+        Column("Fix"),
+        number_column("Measured", "of the steps replayed, without those whose waits began before the traces"),
+        number_column("Step"),
+        number_column("Gain"),
+        number_column("Calibrated", "host gaps scaled to the unprofiled step"),
+        Column("Then binds"),
+        number_column("Replay error", "error of the replay with nothing changed"),
+    ]
+    rows = [_fix(fix) for fix in analysis.what_if]
+    return panel(
+        "What would fixing it buy?",
+        table(columns, rows, caption="Predicted step time with one cause removed"),
+        key="what-if",
+        source=(
+            "The job is rebuilt as a graph of launches, streams and collectives and replayed without one cause. "
+            "Gain = 1 − predicted / replayed step."
+        ),
+    )
+
+
+def _fix(fix: WhatIf) -> list[Child]:
+    change = tag("span", f" {fix.change}", class_="ss-note") if fix.change else None
     return [
-        join(cause_words(fix.fix), change),
+        [cause_words(fix.fix), change],
         milliseconds(fix.measured_step_ms),
         milliseconds(fix.step_ms),
         percent(fix.gain),
@@ -199,3 +225,18 @@ def _fix(fix: WhatIf) -> list[str | Markup]:
         UNKNOWN if fix.binds_next is None else cause_words(fix.binds_next),
         percent(fix.replay_error),
     ]
+
+
+def warnings_panel(analysis: Analysis) -> Element | None:
+    """The analysis's warnings; None when there are none."""
+    if not analysis.warnings:
+        return None
+    shown = analysis.warnings[:MAX_WARNINGS]
+    items = [tag("li", tag("span", notice.message), tag("code", name(notice.code))) for notice in shown]
+    return panel(
+        "What else should you know?",
+        tag("ul", items, class_="ss-warnings"),
+        more(len(analysis.warnings) - len(shown), "warnings"),
+        key="warnings",
+        source="The warnings of `stepscope analyze`; the code in grey is the one in its JSON.",
+    )

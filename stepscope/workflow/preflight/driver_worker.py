@@ -98,7 +98,7 @@ class StateServer:
 
 def main() -> int:
     """Run as a process."""
-    return serve(StateServer(NvmlCollector(seldom_seconds=0.0)).answer)
+    return serve(StateServer(NvmlCollector(slow_poll_seconds=0.0)).answer)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Checks of a GPU's state as the driver reports it: ECC, Xids, throttling, links, fabric. Pure.
 
-Thresholds follow DCGM's, gpud's and NVSentinel's (docs/preflight.md).
+Thresholds follow DCGM's, gpud's and NVSentinel's (docs/guides/preflight.md).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from tests.collectors.fake_nvml.library import FakeNvml
 
 QUICK = Timing(
     interval=0.1,
-    seldom=0.2,
+    slow_poll=0.2,
     deadline=1.0,
     start_deadline=20,
     look=2.0,

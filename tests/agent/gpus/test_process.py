@@ -60,7 +60,7 @@ def test_it_looks_and_sweeps(probe: ProbeProcess) -> None:
     assert found["target"]["key"] == "00000000:0F:00.0"
     assert probe.send({"do": "sweep", "keys": ["00000000:0F:00.0"]})
     read, _ = answers(probe)
-    assert set(read["parts"]) == {"often", "seldom"}
+    assert set(read["parts"]) == {"fast", "slow"}
     assert read["usable"]
     assert probe.send({"do": "look", "skip": [0]})
     assert answers(probe) == [{"count": 1}, {"end": True}]

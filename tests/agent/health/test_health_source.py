@@ -30,7 +30,7 @@ from tests.collectors.dcgm_exporter.pages import Line, Pages, busy, render
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 
-_QUICK = Timing(interval=0.1, seldom=0.2, deadline=1.0, start_deadline=20, look=2.0, slow=0.3, grace=2)
+_QUICK = Timing(interval=0.1, slow_poll=0.2, deadline=1.0, start_deadline=20, look=2.0, slow=0.3, grace=2)
 _LOGGER = "stepscope.agent.health.health_source"
 
 

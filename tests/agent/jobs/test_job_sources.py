@@ -21,7 +21,7 @@ from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 from tests.collectors.jobs.kubernetes.fake_kubelet import Kubelet, container, pod
 
-_QUICK = Timing(interval=0.1, seldom=0.2, deadline=1.0, start_deadline=20, look=2.0, slow=0.3, grace=2)
+_QUICK = Timing(interval=0.1, slow_poll=0.2, deadline=1.0, start_deadline=20, look=2.0, slow=0.3, grace=2)
 
 
 def _until(sources: Sources, is_so: Callable[[dict[str, Assignment]], bool]) -> dict[str, Assignment]:

@@ -9,14 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.agent.training_link.connection import ConnectionEndedError, Peer, TrainingConnection
-from stepscope.core.protocol.messages import Answer, AnswerState, Step, encode
+from stepscope.core.protocol.messages import Answer, AnswerState, Heartbeat, encode
 from tests.agent.training_link.conftest import hello
 
 _PEER = Peer(1, 0)
 
 
 @given(
-    st.lists(st.one_of(st.binary(max_size=2000), st.sampled_from([encode(hello()), encode(Step(1.0))])), max_size=20)
+    st.lists(
+        st.one_of(st.binary(max_size=2000), st.sampled_from([encode(hello()), encode(Heartbeat(1.0))])), max_size=20
+    )
 )
 def test_anything_at_all_is_heard_or_left(blocks: list[bytes]) -> None:
     client = TrainingConnection(_PEER, 0.0)

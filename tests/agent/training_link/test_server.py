@@ -13,7 +13,7 @@ from stepscope.agent.training_link import connection
 from stepscope.agent.training_link import server as server_module
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.training_link.training_source import TrainingSource
-from stepscope.core.protocol.messages import Answer, AnswerState, Bye, Cancel, CaptureRequest, Step, Welcome
+from stepscope.core.protocol.messages import Answer, AnswerState, Bye, Cancel, CaptureRequest, Heartbeat, Welcome
 from tests.agent.training_link.conftest import Process, hello, wait_until
 
 Connect = Callable[[], Process]
@@ -24,7 +24,7 @@ def test_it_knows_each_process_as_long_as_it_is_there(server: TrainingServer, co
     for rank, process in enumerate((first, second)):
         process.say(hello(rank, mesh={"dp": 2}, gpu_uuid="GPU-1"))
         assert process.hear() == Welcome()
-    first.say(Step(5.0, "active", 7, 100.0, 10.0, {"forward": 40.0}, {"loss": 2.5}))
+    first.say(Heartbeat(5.0, "active", 7, 100.0, 10.0, {"forward": 40.0}, {"loss": 2.5}))
     wait_until(lambda: [rank.step for rank in server.ranks()] == [7, None])
     known = server.ranks()[0]
     assert (known.pid, known.uid, known.step_ms, known.mesh) == (os.getpid(), os.getuid(), 100.0, {"dp": 2})
@@ -107,7 +107,7 @@ def test_nonsense_idleness_and_floods_cost_the_others_nothing(
     well.say(hello(0))
     assert well.hear() == Welcome()
     begin = time.monotonic()
-    well.say(Step(1.0, index=9))
+    well.say(Heartbeat(1.0, index=9))
     wait_until(lambda: 9 in [rank.step for rank in server.ranks()])
     assert time.monotonic() - begin < 5.0
     assert num_sent < 1 << 20  # what a kernel keeps for it, and its burst
@@ -169,7 +169,7 @@ def test_who_connects_again_and_again_waits_and_the_others_are_heard(
     server._accepts.use(500)
     for _ in range(50):
         Process(place).socket.close()
-    well.say(Step(1.0, index=3))
+    well.say(Heartbeat(1.0, index=3))
     wait_until(lambda: [rank.step for rank in server.ranks()] == [3])
     later = connect()
     later.say(hello(1))

@@ -26,8 +26,8 @@ def on_two_hosts(ahead_us: int) -> list[TraceBuilder]:
 def test_a_clock_that_stands_apart_changes_nothing(ahead_us: int) -> None:
     one, two = analyse(*data_parallel(COMPUTE_US)), analyse(*on_two_hosts(ahead_us))
     for rank in (0, 1):
-        for heading in TimeCategory:
-            assert rank_us(two, rank, heading) == pytest.approx(rank_us(one, rank, heading), abs=0.01)
+        for category in TimeCategory:
+            assert rank_us(two, rank, category) == pytest.approx(rank_us(one, rank, category), abs=0.01)
     assert row_of(two, Cause.STRAGGLER).ranks == [1]
 
 

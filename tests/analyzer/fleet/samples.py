@@ -1,4 +1,4 @@
-"""Samples of GPUs in known states, with the figures that two H100s showed (docs/fleet-class.md)."""
+"""Samples of GPUs in known states, with the figures that two H100s showed (docs/explanation/fleet-class.md)."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _HALF_MINUTES = [
 ]
 """As the agent sees a GPU: 30 samples or, of states, 56, with figures of its processes."""
 _HOST_OR_LOADER = ("pp_many", 1)
-"""Large kernels, yet the host is late: without figures of the host it looks like a loader (docs/fleet-class.md)."""
+"""Large kernels, yet a late host; without host figures like a loader (docs/explanation/fleet-class.md)."""
 
 
 def _outcomes(mode: str) -> dict[tuple[str, int], Cause]:

@@ -13,17 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analyzer.kernels.occupancy import LaunchFit, Limiter, fit_launches
-from stepscope.trace.columns import Device, KernelLaunch
-from stepscope.trace.formats.kineto.reader import read_trace
+from stepscope.trace.columns import KernelLaunch, TraceDevice
+from tests.trace.one_rank import read_trace
 
-H100 = Device(0, "NVIDIA H100 80GB HBM3", 132, None, (9, 0), 32, 2048, 65536, 233472)
-A100 = Device(0, "NVIDIA A100-SXM4-80GB", 108, None, (8, 0), 32, 2048, 65536, 167936)
-V100 = Device(0, "Tesla V100-SXM2-16GB", 80, None, (7, 0), 32, 2048, 65536, 98304)
-RTX_2080 = Device(0, "NVIDIA GeForce RTX 2080 Ti", 68, None, (7, 5), 32, 1024, 65536, 65536)
-MI300X = Device(0, "AMD Instinct MI300X", 304, None, (9, 4), 64, 2048, None, None)
+H100 = TraceDevice(0, "NVIDIA H100 80GB HBM3", 132, None, (9, 0), 32, 2048, 65536, 233472)
+A100 = TraceDevice(0, "NVIDIA A100-SXM4-80GB", 108, None, (8, 0), 32, 2048, 65536, 167936)
+V100 = TraceDevice(0, "Tesla V100-SXM2-16GB", 80, None, (7, 0), 32, 2048, 65536, 98304)
+RTX_2080 = TraceDevice(0, "NVIDIA GeForce RTX 2080 Ti", 68, None, (7, 5), 32, 1024, 65536, 65536)
+MI300X = TraceDevice(0, "AMD Instinct MI300X", 304, None, (9, 4), 64, 2048, None, None)
 
 
-def fit_of(device: Device | None, blocks: int, threads: int, registers: int | None, shared: int | None) -> LaunchFit:
+def fit_of(
+    device: TraceDevice | None, blocks: int, threads: int, registers: int | None, shared: int | None
+) -> LaunchFit:
     return fit_launches([KernelLaunch((blocks, 1, 1), (threads, 1, 1), registers, shared)], device)
 
 
@@ -47,7 +49,7 @@ def fit_of(device: Device | None, blocks: int, threads: int, registers: int | No
     ],
 )
 def test_known_results_of_the_calculator(
-    device: Device, threads: int, registers: int, shared_bytes: int, occupancy: float, limiter: Limiter
+    device: TraceDevice, threads: int, registers: int, shared_bytes: int, occupancy: float, limiter: Limiter
 ) -> None:
     fit = fit_of(device, 1_000_000, threads, registers, shared_bytes)
     assert fit.occupancy[0] == pytest.approx(occupancy)
@@ -96,7 +98,9 @@ def test_a_launch_that_cannot_be_is_unknown() -> None:
     registers=st.integers(0, 2**70),
     shared_bytes=st.integers(0, 2**70),
 )
-def test_occupancy_is_a_share(device: Device, blocks: int, threads: int, registers: int, shared_bytes: int) -> None:
+def test_occupancy_is_a_share(
+    device: TraceDevice, blocks: int, threads: int, registers: int, shared_bytes: int
+) -> None:
     fit = fit_of(device, blocks, threads, registers, shared_bytes)
     for value in (fit.occupancy[0], fit.achieved[0]):
         assert np.isnan(value) or 0 <= value <= 1

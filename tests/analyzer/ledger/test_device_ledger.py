@@ -1,4 +1,4 @@
-"""Is every instant of a device's window booked once, and under the heading that the rules give it?"""
+"""Is every instant of a device's window booked once, and under the category that the rules give it?"""
 
 from __future__ import annotations
 
@@ -106,11 +106,11 @@ def trace_of(drawn: list[Activity], spans: list[HostSpan]) -> TraceColumns:
 
 
 def book_file(trace: TraceColumns) -> OwnLedger:
-    """Book first to last activity; the n-th compute kernel gets the n-th compute heading, round and round."""
+    """Book first to last activity; the n-th compute kernel gets the n-th compute category, round and round."""
     acts, steps = device_activities(trace), host_steps(trace)
     count = len(acts.of(Work.COMPUTE))
-    headings = np.array([CATEGORY_CODE[COMPUTE_CATEGORIES[place % 4]] for place in range(count)], np.int8)
-    return attribute_device_time(acts, file_window(acts), observe_host(trace, steps, acts), headings)
+    categories = np.array([CATEGORY_CODE[COMPUTE_CATEGORIES[place % 4]] for place in range(count)], np.int8)
+    return attribute_device_time(acts, file_window(acts), observe_host(trace, steps, acts), categories)
 
 
 def read_by_hand(drawn: list[Activity], spans: list[HostSpan]) -> dict[int, TimeCategory]:
@@ -159,7 +159,7 @@ def idle_by_hand(instant: int, opens: int, ordered: list[Activity], spans: list[
 
 def by_instant(segments: Segments) -> dict[int, TimeCategory]:
     booked: dict[int, TimeCategory] = {}
-    for start, end, code in zip(segments.start_ns, segments.end_ns, segments.heading, strict=True):
+    for start, end, code in zip(segments.start_ns, segments.end_ns, segments.category, strict=True):
         for instant in range(int(start) // NS_PER_US, int(end) // NS_PER_US):
             assert instant not in booked, "an instant is booked twice"
             booked[instant] = CATEGORY_ORDER[code]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.trace.columns import ProcessGroup
 from tests.analyzer.build import WORKER, TraceBuilder
-from tests.analyzer.readings import analyse, booked_us, charged_us, rank_us, view_of
+from tests.analyzer.readings import analyse, attributed_us, ledger_us, rank_us, view_of
 
 WORLD = ProcessGroup("0", "default_pg", (0, 1))
 
@@ -21,15 +21,15 @@ def test_operators_compute_and_the_rest_is_the_hosts() -> None:
     trace.operator("aten::mm", 100, 300)
     trace.operator("aten::empty", 120, 130)
     view = view_of(trace)
-    assert booked_us(view) == {"compute": 200, "host_bound": 800}
-    assert charged_us(view, TimeCategory.COMPUTE_OTHER) == {"compute_bound": 200}
+    assert ledger_us(view) == {"compute": 200, "host_bound": 800}
+    assert attributed_us(view, TimeCategory.COMPUTE_OTHER) == {"compute_bound": 200}
     assert not view.on_device
 
 
 def test_simulated_compute_counts_as_compute() -> None:
     trace = host_trace()
     trace.annotation("simulated_compute", 100, 300)
-    assert booked_us(view_of(trace)) == {"compute": 200, "host_bound": 800}
+    assert ledger_us(view_of(trace)) == {"compute": 200, "host_bound": 800}
 
 
 def test_loader_and_checkpoint_claim_the_operators_inside_them() -> None:
@@ -38,7 +38,7 @@ def test_loader_and_checkpoint_claim_the_operators_inside_them() -> None:
     trace.operator("aten::stack", 10, 60)
     trace.annotation("checkpoint", 500, 700)
     trace.operator("aten::copy_", 550, 600)
-    assert booked_us(view_of(trace)) == {"data_loading": 100, "checkpoint": 200, "host_bound": 700}
+    assert ledger_us(view_of(trace)) == {"data_loading": 100, "checkpoint": 200, "host_bound": 700}
 
 
 def test_operators_beside_communication_in_flight_hide_it() -> None:
@@ -46,7 +46,7 @@ def test_operators_beside_communication_in_flight_hide_it() -> None:
     trace.operator("c10d::allreduce_", 100, 120)
     trace.annotation("gloo:all_reduce", 110, 400, thread=WORKER)
     trace.operator("aten::mm", 200, 300)
-    assert booked_us(view_of(trace)) == {"compute": 100, "communication_unsplit": 200, "host_bound": 700}
+    assert ledger_us(view_of(trace)) == {"compute": 100, "communication_unsplit": 200, "host_bound": 700}
 
 
 def test_a_backward_node_that_waits_for_its_reduction_does_not_compute_meanwhile() -> None:
@@ -55,14 +55,14 @@ def test_a_backward_node_that_waits_for_its_reduction_does_not_compute_meanwhile
     trace.operator("RegisterPostBackwardFunctionBackward", 110, 490)
     trace.operator("aten::cat", 120, 140)
     trace.annotation("gloo:all_reduce", 150, 450, thread=WORKER)
-    assert booked_us(view_of(trace)) == {"compute": 100, "communication_unsplit": 300, "host_bound": 600}
+    assert ledger_us(view_of(trace)) == {"compute": 100, "communication_unsplit": 300, "host_bound": 600}
 
 
 def test_operators_inside_a_communication_operator_are_part_of_it() -> None:
     trace = host_trace()
     trace.operator("c10d::allreduce_", 100, 200)
     trace.operator("aten::zeros", 110, 120)
-    assert booked_us(view_of(trace)) == {"communication_unsplit": 100, "host_bound": 900}
+    assert ledger_us(view_of(trace)) == {"communication_unsplit": 100, "host_bound": 900}
 
 
 def test_two_gloo_ranks_split_waiting_from_transfer() -> None:

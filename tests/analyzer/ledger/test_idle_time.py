@@ -18,7 +18,7 @@ from stepscope.analyzer.ledger.steps import host_steps
 from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.trace.columns import Category, TraceColumns
 from tests.analyzer.build import AUTOGRAD, MAIN, TraceBuilder
-from tests.analyzer.readings import booked_us, charged_us, view_of
+from tests.analyzer.readings import attributed_us, ledger_us, view_of
 
 
 def gap_trace(*, launch: int | None = 290, thread: int = MAIN) -> TraceBuilder:
@@ -30,7 +30,7 @@ def gap_trace(*, launch: int | None = 290, thread: int = MAIN) -> TraceBuilder:
 
 
 def idle_us(trace: TraceBuilder) -> dict[str, float]:
-    return {name: time for name, time in booked_us(view_of(trace)).items() if name not in ("compute", "copy")}
+    return {name: time for name, time in ledger_us(view_of(trace)).items() if name not in ("compute", "copy")}
 
 
 def test_before_the_launch_the_host_was_slow_and_after_it_the_device() -> None:
@@ -42,7 +42,7 @@ def test_work_that_was_queued_before_the_gap_is_a_device_gap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "heading"),
+    ("name", "category"),
     [
         ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "data_loading"),
         ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "data_loading"),
@@ -54,10 +54,10 @@ def test_work_that_was_queued_before_the_gap_is_a_device_gap() -> None:
         ("profiler stop", "profiler"),
     ],
 )
-def test_an_open_annotation_of_the_launching_thread_names_the_idle_time(name: str, heading: str) -> None:
+def test_an_open_annotation_of_the_launching_thread_names_the_idle_time(name: str, category: str) -> None:
     trace = gap_trace()
     trace.annotation(name, 120, 200)
-    assert idle_us(trace) == {heading: 80, "host_bound": 110, "device_gap": 10}
+    assert idle_us(trace) == {category: 80, "host_bound": 110, "device_gap": 10}
 
 
 def test_the_training_loops_annotations_count_for_kernels_that_autograd_launches() -> None:
@@ -154,7 +154,7 @@ def test_a_copy_inside_a_checkpoint_or_loader_is_booked_as_copy_and_charged_to_i
     trace.copy(160, 190, launch=155)
     trace.copy(200, 210, launch=195)
     view = view_of(trace)
-    assert charged_us(view, TimeCategory.COPY) == {"checkpoint": 40, "data_loading": 30, "copy": 10}
+    assert attributed_us(view, TimeCategory.COPY) == {"checkpoint": 40, "data_loading": 30, "copy": 10}
 
 
 def test_without_any_runtime_call_idle_time_is_other() -> None:
@@ -198,28 +198,28 @@ def exposed_trace(*, launch: int) -> TraceBuilder:
 
 
 def test_communication_is_not_blocking_while_the_next_kernel_is_not_even_launched() -> None:
-    assert charged_us(view_of(exposed_trace(launch=250)), TimeCategory.COMMUNICATION_UNSPLIT) == {
+    assert attributed_us(view_of(exposed_trace(launch=250)), TimeCategory.COMMUNICATION_UNSPLIT) == {
         "host_bound": 150,
         "communication": 50,
     }
 
 
 def test_communication_blocks_what_was_launched_before_it() -> None:
-    unsplit = charged_us(view_of(exposed_trace(launch=30)), TimeCategory.COMMUNICATION_UNSPLIT)
+    unsplit = attributed_us(view_of(exposed_trace(launch=30)), TimeCategory.COMMUNICATION_UNSPLIT)
     assert unsplit == {"communication": 200}
 
 
 def test_a_host_that_is_blocked_meanwhile_is_not_late() -> None:
     trace = exposed_trace(launch=250)
     trace.runtime("cudaStreamSynchronize", 90, 240)
-    unsplit = charged_us(view_of(trace), TimeCategory.COMMUNICATION_UNSPLIT)
+    unsplit = attributed_us(view_of(trace), TimeCategory.COMMUNICATION_UNSPLIT)
     assert unsplit == {"host_bound": 10, "communication": 190}
 
 
 def test_a_late_host_that_loads_data_is_charged_as_data_loading() -> None:
     trace = exposed_trace(launch=250)
     trace.annotation("prof.data", 100, 200)
-    unsplit = charged_us(view_of(trace), TimeCategory.COMMUNICATION_UNSPLIT)
+    unsplit = attributed_us(view_of(trace), TimeCategory.COMMUNICATION_UNSPLIT)
     assert unsplit == {"data_loading": 100, "host_bound": 50, "communication": 50}
 
 

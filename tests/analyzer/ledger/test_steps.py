@@ -10,7 +10,7 @@ from stepscope.analyzer.ledger.steps import host_steps
 from stepscope.analyzer.rank import view_rank
 from stepscope.core.errors import DataError
 from tests.analyzer.build import AUTOGRAD, COPY_STREAM, NS_PER_US, TraceBuilder
-from tests.analyzer.readings import booked_us, view_of
+from tests.analyzer.readings import ledger_us, view_of
 
 US = NS_PER_US
 
@@ -38,7 +38,7 @@ def test_the_host_may_run_ahead_and_device_time_is_not_cut_at_host_times() -> No
         trace.kernel(100 + number * 50, 150 + number * 50, launch=number * 10 + 5)
     view = view_of(trace)
     assert view.window.boundary_ns.tolist() == [100 * US, 150 * US, 200 * US]
-    assert booked_us(view) == {"compute": 150}
+    assert ledger_us(view) == {"compute": 150}
 
 
 def test_copies_do_not_begin_a_step_and_kernels_of_any_thread_do() -> None:
@@ -57,7 +57,7 @@ def test_the_window_ends_with_the_last_step_and_not_with_what_an_earlier_one_lef
 def test_activities_launched_before_the_window_count_as_busy_inside_it() -> None:
     trace = stepped_trace()
     trace.kernel(60, 80, launch=-5)
-    assert booked_us(view_of(trace))["compute"] == 110
+    assert ledger_us(view_of(trace))["compute"] == 110
 
 
 def test_a_boundary_that_does_not_increase_is_merged_and_counted() -> None:

@@ -14,12 +14,12 @@ import pytest
 from stepscope.analyzer.roofline.kernel_costs import DTYPES, DecidedBy
 from stepscope.analyzer.roofline.kernel_family import Family, is_communication
 from stepscope.analyzer.roofline.kernel_limits import KernelLimits, kernel_limits
-from stepscope.analyzer.roofline.utilization import coverage, dominant_dtype, peak_is_convicted, step_flops
+from stepscope.analyzer.roofline.utilization import coverage, dominant_dtype, peak_is_exceeded, step_flops
 from stepscope.analyzer.rows import launch_rows
 from stepscope.core.hardware.gpu_catalogue import GpuModel, find_gpu
 from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
 from stepscope.trace.columns import Category, TraceColumns
-from stepscope.trace.formats.kineto.reader import read_trace
+from tests.trace.one_rank import read_trace
 
 H100 = find_gpu("NVIDIA H100 80GB HBM3")
 assert H100 is not None
@@ -66,13 +66,13 @@ def product(size: int, *kernels: tuple[str, float, int], dtype: str = BF16) -> C
     return "aten::mm", [[size, size], [size, size]], [dtype, dtype], list(kernels)
 
 
-def headings(limits: KernelLimits) -> list[TimeCategory]:
-    return [CATEGORY_ORDER[code] for code in limits.heading]
+def categories(limits: KernelLimits) -> list[TimeCategory]:
+    return [CATEGORY_ORDER[code] for code in limits.category]
 
 
 def test_a_matmul_far_below_peak_is_still_compute_bound(tmp_path: Path) -> None:
     limits = limits_of(tmp_path, product(8192, (GEMM, 6000.0, 132)))
-    assert headings(limits) == [TimeCategory.COMPUTE_BOUND]
+    assert categories(limits) == [TimeCategory.COMPUTE_BOUND]
     assert limits.decided_by[0] == DecidedBy.MODEL
     assert limits.floor_ns_flops[0] == pytest.approx(2 * 8192**3 / 989.4e12 * 1e9)
     assert limits.efficiency[0] == pytest.approx(limits.floor_ns_flops[0] / 6e6)
@@ -80,7 +80,7 @@ def test_a_matmul_far_below_peak_is_still_compute_bound(tmp_path: Path) -> None:
 
 def test_a_thin_matmul_is_memory_bound(tmp_path: Path) -> None:
     thin: Call = ("aten::mm", [[1, 16384], [16384, 16384]], [BF16, BF16], [(GEMM, 200.0, 132)])
-    assert headings(limits_of(tmp_path, thin)) == [TimeCategory.MEMORY_BOUND]
+    assert categories(limits_of(tmp_path, thin)) == [TimeCategory.MEMORY_BOUND]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_latency_binds_short_or_small_kernels_far_from_their_floors(
     tmp_path: Path, duration_us: float, blocks: int, latency_bound: bool
 ) -> None:
     small: Call = ("aten::mm", [[512, 384], [384, 512]], [BF16, BF16], [(GEMM, duration_us, blocks)])
-    assert (headings(limits_of(tmp_path, small)) == [TimeCategory.LATENCY_BOUND]) == latency_bound
+    assert (categories(limits_of(tmp_path, small)) == [TimeCategory.LATENCY_BOUND]) == latency_bound
 
 
 def test_side_kernels_bear_their_own_bytes_and_none_of_the_flops(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_side_kernels_bear_their_own_bytes_and_none_of_the_flops(tmp_path: Path)
     assert H100 is not None
     # two parts in float32 are read, their sum is written in bf16
     assert limits.floor_ns_bytes[1] == pytest.approx(4096**2 * (2 * 4 + 2) / H100.memory_bytes_per_second * 1e9)
-    assert headings(limits) == [TimeCategory.COMPUTE_BOUND, TimeCategory.MEMORY_BOUND]
+    assert categories(limits) == [TimeCategory.COMPUTE_BOUND, TimeCategory.MEMORY_BOUND]
 
 
 def test_kernels_that_work_together_share_the_cost_by_duration(tmp_path: Path) -> None:
@@ -112,13 +112,13 @@ def test_kernels_that_work_together_share_the_cost_by_duration(tmp_path: Path) -
 
 def test_a_kernel_of_unknown_name_does_its_operators_work_when_alone(tmp_path: Path) -> None:
     limits = limits_of(tmp_path, product(4096, ("mystery", 300.0, 132)))
-    assert headings(limits) == [TimeCategory.COMPUTE_BOUND]
+    assert categories(limits) == [TimeCategory.COMPUTE_BOUND]
     assert limits.family[0] == Family.OTHER
 
 
 def test_without_a_model_the_family_decides_and_unknown_families_stay_open(tmp_path: Path) -> None:
     limits = limits_of(tmp_path, ("my::op", [], [], [(GEMM, 50.0, 132), (ADAM, 50.0, 132), ("mystery", 50.0, 132)]))
-    assert headings(limits) == [TimeCategory.COMPUTE_BOUND, TimeCategory.MEMORY_BOUND, TimeCategory.COMPUTE_OTHER]
+    assert categories(limits) == [TimeCategory.COMPUTE_BOUND, TimeCategory.MEMORY_BOUND, TimeCategory.COMPUTE_OTHER]
     assert list(limits.decided_by) == [DecidedBy.NAME, DecidedBy.NAME, DecidedBy.NOTHING]
     found = coverage(limits)
     assert (found.model, found.by_name, found.none) == pytest.approx((0, 2 / 3, 1 / 3))
@@ -146,8 +146,8 @@ def test_type_with_most_flops_dominates(tmp_path: Path) -> None:
 
 
 def test_a_product_faster_than_the_peak_convicts_the_peak(tmp_path: Path) -> None:
-    assert peak_is_convicted(limits_of(tmp_path, product(8192, (GEMM, 500.0, 132))))
-    assert not peak_is_convicted(limits_of(tmp_path, product(8192, (GEMM, 1500.0, 132))))
+    assert peak_is_exceeded(limits_of(tmp_path, product(8192, (GEMM, 500.0, 132))))
+    assert not peak_is_exceeded(limits_of(tmp_path, product(8192, (GEMM, 1500.0, 132))))
 
 
 def test_types_that_the_matrix_units_do_not_know_run_as_float32() -> None:
@@ -161,7 +161,7 @@ def test_no_kernels_make_no_limits(tmp_path: Path) -> None:
     limits = limits_of(tmp_path, ("aten::mm", [], [], []))
     assert len(limits) == 0
     assert coverage(limits).model == 0
-    assert not peak_is_convicted(limits)
+    assert not peak_is_exceeded(limits)
 
 
 # Recorded runs -------------------------------------------------------------------------------------------------------
@@ -182,8 +182,8 @@ def limits_of_trace(trace: TraceColumns) -> KernelLimits:
     return kernel_limits(trace, kernels, launch_rows(trace, kernels), gpu=find_gpu(trace.header.devices[0].name))
 
 
-def time_share(limits: KernelLimits, heading: TimeCategory) -> float:
-    mine = limits.heading == CATEGORY_CODE[heading]
+def time_share(limits: KernelLimits, category: TimeCategory) -> float:
+    mine = limits.category == CATEGORY_CODE[category]
     return float(limits.duration_ns[mine].sum() / limits.duration_ns.sum())
 
 
@@ -192,7 +192,7 @@ def time_share(limits: KernelLimits, heading: TimeCategory) -> float:
 def test_a_big_transformer_is_compute_bound(shared_traces: Path, case: str) -> None:
     _, _, limits = recorded(shared_traces, case)
     assert time_share(limits, TimeCategory.COMPUTE_BOUND) > 2 * time_share(limits, TimeCategory.MEMORY_BOUND)
-    assert not peak_is_convicted(limits)
+    assert not peak_is_exceeded(limits)
 
 
 @pytest.mark.shared

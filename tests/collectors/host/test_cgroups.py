@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.collectors.host.cgroups import Mount, cgroup_folder, parse_membership, parse_mounts
-from stepscope.collectors.host.files import Unread
+from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.readings import MissingReason
 from tests.collectors.host.trees import collect, make, missing, process, value, values
 
@@ -149,4 +149,4 @@ def test_membership() -> None:
 )
 def test_folders(root: str, path: str, folder: str | None) -> None:
     found = cgroup_folder(Mount(frozenset(), root, "/sys/fs/cgroup"), path)
-    assert found == folder if folder is not None else isinstance(found, Unread)
+    assert found == folder if folder is not None else isinstance(found, NoValue)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.collectors.host.files import Files
+from stepscope.collectors.host.processes import parse_process_stat
 from stepscope.collectors.jobs.kubernetes.pods import pod_uid_of, pods_with_logs
 from stepscope.collectors.jobs.processes import (
     Process,
@@ -20,7 +21,6 @@ from stepscope.collectors.jobs.processes import (
     container_of,
     leader_of,
     parse_cgroup_paths,
-    parse_process_stat,
     program_name_of,
 )
 
@@ -62,7 +62,9 @@ def test_a_real_process_and_its_child() -> None:
 
 
 def test_a_command_may_hold_blanks_and_brackets() -> None:
-    assert parse_process_stat("7 (a) b (c) S 3 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555 0\n") == ("a) b (c", 3, 7, 555)
+    stat = parse_process_stat("7 (a) b (c) S 3 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555 0\n")
+    assert stat is not None
+    assert (stat.command, stat.parent, stat.group, stat.start_ticks) == ("a) b (c", 3, 7, 555)
     assert parse_process_stat("") is None
     assert parse_process_stat("7 (a) S 3 7") is None
     assert parse_process_stat("7 (a) S x 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 555 0") is None

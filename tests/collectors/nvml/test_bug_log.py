@@ -48,7 +48,7 @@ def test_nvgpu_8_one_lost_gpu_hides_no_other_and_loses_no_value_twice(nvml: Fake
     for index in range(4):
         nvml.add(profiles.h100(index))
     nvml.write()
-    collector = NvmlCollector(seldom_seconds=0.0)
+    collector = NvmlCollector(slow_poll_seconds=0.0)
     collector.collect()
     nvml.set(2, lost=1)
     nvml.write()
@@ -68,7 +68,7 @@ def test_gpud_604_a_lost_gpu_is_called_lost_not_a_failed_call(nvml: FakeNvml) ->
     collector.sweep(key)
     nvml.set(0, error__nvmlDeviceGetRemappedRows=15, error__nvmlDeviceGetPowerUsage=15)
     nvml.write()
-    lost = collector.sweep(key)[PollPart.OFTEN]
+    lost = collector.sweep(key)[PollPart.FAST]
     told = missing_of(lost, "")
     assert told is not None
     assert told[0] is MissingReason.GONE
@@ -158,7 +158,7 @@ def test_dcgm_exporter_216_under_mig_utilisation_is_not_available_and_the_instan
     nvml.add({**profiles.h100(0), "mig_mode": 1, "utilization": None, **profiles.mig_instance(0, 0, gpu_instance=7)})
     nvml.set(0, utilization=None)
     nvml.write()
-    collector = NvmlCollector(seldom_seconds=0.0)
+    collector = NvmlCollector(slow_poll_seconds=0.0)
     collector.collect()
     time.sleep(0.11)
     collection = collector.collect()
@@ -171,7 +171,7 @@ def test_what_a_split_gpu_does_not_support_is_asked_for_again_once_it_is_whole(n
     """From Hopper on MIG is switched without a reset, beside an agent that runs."""
     nvml.add({**profiles.h100(0), "mig_mode": 1, "utilization": None})
     nvml.write()
-    collector = NvmlCollector(seldom_seconds=0.0)
+    collector = NvmlCollector(slow_poll_seconds=0.0)
     assert value_of(collector.collect(), "utilization_ratio") is None
     nvml.set(0, mig_mode=0, utilization=97)
     nvml.write()
@@ -183,7 +183,7 @@ def test_dcgm_152_more_than_all_of_a_mig_instance_is_clamped_and_said(nvml: Fake
     nvml.add({**profiles.h100(0), "mig_mode": 1, **profiles.mig_instance(0, 0, gpu_instance=7)})
     nvml.set(0, mig__0__gpm__2=129.4)
     nvml.write()
-    collector = NvmlCollector(seldom_seconds=0.0)
+    collector = NvmlCollector(slow_poll_seconds=0.0)
     collector.collect()
     time.sleep(0.11)
     collection = collector.collect()
@@ -240,7 +240,7 @@ def test_nvsentinel_155_the_xid_of_a_gpu_that_is_lost_is_told_with_the_loss(nvml
     collector.collect()
     nvml.set(0, xids=1, xid__0=79, error__nvmlDeviceGetPowerUsage=15)
     nvml.write()
-    collection = collector.sweep(key_of(collector))[PollPart.OFTEN]
+    collection = collector.sweep(key_of(collector))[PollPart.FAST]
     assert [dict(finding.labels)["xid"] for finding in collection.findings] == ["79"]
     assert missing_of(collection, "") is not None
 

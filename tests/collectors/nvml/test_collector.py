@@ -32,13 +32,13 @@ def test_what_changes_slowly_is_asked_seldom(nvml: FakeNvml) -> None:
     nvml.add(profiles.h100(0))
     nvml.write()
     clock = Clock()
-    collector = NvmlCollector(seldom_seconds=10, clock=clock)
+    collector = NvmlCollector(slow_poll_seconds=10, clock=clock)
     key = key_of(collector)
-    assert set(collector.sweep(key)) == {PollPart.OFTEN, PollPart.SELDOM}
+    assert set(collector.sweep(key)) == {PollPart.FAST, PollPart.SLOW}
     clock.seconds = 9
-    assert set(collector.sweep(key)) == {PollPart.OFTEN}
+    assert set(collector.sweep(key)) == {PollPart.FAST}
     clock.seconds = 10
-    assert set(collector.sweep(key)) == {PollPart.OFTEN, PollPart.SELDOM}
+    assert set(collector.sweep(key)) == {PollPart.FAST, PollPart.SLOW}
 
 
 def test_a_reading_says_when_it_was_read(nvml: FakeNvml) -> None:
@@ -64,13 +64,13 @@ def test_a_gpu_that_comes_back_is_read_again(nvml: FakeNvml) -> None:
     nvml.set(1, lost=1)
     nvml.write()
     lost = collector.sweep(keys[1])
-    assert value_of(lost[PollPart.OFTEN], "up", reason="gone") == 0
-    assert lost[PollPart.SELDOM].readings == ()
+    assert value_of(lost[PollPart.FAST], "up", reason="gone") == 0
+    assert lost[PollPart.SLOW].readings == ()
     again = collector.sweep(keys[1])
-    assert missing_of(again[PollPart.OFTEN], "", gpu=1) == missing_of(lost[PollPart.OFTEN], "", gpu=1)
+    assert missing_of(again[PollPart.FAST], "", gpu=1) == missing_of(lost[PollPart.FAST], "", gpu=1)
     nvml.set(1, lost=None)
     nvml.write()
-    assert value_of(collector.sweep(keys[1])[PollPart.OFTEN], "up") == 1
+    assert value_of(collector.sweep(keys[1])[PollPart.FAST], "up") == 1
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_mig_instances_are_told_beside_the_whole_gpu(nvml: FakeNvml) -> None:
     nvml.set(0, utilization=None, **profiles.mig_instance(0, 0, gpu_instance=7))
     nvml.set(0, **profiles.mig_instance(0, 2, gpu_instance=9))  # there are gaps
     nvml.write()
-    collector = NvmlCollector(seldom_seconds=0.0)
+    collector = NvmlCollector(slow_poll_seconds=0.0)
     collection = collector.collect()
     assert value_of(collection, "mig_enabled") == 1
     first = {"gpu_instance": 7, "compute_instance": 0, "mig_profile": "1g.10gb"}
@@ -147,7 +147,7 @@ def test_mig_instances_are_told_beside_the_whole_gpu(nvml: FakeNvml) -> None:
     whole = [r for r in collection.readings if r.metric.endswith("memory_used_bytes") and len(r.labels) == 2]
     assert len(whole) == 1
     parts = collector.sweep(key_of(collector))
-    assert missing_of(parts[PollPart.OFTEN], "sm_active_ratio", gpu_instance=9) is not None  # not yet
+    assert missing_of(parts[PollPart.FAST], "sm_active_ratio", gpu_instance=9) is not None  # not yet
 
 
 def test_compute_instances_of_one_gpu_instance_are_counted_once(nvml: FakeNvml) -> None:
@@ -164,7 +164,7 @@ def test_a_mig_instance_that_is_taken_away_is_told_no_more(nvml: FakeNvml) -> No
     instance = profiles.mig_instance(0, 0, gpu_instance=7)
     nvml.set(0, **instance)
     nvml.write()
-    collector = NvmlCollector(seldom_seconds=0.0)
+    collector = NvmlCollector(slow_poll_seconds=0.0)
     assert value_of(collector.collect(), "memory_used_bytes", gpu_instance=7) is not None
     nvml.set(0, **dict.fromkeys(instance), mig_mode=0)
     nvml.write()
@@ -177,7 +177,7 @@ def test_processes_are_told_once_with_what_they_hold(nvml: FakeNvml) -> None:
     nvml.set(0, graphics__0__pid=11, graphics__0__memory=5 * 1024**3)
     nvml.set(0, use__0__pid=11, use__0__sm=97, use__0__time_us=5, use__1__pid=99, use__1__sm=3, use__1__time_us=5)
     nvml.write()
-    collector = NvmlCollector(seldom_seconds=0.0)
+    collector = NvmlCollector(slow_poll_seconds=0.0)
     collection = collector.collect()
     assert value_of(collection, "processes", kind="compute") == 2
     assert value_of(collection, "process_memory_bytes", pid=11, kind="compute+graphics") == 5 * 1024**3

@@ -132,7 +132,7 @@ def test_counters_of_an_instance_that_fail_say_why_in_words(nvml: FakeNvml) -> N
     nvml.add({**profiles.h100(0), "mig_mode": 1, **profiles.mig_instance(0, 0, gpu_instance=7)})
     nvml.set(0, mig__0__gpm__2="error 2")
     nvml.write()
-    absent = missing_of(two_samples(NvmlCollector(seldom_seconds=0.0)), "sm_active_ratio", gpu_instance=7)
+    absent = missing_of(two_samples(NvmlCollector(slow_poll_seconds=0.0)), "sm_active_ratio", gpu_instance=7)
     assert absent == (MissingReason.FAILED, "invalid argument (NVML error 2)")
 
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.collectors.nvml import NvmlCollector
-from stepscope.collectors.nvml.checked_readings import GpuReadings
+from stepscope.collectors.nvml.gpu_readings import GpuReadings
 from stepscope.core.metrics import Unit
 from stepscope.core.metrics.gpu import BY_NAME, GPU
 from stepscope.core.metrics.readings import MissingReason, labels_of
@@ -72,7 +72,7 @@ def test_an_h100_tells_everything_in_base_units(nvml: FakeNvml) -> None:
 def test_what_a_gpu_has_not_is_said_once_and_asked_no_more(nvml: FakeNvml) -> None:
     nvml.add(profiles.h100(0))
     nvml.write()
-    collector = NvmlCollector(seldom_seconds=0.0)
+    collector = NvmlCollector(slow_poll_seconds=0.0)
     for _ in range(3):
         collection = collector.collect()
         assert missing_of(collection, "fan_speed_ratio") == (MissingReason.NOT_SUPPORTED, "")
@@ -157,7 +157,7 @@ ratios = sorted(name.removeprefix(GPU) for name, metric in BY_NAME.items() if me
 @given(name=st.sampled_from(ratios), raw=st.floats(allow_nan=True, allow_infinity=True) | st.integers(0, 2**64))
 def test_no_ratio_is_ever_outside_of_0_to_1(name: str, raw: float) -> None:
     into = GpuReadings(labels_of(gpu=0), 1)
-    into.add(name, raw, 0.01)
+    into.add_raw(name, raw, 0.01)
     told = into.collection()
     assert len(told.readings) + len(told.missing) == 1
     for reading in told.readings:

@@ -43,7 +43,7 @@ _messages: st.SearchStrategy[messages.Message] = st.one_of(
         version=_whole,
     ),
     st.builds(
-        messages.Step,
+        messages.Heartbeat,
         age_ms=_shares,
         state=_words,
         index=_maybe(_whole),

@@ -15,10 +15,10 @@ from stepscope.core.protocol.messages import (
     Bye,
     Cancel,
     CaptureRequest,
+    Heartbeat,
     Hello,
     Message,
     ProtocolError,
-    Step,
     Welcome,
     encode,
 )
@@ -41,7 +41,7 @@ class _User:
         return encode(Hello("r", "/runs/r", 0, 0, 1, os.getpid(), "h", 1))
 
     def heartbeat(self) -> bytes:
-        return encode(Step(age_ms=1.0, figures=dict.fromkeys(map(str, range(64)), 1)))
+        return encode(Heartbeat(age_ms=1.0, figures=dict.fromkeys(map(str, range(64)), 1)))
 
     def heard(self, message: Message) -> None:
         self.told.append(message)
@@ -84,7 +84,7 @@ def test_hello_comes_first_then_steps_and_at_last_bye(socket_file: Path, link: A
     with StandInAgent(socket_file) as agent:
         link.start()
         link.start()
-        agent.wait_until(lambda: len(agent.of(Step)) >= 3)
+        agent.wait_until(lambda: len(agent.of(Heartbeat)) >= 3)
         link.close()
         agent.wait_until(lambda: bool(agent.of(Bye)))
     kinds = [type(message) for _, message in agent.heard]
@@ -113,11 +113,11 @@ def test_an_agent_that_goes_and_comes_again_is_told_who_speaks_and_gets_the_answ
 ) -> None:
     with StandInAgent(socket_file) as agent:
         link.start()
-        agent.wait_until(lambda: bool(agent.of(Step)))
+        agent.wait_until(lambda: bool(agent.of(Heartbeat)))
     link.answer(encode(Welcome(8)))
     time.sleep(0.2)
     with StandInAgent(socket_file) as agent:
-        agent.wait_until(lambda: bool(agent.of(Welcome)) and bool(agent.of(Step)))
+        agent.wait_until(lambda: bool(agent.of(Welcome)) and bool(agent.of(Heartbeat)))
     assert isinstance(agent.heard[0][1], Hello)
 
 
@@ -244,7 +244,7 @@ def test_a_forked_child_lets_go_of_the_connection_and_the_parent_keeps_it(
 ) -> None:
     with StandInAgent(socket_file) as agent:
         link.start()
-        agent.wait_until(lambda: bool(agent.of(Step)))
+        agent.wait_until(lambda: bool(agent.of(Heartbeat)))
         assert link._socket is not None
         descriptor = link._socket.fileno()
 
@@ -255,8 +255,8 @@ def test_a_forked_child_lets_go_of_the_connection_and_the_parent_keeps_it(
             assert not link.is_running
 
         assert fork(child).end() == 0
-        before = len(agent.of(Step))
-        agent.wait_until(lambda: len(agent.of(Step)) > before)
+        before = len(agent.of(Heartbeat))
+        agent.wait_until(lambda: len(agent.of(Heartbeat)) > before)
         assert agent.num_connections == 1
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.core.protocol.messages import Hello, Step, decode
-from stepscope.training.agent_link.client import Heartbeat
+from stepscope.core.protocol.messages import Heartbeat, Hello, decode
+from stepscope.training.agent_link.client import HeartbeatSource
 from stepscope.training.run.identity import Identity, gpu_uuid
 from stepscope.training.settings import RunContext
 from stepscope.training.steps.telemetry import StepRecord
@@ -21,15 +21,15 @@ _UUID = "GPU-01234567-89ab-cdef-0123-456789abcdef"
 
 
 @pytest.fixture
-def heartbeat(monkeypatch: pytest.MonkeyPatch) -> Heartbeat:
+def heartbeat(monkeypatch: pytest.MonkeyPatch) -> HeartbeatSource:
     told = {"run_directory": Path("/runs/r"), "identity": _IDENTITY, "mesh": {"dp": 8}, "open_spans": list}
     context: Any = type("Context", (), told)
     monkeypatch.setattr("stepscope.training.agent_link.client.time.time_ns", lambda: 5_000_000_000)
     assert RunContext.__annotations__.keys() >= {"run_directory", "identity", "mesh"}
-    return Heartbeat(context, lambda: "wait")
+    return HeartbeatSource(context, lambda: "wait")
 
 
-def test_hello_says_who_this_is(heartbeat: Heartbeat) -> None:
+def test_hello_says_who_this_is(heartbeat: HeartbeatSource) -> None:
     expected = Hello("r", "/runs/r", 3, 1, 8, os.getpid(), "node", 5_000_000_000, {"dp": 8})
     assert decode(heartbeat.hello()) == expected
     heartbeat.gpu_uuid = _UUID
@@ -37,38 +37,38 @@ def test_hello_says_who_this_is(heartbeat: Heartbeat) -> None:
     assert hello.gpu_uuid == _UUID
 
 
-def test_a_step_has_its_age_its_times_and_the_figures_that_are_there(heartbeat: Heartbeat) -> None:
-    assert decode(heartbeat.line()) == Step(age_ms=0.0)
+def test_a_step_has_its_age_its_times_and_the_figures_that_are_there(heartbeat: HeartbeatSource) -> None:
+    assert decode(heartbeat.line()) == Heartbeat(age_ms=0.0)
     record = StepRecord(7, 4_000_000_000, 4_030_000_000, data_wait_ns=2_000_000, phases={"forward": 10_000_000})
     heartbeat.newest = record
-    assert decode(heartbeat.line()) == Step(970.0, "wait", 7, 30.0, 2.0, {"forward": 10.0})
+    assert decode(heartbeat.line()) == Heartbeat(970.0, "wait", 7, 30.0, 2.0, {"forward": 10.0})
     record.figures = {"loss": 1.5, "bad": float("nan"), "huge": 10**400, "tokens": 4096, "up\n": 1, "is_x": True}
     heartbeat.newest_settled = record
-    assert isinstance(step := decode(heartbeat.line()), Step)
+    assert isinstance(step := decode(heartbeat.line()), Heartbeat)
     assert step.figures == {"loss": 1.5, "tokens": 4096, "is_x": True}
 
 
-def test_many_figures_and_phases_are_cut_to_what_a_line_may_have(heartbeat: Heartbeat) -> None:
+def test_many_figures_and_phases_are_cut_to_what_a_line_may_have(heartbeat: HeartbeatSource) -> None:
     record = StepRecord(1, 0, 1, phases={f"p{i}": 1 for i in range(999)})
     record.figures = {f"f{i}": i for i in range(999)}
     heartbeat.newest = heartbeat.newest_settled = record
-    assert isinstance(step := decode(heartbeat.line()), Step)
+    assert isinstance(step := decode(heartbeat.line()), Heartbeat)
     assert (len(step.phases_ms), len(step.figures)) == (32, 32)
 
 
 def test_the_innermost_phase_that_is_open_is_told() -> None:
     spans = ["ProfilerStep#3", "prof.phase: eval", "prof.phase: checkpoint", "prof.data"]
     context: Any = type("Context", (), {"open_spans": lambda: spans})
-    assert isinstance(step := decode(Heartbeat(context, lambda: "wait").line()), Step)
+    assert isinstance(step := decode(HeartbeatSource(context, lambda: "wait").line()), Heartbeat)
     assert step.doing == "checkpoint"
     spans[2] = "prof.phase: up\n"
-    assert isinstance(step := decode(Heartbeat(context, lambda: "wait").line()), Step)
+    assert isinstance(step := decode(HeartbeatSource(context, lambda: "wait").line()), Heartbeat)
     assert step.doing == "eval"
 
 
-def test_clocks_that_went_back_are_no_negative_times(heartbeat: Heartbeat) -> None:
+def test_clocks_that_went_back_are_no_negative_times(heartbeat: HeartbeatSource) -> None:
     heartbeat.newest = StepRecord(1, 9_000_000_000, 8_000_000_000)
-    assert isinstance(step := decode(heartbeat.line()), Step)
+    assert isinstance(step := decode(heartbeat.line()), Heartbeat)
     assert (step.age_ms, step.ms) == (0.0, 0.0)
 
 

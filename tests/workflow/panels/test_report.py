@@ -19,11 +19,11 @@ MOST_BYTES = 1_000_000
 SECTIONS = (
     "quality",
     "verdict",
-    "causes",
+    "root-causes",
     "what-if",
     "ledger",
     "timeline",
-    "collectives",
+    "communication",
     "pipeline",
     "kernels",
     "warnings",
@@ -64,7 +64,7 @@ def test_quality_comes_before_the_verdict_and_the_verdict_before_all_figures(
 def test_bad_traces_are_said_before_the_verdict(timelines: list[RankTimeline]) -> None:
     text = page(make_doubtful(timelines), timelines)
     assert "read: 3 events dropped, 1 file truncated." in text
-    assert text.index('id="quality"') < text.index('class="kpis"') < text.index('id="verdict"')
+    assert text.index('id="quality"') < text.index('class="ss-kpis"') < text.index('id="verdict"')
     assert text.index("Read the numbers with this in mind") < text.index('id="verdict"')
 
 
@@ -78,7 +78,7 @@ def test_sections_without_content_are_left_out(analysis: Analysis) -> None:
         roofline=replace(analysis.roofline, kernels=[]),
     )
     text = page(bare, [])
-    for section in ("what-if", "timeline", "collectives", "pipeline", "kernels", "warnings"):
+    for section in ("what-if", "timeline", "communication", "pipeline", "kernels", "warnings"):
         assert f'id="{section}"' not in text
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
 
 from stepscope.core.errors import DataError
 from stepscope.store.runs import save_analysis
@@ -13,6 +12,9 @@ from stepscope.workflow.panels.report import report
 from tests.dashboard import example_run as example
 from tests.workflow.panels.test_report import hostile
 from tests.workflow.written_traces import write_trace
+
+pytest.importorskip("playwright.sync_api")
+from playwright.sync_api import Browser, Page
 
 
 def test_a_run_that_is_analysed_is_not_analysed_again(tmp_path: Path) -> None:
@@ -82,9 +84,9 @@ def test_it_opens_from_a_file_without_a_request_an_error_or_a_sideways_scroll(
     colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert colour == ("rgb(26, 27, 30)" if scheme == "dark" else "rgb(246, 247, 249)")
     assert page.locator("#verdict h2").inner_text().startswith("Pipeline bubble")
-    bars = page.locator("#ledger .bar").first
-    assert bars.locator("rect").count() > 3
-    assert page.evaluate("document.querySelector('#ledger .bar rect').getBoundingClientRect().width") > 20
+    bars = page.locator("#ledger .ss-stacked").first
+    assert bars.locator(".ss-box").count() > 3
+    assert page.evaluate("document.querySelector('#ledger .ss-box').getBoundingClientRect().width") > 20
     assert said == []
     page.context.close()
 

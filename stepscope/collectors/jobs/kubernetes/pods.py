@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.collectors.host.files import Files, Unread
+from stepscope.collectors.host.files import Files
 from stepscope.collectors.jobs.kubernetes.api_server import ApiError, ApiServer
 from stepscope.collectors.jobs.processes import Process
 from stepscope.collectors.jobs.settings import TeamNaming
+from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.agent import JOB
 from stepscope.core.metrics.readings import Collection, Missing, MissingReason
 
@@ -217,7 +218,7 @@ def pods_with_logs(files: Files) -> dict[str, tuple[str, str]]:
     """Namespace and name of the node's pods by uid: /var/log/pods/NAMESPACE_NAME_UID. Needs no API."""
     names = files.names(_LOG_FOLDER)
     found: dict[str, tuple[str, str]] = {}
-    for name in [] if isinstance(names, Unread) else names:
+    for name in [] if isinstance(names, NoValue) else names:
         parts = name.split("_")
         if len(parts) == 3:
             found[parts[2]] = parts[0], parts[1]

@@ -50,13 +50,13 @@ from stepscope.trace.formats.kineto.fields import (
     TRACE_SPAN,
     UNKNOWN_NS,
     Track,
-    category_of,
+    category_of_name,
     durations_ns,
     exact_starts_ns,
     lanes_of,
     starts_ns,
 )
-from stepscope.trace.formats.kineto.header import MOST_RANKS, parse_ranks
+from stepscope.trace.formats.kineto.header import MAX_RANK, parse_ranks
 from stepscope.trace.formats.kineto.repair import read_json
 from stepscope.trace.formats.kineto.scanning import COLUMNS, BatchScanner, ScannedBatch, has_accelerator
 from stepscope.trace.formats.kineto.splitting import Batch
@@ -138,7 +138,7 @@ class ColumnsBuilder:
             self._append(events, start)
         if len(self.tracks) > num_tracks:
             ranks = ranks_in_arguments(bytes(batch.array_text)) if isinstance(batch, Batch) else ranks_in_events(batch)
-            self.told_ranks = {pid: rank for pid, rank in ranks.items() if rank <= MOST_RANKS} | self.told_ranks
+            self.told_ranks = {pid: rank for pid, rank in ranks.items() if rank <= MAX_RANK} | self.told_ranks
 
     def build(self, header: TraceHeader, quality: ReadQuality) -> TraceColumns:
         """All rows as one trace; called once.
@@ -261,7 +261,7 @@ class ColumnsBuilder:
 
     def _categories_of(self, track: IntColumn) -> IntColumn:
         for name, _, _ in list(self.tracks)[len(self._categories) :]:
-            self._categories.append(category_of(name))
+            self._categories.append(category_of_name(name))
             self._is_legacy = self._is_legacy or name in LEGACY_NAMES
             self.saw_stacks = self.saw_stacks or name == PYTHON_FUNCTION
         if self._is_legacy and self._scanner is not None:
@@ -293,7 +293,7 @@ def _shapes(texts: bytes) -> Shapes:
 
 
 _NUMBERS = ("in_elements", "out_elements", "source_rank", "destination_rank", "sequence", "root_rank", "communicator")
-_LARGEST = 2**63
+_INT64_LIMIT = 2**63
 """An identity of 64 bits without a sign is kept modulo this."""
 
 
@@ -396,9 +396,9 @@ def whole_number(raw: Raw, *, is_identity: bool = False) -> int:
     value = _parsed(raw)
     if isinstance(value, str):
         value = int(value) if value.strip().isdecimal() and len(value) <= 20 else NONE
-    if is_identity and isinstance(value, int) and _LARGEST <= value < 2 * _LARGEST:
-        value -= _LARGEST
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST
+    if is_identity and isinstance(value, int) and _INT64_LIMIT <= value < 2 * _INT64_LIMIT:
+        value -= _INT64_LIMIT
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _INT64_LIMIT
     return value if is_count else NONE
 
 

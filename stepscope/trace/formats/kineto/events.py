@@ -12,14 +12,14 @@ import msgspec
 from msgspec import Meta, Raw, Struct, field
 
 from stepscope.trace.columns import NONE
-from stepscope.trace.formats.kineto.fields import KNOWN_NAMES
+from stepscope.trace.formats.kineto.fields import KNOWN_CATEGORY_NAMES
 
 if TYPE_CHECKING:
     _KnownCategory = str
 else:
-    _KnownCategory = Literal[KNOWN_NAMES]  # decoded to these very texts, whose hashes are known
+    _KnownCategory = Literal[KNOWN_CATEGORY_NAMES]  # decoded to these very texts, whose hashes are known
 
-_MOST_DIGITS = 10
+_MAX_DIGITS = 10
 _COLLECTIVE = "Collective name"
 _WAITED_RECORD = "wait_on_cuda_event_record_corr_id"
 _Nothing = Annotated[int, Meta(ge=1, le=0)]
@@ -97,7 +97,7 @@ class Event(Struct, gc=False):
     args: Arguments | None = None
 
 
-class UsualEvent(Struct, Generic[_Arguments], gc=False, tag_field="ph", tag="X"):
+class FastEvent(Struct, Generic[_Arguments], gc=False, tag_field="ph", tag="X"):
     """The same for complete events of known categories: nearly all, and decoded with fewer objects."""
 
     ph: ClassVar[str] = "X"
@@ -140,7 +140,7 @@ NO_ARGUMENTS = Arguments()
 
 _DECODERS: tuple[Callable[[bytes | memoryview], list[Any]], ...] = (
     *(
-        msgspec.json.Decoder(list[Union[(UsualEvent[kind], *_OTHER_EVENTS)]]).decode  # type: ignore[valid-type]
+        msgspec.json.Decoder(list[Union[(FastEvent[kind], *_OTHER_EVENTS)]]).decode  # type: ignore[valid-type]
         for kind in (_UnnamedArguments, Arguments)
     ),
     msgspec.json.Decoder(list[Event]).decode,
@@ -243,7 +243,7 @@ def ranks_in_arguments(array_text: bytes) -> dict[int | str | None, int]:
 def ranks_in_events(events: Sequence[ExactEvent | _Ranked]) -> dict[int | str | None, int]:
     """The same for decoded events."""
     told = [(event.pid, bytes(event.args.merged_rank)) for event in events if event.args is not None]
-    return {pid: int(text) for pid, text in told if text.isdigit() and len(text) < _MOST_DIGITS}
+    return {pid: int(text) for pid, text in told if text.isdigit() and len(text) < _MAX_DIGITS}
 
 
 def is_usable(event: ExactEvent) -> bool:

@@ -64,12 +64,12 @@ ON_DEVICE = frozenset(
 """Rows whose process and thread are a device and a stream."""
 
 
-def category_of(name: str | None) -> Category:
+def category_of_name(name: str | None) -> Category:
     """The kind behind a category name; OTHER for names that are not known."""
     return CATEGORIES.get(name, Category.OTHER)
 
 
-_FURTHER_NAMES = frozenset(
+_UNUSED_NAMES = frozenset(
     {
         "external_correlation",
         "cpu_instant_event",
@@ -88,13 +88,13 @@ _FURTHER_NAMES = frozenset(
 """What Kineto writes besides; none of it is booked."""
 
 
-KNOWN_NAMES = tuple(sorted({name for name in CATEGORIES if name} | _FURTHER_NAMES))
+KNOWN_CATEGORY_NAMES = tuple(sorted({name for name in CATEGORIES if name} | _UNUSED_NAMES))
 """All that PyTorch's profiler writes."""
 
 
-def is_pytorchs(name: str | None) -> bool:
+def is_pytorch_category(name: str | None) -> bool:
     """Whether PyTorch's profiler, of any age, writes events of this kind."""
-    return name is not None and name in KNOWN_NAMES
+    return name is not None and name in KNOWN_CATEGORY_NAMES
 
 
 Track = tuple[str | None, int | str | None, int | str | None]
@@ -107,7 +107,7 @@ _PART_NAME = re.compile(r"(\[[^\]]*\]|(?:rank|worker)[ _:#-]*\d+)(?:[ _:/,-]+(\S
 """Process ids that merging tools write: the rank, and what the id was ("[TP01-PP00] 4711", "rank3 4711", "rank 3")."""
 _WORD_ID_BASE = -(2**40)
 """Processes and threads that are words get numbers from here down, far from real ids, which may be negative too."""
-_LARGEST_ID = 2**62
+_MAX_ID = 2**62
 
 
 def lanes_of(
@@ -143,7 +143,7 @@ def _part_of(process: int | str | None) -> tuple[str, int | str | None]:
 
 
 def _id(written: int | str | None, words: Numbered[str]) -> int:
-    if isinstance(written, int) and abs(written) < _LARGEST_ID:
+    if isinstance(written, int) and abs(written) < _MAX_ID:
         return written
     text = str(written)
     if stream := _STREAM_NAME.fullmatch(text):
@@ -153,11 +153,11 @@ def _id(written: int | str | None, words: Numbered[str]) -> int:
     return _WORD_ID_BASE - words[text]
 
 
-LARGEST_START_NS = 2**62 - 2**54
+MAX_START_NS = 2**62 - 2**54
 """Start, duration and base add up within int64."""
 _EXACT_BELOW_US = float(2**43)
 """float64 steps are at most 2**-10 us below this, so whole ns survive rounding; also the longest sane duration."""
-_LARGEST_START_US = LARGEST_START_NS // 1000
+_MAX_START_US = MAX_START_NS // 1000
 UNKNOWN_NS = np.int64(-(2**63))
 
 
@@ -168,7 +168,7 @@ def starts_ns(values_us: Sequence[int | float]) -> npt.NDArray[np.int64] | None:
     """
     column = _column(values_us)
     if column.dtype == np.int64:
-        fits = (column >= -_LARGEST_START_US) & (column <= _LARGEST_START_US)
+        fits = (column >= -_MAX_START_US) & (column <= _MAX_START_US)
         return np.where(fits, column, 0) * 1000 + np.where(fits, 0, UNKNOWN_NS)
     if column.dtype != np.float64:
         return None
@@ -222,4 +222,4 @@ def _exact_ns(value_us: Decimal | int | float) -> int:
     if not value.is_finite() or value.adjusted() > 18:
         return int(UNKNOWN_NS)
     ns = int((value * 1000).to_integral_value())
-    return ns if abs(ns) <= LARGEST_START_NS else int(UNKNOWN_NS)
+    return ns if abs(ns) <= MAX_START_NS else int(UNKNOWN_NS)

@@ -10,8 +10,8 @@ from pathlib import PurePath
 from typing import Any
 
 from stepscope.core.documents.run_directory import WHOLE_STEPS_KEY
-from stepscope.trace.columns import Device, ProcessGroup, TraceHeader
-from stepscope.trace.formats.kineto.repair import mended, read_json
+from stepscope.trace.columns import ProcessGroup, TraceDevice, TraceHeader
+from stepscope.trace.formats.kineto.repair import read_json, repairs
 
 _LOG = logging.getLogger(__name__)
 
@@ -19,11 +19,11 @@ _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.IGNORECASE)
 _SHORT_RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])r(\d+)(?:t\d+)?(?=[^a-z0-9]|$)", re.IGNORECASE)
 _SINGLE_NUMBERS = re.compile(rb'"(baseTimeNanoseconds|rank|world_size)"\s*:\s*(\d+)')
 _DISTRIBUTED = "distributedInfo"
-MOST_RANKS = 2**18
+MAX_RANK = 2**18
 """A larger rank or world size is damage: no job has a quarter of a million ranks, and every missing one is listed."""
-_LARGEST_BASE_NS = 2**62
-_MOST_COUNT = 2**63
-_MOST_DIGITS = 30
+_MAX_BASE_NS = 2**62
+_MAX_COUNT = 2**63
+_MAX_DIGITS = 30
 """Python itself refuses to turn some thousand digits into a number."""
 
 
@@ -43,7 +43,7 @@ def parse_metadata(before: bytes, after: bytes) -> dict[str, Any]:
 
 
 def _parse_object(text: bytes) -> dict[str, Any]:
-    for candidate in (text, *mended(text)):
+    for candidate in (text, *repairs(text)):
         try:
             found = read_json(candidate, _keep_all_ranks)
         except (ValueError, RecursionError):
@@ -72,7 +72,7 @@ def _keep_all_ranks(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def listed_ranks(metadata: Mapping[str, Any]) -> list[int]:
     """The ranks of all distributedInfo of a merged file, in its order; empty unless all tell one."""
     infos = metadata.get(_DISTRIBUTED)
-    ranks = [_rank_count(_mapping(info).get("rank")) for info in infos] if isinstance(infos, list) else []
+    ranks = [_rank_number(_mapping(info).get("rank")) for info in infos] if isinstance(infos, list) else []
     known = [rank for rank in ranks if rank is not None]
     return known if len(set(known)) == len(ranks) else []
 
@@ -83,15 +83,15 @@ def build_header(
     """The typed header; `saw_shapes` and `saw_stacks` answer for traces that do not say how they were recorded."""
     distributed = metadata.get(_DISTRIBUTED)
     distributed = _mapping(distributed[0] if isinstance(distributed, list) and distributed else distributed)
-    rank = _rank_count(distributed.get("rank"))
-    base = _count(metadata.get("baseTimeNanoseconds")) or 0
+    rank = _rank_number(distributed.get("rank"))
+    base = _whole_number(metadata.get("baseTimeNanoseconds")) or 0
     return TraceHeader(
         path=path,
         rank=rank_in_name(path) if rank is None else rank,
-        world_size=_rank_count(distributed.get("world_size")) or None,
+        world_size=_rank_number(distributed.get("world_size")) or None,
         backend=_text(distributed.get("backend")),
         host_name=_text(metadata.get("host_name")),
-        base_time_ns=base if base < _LARGEST_BASE_NS else 0,
+        base_time_ns=base if base < _MAX_BASE_NS else 0,
         devices=_devices(metadata),
         groups=_groups(distributed),
         versions=_versions(metadata, distributed),
@@ -113,7 +113,7 @@ def rank_in_name(path: str) -> int | None:
     """The rank that a file's name tells (rank3, worker_0, r1t03), or None."""
     name = PurePath(path).name
     found = _RANK_IN_NAME.findall(name) or _SHORT_RANK_IN_NAME.findall(name)
-    return _rank_count(found[-1]) if found else None
+    return _rank_number(found[-1]) if found else None
 
 
 def parse_ranks(value: Any) -> tuple[int, ...] | None:
@@ -130,21 +130,21 @@ def parse_ranks(value: Any) -> tuple[int, ...] | None:
     return tuple(value)
 
 
-def _devices(metadata: Mapping[str, Any]) -> tuple[Device, ...]:
+def _devices(metadata: Mapping[str, Any]) -> tuple[TraceDevice, ...]:
     entries = metadata.get("deviceProperties")
     if not isinstance(entries, list):
         return ()
     return tuple(
-        Device(
-            index=_count(entry.get("id")) or 0,
+        TraceDevice(
+            index=_whole_number(entry.get("id")) or 0,
             name=_text(entry.get("name")) or "",
-            num_sms=_count(entry.get("numSms")),
-            memory_bytes=_count(entry.get("totalGlobalMem")),
+            num_sms=_whole_number(entry.get("numSms")),
+            memory_bytes=_whole_number(entry.get("totalGlobalMem")),
             compute_capability=_capability(entry),
-            warp_size=_count(entry.get("warpSize")),
-            max_threads_per_sm=_count(entry.get("maxThreadsPerMultiprocessor")),
-            registers_per_sm=_count(entry.get("regsPerMultiprocessor")),
-            shared_memory_per_sm_bytes=_count(entry.get("sharedMemPerMultiprocessor")),
+            warp_size=_whole_number(entry.get("warpSize")),
+            max_threads_per_sm=_whole_number(entry.get("maxThreadsPerMultiprocessor")),
+            registers_per_sm=_whole_number(entry.get("regsPerMultiprocessor")),
+            shared_memory_per_sm_bytes=_whole_number(entry.get("sharedMemPerMultiprocessor")),
         )
         for entry in entries
         if isinstance(entry, dict)
@@ -152,7 +152,7 @@ def _devices(metadata: Mapping[str, Any]) -> tuple[Device, ...]:
 
 
 def _capability(entry: Mapping[str, Any]) -> tuple[int, int] | None:
-    major, minor = _count(entry.get("computeMajor")), _count(entry.get("computeMinor"))
+    major, minor = _whole_number(entry.get("computeMajor")), _whole_number(entry.get("computeMinor"))
     return None if major is None or minor is None else (major, minor)
 
 
@@ -184,16 +184,16 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _count(value: Any) -> int | None:
-    if isinstance(value, str) and value.strip().isdecimal() and len(value) < _MOST_DIGITS:
+def _whole_number(value: Any) -> int | None:
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < _MAX_DIGITS:
         value = int(value)
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_COUNT
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_COUNT
     return value if is_count else None
 
 
-def _rank_count(value: Any) -> int | None:
-    count = _count(value)
-    return count if count is not None and count <= MOST_RANKS else None
+def _rank_number(value: Any) -> int | None:
+    count = _whole_number(value)
+    return count if count is not None and count <= MAX_RANK else None
 
 
 def _text(value: Any) -> str | None:

@@ -29,15 +29,15 @@ from stepscope.trace.columns import (
     SyncWaits,
     TraceColumns,
 )
-from stepscope.trace.formats.kineto.header import MOST_RANKS
+from stepscope.trace.formats.kineto.header import MAX_RANK
 
 _RANK_OF_PART = re.compile(r"\W*(?:rank|worker)[ _:#-]*(\d+)\W*", re.IGNORECASE)
 _NUMBERS = re.compile(r"\d+")
-_LEAST_EXPLAINED = 0.5
+_MIN_EXPLAINED = 0.5
 """An owner for device rows is believed when its launches explain at least this share of them."""
-_LEAST_ROWS_OF_A_RANK = 0.01
+_MIN_ROWS_SHARE = 0.01
 """Of the busiest process's rows: ranks of one job run much the same operators."""
-_CLEARLY_LESS = 0.8
+_MAX_RIVAL_SHARE = 0.8
 """A device is a process's own when every other process explains at most this part as much of its rows."""
 
 
@@ -74,7 +74,7 @@ def _ranks_of_parts(parts: Sequence[str], told_ranks: Sequence[int]) -> list[int
     """What the names say, else what the metadata lists, else their order."""
     matches = [_RANK_OF_PART.fullmatch(part) for part in parts]
     ranks = [int(match[1]) for match in matches if match]
-    if len(set(ranks)) == len(parts) and max(ranks) <= MOST_RANKS:
+    if len(set(ranks)) == len(parts) and max(ranks) <= MAX_RANK:
         return ranks
     return list(told_ranks) if len(told_ranks) == len(parts) else list(range(len(parts)))
 
@@ -105,7 +105,7 @@ def _host_processes(trace: TraceColumns) -> list[int]:
         rows_of: Counter[int] = Counter()
         for place in np.argsort(first).tolist():
             rows_of[trace.lanes[lanes[place]].process] += int(counts[place])
-        least = _LEAST_ROWS_OF_A_RANK * max(rows_of.values(), default=0)
+        least = _MIN_ROWS_SHARE * max(rows_of.values(), default=0)
         if rows_of:
             return [process for process, count in rows_of.items() if process >= 0 and count >= least]
     return []
@@ -122,7 +122,7 @@ def _owners(trace: TraceColumns, processes: Sequence[int]) -> IntColumn:
         _blocks(owner, len(processes)), key=lambda block: launches.num_answered(rows, block[rows]), default=None
     )
     if blocks is not None and (
-        not len(rows) or not len(launches) or launches.share(rows, blocks[rows]) >= _LEAST_EXPLAINED
+        not len(rows) or not len(launches) or launches.share(rows, blocks[rows]) >= _MIN_EXPLAINED
     ):
         return np.where(owner == NONE, blocks, owner)
     found = _by_correlation(trace, rows, launches, len(processes))
@@ -182,7 +182,7 @@ def _by_device(
         mine = device == number
         shares = [launches.share(rows[mine], np.full(mine.sum(), place)) for place in range(num_processes)]
         best, second = np.argsort(shares)[::-1][:2].tolist()
-        if shares[best] < _LEAST_EXPLAINED or shares[second] > _CLEARLY_LESS * shares[best] or best in taken:
+        if shares[best] < _MIN_EXPLAINED or shares[second] > _MAX_RIVAL_SHARE * shares[best] or best in taken:
             return None
         taken.append(best)
         owner[mine] = best
@@ -222,7 +222,7 @@ def _rows_only(
 ) -> TraceColumns:
     calls = trace.communication
     mine = np.isin(calls.row, rows)
-    others = [place for place, group in enumerate(trace.groups) if _is_anothers(trace, place, rank)]
+    others = [place for place, group in enumerate(trace.groups) if _belongs_to_other_rank(trace, place, rank)]
     columns = {name: column[mine] for name, column in _arrays(calls).items()}
     columns["row"] = np.searchsorted(rows, columns["row"])
     columns["group"] = np.where(np.isin(columns["group"], others), NONE, columns["group"])
@@ -245,7 +245,7 @@ def _arrays(table: TraceColumns | CommunicationCalls | SyncWaits) -> dict[str, A
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
-def _is_anothers(trace: TraceColumns, place: int, rank: int) -> bool:
+def _belongs_to_other_rank(trace: TraceColumns, place: int, rank: int) -> bool:
     """A group of the header of the rank that the file's metadata came from, to which this rank does not belong."""
     group = trace.groups[place]
     return place < len(trace.header.groups) and group.ranks is not None and rank not in group.ranks

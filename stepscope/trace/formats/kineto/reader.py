@@ -3,126 +3,68 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import BinaryIO
 
-from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError, from_os_error
+from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError
 from stepscope.core.text.numbers import counted, form
 from stepscope.trace.columns import ReadQuality, TraceColumns
-from stepscope.trace.formats.kineto.building import ColumnsBuilder
-from stepscope.trace.formats.kineto.fields import is_pytorchs
-from stepscope.trace.formats.kineto.header import build_header, listed_ranks, parse_metadata
-from stepscope.trace.formats.kineto.merged_ranks import split_ranks
-from stepscope.trace.formats.kineto.repair import clip_overruns, is_rocm
-from stepscope.trace.formats.kineto.splitting import (
-    EVENTS_KEY,
-    LONGEST_KEY_BYTES,
-    EventSplitter,
-    is_top_level,
-    next_document,
-)
-from stepscope.trace.formats.kineto.text import TraceText
-from stepscope.trace.formats.sniffing import (
+from stepscope.trace.formats.foreign_files import (
     describe_foreign_events,
     describe_other_file,
     is_memory_timeline,
     kind_of_object,
 )
+from stepscope.trace.formats.kineto.building import ColumnsBuilder
+from stepscope.trace.formats.kineto.fields import is_pytorch_category
+from stepscope.trace.formats.kineto.header import build_header, listed_ranks, parse_metadata
+from stepscope.trace.formats.kineto.merged_ranks import split_ranks
+from stepscope.trace.formats.kineto.repair import clip_overruns, is_rocm
+from stepscope.trace.formats.kineto.splitting import (
+    EVENTS_KEY,
+    MAX_KEY_BYTES,
+    EventSplitter,
+    is_top_level,
+    next_document,
+)
+from stepscope.trace.formats.kineto.text import TraceText
 
 _LOG = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 2 * 1024 * 1024
 """In Python, reading half of it at a time takes 3 % longer; what is read in C does not care."""
 _BLANK = b" \t\r\n\x00"
-_MOST_METADATA_BYTES = 64 * 1024 * 1024
+_MAX_METADATA_BYTES = 64 * 1024 * 1024
 _WHAT_NEXT = "give the JSON (or .json.gz) that torch.profiler exports"
 
 
-def read_ranks(path: str | os.PathLike[str], *, keep_python_functions: bool = False) -> list[TraceColumns]:
-    """Read a local file, gzip or plain: one trace, or one a rank where the file holds several ranks' events.
-
-    Args:
-        path: the file; its name may tell the rank when the trace does not.
-        keep_python_functions: also keep the rows of Python frames that are no modules, often nine tenths of a trace
-            with stacks.
-
-    Returns:
-        At least one; of several each has another rank, assumed by order where the file does not tell it.
-
-    Raises:
-        NotATraceError: the file is empty, no JSON, JSON of another kind, or merged so that ranks cannot be told apart.
-        TruncatedTraceError: it ends before its first event.
-        DataError: it cannot be opened, or holds no complete event.
-    """
-    try:
-        with Path(path).open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            return read_ranks_stream(
-                stream, path=os.fspath(path), file_bytes=size, keep_python_functions=keep_python_functions
-            )
-    except OSError as error:
-        raise from_os_error(error, "cannot be read", where=os.fspath(path)) from error
-
-
-def read_trace(path: str | os.PathLike[str], *, keep_python_functions: bool = False) -> TraceColumns:
-    """Read one rank's trace; as `read_ranks`.
-
-    Raises:
-        NotATraceError, DataError: as `read_ranks`, or the file holds several ranks.
-    """
-    return _only(read_ranks(path, keep_python_functions=keep_python_functions))
-
-
-def read_trace_stream(
+def read_kineto(
     stream: BinaryIO,
     *,
     path: str,
     file_bytes: int,
-    keep_python_functions: bool = False,
-    block_bytes: int = _BLOCK_BYTES,
-) -> TraceColumns:
-    """Read one rank's trace from an open binary stream; as `read_ranks_stream`.
-
-    Raises:
-        NotATraceError, DataError: as `read_ranks`, or the stream holds several ranks.
-    """
-    return _only(
-        read_ranks_stream(
-            stream,
-            path=path,
-            file_bytes=file_bytes,
-            keep_python_functions=keep_python_functions,
-            block_bytes=block_bytes,
-        )
-    )
-
-
-def read_ranks_stream(
-    stream: BinaryIO,
-    *,
-    path: str,
-    file_bytes: int,
+    head: bytes = b"",
     keep_python_functions: bool = False,
     block_bytes: int = _BLOCK_BYTES,
 ) -> list[TraceColumns]:
-    """Read from an open binary stream, for any source that can be read once from front to back.
+    """Read the JSON that torch.profiler exports, plain or gzip.
 
     Args:
-        stream: gzip or plain text; read to its end, not closed.
-        path: what to call it in messages, and where to look for a rank in its name.
+        stream: read to its end, not closed.
+        path: its name in messages, which may give the rank.
         file_bytes: size of the source, for the header.
-        keep_python_functions: as in `read_ranks`.
+        head: what has been taken from the stream already.
+        keep_python_functions: keep the rows of Python frames other than modules too, often nine tenths of a trace with
+            stacks.
         block_bytes: text decoded at a time; memory beyond the columns is a small multiple of it.
 
     Returns:
-        As `read_ranks`.
+        One trace, or one a rank where the file holds several ranks' events.
 
     Raises:
-        NotATraceError, DataError: as `read_ranks`.
+        NotATraceError, TruncatedTraceError, DataError: as `stepscope.trace.reading.read_ranks`.
     """
-    source = TraceText(stream, block_bytes=block_bytes)
+    source = TraceText(stream, block_bytes=block_bytes, head=head)
     before, beginning = _find_events(source, path, source.read())
     traces: list[TraceColumns] = []
     rest: bytes | None = b""
@@ -158,9 +100,9 @@ def _read_document(
     if not builder.num_rows:
         has_its_end = splitter.array_closed or beginning.rstrip(_BLANK).endswith(b"]}")
         is_cut = source.truncated or (bool(before) and not has_its_end)
-        raise _cut_short(path) if is_cut else _nothing_complete(splitter, builder, path)
+        raise _truncated_early(path) if is_cut else _no_usable_event(splitter, builder, path)
     kinds = list(dict.fromkeys(kind for kind, _, _ in builder.tracks))
-    if not any(map(is_pytorchs, kinds)):
+    if not any(map(is_pytorch_category, kinds)):
         raise NotATraceError(describe_foreign_events(kinds), where=path, what_next=_WHAT_NEXT)
     header = build_header(
         metadata,
@@ -183,16 +125,6 @@ def _read_document(
     return list(map(clip_overruns, ranks)) if is_rocm(header, metadata) else ranks, rest
 
 
-def _only(traces: list[TraceColumns]) -> TraceColumns:
-    if len(traces) > 1:
-        raise DataError(
-            f"holds the events of {len(traces)} ranks",
-            where=traces[0].header.path,
-            what_next="give one rank's file, or use read_ranks",
-        )
-    return traces[0]
-
-
 def _with_distinct_ranks(traces: list[TraceColumns]) -> list[TraceColumns]:
     """Where the documents of one file do not tell distinct ranks, their order does."""
     ranks = [trace.header.rank for trace in traces]
@@ -209,7 +141,7 @@ def _find_events(source: TraceText, path: str, text: bytes) -> tuple[bytes, byte
     opening = text.lstrip(_BLANK)[:1]
     if not opening:
         if source.truncated and not source.broken:
-            raise _cut_short(path)
+            raise _truncated_early(path)
         what = "cannot be inflated" if source.truncated else "is empty"
         raise NotATraceError(what, where=path, what_next=_WHAT_NEXT)
     if opening == b"[":
@@ -218,14 +150,14 @@ def _find_events(source: TraceText, path: str, text: bytes) -> tuple[bytes, byte
         return b"", text.lstrip(_BLANK)[1:]
     searched = 0
     while True:
-        matches = list(EVENTS_KEY.finditer(text, max(0, searched - LONGEST_KEY_BYTES)))
+        matches = list(EVENTS_KEY.finditer(text, max(0, searched - MAX_KEY_BYTES)))
         if matches:
             match = next((match for match in matches if is_top_level(text[: match.start()])), matches[0])
             return text[: match.start()], text[match.end() :]
         searched = len(text)
-        block = source.read() if opening == b"{" and searched < _MOST_METADATA_BYTES else b""
+        block = source.read() if opening == b"{" and searched < _MAX_METADATA_BYTES else b""
         if not block and source.truncated and opening == b"{" and kind_of_object(text) is None:
-            raise _cut_short(path)
+            raise _truncated_early(path)
         if not block:
             raise NotATraceError(describe_other_file(text, opening), where=path, what_next=_WHAT_NEXT)
         text += block
@@ -236,8 +168,8 @@ def _read_tail(source: TraceText, splitter: EventSplitter) -> bytes:
     tail = splitter.tail
     searched = 0
     while splitter.array_closed and next_document(tail, searched) is None and (block := source.read()):
-        if len(tail) < _MOST_METADATA_BYTES:
-            searched = max(0, len(tail) - LONGEST_KEY_BYTES)
+        if len(tail) < _MAX_METADATA_BYTES:
+            searched = max(0, len(tail) - MAX_KEY_BYTES)
             tail += block
     return tail
 
@@ -251,13 +183,13 @@ def _is_complete(before: bytes, after: bytes) -> bool:
     return not before or after.rstrip(_BLANK).endswith(b"}")
 
 
-def _cut_short(path: str) -> TruncatedTraceError:
+def _truncated_early(path: str) -> TruncatedTraceError:
     return TruncatedTraceError(
         "ends too early, before its first event", where=path, what_next="copy it whole or record it again"
     )
 
 
-def _nothing_complete(splitter: EventSplitter, builder: ColumnsBuilder, path: str) -> DataError:
+def _no_usable_event(splitter: EventSplitter, builder: ColumnsBuilder, path: str) -> DataError:
     lost = splitter.dropped + builder.dropped
     if splitter.num_events and lost == splitter.num_events:
         entries = form(lost, "its one entry is broken or no event", f"all {lost} entries are broken or no events")

@@ -29,19 +29,19 @@ _BETWEEN_EVENTS = re.compile(rb"\}[\s,\x00]*\{")
 _END_OF_ARRAY = re.compile(rb"\}[\s,]*\]")
 _CLOSES_AT_ONCE = re.compile(rb"[\s,]*\]")
 _EVENT_MARK = re.compile(rb'"ph"\s*:')
-_KIND = b"ph"
+_PHASE_KEY = b"ph"
 _EVENT_START = re.compile(rb'\{\s*"(?:ph|name|cat|pid|args)"\s*:')
 _WHOLE_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
-_MOST_PIECES_JOINED = 8
+_MAX_PIECES_JOINED = 8
 """An event may hold lists of objects: so many false boundaries are looked across."""
-_MOST_ENDS_TRIED = 32
-_MOST_BYTES_MENDED = 256 * 1024
+_MAX_ENDS_TRIED = 32
+_MAX_BYTES_REPAIRED = 256 * 1024
 """No event that is worth mending is longer."""
-_SMALL_EFFORT_BYTES = 32 * 1024
+_BASE_EFFORT_BYTES = 32 * 1024
 _EFFORT = 8
 """One damaged event may cost mending so many bytes, and so many times its own length: the work stays linear."""
-_MOST_BYTES_HELD = 16 * 1024 * 1024
+_MAX_BYTES_HELD = 16 * 1024 * 1024
 """No event is larger; text without a boundary is given up in such portions."""
 
 
@@ -71,7 +71,7 @@ class Recovery:
     def _run_through(self) -> None:
         """Decode runs of events: shorter ones after a failure, longer ones after a success."""
         bounds = [(match.start() + 1, match.end() - 1) for match in _BETWEEN_EVENTS.finditer(self._buffer)]
-        if self._is_last or len(self._buffer) > _MOST_BYTES_HELD:
+        if self._is_last or len(self._buffer) > _MAX_BYTES_HELD:
             bounds.append((len(self._buffer), len(self._buffer)))
         index, run = 0, len(bounds)
         while index < len(bounds) and not self.array_closed:
@@ -85,7 +85,7 @@ class Recovery:
                 continue
             else:
                 start, num_damaged = self.consumed, self.repaired + self.dropped
-                num_covered = self._take_one(bounds[index : index + _MOST_PIECES_JOINED])
+                num_covered = self._take_one(bounds[index : index + _MAX_PIECES_JOINED])
                 if self.damaged_at is None and self.repaired + self.dropped > num_damaged:
                     self.damaged_at = start
                 if num_covered == 0:
@@ -104,10 +104,10 @@ class Recovery:
             if self._close_array(piece, self._accept) or self._accept(piece):
                 return num_covered
         # Only text that no reading fits is mended: mending the first half of a name that holds `},{` would spoil it.
-        is_held = len(self._buffer) - self.consumed <= _MOST_BYTES_HELD
-        if len(bounds) < _MOST_PIECES_JOINED and _seems_cut(pieces[0]) and not self._is_last and is_held:
+        is_held = len(self._buffer) - self.consumed <= _MAX_BYTES_HELD
+        if len(bounds) < _MAX_PIECES_JOINED and _seems_cut(pieces[0]) and not self._is_last and is_held:
             return 0
-        self._effort_left = _SMALL_EFFORT_BYTES + _EFFORT * len(pieces[0])
+        self._effort_left = _BASE_EFFORT_BYTES + _EFFORT * len(pieces[0])
         for num_covered, piece in enumerate(pieces, start=1):
             if self._close_array(piece, self._accept_mended) or self._accept_mended(piece):
                 return num_covered
@@ -118,7 +118,7 @@ class Recovery:
         """Whether the array ends within the piece, with or without a last event before its bracket."""
         if closing := _CLOSES_AT_ONCE.match(piece):
             return self._end_after(closing.end())
-        for ending in list(_END_OF_ARRAY.finditer(piece))[:_MOST_ENDS_TRIED]:
+        for ending in list(_END_OF_ARRAY.finditer(piece))[:_MAX_ENDS_TRIED]:
             event = piece[: ending.start() + 1]
             is_open = event.count(b"{") > event.count(b"}") and _seems_cut(event)
             if not is_open and accept(event):
@@ -148,12 +148,12 @@ class Recovery:
 
     def _accept_mended(self, piece: bytes) -> bool:
         """Accept what mending makes of one event; two that run into each other would be mended into one."""
-        if len(piece) > _MOST_BYTES_MENDED or len(_EVENT_MARK.findall(piece)) > 1:
+        if len(piece) > _MAX_BYTES_REPAIRED or len(_EVENT_MARK.findall(piece)) > 1:
             return False
-        if self._effort_left < 0 or _KIND not in piece:  # no event without its kind is of use
+        if self._effort_left < 0 or _PHASE_KEY not in piece:  # no event without its kind is of use
             return False
         self._effort_left -= len(piece)
-        for text in mended(piece):
+        for text in repairs(piece):
             events = decode_exact(b"[" + text + b"]") or (decode_leniently(b"[" + text + b"]") or [()])[0]
             if events and all(map(_is_plausible, events)):
                 self.events += events
@@ -171,7 +171,7 @@ class Recovery:
         is_done = self._effort_left >= 0
         for start, stop in zip(starts, [*starts[1:], len(piece)], strict=True):
             part = piece[start:stop]
-            self._effort_left = _SMALL_EFFORT_BYTES  # mended once, whatever the whole has cost
+            self._effort_left = _BASE_EFFORT_BYTES  # mended once, whatever the whole has cost
             end = part.rfind(b"}") + 1
             was_tried = end == len(piece) and is_done  # the whole piece: no reading and no mending fitted it
             if end and not was_tried and _EVENT_MARK.search(part) and self._accept_by_any_means(part[:end]):
@@ -221,36 +221,36 @@ _ENDS_VALUE = re.compile(rb'"\s*(?:\}|\]|,\s*"[^"\\]*"\s*:|,\s*[-\d"{\[]|\Z)')
 _ENDS_VALUE_IN_OBJECT = re.compile(rb'"\s*(?:\}|,\s*"[^"\\]*"\s*:|\Z)')
 
 
-def mended_throughout(events_text: bytes) -> bytes:
+def repair_block(events_text: bytes) -> bytes:
     """Many events at once, quickly: only damage that runs through whole files and is told without parsing."""
     text = events_text.decode("utf-8", errors="replace").encode()
     text = _DECIMAL_COMMA_OF_KEY.sub(rb"\1.", text)
     text = _NOT_A_NUMBER_OF_KEY.sub(rb"\1null", text)
-    return _mend_escapes(text, _CONTROL_BUT_BLANK)
+    return _repair_escapes(text, _CONTROL_BUT_BLANK)
 
 
-def mended(event_text: bytes) -> Iterator[bytes]:
+def repairs(event_text: bytes) -> Iterator[bytes]:
     """Texts that the event may have been meant to be, the least daring change first."""
     valid_utf8 = event_text.decode("utf-8", errors="replace").encode()
-    yield _mend(valid_utf8)
-    yield _mend(_KEY_WITHOUT_QUOTE.sub(rb'\1"', valid_utf8))
+    yield _repair_json(valid_utf8)
+    yield _repair_json(_KEY_WITHOUT_QUOTE.sub(rb'\1"', valid_utf8))
     for backslash_escapes in (True, False):
         requoted = _escape_inner_quotes(valid_utf8, backslash_escapes=backslash_escapes)
-        yield _mend(requoted)
+        yield _repair_json(requoted)
 
 
-def _mend(text: bytes) -> bytes:
+def _repair_json(text: bytes) -> bytes:
     """Structure is mended between the strings only, so that a name like "f(,,)" stays as it is."""
     pieces = _STRING.split(text)  # every second one is a string
-    strings = [_mend_string(string) if _SUSPECT.search(string) else string for string in pieces[1::2]]
-    between = _mend_structure(b'""'.join(pieces[::2])).split(b'""')
+    strings = [_repair_string(string) if _SUSPECT.search(string) else string for string in pieces[1::2]]
+    between = _repair_structure(b'""'.join(pieces[::2])).split(b'""')
     if len(between) != len(strings) + 1:
         return text
     pieces[::2], pieces[1::2] = between, strings
     return b"".join(pieces)
 
 
-def _mend_structure(bare: bytes) -> bytes:
+def _repair_structure(bare: bytes) -> bytes:
     bare = _NOT_A_NUMBER.sub(b"null", bare)
     bare = _DECIMAL_COMMA.sub(rb"\1.", bare)
     bare = _DOUBLE_COMMA.sub(b",", bare)
@@ -260,14 +260,14 @@ def _mend_structure(bare: bytes) -> bytes:
     return _LEADING_ZERO.sub(rb"\1", bare)
 
 
-def _mend_string(quoted: bytes) -> bytes:
-    inner = _mend_escapes(quoted[1:-1], _CONTROL)
+def _repair_string(quoted: bytes) -> bytes:
+    inner = _repair_escapes(quoted[1:-1], _CONTROL)
     if _SURROGATE.search(inner):
         inner = _without_lone_surrogates(inner)
     return b'"' + inner + b'"'
 
 
-def _mend_escapes(text: bytes, control: re.Pattern[bytes]) -> bytes:
+def _repair_escapes(text: bytes, control: re.Pattern[bytes]) -> bytes:
     text = _BAD_ESCAPE.sub(lambda match: match[0] if match[1] else b"\\\\", text)
     return control.sub(lambda match: b"\\u%04x" % match[0][0], text)
 

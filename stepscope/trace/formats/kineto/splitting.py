@@ -21,13 +21,13 @@ from stepscope.trace.formats.kineto.events import (
     decode_fast,
     decode_leniently,
 )
-from stepscope.trace.formats.kineto.repair import Recovery, mended_throughout
+from stepscope.trace.formats.kineto.repair import Recovery, repair_block
 from stepscope.trace.formats.kineto.scanning import BatchScanner, ScannedBatch
 from stepscope.trace.formats.kineto.text import TextWindow, TraceText
 
 _BETWEEN_EVENTS = re.compile(rb"\}\s*,\s*\{")
 _TAIL_WINDOW_BYTES = 64 * 1024
-_MOST_CUTS_TRIED = 4
+_MAX_CUTS_TRIED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class EventSplitter:
             return None
         separator = self._separator_at(end, start)
         damaged = self._window.text(end)
-        text = mended_throughout(damaged)
+        text = repair_block(damaged)
         before, after = damaged.split(separator), text.split(separator)
         events = decode_fast(b"[" + text + b"]") if len(before) == len(after) else None
         if not events or len(events) != len(after):
@@ -154,7 +154,7 @@ class EventSplitter:
         if known >= 0:
             yield known + 1, known + len(self._separator) - 1
         found = self._window.matches(_BETWEEN_EVENTS, max(0, len(self._window) - _TAIL_WINDOW_BYTES))
-        for begin, end in reversed(found[-_MOST_CUTS_TRIED:]):
+        for begin, end in reversed(found[-_MAX_CUTS_TRIED:]):
             yield begin + 1, end - 1
 
     def _take_carefully(self, *, is_last: bool) -> Sequence[ExactEvent]:
@@ -175,10 +175,10 @@ class EventSplitter:
 
 EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BETWEEN_DOCUMENTS = re.compile(rb"\}[\s\x00]*\{")
-_MOST_KEYS_TRIED = 4
-_MOST_STARTS_TRIED = 32
+_MAX_KEYS_TRIED = 4
+_MAX_STARTS_TRIED = 32
 """More places where a document could begin are strings that look like it."""
-LONGEST_KEY_BYTES = 4096
+MAX_KEY_BYTES = 4096
 """The key, its colon and its bracket, with blanks between."""
 
 
@@ -197,8 +197,8 @@ def next_document(tail: bytes, searched: int = 0) -> int | None:
         tail: from behind the array's bracket.
         searched: so much of it is known to hold no key traceEvents.
     """
-    for key in islice(EVENTS_KEY.finditer(tail, searched), _MOST_KEYS_TRIED):
-        for between in islice(_BETWEEN_DOCUMENTS.finditer(tail, 0, key.start()), _MOST_STARTS_TRIED):
+    for key in islice(EVENTS_KEY.finditer(tail, searched), _MAX_KEYS_TRIED):
+        for between in islice(_BETWEEN_DOCUMENTS.finditer(tail, 0, key.start()), _MAX_STARTS_TRIED):
             start = between.end() - 1
             if is_top_level(tail[start : key.start()]):
                 return start

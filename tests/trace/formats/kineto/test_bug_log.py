@@ -1,4 +1,4 @@
-"""Does the reader survive what users of other trace tools have reported? Entry n: the list in docs/trace-quality.md."""
+"""Reading traces with the defects that users of other tools reported. Entry n: docs/explanation/trace-quality.md."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from stepscope.core.errors import DataError, NotATraceError
 from stepscope.trace.columns import NONE, Category, Lane, TraceColumns
 from stepscope.trace.formats.kineto import repair
-from stepscope.trace.formats.kineto.reader import read_trace_stream
-from stepscope.trace.formats.kineto.repair import mended
+from stepscope.trace.formats.kineto.repair import repairs
+from tests.trace.one_rank import read_trace_stream
 
 GOOD = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":9,"tid":9,"ts":1.0,"dur":2.0}'
 
@@ -246,11 +246,11 @@ def test_what_cannot_be_mended_costs_a_few_times_its_text(kind: str, monkeypatch
     tried: list[int] = []
 
     def counted(text: bytes) -> Iterator[bytes]:
-        for meant in mended(text):
+        for meant in repairs(text):
             tried.append(len(meant))
             yield meant
 
-    monkeypatch.setattr(repair, "mended", counted)
+    monkeypatch.setattr(repair, "repairs", counted)
     damaged = GOOD[:-1] + f', "args": {{"x": {HARD_TO_MEND[kind]}}}}}'
     trace = _read("[" + ",".join([GOOD, *[damaged] * 20]) + "]")
     assert (len(trace), trace.quality.repaired, trace.quality.dropped) == (1, 0, 20)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.trace.formats.kineto.fields import LARGEST_START_NS, UNKNOWN_NS, durations_ns, exact_starts_ns, starts_ns
+from stepscope.trace.formats.kineto.fields import MAX_START_NS, UNKNOWN_NS, durations_ns, exact_starts_ns, starts_ns
 
 THOUSANDTHS = st.integers(1 - 2**43 * 1000, 2**43 * 1000 - 1).map(lambda ns: float(Decimal(ns) / 1000))
 MICROSECONDS = st.integers(-(2**70), 2**70) | THOUSANDTHS
@@ -26,7 +26,7 @@ def test_floats_and_integers_below_the_limit_need_no_second_look(values: list[in
 def test_integers_are_exact_up_to_the_largest_start(values: list[int]) -> None:
     fast = starts_ns(values)
     assert fast is not None
-    expected = [value * 1000 if abs(value * 1000) <= LARGEST_START_NS else int(UNKNOWN_NS) for value in values]
+    expected = [value * 1000 if abs(value * 1000) <= MAX_START_NS else int(UNKNOWN_NS) for value in values]
     assert fast.tolist() == expected
 
 

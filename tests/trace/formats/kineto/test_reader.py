@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError
-from stepscope.trace.columns import NONE, Category, Device, KernelLaunch, Lane, ProcessGroup, TraceColumns
-from stepscope.trace.formats.kineto.reader import read_trace, read_trace_stream
+from stepscope.trace.columns import NONE, Category, KernelLaunch, Lane, ProcessGroup, TraceColumns, TraceDevice
+from tests.trace.one_rank import read_trace, read_trace_stream
 
 
 def _read(
@@ -329,8 +329,8 @@ def test_the_limits_of_a_device_are_read() -> None:
     limits |= {"numSms": 132, "regsPerMultiprocessor": 65536, "sharedMemPerMultiprocessor": 233472}
     trace = _read(json.dumps({"deviceProperties": [limits, {"id": 1}], "traceEvents": [_event()]}))
     assert trace.header.devices == (
-        Device(0, "", 132, None, (9, 0), 32, 2048, 65536, 233472),
-        Device(1, "", None, None),
+        TraceDevice(0, "", 132, None, (9, 0), 32, 2048, 65536, 233472),
+        TraceDevice(1, "", None, None),
     )
 
 

@@ -18,7 +18,7 @@ def test_text_that_can_hold_no_event_is_not_mended(monkeypatch: pytest.MonkeyPat
         mended.append(piece)
         return []
 
-    monkeypatch.setattr(repair, "mended", mend)
+    monkeypatch.setattr(repair, "repairs", mend)
     found = Recovery(b'{"args":[{"args":' + b'},{"args":[{"args":' * 200 + b"}]}," + _EVENT, is_last=True)
     assert [piece for piece in mended if b"ph" not in piece] == []
     assert found.dropped > 0

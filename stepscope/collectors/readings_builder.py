@@ -1,0 +1,103 @@
+"""Readings builder: values, missing metrics with their reasons and findings of one source, with plausibility checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from stepscope.core.metrics import Unit
+from stepscope.core.metrics.gpu import BY_NAME, FABRIC_METRICS
+from stepscope.core.metrics.host import CPU_METRICS_OF_DCGM
+from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, MissingReason, Reading
+
+_UNITS = {metric.name: metric.unit for metric in (*BY_NAME.values(), *FABRIC_METRICS, *CPU_METRICS_OF_DCGM)}
+_MAX_CLAMPED = 2.0
+"""Ratios over 1 happen: counters of a MIG instance are scaled by the whole GPU's (1.294 in NVIDIA/DCGM#152). What is
+far over is no measurement."""
+
+
+class NoValue(NamedTuple):
+    """Why there is no value.
+
+    Attributes:
+        reason: as of a `Missing`.
+        detail: one line for people, with the file or the driver's own words; empty where the reason says it all.
+    """
+
+    reason: MissingReason
+    detail: str = ""
+
+
+class ReadingsBuilder:
+    """Readings, missing metrics and findings, added one by one.
+
+    Attributes:
+        time_ns: time of the readings, ns since the epoch.
+        labels: carried by all of them.
+    """
+
+    def __init__(self, time_ns: int, labels: Labels = (), *, prefix: str = "") -> None:
+        """
+        Args:
+            prefix: put before the names of metrics that `add` and `miss` are given.
+        """
+        self.time_ns = time_ns
+        self.labels = labels
+        self.readings: list[Reading] = []
+        self.missing: list[Missing] = []
+        self.findings: list[Finding] = []
+        self._prefix = prefix
+
+    def add(self, name: str, value: float | NoValue, /, **further: str | int) -> None:
+        """Add a value in base units, or why there is none; a name of "" stands for all metrics.
+
+        Args:
+            further: labels beside those of all.
+        """
+        self.add_labelled(self._prefix + name if name else "", value, self.with_labels(further))
+
+    def add_labelled(self, metric: str, value: float | NoValue, labels: Labels, time_ns: int | None = None) -> None:
+        """Add a value of a metric by its full name, with exactly these labels."""
+        if isinstance(value, NoValue):
+            self.missing.append(Missing(metric, labels, value.reason, value.detail))
+        else:
+            self.readings.append(Reading(metric, value, labels, self.time_ns if time_ns is None else time_ns))
+
+    def miss(self, names: Iterable[str], why: NoValue, /, **further: str | int) -> None:
+        """Several metrics have no value for one reason."""
+        for name in names:
+            self.add(name, why, **further)
+
+    def note(self, code: str, message: str, /, **further: str | int) -> None:
+        """Add a finding."""
+        self.findings.append(Finding(code, message, self.with_labels(further), self.time_ns))
+
+    def checked(self, metric: str, value: float, labels: Labels, *, answer: str) -> float | NoValue:
+        """The value if its unit allows it; a ratio slightly over 1 becomes 1, with a finding.
+
+        Args:
+            answer: what the source said, for people: "NVML reports 250".
+        """
+        unit = _UNITS.get(metric)
+        if (value < 0.0 and unit is not Unit.CELSIUS) or (value > _MAX_CLAMPED and unit is Unit.RATIO):
+            return NoValue(MissingReason.UNREADABLE, f"{answer}, which is not possible")
+        if value <= 1.0 or unit is not Unit.RATIO:
+            return value
+        message = f"{metric} is {value:.3f}, over 1, and is clamped to 1"
+        self.findings.append(Finding("clamped", message, labels, self.time_ns))
+        return 1.0
+
+    def collection(self) -> Collection:
+        """All that was added."""
+        return Collection(tuple(self.readings), tuple(self.missing), tuple(self.findings))
+
+    def with_labels(self, further: dict[str, str | int]) -> Labels:
+        """The labels of all and further ones."""
+        if not further:
+            return self.labels
+        return tuple(sorted((*self.labels, *[(name, str(value)) for name, value in further.items()])))
+
+
+def scaled(value: float, scale: float) -> float:
+    """`value` in base units: divided where the scale is below 1, for 71.722 instead of 71.72200000000001."""
+    return value * scale if scale >= 1.0 else value / round(1.0 / scale)

@@ -1,0 +1,135 @@
+"""Panels as Dash components: the mapping of element trees, and the canvas of the time lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import dash_mantine_components as dmc
+from dash import html
+from dash.development.base_component import Component
+
+from stepscope.core.documents.analysis import Analysis
+from stepscope.core.text.numbers import UNKNOWN, counted, milliseconds, percent
+from stepscope.core.text.wording import category_words
+from stepscope.core.vocabulary.categories import CATEGORY_ORDER, TimeCategory
+from stepscope.core.vocabulary.palette import pattern
+from stepscope.workflow.panels.elements import (
+    Child,
+    Column,
+    Element,
+    clean,
+    legend,
+    number_column,
+    panel,
+    table,
+    tabs,
+    tag,
+)
+from stepscope.workflow.panels.ledger import present_categories
+
+MAX_STEP_ROWS = 256
+"""Rows are built before anyone opens the table, so a large job's are left to the command line."""
+
+_PROPERTIES = {"class": "className", "tabindex": "tabIndex"}
+"""HTML attribute -> Dash property, where they differ."""
+
+
+def to_dash(node: str | Element) -> Any:
+    """The tree as Dash components; a text is itself."""
+    if isinstance(node, str):
+        return clean(node)
+    if node.kind == "info":
+        return _tooltip(**node.attributes)
+    if node.kind == "tabs":
+        return _tabs(node)
+    children = [to_dash(child) for child in node.children]
+    named: dict[str, Any] = {_PROPERTIES.get(name, name): value for name, value in node.attributes.items()}
+    if style := named.get("style"):
+        named["style"] = dict(declaration.split(":", 1) for declaration in style.split(";"))
+    return getattr(html, node.kind.capitalize())(children or None, **named)
+
+
+def _tooltip(text: str, about: str) -> Component:
+    """An (i) that explains on hover and on keyboard focus."""
+    tooltip: Component = dmc.Tooltip(
+        html.Button("i", type="button", className="ss-info", **attributes({"aria-label": f"{about} {text}"})),
+        label=text,
+        multiline=True,
+        w=340,
+        withArrow=True,
+        events={"hover": True, "focus": True, "touch": True},
+    )
+    return tooltip
+
+
+def _tabs(node: Element) -> Component:
+    bodies = {tab.attributes["title"]: tab.children for tab in node.children if isinstance(tab, Element)}
+    panels = [dmc.TabsPanel(list(map(to_dash, body)), value=title, pt="md") for title, body in bodies.items()]
+    drawn: Component = dmc.Tabs(
+        [dmc.TabsList([dmc.TabsTab(title, value=title) for title in bodies]), *panels],
+        value=next(iter(bodies)),
+        variant="pills",
+        id=node.attributes["id"],
+        className="ss-tabs",
+        keepMounted=True,
+    )
+    return drawn
+
+
+def attributes(named: Mapping[str, object]) -> dict[str, Any]:
+    """Keyword arguments for `html.*`: Dash takes any `data-*` and `aria-*`, but its signatures know none of them."""
+    return dict(named)
+
+
+def timeline_panel(run_id: str, analysis: Analysis) -> Element:
+    """The canvas that assets/20-timeline.js draws, and its steps as a table.
+
+    The script mounts itself where it finds `data-timeline`; all it needs is in the data attributes.
+    """
+    ranks = [rank.rank for rank in analysis.ranks]
+    categories = present_categories(analysis)
+    canvas = tag(
+        "div",
+        id="timeline-canvas",
+        class_="ss-timeline",
+        data_timeline=f"/api/v1/runs/{quote(run_id, safe='')}/timeline",
+        data_ranks=json.dumps(ranks),
+        data_words=json.dumps({c.value: [category_words(c), pattern(c)] for c in CATEGORY_ORDER}),
+        data_label=(
+            f"Time line of {counted(len(ranks), 'rank')} over {counted(analysis.job.num_steps, 'step')}; "
+            "the tab Table says the same"
+        ),
+    )
+    return panel(
+        "What did each rank do, step by step?",
+        tabs("timeline", {"Chart": [legend(categories), canvas], "Table": _step_table(analysis, categories)}),
+        key="timeline",
+        source=(
+            "timeline.json: the ledger's slices on the job's clock. Zoomed out, a column is split by each heading's "
+            "share of its time, so the area of a colour is its time; zoomed in, slices are exact. "
+            "Lines mark step boundaries."
+        ),
+    )
+
+
+def _step_table(analysis: Analysis, categories: list[TimeCategory]) -> Child:
+    columns = [
+        Column("Rank, step"),
+        number_column("Length"),
+        *(number_column(category_words(category)) for category in categories),
+    ]
+    steps = [(rank, step) for rank in analysis.ranks for step in sorted(rank.steps, key=lambda step: step.index)]
+    rows = [
+        [
+            f"rank {rank.rank}, step {step.index}",
+            milliseconds(step.ms),
+            *(percent(step.ledger[c]) if c in step.ledger else UNKNOWN for c in categories),
+        ]
+        for rank, step in steps[:MAX_STEP_ROWS]
+    ]
+    return table(
+        columns, rows, caption="Every whole step of every rank", num_all=len(steps), what="rows", class_="ss-wide"
+    )

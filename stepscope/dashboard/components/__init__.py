@@ -1,1 +1,0 @@
-"""Panels of a run's page as Dash components."""
