@@ -183,15 +183,12 @@ def _answer(route: Route, path: str, body: bytes = b"") -> Any:
 
 
 def _with_any_label(node: Any) -> Any:
-    """A node whose labels and shares have no names: which there are depends on the device."""
-    of_classes = [one["spent"] for one in node["devices"] if one["spent"]] + [
-        one["told"] for one in node["job_classes"]
-    ]
-    mappings = [(one, "labels") for one in (*node["devices"], *node["events"])] + [
-        (one, "shares") for one in of_classes
-    ]
-    for where, name in mappings:
-        where[name] = {ANY_KEY: value for value in where[name].values()}
+    """A node with one label and one share for any: which there are depends on the device."""
+    classes = [one["spent"] for one in node["devices"]] + [one["told"] for one in node["job_classes"]]
+    for one in (*node["devices"], *node["events"]):
+        one["labels"] = {ANY_KEY: next(iter(one["labels"].values()))}
+    for one in filter(None, classes):
+        one["shares"] = {ANY_KEY: next(iter(one["shares"].values()), 0.5)}
     return node
 
 
