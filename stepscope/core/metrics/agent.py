@@ -59,7 +59,7 @@ TRAINING_METRICS: tuple[Metric, ...] = (
     _rank("heartbeat_age_seconds", "Time since the latest heartbeat of the process; it sends one every second."),
     _training("hang", "1: the run hangs; kind: host, device, desync, unknown.", "run", "kind"),
     _rank("hang_guilty", "1: this rank causes the hang."),
-    _training("nccl_stalled_seconds", "Time for which NCCL RAS has reported unequal operation counts of a communicator.",
+    _training("nccl_stalled_seconds", "Time for which NCCL RAS reports unequal counts of operations.",
               "run", "communicator"),
     _link("connections", "Connected training processes."),
     _kineto("processes", "Processes with KINETO_USE_DAEMON=1 that poll the agent."),

@@ -101,7 +101,7 @@ GPU_METRICS: tuple[Metric, ...] = (
          dcgm=_field("PROF_SM_OCCUPANCY", "PROF_SM_OCCUPANCY_RATIO")),
     _gpu("tensor_active_ratio", "Share of cycles in which any tensor core pipe was active.",
          dcgm=_field("PROF_PIPE_TENSOR_ACTIVE", "PROF_TENSOR_UTIL_RATIO")),
-    _gpu("tensor_hmma_active_ratio", "Share of cycles in which the tensor core pipe for floats of up to 16 bits was active.",
+    _gpu("tensor_hmma_active_ratio", "Share of cycles in which the tensor core pipe for 16-bit floats was active.",
          dcgm=_field("PROF_PIPE_TENSOR_HMMA_ACTIVE", "PROF_HMMA_UTIL_RATIO")),
     _gpu("tensor_imma_active_ratio", "Share of cycles in which the tensor core pipe for integers was active.",
          dcgm=_field("PROF_PIPE_TENSOR_IMMA_ACTIVE", "PROF_IMMA_UTIL_RATIO")),
