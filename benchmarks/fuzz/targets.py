@@ -43,7 +43,7 @@ from stepscope.store.documents import (
 )
 from stepscope.store.step_records import read_pace, read_step_telemetry
 from stepscope.trace.columns import TraceColumns
-from stepscope.trace.formats.kineto.reader import read_ranks_stream
+from stepscope.trace.formats.kineto.reader import read_kineto
 from stepscope.workflow.analyze import read_job
 from stepscope.workflow.fan_out.engine import FanOut
 from stepscope.workflow.junit import gates_as_junit
@@ -86,7 +86,7 @@ def read_text(text: bytes, random: Random, *, both_ways: bool) -> list[TraceColu
 
     def read() -> list[TraceColumns] | StepscopeError:
         try:
-            return read_ranks_stream(
+            return read_kineto(
                 io.BytesIO(text), path=path, file_bytes=len(text), block_bytes=block_bytes, keep_python_functions=keep
             )
         except StepscopeError as error:
@@ -229,7 +229,7 @@ def known_analysis() -> Analysis:
     from stepscope.analyzer.rank import view_rank
 
     texts = [json.dumps(document).encode() for document in json.loads(base_jobs()[0])]
-    traces = [read_ranks_stream(io.BytesIO(text), path="t.json", file_bytes=len(text))[0] for text in texts]
+    traces = [read_kineto(io.BytesIO(text), path="t.json", file_bytes=len(text))[0] for text in texts]
     return analyse_job([view_rank(trace, rank) for rank, trace in enumerate(traces)], JobContext())[0]
 
 

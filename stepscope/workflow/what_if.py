@@ -18,7 +18,8 @@ from stepscope.core.errors import DataError, from_os_error
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.wording import cause_phrase
 from stepscope.core.vocabulary.causes import Cause
-from stepscope.trace.formats.operation_table import meta_path, read_operation_table
+from stepscope.trace.formats.operation_table import meta_path
+from stepscope.trace.reading import has_operations_name, read_operations
 from stepscope.workflow.analyze import read_job
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress
 
@@ -75,7 +76,7 @@ def find_operation_table(paths: Sequence[str]) -> Path | None:
 def _tables_at(path: Path) -> list[Path]:
     try:
         if path.is_dir():
-            return sorted(path.glob("trace-*.parquet"))
+            return sorted(inner for inner in path.iterdir() if has_operations_name(inner.name))
     except OSError as error:
         raise from_os_error(error, "cannot be read", where=str(path)) from error
     return [path] if path.suffix == ".parquet" else []
@@ -91,7 +92,7 @@ def what_if_of_table(path: Path, causes: Collection[Cause] = ()) -> WhatIfReport
     Raises:
         DataError: the table cannot be used.
     """
-    table = read_operation_table(path)
+    table = read_operations(path)
     if not table.duration_seconds.any():
         raise _no_time(path)
     grid = arrange(table)

@@ -17,8 +17,8 @@ from stepscope.core.errors import DataError
 from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.core.vocabulary.causes import Cause
 from stepscope.store.documents import encode_document
-from stepscope.trace.formats.kineto.reader import read_trace
 from stepscope.workflow.analyze import analyze, view_files
+from tests.trace.one_rank import read_trace
 from tests.workflow.written_traces import STEPS, trace_document
 
 Event = dict[str, Any]

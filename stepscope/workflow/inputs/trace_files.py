@@ -13,11 +13,9 @@ from stepscope.core.documents.run_directory import TRACES_FOLDER
 from stepscope.core.errors import DataError, from_os_error
 from stepscope.store.runs import is_recorded_run
 from stepscope.trace.columns import TraceColumns
-from stepscope.trace.formats.kineto.reader import read_ranks, read_ranks_stream
+from stepscope.trace.reading import has_rank_name, read_ranks, read_ranks_stream
 from stepscope.workflow.inputs.paths import check_readable, refuse_many_runs
 
-_TRACE_NAME = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
-_UNFINISHED = re.compile(r"\.json(\.gz)?\.tmp$", re.IGNORECASE)
 _NOT_TRACES = frozenset({"run.json", "analysis.json", "timeline.json", "truth.json"})
 _CAPTURE = re.compile(r"step(\d+)(?:-attempt(\d+))?$")
 
@@ -147,7 +145,7 @@ def _in_folder(folder: Path, notices: list[Notice]) -> list[str]:
 
 def _note_unfinished(folder: Path, notices: list[Notice]) -> None:
     """The profiler writes to name.tmp and renames it when the trace is whole."""
-    unfinished = sorted(path.name for path in folder.iterdir() if _UNFINISHED.search(path.name))
+    unfinished = sorted(p.name for p in folder.iterdir() if p.suffix.lower() == ".tmp" and has_rank_name(p.stem))
     if unfinished:
         shown = ", ".join(unfinished[:4]) + (", ..." if len(unfinished) > 4 else "")
         notices.append(Notice("unfinished_file", f"{folder}: still being written or broken off, left out: {shown}"))
@@ -159,7 +157,7 @@ def _traces_in(folder: Path) -> list[str]:
 
 def _names_a_trace(name: str) -> bool:
     """Hidden files are some writer's unfinished ones."""
-    return bool(_TRACE_NAME.search(name)) and name not in _NOT_TRACES and not name.startswith(".")
+    return has_rank_name(name) and name not in _NOT_TRACES and not name.startswith(".")
 
 
 def _in_store(url: str) -> list[str]:

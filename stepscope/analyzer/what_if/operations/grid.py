@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.core.errors import DataError
-from stepscope.trace.formats.operation_table import OperationTable
+from stepscope.trace.operations import OperationTable
 
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"

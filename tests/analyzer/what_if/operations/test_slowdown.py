@@ -13,7 +13,8 @@ from stepscope.analyzer.what_if.operations.dependencies import Dependencies, fin
 from stepscope.analyzer.what_if.operations.grid import Grid, arrange
 from stepscope.analyzer.what_if.operations.slowdown import Replay, Slowdown, find_slowdown
 from stepscope.core.errors import DataError
-from stepscope.trace.formats.operation_table import OperationTable, read_operation_table
+from stepscope.trace.formats.operation_table import read_operation_table
+from stepscope.trace.operations import OperationTable
 from tests.analyzer.what_if.operations.pipelined_job import (
     Task,
     all_forwards_first,
