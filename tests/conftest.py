@@ -1,4 +1,4 @@
-"""Where are the recorded traces and the browser, and how patient are the property tests?"""
+"""Fixtures of all tests: the recorded traces, the browser, and the profile of the property tests."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
-from playwright.sync_api import Browser, expect, sync_playwright
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 _SHARED_TRACES = Path(__file__).resolve().parents[1].parent / "shared" / "traces"
 
@@ -55,7 +58,9 @@ def shared_traces() -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A headless Chromium."""
+    """A headless Chromium, driven by playwright; tests without it need neither."""
+    from playwright.sync_api import expect, sync_playwright
+
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
         pytest.skip("no Chromium on this machine")

@@ -16,7 +16,7 @@ import importlib.util
 from pathlib import Path
 
 from stepscope.analyzer.rank import view_rank
-from stepscope.trace.formats.kineto.reader import read_trace
+from stepscope.trace.reading import read_ranks
 
 GOAL = 0.90
 
@@ -31,16 +31,17 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- |")
     worst = 1.0
     for path in paths:
-        found = view_rank(read_trace(path), 0).coverage
+        found = view_rank(read_ranks(path)[0], 0).coverage
         worst = min(worst, found.costed)
         shares = (found.model, found.borrowed, found.parameters, found.costed, found.by_name, found.none)
         print(f"| {path.name.split('.json')[0]} | " + " | ".join(f"{share:.1%}" for share in shares) + " |")
     print(f"\n{len(paths)} traces, least share with known cost {worst:.1%} (goal {GOAL:.0%})\n")
-    step = view_rank(read_trace(folder / "h100x2/ddp/ddp.rank0.json.gz"), 0).step_flops or 0.0
+    step = view_rank(read_ranks(folder / "h100x2/ddp/ddp.rank0.json.gz")[0], 0).step_flops or 0.0
     print(f"GPT step: {step:.5e} FLOPs, closed form {gpt_flops():.5e}, {step / gpt_flops() - 1:+.3%}")
     if importlib.util.find_spec("torch"):
         step = (
-            view_rank(read_trace(folder / "public/kineto/resnet50_num_workers_0.pt.trace.json.gz"), 0).step_flops or 0.0
+            view_rank(read_ranks(folder / "public/kineto/resnet50_num_workers_0.pt.trace.json.gz")[0], 0).step_flops
+            or 0.0
         )
         reference = resnet50_flops()
         print(f"ResNet-50 step: {step:.5e} FLOPs, counted {reference:.5e}, {step / reference - 1:+.3%}")

@@ -150,15 +150,15 @@ def _seeds() -> dict[str, list[bytes]]:
     from stepscope.analyzer.job import analyse_job
     from stepscope.analyzer.rank import view_rank
     from stepscope.analyzer.summaries import JobContext, timeline
-    from stepscope.store.documents import encode_analysis, encode_timelines
-    from stepscope.trace.formats.kineto.reader import read_ranks_stream
+    from stepscope.store.documents import encode_document, encode_timelines
+    from stepscope.trace.formats.kineto.reader import read_kineto
 
     analyses, timelines = [], []
     for job in base_jobs()[:4]:
         texts = [json.dumps(document).encode() for document in json.loads(job)]
-        traces = [read_ranks_stream(io.BytesIO(text), path="t.json", file_bytes=len(text))[0] for text in texts]
+        traces = [read_kineto(io.BytesIO(text), path="t.json", file_bytes=len(text))[0] for text in texts]
         analysis, views = analyse_job([view_rank(trace, rank) for rank, trace in enumerate(traces)], JobContext())
-        analyses.append(encode_analysis(analysis))
+        analyses.append(encode_document(analysis))
         timelines.append(encode_timelines([timeline(view) for view in views]))
     run = {
         "schema": "stepscope.run/1", "run": "x", "host": "n", "world_size": 2, "mesh": {"dp": 2, "tp": 1},

@@ -38,15 +38,12 @@ from stepscope.store.documents import (
     decode_analysis,
     decode_manifest,
     decode_timelines,
-    encode_analysis,
-    encode_comparison,
     encode_document,
     encode_timelines,
-    encode_what_if,
 )
 from stepscope.store.step_records import read_pace, read_step_telemetry
 from stepscope.trace.columns import TraceColumns
-from stepscope.trace.formats.kineto.reader import read_ranks_stream
+from stepscope.trace.formats.kineto.reader import read_kineto
 from stepscope.workflow.analyze import read_job
 from stepscope.workflow.fan_out.engine import FanOut
 from stepscope.workflow.junit import gates_as_junit
@@ -89,7 +86,7 @@ def read_text(text: bytes, random: Random, *, both_ways: bool) -> list[TraceColu
 
     def read() -> list[TraceColumns] | StepscopeError:
         try:
-            return read_ranks_stream(
+            return read_kineto(
                 io.BytesIO(text), path=path, file_bytes=len(text), block_bytes=block_bytes, keep_python_functions=keep
             )
         except StepscopeError as error:
@@ -172,7 +169,7 @@ def run_job(files: Sequence[bytes], random: Random) -> str:
     assert decode_timelines(encode_timelines(timelines)) == timelines
     show(analysis, timelines, in_terminal=random.random() < SHARE_IN_TERMINAL)
     try:
-        encode_what_if(what_if_job(job.views, job.context))
+        encode_document(what_if_job(job.views, job.context))
     except DataError:
         return "analysed and shown; no replay"
     return "analysed, shown and replayed"
@@ -187,7 +184,7 @@ def _check(analysis: Analysis) -> None:
         assert abs(sum(ledger.values()) - 1) < 1e-6, ledger
         assert min(ledger.values()) >= 0, ledger
     assert 0 <= analysis.verdict.confidence <= 1
-    content = encode_analysis(analysis)
+    content = encode_document(analysis)
     try:
         back = decode_analysis(content)
     except DataError as error:
@@ -218,7 +215,7 @@ def show(analysis: Analysis, timelines: Sequence[RankTimeline], *, in_terminal: 
             make_tile(track, origin_ns=origin, start_ns=first, end_ns=max(length, first + 1), width=width)
     sides = [RunRecord("known", known_analysis())], [RunRecord("this", analysis)]
     found = compare(*(sides if in_terminal else sides[::-1]), names=("a", "b"), conditions=parse_conditions(GATES))
-    encode_comparison(found)
+    encode_document(found)
     Xml.fromstring(gates_as_junit(found))
     if in_terminal:
         with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")):
@@ -232,7 +229,7 @@ def known_analysis() -> Analysis:
     from stepscope.analyzer.rank import view_rank
 
     texts = [json.dumps(document).encode() for document in json.loads(base_jobs()[0])]
-    traces = [read_ranks_stream(io.BytesIO(text), path="t.json", file_bytes=len(text))[0] for text in texts]
+    traces = [read_kineto(io.BytesIO(text), path="t.json", file_bytes=len(text))[0] for text in texts]
     return analyse_job([view_rank(trace, rank) for rank, trace in enumerate(traces)], JobContext())[0]
 
 
@@ -287,7 +284,7 @@ def run_table(files: tuple[bytes, bytes | None], _: Random) -> str:
         (folder / "trace-1.parquet").write_bytes(files[0])
         if files[1] is not None:
             (folder / "meta-1.yaml").write_bytes(files[1])
-        encode_what_if(what_if_of_table(folder / "trace-1.parquet"))
+        encode_document(what_if_of_table(folder / "trace-1.parquet"))
     return "replayed"
 
 

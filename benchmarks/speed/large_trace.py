@@ -38,8 +38,8 @@ from benchmarks.measurement import Cost, measure, median_cost
 _READ = """
 import os, sys
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does
-from stepscope.trace.formats.kineto.reader import read_trace
-trace = read_trace(sys.argv[1])
+from stepscope.trace.reading import read_ranks
+(trace,) = read_ranks(sys.argv[1])
 print(len(trace), "complete events")
 """
 _JSON = """

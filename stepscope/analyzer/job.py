@@ -43,10 +43,14 @@ from stepscope.analyzer.summaries import (
     world_size_of,
 )
 from stepscope.analyzer.verdict import VerdictContext, judge, root_causes
-from stepscope.analyzer.what_if.model import ReplayModel, build_model, why_not
-from stepscope.analyzer.what_if.pipeline_schedule import PipelineSchedule, replay_schedules, with_finer_cuts
-from stepscope.analyzer.what_if.predictions import beside_verdict, predict, replay_causes, replay_pipeline_causes
-from stepscope.analyzer.what_if.recorded_schedule import schedule_of
+from stepscope.analyzer.what_if.model import ReplayModel, build_model, why_not_replayable
+from stepscope.analyzer.what_if.pipeline_schedule import (
+    PipelineSchedule,
+    add_micro_batch_fixes,
+    recorded_schedule,
+    replay_schedules,
+)
+from stepscope.analyzer.what_if.predictions import add_gain_to_verdict, predict, replay_causes, replay_pipeline_causes
 from stepscope.core.documents.analysis import Analysis, MeshSizes, RootCause, WhatIf
 from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.what_if import WhatIfReport
@@ -102,7 +106,7 @@ def analyse_job(views: Sequence[RankView], context: JobContext) -> tuple[Analysi
         ledger=ledger,
         ranks=[rank_ledger(view) for view in by_rank.values()],
         root_causes=rows,
-        verdict=beside_verdict(judge(rows, resampled, about), what_if),
+        verdict=add_gain_to_verdict(judge(rows, resampled, about), what_if),
         what_if=what_if,
         collectives=collectives,
         communication_by_dimension=cost_by_dimension(by_rank, columns),
@@ -131,14 +135,14 @@ def what_if_job(views: Sequence[RankView], context: JobContext, *, causes: Colle
         report = replay_schedules(found.schedules, causes)
     elif model is None:
         raise DataError(
-            f"these traces cannot be replayed: {why_not(found.views)}",
+            f"these traces cannot be replayed: {why_not_replayable(found.views)}",
             what_next="profile whole steps on every rank with CPU (and CUDA) activities (stepscope.profile does)",
         )
     else:
         unprofiled_ms = comparable_step_ms(found.views, context.unprofiled_step_ms)
         report = predict(model, unprofiled_ms=unprofiled_ms, causes=causes)
         if found.schedules:
-            report = with_finer_cuts(report, found.schedules, causes)
+            report = add_micro_batch_fixes(report, found.schedules, causes)
     return replace(report, warnings=[*report.warnings, *context.notices])
 
 
@@ -176,7 +180,7 @@ def _explain(views: Sequence[RankView], mesh: MeshSizes) -> _Explained:
     }
     chains = find_chains({rank: view.calls for rank, view in by_rank.items()})
     pipelines = [parts for chain in chains if (parts := explain(chain, by_rank)) is not None]
-    schedules = [schedule for chain in chains if (schedule := schedule_of(chain, by_rank)) is not None]
+    schedules = [schedule for chain in chains if (schedule := recorded_schedule(chain, by_rank)) is not None]
     by_rank = _charge_pipelines(by_rank, pipelines, arrivals)
     role = dict.fromkeys(by_rank, 0) | {rank: stage for chain in chains for stage, rank in enumerate(chain.ranks)}
     comparison = ComputeComparison({rank: compute_by_step(view) for rank, view in by_rank.items()}, role)

@@ -54,10 +54,16 @@ class _Verbs(LazyGroup):
         return super().get_command(ctx, cmd_name)
 
 
-_EXIT_CODES = (
-    "Exit codes: 0 fine, 1 a gate failed or something is unfit, 2 wrong use, 3 an input cannot be used, "
-    "4 out of reach or a rank died, 130 Ctrl-C (docs/reference/exit-codes.md)."
-)
+EXIT_CODES = {
+    0: "success",
+    1: "a gate failed, or a check found something unfit",
+    2: "wrong usage",
+    3: "an input cannot be used, or an output cannot be written",
+    4: "something cannot be reached, or a rank died",
+    130: "interrupted by Ctrl-C",
+}
+"""Exit code -> what it means; `stepscope run` exits with its command's own."""
+_EXIT_CODES = f"Exit codes: {'; '.join(f'{code} {meaning}' for code, meaning in EXIT_CODES.items())}."
 
 
 @click.command(

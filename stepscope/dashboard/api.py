@@ -25,7 +25,7 @@ from stepscope.core.documents.run_directory import TIMELINE_FILE
 from stepscope.core.errors import DataError, StepscopeError, UsageError
 from stepscope.core.text.numbers import counted
 from stepscope.core.vocabulary.categories import CATEGORY_ORDER
-from stepscope.store.documents import encode_analysis, encode_document
+from stepscope.store.documents import encode_document
 from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, RunSummary, UnknownRunError
 from stepscope.workflow.panels.timeline_tiles import SHARE_UNIT, Tile, Track, make_tile, make_track
 
@@ -86,7 +86,7 @@ def make_api(store: RunStore) -> APIRouter:
 
     @router.get("/api/v1/runs/{run_id}", summary="One run's analysis: the document of `stepscope analyze --json`")
     def run(run_id: str) -> Response:
-        return _response(lambda: encode_analysis(store.load_analysis(run_id)))
+        return _response(lambda: encode_document(store.load_analysis(run_id)))
 
     @router.get("/api/v1/runs/{run_id}/timeline", summary="The ranks' time lines at one zoom")
     def timeline(

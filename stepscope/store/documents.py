@@ -23,9 +23,7 @@ from stepscope.core.errors import DataError
 from stepscope.core.vocabulary.categories import CATEGORY_ORDER, TimeCategory
 
 if TYPE_CHECKING:  # an analysis has neither, and to load them takes as long as to write it
-    from stepscope.core.documents.comparison import Comparison
     from stepscope.core.documents.nccl import NcclReport
-    from stepscope.core.documents.what_if import WhatIfReport
 
 TIMELINE_SCHEMA = "stepscope.timeline/1"
 
@@ -63,21 +61,6 @@ class _TimelineDocument(msgspec.Struct):
     schema: str
     headings: list[str]
     ranks: list[_RankRow]
-
-
-def encode_analysis(analysis: Analysis) -> bytes:
-    """The `stepscope.analysis/1` document, `schema` first."""
-    return encode_document(analysis)
-
-
-def encode_comparison(comparison: Comparison) -> bytes:
-    """The `stepscope.compare/1` document, `schema` first."""
-    return encode_document(comparison)
-
-
-def encode_what_if(report: WhatIfReport) -> bytes:
-    """The `stepscope.whatif/1` document, `schema` first."""
-    return encode_document(report)
 
 
 def encode_nccl(report: NcclReport) -> bytes:

@@ -21,7 +21,7 @@ from stepscope.store.documents import (
     decode_document,
     decode_manifest,
     decode_timelines,
-    encode_analysis,
+    encode_document,
     encode_timelines,
 )
 from stepscope.store.files import read_whole, write_whole
@@ -168,9 +168,13 @@ class RunStore:
 
 def is_run(path: Path) -> bool:
     """Whether the directory has a run.json, an analysis.json or a traces folder."""
-    # os.path's tests answer False to a name too long or a folder closed to us; pathlib's raise.
-    isfile, isdir = os.path.isfile, os.path.isdir
-    return isfile(path / RUN_FILE) or isfile(path / ANALYSIS_FILE) or isdir(path / TRACES_FOLDER)
+    return is_recorded_run(path) or os.path.isfile(path / ANALYSIS_FILE)
+
+
+def is_recorded_run(path: Path) -> bool:
+    """Whether the directory has a run.json or a traces folder, as every run has that `profile()` recorded."""
+    # os.path returns False for a name too long or a folder without permission; pathlib raises.
+    return os.path.isfile(path / RUN_FILE) or os.path.isdir(path / TRACES_FOLDER)
 
 
 def load_analysis(run_directory: Path) -> Analysis:
@@ -212,7 +216,7 @@ def save_analysis(run_directory: Path, analysis: Analysis) -> Path:
         DataError: the directory cannot be written.
     """
     path = run_directory / ANALYSIS_FILE
-    write_whole(path, encode_analysis(analysis))
+    write_whole(path, encode_document(analysis))
     return path
 
 
@@ -314,7 +318,10 @@ def captures(run: Path) -> list[Path]:
     return list((run / TRACES_FOLDER).glob("step*"))
 
 
-def is_outdated(run: Path) -> bool:
-    """Whether a capture is newer than the run's kept analysis."""
-    kept_ns = (run / ANALYSIS_FILE).stat().st_mtime_ns
-    return any(capture.stat().st_mtime_ns > kept_ns for capture in captures(run))
+def has_current_analysis(run: Path) -> bool:
+    """Whether the run has an analysis that is at least as new as its captures."""
+    saved = run / ANALYSIS_FILE
+    if not saved.is_file():
+        return False
+    saved_ns = saved.stat().st_mtime_ns
+    return all(capture.stat().st_mtime_ns <= saved_ns for capture in captures(run))

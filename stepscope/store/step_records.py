@@ -1,6 +1,6 @@
-"""Steps as ranks wrote them during training: steps/rank{r}.jsonl, and steps that never ended in flight/.
+"""Steps that the ranks of a run recorded (steps/rank{r}.jsonl), and steps that never ended (flight/).
 
-`read_run_steps` gives every step, `read_step_telemetry` and `read_pace` the step time outside of captures.
+`read_run_steps` returns every step, `read_step_telemetry` and `read_pace` the step time outside of captures.
 """
 
 from __future__ import annotations
@@ -8,167 +8,177 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
 
 from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, STEPS_FOLDER, RunManifest
-from stepscope.core.documents.steps import RankSteps, Step
+from stepscope.core.documents.steps import RESERVED_FIELDS, RankSteps, Step
 from stepscope.core.text.numbers import counted, ranks_words
 from stepscope.store.documents import is_figure
 
 _STEP_FILE = re.compile(r"rank(\d{1,9})\.jsonl")
 _Time = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-_NOT_FIGURES = {
-    "index",
-    "start_ns",
-    "end_ns",
-    "data_wait_ns",
-    "phases",
-    "captured",
-    "state",
-    "non_finite",
-    "anomalies",
-    "attempt",
-}
 
 
 class _Anomaly(msgspec.Struct):
     kind: str
 
 
-class _StepLine(msgspec.Struct):
+class _StepLine(msgspec.Struct, gc=False):
+    """The fields of a `Step` as a line has them, with their limits; figures are fields beside these."""
+
     index: int
     start_ns: _Time
     end_ns: _Time
     data_wait_ns: _Time = 0
     phases: dict[str, _Time] = msgspec.field(default_factory=dict)
     captured: bool = False
-    attempt: int = 1
     anomalies: list[str | _Anomaly] = msgspec.field(default_factory=list)
     non_finite: list[str] = msgspec.field(default_factory=list)
+    attempt: int = 1
+    state: str = "wait"
+    export_ns: _Time = 0
+    prepare_ns: _Time = 0
 
 
 def read_run_steps(run_directory: Path) -> tuple[list[RankSteps], list[Notice]]:
-    """All ranks' steps, and what could not be read. Nothing where the run has no steps.
+    """All ranks' steps, and notices of lines that could not be read. Empty where the run has no steps.
 
-    What a later start of the job does again replaces what any rank did before, also one that the job has no more.
+    Steps that a later attempt of the job repeats replace those of all ranks, also of ranks that the job no longer has.
 
     Raises:
         OSError: a file cannot be read.
     """
-    told: dict[int, list[tuple[int, Step]]] = {}
+    steps_of: dict[int, list[Step]] = {}
     notices = []
-    for path in sorted((run_directory / STEPS_FOLDER).glob("rank*.jsonl"), key=lambda path: (len(path.name), path)):
-        match = _STEP_FILE.fullmatch(path.name)
-        if match is None:
-            continue
-        steps = told.setdefault(int(match[1]), [])
-        unreadable = 0
-        for text in path.read_bytes().split(b"\n")[:-1]:  # behind the last line's end stands what a kill cut short
-            step = _step(text)
-            if step is None:
-                unreadable += 1
+    for rank, path in _files_by_rank(run_directory):
+        steps = steps_of.setdefault(rank, [])
+        num_unreadable = 0
+        for line, text in _read_lines(path):
+            if line is None:
+                num_unreadable += 1
             else:
-                steps.append(step)
-        if unreadable:
-            notices.append(
-                Notice(
-                    "unreadable_lines",
-                    f"{path}: {counted(unreadable, 'line is no step and is', 'lines are no step and are')} left out",
-                )
-            )
-    return _latest(told), notices
+                steps.append(_step(line, text))
+        if num_unreadable:
+            lines = counted(num_unreadable, "line is not a step and is", "lines are not steps and are")
+            notices.append(Notice("unreadable_lines", f"{path}: {lines} left out"))
+    return _latest(steps_of), notices
 
 
-def _latest(told: dict[int, list[tuple[int, Step]]]) -> list[RankSteps]:
-    """Of each rank's steps with their attempts, those that no later attempt of any rank has done again."""
+def _latest(steps_of: dict[int, list[Step]]) -> list[RankSteps]:
+    """Each rank's steps that no later attempt of any rank repeated."""
     first: dict[int, int] = {}
-    for attempt, step in (entry for steps in told.values() for entry in steps):
-        first[attempt] = min(step.index, first.get(attempt, step.index))
+    for step in (step for steps in steps_of.values() for step in steps):
+        first[step.attempt] = min(step.index, first.get(step.attempt, step.index))
     ends, end = {}, math.inf
     for attempt in sorted(first, reverse=True):
         ends[attempt], end = end, min(end, first[attempt])
     ranks = []
-    for number, steps in told.items():
+    for number, steps in steps_of.items():
         rank = RankSteps(number)
-        for attempt, step in steps:
-            if step.index < ends[attempt]:
+        for step in steps:
+            if step.index < ends[step.attempt]:
                 rank.add(step)
         if rank.steps or not steps:
             ranks.append(rank)
     return ranks
 
 
-def _step(text: bytes) -> tuple[int, Step] | None:
-    """The attempt and the step that a line tells of."""
+def _files_by_rank(run_directory: Path) -> list[tuple[int, Path]]:
     try:
-        line = msgspec.json.decode(text, type=_StepLine)
-        document = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    figures = {name: float(value) for name, value in document.items() if name not in _NOT_FIGURES and is_figure(value)}
-    step = Step(
+        files = (run_directory / STEPS_FOLDER).iterdir()
+        return sorted((int(match[1]), path) for path in files if (match := _STEP_FILE.fullmatch(path.name)))
+    except OSError:
+        return []
+
+
+_decode_line = msgspec.json.Decoder(_StepLine).decode
+
+
+def _read_lines(path: Path) -> Iterator[tuple[_StepLine | None, bytes]]:
+    """The lines of one rank's file, parsed (None: it is not a step) and as text. Leaves out a last line that was cut.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    for text in path.read_bytes().split(b"\n")[:-1]:
+        line = None
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            line = _decode_line(text)
+        yield line, text
+
+
+def _figures(text: bytes) -> dict[str, float]:
+    document = msgspec.json.decode(text)
+    return {name: float(value) for name, value in document.items() if name not in RESERVED_FIELDS and is_figure(value)}
+
+
+def _step(line: _StepLine, text: bytes) -> Step:
+    return Step(
         index=line.index,
         start_ns=line.start_ns,
         end_ns=max(line.start_ns, line.end_ns),
         data_wait_ns=line.data_wait_ns,
         phases=line.phases,
-        figures=figures,
+        figures=_figures(text),
         captured=line.captured,
         anomalies=[anomaly if isinstance(anomaly, str) else anomaly.kind for anomaly in line.anomalies],
         non_finite=line.non_finite,
+        attempt=line.attempt,
+        state=line.state,
+        export_ns=line.export_ns,
+        prepare_ns=line.prepare_ns,
     )
-    return line.attempt, step
 
 
-_TELEMETRY_FILE = re.compile(r"^rank(\d+)\.jsonl$")
-MOST_RANKS = 16
-"""Ranks wait for each other at every step, so that some of them tell the job's; a thousand files cost minutes."""
+MAX_RANKS_READ = 16
+"""Ranks wait for each other at every step, so a few of them show the job's pace; a thousand files take minutes."""
 
 WARM_UP_SHARE = 0.1
-MOST_WARM_UP_STEPS = 10
+MAX_WARM_UP_STEPS = 10
 """Steps left out at the beginning: compilation, autotuning, caches that fill."""
 
 _NEAREST_BEFORE = 10
-_MOST_AFTER = 100
-"""Settled steps that tell what a captured one takes without the profiler. Those before are nothing's but training's;
-those after, where the former are too few, are so many that the ones which a trace's writing slows are few."""
-_LONG_FROM = 2.0
-_FEW_LONG = 0.1
-"""Where more than this share of steps takes over twice the lower quartile, steps are not alike: a fault strikes some of
-them, or hosts run ahead until something makes them wait. Their median then tells of no step on the device."""
+_MAX_AFTER = 100
+"""Settled steps that show what a captured one takes without the profiler. Those before the capture are not affected by
+it; where they are too few, so many after it count that the few which writing the trace slows do not matter."""
+_LONG_FACTOR = 2.0
+_MAX_LONG_SHARE = 0.1
+"""Where more than this share of steps takes over twice the lower quartile, steps are not alike: a fault hits some of
+them, or hosts run ahead until something makes them wait. Their median is then not the duration of a step on the device.
+"""
 
 
-class ParsedStep(NamedTuple):
-    """A step, as its rank told of it.
+class _TimedStep(NamedTuple):
+    """A step, and its duration where that is the training's alone.
 
     Attributes:
-        attempt, step: which.
-        settled_ms: how long it took; None where a capture or its neighbour touches it.
-        figures: all that is told.
+        attempt: begins anew also where the index falls back.
+        settled_ms: None where a capture or its neighbour affects it.
+        text: the whole line, which has the figures.
     """
 
     attempt: int
-    step: int
+    line: _StepLine
     settled_ms: float | None
-    figures: Mapping[str, Any]
+    text: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class StepTelemetry:
-    """What the telemetry of a run tells.
+    """Settled, unprofiled steps of a run.
 
     Attributes:
-        step_ms: settled unprofiled steps in order: the median over ranks.
-        tokens: median of "tokens" over those steps; None where the loop did not tell it.
-        memory_bytes: largest value over ranks and steps of each figure whose name speaks of memory.
+        step_ms: duration of each in order, the median over ranks.
+        tokens: median of the figure "tokens"; None where the training loop did not record it.
+        memory_bytes: largest value over ranks and steps of each figure whose name contains "memory".
     """
 
     step_ms: list[float] = field(default_factory=list)
@@ -178,14 +188,14 @@ class StepTelemetry:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What a run's steps tell of those that were captured.
+    """A run's steps outside of a capture, to compare the captured ones with.
 
     Attributes:
-        data_waits_ns: by rank, how long each settled step of the last attempt waited for its data; empty where nothing
-            tells.
-        unprofiled_step_ms: what a captured step takes without the profiler: median of settled steps next to the
-            capture. None where they are few: what the run says of those before its first capture has to do then.
-        is_even: whether these steps are alike; else no other step tells of the captured ones.
+        data_waits_ns: by rank, how long each settled step of the last attempt waited for its data; ranks that never
+            waited are left out.
+        unprofiled_step_ms: duration of a captured step without the profiler: median of settled steps next to the
+            capture. None where they are too few: the manifest's own figure has to do then.
+        is_even: whether these steps are alike; else no other step can stand for the captured ones.
     """
 
     data_waits_ns: dict[int, list[int]]
@@ -193,78 +203,69 @@ class Pace:
     is_even: bool = True
 
 
-class _TelemetryLine(msgspec.Struct):
-    index: int
-    start_ns: _Time
-    end_ns: _Time
-    captured: bool = False
-    state: str = "wait"
-    attempt: int = 1
-
-
 def read_step_telemetry(run_directory: Path) -> StepTelemetry:
-    """Steps that neither a capture nor its neighbour touches; lines that cannot be read are passed over."""
+    """The steps that neither a capture nor its neighbour affects. Lines that cannot be read are ignored."""
     by_step: dict[tuple[int, int], list[float]] = defaultdict(list)
     tokens: list[float] = []
     memory: dict[str, float] = {}
-    for told in (told for _, path in _some_files(run_directory) for told in _parse_file(path)):
-        if told.settled_ms is None:
-            continue
-        by_step[told.attempt, told.step].append(told.settled_ms)
-        tokens += [told.figures["tokens"]] if is_figure(told.figures.get("tokens")) else []
-        for name, value in told.figures.items():
-            if "memory" in name and is_figure(value):
-                memory[name] = max(memory.get(name, 0.0), float(value))
+    for _, path in _some_files(run_directory):
+        for step in _timed_steps(path):
+            if step.settled_ms is None:
+                continue
+            by_step[step.attempt, step.line.index].append(step.settled_ms)
+            for name, value in _figures(step.text).items():
+                if name == "tokens":
+                    tokens.append(value)
+                elif "memory" in name:
+                    memory[name] = max(memory.get(name, 0.0), value)
     in_order = [float(np.median(by_step[key])) for key in sorted(by_step)]
-    skipped = min(int(len(in_order) * WARM_UP_SHARE), MOST_WARM_UP_STEPS)
-    return StepTelemetry(in_order[skipped:], float(np.median(tokens)) if tokens else None, memory)
+    num_warm_up = min(int(len(in_order) * WARM_UP_SHARE), MAX_WARM_UP_STEPS)
+    return StepTelemetry(in_order[num_warm_up:], float(np.median(tokens)) if tokens else None, memory)
 
 
 def read_pace(run_directory: Path, capture: tuple[int, int] | None = None) -> Pace:
-    """Lines that cannot be read are passed over.
+    """The pace of a run next to a capture. Lines that cannot be read are ignored.
 
     Args:
-        run_directory: of the run.
-        capture: attempt and first step of the captured steps that are asked about.
+        capture: attempt and first step of the captured steps.
     """
     waits: dict[int, list[int]] = {}
     beside: list[float] = []
-    enough, is_even = 0, True
+    num_wanted, is_even = 0, True
     for rank, path in _some_files(run_directory):
-        steps = _parse_file(path)
-        waits |= {rank: waited} if any(waited := _data_waits(steps)) else {}
+        steps = _timed_steps(path)
+        waits |= {rank: data_waits} if any(data_waits := _data_waits(steps)) else {}
         near = [] if capture is None else _beside(steps, *capture)
         beside += near
-        enough += _NEAREST_BEFORE if near else 0
+        num_wanted += _NEAREST_BEFORE if near else 0
         is_even = is_even and (len(near) < _NEAREST_BEFORE or _are_alike(near))
-    return Pace(waits, float(np.median(beside)) if beside and len(beside) >= enough else None, is_even)
+    return Pace(waits, float(np.median(beside)) if beside and len(beside) >= num_wanted else None, is_even)
 
 
-def _are_alike(lengths: Sequence[float]) -> bool:
-    long = _LONG_FROM * float(np.quantile(lengths, 0.25))
-    return sum(length > long for length in lengths) <= _FEW_LONG * len(lengths)
+def _are_alike(durations: Sequence[float]) -> bool:
+    long = _LONG_FACTOR * float(np.quantile(durations, 0.25))
+    return sum(duration > long for duration in durations) <= _MAX_LONG_SHARE * len(durations)
 
 
-def _data_waits(steps: Sequence[ParsedStep]) -> list[int]:
+def _data_waits(steps: Sequence[_TimedStep]) -> list[int]:
     settled = [step for step in steps if step.settled_ms is not None]
-    told = [step.figures.get("data_wait_ns") for step in settled if step.attempt == settled[-1].attempt]
-    return [wait if isinstance(wait, int) else 0 for wait in told]
+    return [step.line.data_wait_ns for step in settled if step.attempt == settled[-1].attempt]
 
 
-def _beside(steps: Sequence[ParsedStep], attempt: int, first_step: int) -> list[float]:
-    """The settled steps, in ms, next to the capture that begins with this step; empty where it is not told of."""
+def _beside(steps: Sequence[_TimedStep], attempt: int, first_step: int) -> list[float]:
+    """The settled steps, in ms, next to the capture that begins with this step; empty where the file lacks it."""
     own = [step for step in steps if step.attempt == attempt]
-    first = next((place for place, step in enumerate(own) if step.step == first_step), None)
-    if first is None or not own[first].figures.get("captured"):
+    first = next((place for place, step in enumerate(own) if step.line.index == first_step), None)
+    if first is None or not own[first].line.captured:
         return []
     before = [step.settled_ms for step in own[:first] if step.settled_ms is not None][-_NEAREST_BEFORE:]
     if len(before) == _NEAREST_BEFORE:
         return before
-    return before + [step.settled_ms for step in own[first:] if step.settled_ms is not None][:_MOST_AFTER]
+    return before + [step.settled_ms for step in own[first:] if step.settled_ms is not None][:_MAX_AFTER]
 
 
 def ranks_without_steps(run_directory: Path) -> list[int]:
-    """Ranks that began a file and left no line in it, where others left some: they were killed before their first."""
+    """Ranks with an empty file where others have steps: they were killed before their first."""
     sizes = {}
     for rank, path in _files_by_rank(run_directory):
         with suppress(OSError):
@@ -272,49 +273,36 @@ def ranks_without_steps(run_directory: Path) -> list[int]:
     return [rank for rank, size in sizes.items() if not size] if any(sizes.values()) else []
 
 
-def _files_by_rank(run_directory: Path) -> list[tuple[int, Path]]:
-    try:
-        files = (run_directory / STEPS_FOLDER).iterdir()
-        return sorted((int(match[1]), path) for path in files if (match := _TELEMETRY_FILE.search(path.name)))
-    except OSError:
-        return []
-
-
 def _some_files(run_directory: Path) -> list[tuple[int, Path]]:
-    """Some ranks' files, spread evenly."""
-    found = _files_by_rank(run_directory)
-    return found if len(found) <= MOST_RANKS else [found[at * len(found) // MOST_RANKS] for at in range(MOST_RANKS)]
+    """The files of at most MAX_RANKS_READ ranks, spread evenly."""
+    files = _files_by_rank(run_directory)
+    if len(files) <= MAX_RANKS_READ:
+        return files
+    return [files[place * len(files) // MAX_RANKS_READ] for place in range(MAX_RANKS_READ)]
 
 
-def _parse_file(path: Path) -> list[ParsedStep]:
-    """Where the index falls back, another attempt begins too."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError:
-        return []
-    told = []
-    attempt, last_index, previous = 1, -1, "none"
-    for text in lines:
-        try:
-            line = msgspec.json.decode(text, type=_TelemetryLine)
-            figures = msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue  # the last line of a killed job
-        before, attempt = attempt, max(attempt + (line.index <= last_index), line.attempt)
-        if attempt > before:
-            previous = "none"
-        is_quiet = line.state == "wait" and not line.captured
-        is_settled = is_quiet and previous == "wait" and line.end_ns > line.start_ns
-        milliseconds = (line.end_ns - line.start_ns) / 1e6 if is_settled else None
-        told.append(ParsedStep(attempt, line.index, milliseconds, figures))
-        last_index, previous = line.index, line.state
-    return told
+def _timed_steps(path: Path) -> list[_TimedStep]:
+    """One rank's steps; empty where the file cannot be read."""
+    steps: list[_TimedStep] = []
+    attempt, last_index, previous_state = 1, -1, ""
+    with suppress(OSError):
+        for line, text in _read_lines(path):
+            if line is None:
+                continue
+            before, attempt = attempt, max(attempt + (line.index <= last_index), line.attempt)
+            is_first = attempt > before
+            is_quiet = line.state == "wait" and not line.captured
+            is_settled = is_quiet and previous_state == "wait" and not is_first and line.end_ns > line.start_ns
+            settled_ms = (line.end_ns - line.start_ns) / 1e6 if is_settled else None
+            steps.append(_TimedStep(attempt, line, settled_ms, text))
+            last_index, previous_state = line.index, line.state
+    return steps
 
 
 _STUCK_FILES = "rank*.stuck.json"
-_MOST_STUCK_RANKS = 1000
-_LARGEST_BYTES = 1 << 24
-_LONGEST_WORDS = 80
+_MAX_STUCK_RANKS = 1000
+_MAX_STUCK_BYTES = 1 << 24
+_MAX_PLACE_LENGTH = 80
 _FINISHED = "finished"
 
 
@@ -328,16 +316,16 @@ class _StuckState(msgspec.Struct):
 
 
 def stuck_steps(run_directory: Path, manifest: RunManifest | None) -> list[Notice]:
-    """One notice a place: 'rank 3 stuck in step 412, in all_reduce'; none of attempts before the last."""
+    """A notice for each place where ranks are stuck in the last attempt: 'rank 3 stuck in step 412, in all_reduce'."""
     attempt = manifest.attempts[-1] if manifest is not None and manifest.attempts else None
     if attempt is not None and attempt.ended == _FINISHED:
         return []
     since_ns = 0 if attempt is None else attempt.start_ns
     ranks: dict[tuple[bool, int, str], list[int]] = defaultdict(list)
-    for path in sorted((run_directory / FLIGHT_FOLDER).glob(_STUCK_FILES))[:_MOST_STUCK_RANKS]:
+    for path in sorted((run_directory / FLIGHT_FOLDER).glob(_STUCK_FILES))[:_MAX_STUCK_RANKS]:
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             with path.open("rb") as file:
-                state = msgspec.json.decode(file.read(_LARGEST_BYTES), type=_StuckState)
+                state = msgspec.json.decode(file.read(_MAX_STUCK_BYTES), type=_StuckState)
             if state.ended_ns is None and state.began_ns >= since_ns:
                 ranks[state.is_still, state.step, _printable(state.where)].append(state.rank)
     return [
@@ -350,5 +338,5 @@ def _how(is_still: bool) -> str:
     return "stuck" if is_still else "at work while others were stuck"
 
 
-def _printable(words: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in words[:_LONGEST_WORDS])
+def _printable(place: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in place[:_MAX_PLACE_LENGTH])

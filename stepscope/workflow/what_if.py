@@ -10,20 +10,20 @@ from stepscope.analyzer.job import what_if_job
 from stepscope.analyzer.what_if.fixes import FIXES
 from stepscope.analyzer.what_if.operations.dependencies import find_dependencies
 from stepscope.analyzer.what_if.operations.grid import Grid, arrange
-from stepscope.analyzer.what_if.operations.replay import Replay
-from stepscope.analyzer.what_if.operations.slowdown import Removal, Slowdown, find_slowdown
-from stepscope.analyzer.what_if.pipeline_schedule import FIXED_CAUSES
+from stepscope.analyzer.what_if.operations.slowdown import Removal, Replay, Slowdown, find_slowdown
+from stepscope.analyzer.what_if.pipeline_schedule import MAX_MODEL_ERROR, PIPELINE_CAUSES
 from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.what_if import Fix, WhatIfInput, WhatIfReport
 from stepscope.core.errors import DataError, from_os_error
 from stepscope.core.text.numbers import counted
 from stepscope.core.text.wording import cause_phrase
 from stepscope.core.vocabulary.causes import Cause
-from stepscope.trace.formats.operation_table import meta_path, read_operation_table
+from stepscope.trace.formats.operation_table import meta_path
+from stepscope.trace.reading import has_operations_name, read_operations
 from stepscope.workflow.analyze import read_job
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress
 
-FIXABLE = frozenset(cause for cause, _ in FIXES) | FIXED_CAUSES
+FIXABLE = frozenset(cause for cause, _ in FIXES) | PIPELINE_CAUSES
 """Causes that a replay can remove."""
 
 
@@ -35,14 +35,14 @@ def what_if(
     fan_out: FanOut = HERE,
     on_progress: Progress | None = None,
 ) -> WhatIfReport:
-    """Replay one job with one cause removed at a time.
+    """Replay a job with one cause removed at a time.
 
     Args:
         paths: traces (files, folders, one run directory, or fsspec URLs), or one operation table.
-        causes: the fixes; all that apply when empty.
-        unprofiled_step_ms: the step without the profiler, where the run directory does not tell.
+        causes: fixes to replay; all that apply if empty.
+        unprofiled_step_ms: the step without the profiler, ms, if the run directory does not contain it.
         fan_out: where the traces are read.
-        on_progress: told before each file.
+        on_progress: called before each file.
 
     Raises:
         DataError: no file can be used, or the traces do not allow a replay.
@@ -58,15 +58,11 @@ def what_if(
     return what_if_job(job.views, context, causes=causes)
 
 
-REPLAY_WORTH_SAYING = 0.05
-"""From this replay error on the predictions deserve a warning (the paper's own bound on its simulation error)."""
-
-
 def find_operation_table(paths: Sequence[str]) -> Path | None:
-    """The table that the paths mean: one `.parquet` file, or a folder that holds one and no other.
+    """The operation table among the paths: a `.parquet` file, or a folder that contains one; None without a table.
 
     Raises:
-        DataError: a table beside other paths, or several.
+        DataError: there is a table beside other paths, or there are several.
     """
     tables = [path for text in paths if "://" not in text for path in _tables_at(Path(text))]
     if not tables:
@@ -80,23 +76,23 @@ def find_operation_table(paths: Sequence[str]) -> Path | None:
 def _tables_at(path: Path) -> list[Path]:
     try:
         if path.is_dir():
-            return sorted(path.glob("trace-*.parquet"))
+            return sorted(inner for inner in path.iterdir() if has_operations_name(inner.name))
     except OSError as error:
         raise from_os_error(error, "cannot be read", where=str(path)) from error
     return [path] if path.suffix == ".parquet" else []
 
 
 def what_if_of_table(path: Path, causes: Collection[Cause] = ()) -> WhatIfReport:
-    """Replay the job's operations as they were and evened out.
+    """Replay the operations of a job as measured and evened out.
 
     Args:
-        path: `trace-*.parquet`; its `meta-*.yaml` is read where it lies beside.
-        causes: the fixes (straggler, imbalance, communication); all when empty.
+        path: `trace-*.parquet`; its `meta-*.yaml` is read if it is beside it.
+        causes: fixes to replay (straggler, imbalance, communication); all if empty.
 
     Raises:
         DataError: the table cannot be used.
     """
-    table = read_operation_table(path)
+    table = read_operations(path)
     if not table.duration_seconds.any():
         raise _no_time(path)
     grid = arrange(table)
@@ -113,10 +109,10 @@ def what_if_of_table(path: Path, causes: Collection[Cause] = ()) -> WhatIfReport
         ideal_step_ms=found.ideal_seconds * 1e3,
         slowdown=found.slowdown,
         fixes=sorted(fixes, key=lambda fix: fix.step_ms),
-        by_rank=_by_name(found.by_rank),
-        by_stage=_by_name(found.by_stage),
-        by_replica=_by_name(found.by_replica),
-        by_operation=_by_name(found.by_kind),
+        by_rank={str(rank): slowdown for rank, slowdown in found.by_rank.items()},
+        by_stage={str(stage): slowdown for stage, slowdown in found.by_stage.items()},
+        by_replica={str(replica): slowdown for replica, slowdown in found.by_replica.items()},
+        by_operation=found.by_kind,
         worst_workers_share=found.worst_workers.share,
         last_stage_share=None if found.last_stage is None else found.last_stage.share,
         warnings=_warnings(path, grid, replay_error, {fix.fix for fix in fixes}, causes),
@@ -127,10 +123,6 @@ def what_if_of_table(path: Path, causes: Collection[Cause] = ()) -> WhatIfReport
 
 def _no_time(path: Path) -> DataError:
     return DataError("its operations take no time", where=str(path), what_next="give a table of a run that took some")
-
-
-def _by_name(slowdowns: dict[int, float] | dict[str, float]) -> dict[str, float]:
-    return {str(name): slowdown for name, slowdown in slowdowns.items()}
 
 
 def _fixes(grid: Grid, found: Slowdown) -> list[Fix]:
@@ -151,24 +143,19 @@ def _fixes(grid: Grid, found: Slowdown) -> list[Fix]:
 
 
 def _warnings(
-    path: Path, grid: Grid, replay_error: float, done: Collection[Cause], asked: Collection[Cause]
+    path: Path, grid: Grid, replay_error: float, predicted: Collection[Cause], requested: Collection[Cause]
 ) -> list[Notice]:
     notices = []
     if not meta_path(path).is_file():
         what = f"no {meta_path(path).name} beside the table: its replicas are taken as not sharded"
         notices.append(Notice("no_description", what))
     if grid.num_left_out:
-        notices.append(
-            Notice(
-                "incomplete_steps",
-                f"{counted(grid.num_left_out, 'step lacks operations and is', 'steps lack operations and are')} "
-                "left out",
-            )
-        )
-    if abs(replay_error) > REPLAY_WORTH_SAYING:
+        lacking = counted(grid.num_left_out, "step lacks operations and is", "steps lack operations and are")
+        notices.append(Notice("incomplete_steps", f"{lacking} left out"))
+    if abs(replay_error) > MAX_MODEL_ERROR:
         notices.append(Notice("replay_error", f"the replay misses the measured step by {replay_error:+.1%}"))
-    for cause in asked:
-        if cause not in done:
+    for cause in requested:
+        if cause not in predicted:
             what = f"an operation table does not tell what the step would take without {cause_phrase(cause)}"
             notices.append(Notice("fix_not_known", what))
     return notices

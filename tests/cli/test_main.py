@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import stepscope
 from stepscope.cli import main
 from stepscope.core.errors import DataError, UnreachableError, UsageError
+from stepscope_reference import PAGES
 
 
 def _told(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
@@ -35,16 +35,15 @@ def _told(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, s
         (["analyze", "--zzz", "x"], 'unknown option "--zzz"; see stepscope analyze --help'),
         (
             ["compare", "a", "b", "--fail-on", "steptime:+3%"],
-            "--fail-on: 'steptime' is not a metric; did you mean step_time? docs/guides/compare.md lists the metrics",
+            "--fail-on: 'steptime' is not a metric; did you mean step_time? see docs/guides/compare.md",
         ),
         (
             ["compare", "a", "b", "--fail-on", "cause:data_lodin:+3%"],
-            "--fail-on: 'cause:data_lodin' is not a cause; did you mean cause:data_loading? "
-            "docs/guides/compare.md lists the metrics",
+            "--fail-on: 'cause:data_lodin' is not a cause; did you mean cause:data_loading? see docs/guides/compare.md",
         ),
         (
             ["compare", "a", "b", "--fail-on", "foo:+3%"],
-            "--fail-on: 'foo' is not a metric; docs/guides/compare.md lists the metrics",
+            "--fail-on: 'foo' is not a metric; see docs/guides/compare.md",
         ),
     ],
 )
@@ -67,7 +66,7 @@ def test_what_click_itself_refuses_is_one_line_that_names_the_help(
 
 
 def test_exit_codes_are_told_in_the_help_and_in_their_document(capfd: pytest.CaptureFixture[str]) -> None:
-    text = (Path(stepscope.__file__).parents[1] / "docs" / "reference" / "exit-codes.md").read_text()
+    text = PAGES["exit codes"]()
     expected = {0, 1, 130, *(kind.exit_code for kind in (UsageError, DataError, UnreachableError))}
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)} == expected
     code, help_text, _ = _told(capfd, "--help")

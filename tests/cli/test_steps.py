@@ -42,7 +42,7 @@ def test_the_table_has_a_line_a_step_and_the_headline_says_the_rest(
         ["1", "50.0"],
         ["2", "50.0"],
     ]
-    assert "1 line is no step" in errors
+    assert "1 line is not a step" in errors
 
 
 def test_the_document_has_all_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,6 +50,17 @@ def test_the_document_has_all_steps(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert document["schema"] == "stepscope.steps/1"
     assert [row["index"] for row in document["steps"]] == [0, 1, 2]
     assert document["steps"][2]["figures"] == {"loss": 0.0}
+
+
+def test_the_profilers_times_after_a_step_are_not_among_the_users_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = tmp_path / "steps"
+    steps.mkdir()
+    line = {"index": 0, "start_ns": 0, "end_ns": 9, "export_ns": 5, "prepare_ns": 7, "loss": 2.0}
+    (steps / "rank0.jsonl").write_text(json.dumps(line) + "\n")
+    (row,) = json.loads(_call(capsys, str(tmp_path), "--json")[1])["steps"]
+    assert row["figures"] == {"loss": 2.0}
 
 
 def test_a_folder_without_steps_is_one_line_and_exit_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,12 +57,9 @@ from stepscope.reference_workloads.recipe import Recipe
 from stepscope.reference_workloads.suite.report import SuiteReport, encode_report
 from stepscope.reference_workloads.suite.results import MARK_FILE, RunResult, SuiteFolder
 from stepscope.store.documents import (
-    encode_analysis,
-    encode_comparison,
     encode_document,
     encode_nccl,
     encode_timelines,
-    encode_what_if,
 )
 from stepscope.training.hangs.stuck_report import StuckStep, _state
 from stepscope.training.memory.owners import PARAMETERS, MemoryOwners
@@ -121,9 +118,9 @@ def _schema_of(document: Any) -> str:
 
 def _with_schema() -> Iterator[list[Any]]:
     """Documents that tell their schema; each several times, with other members of each union."""
-    yield _encoded(Analysis, encode_analysis)
-    yield _encoded(WhatIfReport, encode_what_if)
-    yield _encoded(Comparison, encode_comparison)
+    yield _encoded(Analysis, encode_document)
+    yield _encoded(WhatIfReport, encode_document)
+    yield _encoded(Comparison, encode_document)
     yield _encoded(NcclReport, encode_nccl)
     for kind in (HangReport, MemoryReport, StepReport, TraceInfo):
         yield _encoded(kind, encode_document)
@@ -138,9 +135,10 @@ def _with_schema() -> Iterator[list[Any]]:
     yield _manifests()
     configuration = _through_json(as_document(load()))
     yield [configuration | {"keys": {ANY_KEY: one}} for one in configuration["keys"].values()]
-    yield [_answer(_node_routes(one)[0], "/api/v1/node") for one in samples(Node)]
+    yield [_with_any_label(_answer(_node_routes(one)[0], "/api/v1/node")) for one in samples(Node)]
     yield from _captures()
-    yield _printed(lambda: print_top(samples(NodeAnswer), samples(Notice), as_json=True))
+    (top,) = _printed(lambda: print_top(samples(NodeAnswer), samples(Notice), as_json=True))
+    yield [top | {"nodes": [one | {"node": one["node"] and _with_any_label(one["node"])} for one in top["nodes"]]}]
     yield from _of_training()
     yield from _of_workloads()
 
@@ -182,6 +180,16 @@ def _answer(route: Route, path: str, body: bytes = b"") -> Any:
     headers = Headers()
     headers["Host"], headers["Content-Type"] = "node7:9500", "application/json"
     return json.loads(route.answer(Request(route.method, path, headers, body, {"id": "c-1"})).body)
+
+
+def _with_any_label(node: Any) -> Any:
+    """A node with one label and one share for any: which there are depends on the device."""
+    classes = [one["spent"] for one in node["devices"]] + [one["told"] for one in node["job_classes"]]
+    for one in (*node["devices"], *node["events"]):
+        one["labels"] = {ANY_KEY: next(iter(one["labels"].values()))}
+    for one in filter(None, classes):
+        one["shares"] = {ANY_KEY: next(iter(one["shares"].values()), 0.5)}
+    return node
 
 
 def _captures() -> Iterator[list[Any]]:

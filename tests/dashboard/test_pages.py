@@ -9,12 +9,14 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, WebSocket, expect
 
 from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.store.runs import RunStore, save_analysis
 from tests.dashboard import example_run as example
 from tests.dashboard.live_server import live_server
+
+pytest.importorskip("playwright.sync_api")
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, WebSocket, expect
 
 pytestmark = pytest.mark.browser
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.core.errors import DataError
-from stepscope.store.documents import decode_analysis, decode_manifest, encode_analysis, encode_document
+from stepscope.store.documents import decode_analysis, decode_manifest, encode_document
 from tests.dashboard import example_run as example
 
 MANIFEST: dict[str, Any] = {
@@ -19,21 +19,21 @@ MANIFEST: dict[str, Any] = {
 
 @pytest.mark.parametrize("value", [1e308, -1e41, float("1" + 39 * "9" + "00")])
 def test_an_analysis_with_a_figure_of_more_than_forty_digits_is_refused(value: float) -> None:
-    document = json.loads(encode_analysis(example.make_analysis(example.make_timelines())))
+    document = json.loads(encode_document(example.make_analysis(example.make_timelines())))
     document["ranks"][1]["steps"][0]["ms"] = value
     with pytest.raises(DataError, match="holds a figure of more than forty digits"):
         decode_analysis(json.dumps(document).encode())
 
 
 def test_so_is_one_with_such_an_interval() -> None:
-    document = json.loads(encode_analysis(example.make_analysis(example.make_timelines())))
+    document = json.loads(encode_document(example.make_analysis(example.make_timelines())))
     document["root_causes"][0]["interval"] = [0.5, 1e308]
     with pytest.raises(DataError, match="holds a figure of more than forty digits"):
         decode_analysis(json.dumps(document).encode())
 
 
 def test_a_name_that_looks_like_such_a_figure_is_a_name() -> None:
-    document = json.loads(encode_analysis(example.make_analysis(example.make_timelines())))
+    document = json.loads(encode_document(example.make_analysis(example.make_timelines())))
     document["roofline"]["kernels"][0]["name"] = "gemm_1e308_" + "9" * 200
     analysis = decode_analysis(json.dumps(document).encode())
     assert analysis.roofline.kernels[0].name.startswith("gemm_1e308_999")
@@ -47,7 +47,7 @@ def test_a_manifest_that_tells_an_impossible_step_is_refused(step_ms: float) -> 
 
 
 def test_an_analysis_without_a_step_is_refused() -> None:
-    document = json.loads(encode_analysis(example.make_analysis(example.make_timelines())))
+    document = json.loads(encode_document(example.make_analysis(example.make_timelines())))
     for rank in document["ranks"]:
         rank["steps"] = []
     with pytest.raises(DataError, match="holds no step"):

@@ -15,7 +15,7 @@ from stepscope.core.documents.timeline import RankTimeline
 from stepscope.core.errors import DataError
 from stepscope.core.vocabulary.categories import CATEGORY_ORDER
 from stepscope.core.vocabulary.causes import Cause
-from stepscope.store.documents import decode_analysis, decode_timelines, encode_analysis, encode_timelines
+from stepscope.store.documents import decode_analysis, decode_timelines, encode_document, encode_timelines
 from stepscope.store.runs import NotAnalysedError, RunStatus, RunStore, UnknownRunError, save_analysis
 from tests.dashboard import example_run as example
 
@@ -34,7 +34,7 @@ def test_time_lines_survive_the_way_to_disk_and_back(tmp_path: Path) -> None:
 
 def test_the_document_names_its_schema_first() -> None:
     analysis = example.make_analysis(example.make_timelines())
-    content = encode_analysis(analysis)
+    content = encode_document(analysis)
 
     assert content.startswith(b'{"schema":"stepscope.analysis/1","job":{"world_size":8')
     assert decode_analysis(content) == analysis

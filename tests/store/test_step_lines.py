@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import stepscope.store.step_records as subject
-from stepscope.core.documents.steps import Step
+from stepscope.core.documents.steps import RESERVED_FIELDS, Step
 from stepscope.training.anomalies.detectors import Anomaly
 from stepscope.training.steps.telemetry import StepRecord
 
@@ -27,7 +28,9 @@ def test_ranks_come_in_their_order_with_all_that_was_told(tmp_path: Path) -> Non
     ranks, notices = subject.read_run_steps(tmp_path)
     assert [rank.rank for rank in ranks] == [2, 10]
     anomalies = ["loss_spike", "gradient_not_finite"]
-    assert ranks[0].steps == [Step(7, 5, 9, 1, {"checkpoint": 2}, {"loss": 1.5}, True, anomalies, ["grad_norm"])]
+    assert ranks[0].steps == [
+        Step(7, 5, 9, 1, {"checkpoint": 2}, {"loss": 1.5}, True, anomalies, ["grad_norm"], state="active")
+    ]
     assert notices == []
 
 
@@ -36,7 +39,7 @@ def test_what_is_no_step_is_counted_but_not_a_line_that_a_kill_cut_short(tmp_pat
     _write(tmp_path, "rank0.jsonl", good + "x\n{}\n" + '{"index":1,"start')
     (rank,), (notice,) = subject.read_run_steps(tmp_path)
     assert [step.index for step in rank.steps] == [0]
-    assert notice.message.endswith("2 lines are no step and are left out")
+    assert notice.message.endswith("2 lines are not steps and are left out")
 
 
 def test_a_restart_replaces_what_it_does_again(tmp_path: Path) -> None:
@@ -76,7 +79,29 @@ def test_a_run_without_steps_has_no_ranks(tmp_path: Path) -> None:
 def test_what_profile_writes_is_read_back(tmp_path: Path) -> None:
     record = StepRecord(3, 10, 30, data_wait_ns=5, phases={"save": 7}, figures={"loss": float("nan"), "tokens": 8})
     record.anomalies.append(Anomaly("loss_not_finite", "loss", None, None, None))
+    record.captured, record.state, record.attempt, record.export_ns, record.prepare_ns = True, "active", 2, 11, 13
     _write(tmp_path, "rank0.jsonl", record.as_line().decode())
     (rank,), notices = subject.read_run_steps(tmp_path)
-    assert rank.steps == [Step(3, 10, 30, 5, {"save": 7}, {"tokens": 8.0}, False, ["loss_not_finite"], ["loss"])]
+    assert rank.steps == [
+        Step(
+            index=3,
+            start_ns=10,
+            end_ns=30,
+            data_wait_ns=5,
+            phases={"save": 7},
+            figures={"tokens": 8.0},
+            captured=True,
+            anomalies=["loss_not_finite"],
+            non_finite=["loss"],
+            attempt=2,
+            state="active",
+            export_ns=11,
+            prepare_ns=13,
+        )
+    ]
     assert notices == []
+
+
+def test_every_reserved_name_is_a_field_that_is_written_and_read() -> None:
+    written = {each.name for each in fields(StepRecord)} - {"figures", "late"} | {"non_finite"}
+    assert RESERVED_FIELDS == written == set(subject._StepLine.__struct_fields__)

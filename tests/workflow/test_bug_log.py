@@ -16,9 +16,9 @@ from stepscope.core.documents.analysis import Analysis
 from stepscope.core.errors import DataError
 from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.core.vocabulary.causes import Cause
-from stepscope.store.documents import encode_analysis
-from stepscope.trace.formats.kineto.reader import read_trace
+from stepscope.store.documents import encode_document
 from stepscope.workflow.analyze import analyze, view_files
+from tests.trace.one_rank import read_trace
 from tests.workflow.written_traces import STEPS, trace_document
 
 Event = dict[str, Any]
@@ -291,7 +291,7 @@ def test_one_unusable_file_does_not_lose_the_others(tmp_path: Path) -> None:  # 
 
 
 def test_what_is_unknown_of_clocks_and_capture_is_null_in_the_document_never_0(analysed: Analyse) -> None:
-    quality = json.loads(encode_analysis(analysed(_alone())))["trace_quality"]
+    quality = json.loads(encode_document(analysed(_alone())))["trace_quality"]
     unknown = ("clock_residual_us", "profiler_distortion", "unmatched_collectives")
     assert [quality[name] for name in unknown] == [None, None, None]
 

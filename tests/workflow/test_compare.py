@@ -12,7 +12,7 @@ import pytest
 from stepscope.core.documents.comparison import Change, GateOutcome
 from stepscope.core.documents.run_directory import RunManifest, steps_path
 from stepscope.core.errors import DataError, UsageError
-from stepscope.store.documents import encode_analysis
+from stepscope.store.documents import encode_document
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.compare import compare, find_runs
 from tests.workflow.written_traces import write_trace
@@ -65,7 +65,7 @@ def test_folders_of_traces_are_analysed_on_the_fly_and_nothing_is_written(tmp_pa
 def test_saved_analyses_are_read(tmp_path: Path) -> None:
     analysis = analyze([str(write_job(tmp_path / "a"))]).analysis
     saved = tmp_path / "saved.json"
-    saved.write_bytes(encode_analysis(analysis))
+    saved.write_bytes(encode_document(analysis))
     pretty = tmp_path / "pretty.json"
     pretty.write_text(json.dumps(json.loads(saved.read_bytes()), indent=2, sort_keys=True))
     assert compare(str(saved), str(pretty)).step_time.change == 0.0
@@ -127,5 +127,5 @@ def test_a_side_without_a_run_is_one_line(side: str, tmp_path: Path, monkeypatch
 
 
 def test_a_wrong_gate_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"docs/guides/compare\.md lists the metrics"):
+    with pytest.raises(UsageError, match=r"see docs/guides/compare\.md"):
         compare(str(tmp_path / "absent"), str(tmp_path / "absent"), fail_on=["speed:+1%"])

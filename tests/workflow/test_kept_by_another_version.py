@@ -14,7 +14,7 @@ from stepscope.core.documents.analysis import Analysis
 from stepscope.core.errors import DataError
 from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.dashboard.components import timeline_panel
-from stepscope.store.documents import decode_analysis, encode_analysis, encode_comparison
+from stepscope.store.documents import decode_analysis, encode_document
 from stepscope.workflow.panels.ledger import ledger_panel, most_different_ranks
 from stepscope.workflow.panels.report import render
 from tests.dashboard import example_run as example
@@ -37,7 +37,7 @@ def _ledgers(document: dict[str, Any]) -> list[dict[str, float]]:
 def test_without_a_heading_it_is_shown_everywhere(
     whole: Analysis, heading: TimeCategory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document = json.loads(encode_analysis(whole))
+    document = json.loads(encode_document(whole))
     for ledger in _ledgers(document):
         ledger.pop(heading, None)
     analysis = decode_analysis(json.dumps(document).encode())
@@ -51,13 +51,13 @@ def test_without_a_heading_it_is_shown_everywhere(
     assert timeline_panel("run", analysis) is not None
     for sides in ((whole, analysis), (analysis, whole)):
         found = compare(*([RunRecord("run", side)] for side in sides), names=("a", "b"), conditions=())
-        assert encode_comparison(found)
+        assert encode_document(found)
 
 
 def test_a_heading_that_only_one_rank_lacks_is_nothing_there(
     whole: Analysis, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document = json.loads(encode_analysis(whole))
+    document = json.loads(encode_document(whole))
     del document["ranks"][0]["ledger"][TimeCategory.BUBBLE]
     print_analysis(decode_analysis(json.dumps(document).encode()))
     assert "bubble" in capsys.readouterr().out
@@ -65,7 +65,7 @@ def test_a_heading_that_only_one_rank_lacks_is_nothing_there(
 
 @pytest.mark.parametrize("place", [0, 1, -1])
 def test_with_an_unknown_heading_it_is_refused_in_one_line(whole: Analysis, place: int) -> None:
-    document = json.loads(encode_analysis(whole))
+    document = json.loads(encode_document(whole))
     _ledgers(document)[place]["dream_time"] = 0.5
     with pytest.raises(DataError, match="dream_time") as refused:
         decode_analysis(json.dumps(document).encode(), where="analysis.json")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepscope.core.vocabulary.causes import Cause
-from stepscope.store.documents import decode_analysis, encode_analysis
+from stepscope.store.documents import decode_analysis, encode_document
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.what_if import what_if
 from tests.workflow.written_traces import STEPS, trace_document
@@ -39,7 +39,7 @@ def test_a_last_step_of_no_length_is_none(tmp_path: Path) -> None:
     marks = [_mark("ProfilerStep#0", 0, 100), _mark("ProfilerStep#1", 100, 100), _mark("ProfilerStep#2", 200, 0)]
     analysis = analyze(_written(tmp_path, document | {"traceEvents": [operator, *marks]}), keep=False).analysis
     assert [step.ms for step in analysis.ranks[0].steps] == [0.1, 0.1]
-    assert decode_analysis(encode_analysis(analysis)) == analysis
+    assert decode_analysis(encode_document(analysis)) == analysis
 
 
 def test_a_fix_that_leaves_nothing_of_the_step_has_no_figure(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from stepscope.core.vocabulary.categories import TimeCategory
 from stepscope.core.vocabulary.causes import Cause
 
 _GATE = re.compile(r"\s*(?P<metric>.+?):(?P<sign>[+-])(?P<number>\d+(?:\.\d*)?|\.\d+)(?P<unit>%|ms)\s*(?:,|$)")
-_SEE_METRICS = "docs/guides/compare.md lists the metrics"
+_SEE_METRICS = "see docs/guides/compare.md"
 _PREFIXES = ("kernel:", "collective:", "heading:", "cause:")
 _RATES = frozenset({"mfu", "busbw"})
 COLLECTIVE_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "p2p")

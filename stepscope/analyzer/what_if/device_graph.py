@@ -1,8 +1,6 @@
-"""Graph of a rank with a device, built from its trace: the per-rank half of a what-if."""
+"""Construction of the dependency graph of a rank with a device, from its trace."""
 
 from __future__ import annotations
-
-import zlib
 
 import numpy as np
 
@@ -11,7 +9,7 @@ from stepscope.analyzer.intervals import Intervals, contains
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.host_spans import HostSpans
 from stepscope.analyzer.ledger.steps import HostSteps, Window
-from stepscope.analyzer.what_if.dependencies import (
+from stepscope.analyzer.what_if.device_dependencies import (
     Streams,
     blocking_edges,
     event_edges,
@@ -30,19 +28,19 @@ from stepscope.analyzer.what_if.launches import (
     stream_gaps,
     work_between_calls,
 )
-from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, DeviceWork, HostCalls, RankGraph
+from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, DeviceWork, HostCalls, RankGraph, hash_names
 from stepscope.core.vocabulary.causes import Cause
 from stepscope.trace.columns import NONE, IntColumn, TraceColumns
 
-MOST_ACTIVITIES = 500_000
-"""Activities of a rank above which no graph is kept: replaying would cost more than the analysis."""
+MAX_ACTIVITIES = 500_000
+"""Largest number of activities of a rank for which a graph is kept; replaying more costs more than the analysis."""
 
 
 def build_graph(
     trace: TraceColumns, activities: Activities, steps: HostSteps, window: Window, spans_of_lane: dict[int, HostSpans]
 ) -> RankGraph | None:
-    """One rank's calls, activities and dependencies; None without steps, without launches, or when it is too large."""
-    if not len(steps) or len(activities) > MOST_ACTIVITIES or not np.any(activities.launch_row != NONE):
+    """Graph of one rank; None without steps, without launches, or with more than MAX_ACTIVITIES activities."""
+    if not len(steps) or len(activities) > MAX_ACTIVITIES or not np.any(activities.launch_row != NONE):
         return None
     streams = read_streams(activities)
     calls = observe_calls(trace, activities)
@@ -85,7 +83,7 @@ def build_graph(
 
 
 def _launched_by(activities: Activities, calls: ObservedCalls) -> IntColumn:
-    """Each activity's call; a graph's nodes share theirs."""
+    """Host call of each activity, or NONE; the nodes of a CUDA graph share one."""
     launches = np.flatnonzero(calls.first_activity != NONE)
     order = launches[np.argsort(calls.row[launches], kind="stable")]
     place = np.searchsorted(calls.row[order], activities.launch_row)
@@ -109,23 +107,22 @@ def _device_work(
         first = int(np.argmax(launched[members])) if launched[members].any() else len(members)
         history[members[:first]] = True
     place = np.where(launched, steps.position_of(activities.launch_ns), NONE)
-    words = np.array([zlib.crc32(name.encode(errors="replace")) for name in trace.names] or [0], np.int64)
     return DeviceWork(
         start_ns=activities.start_ns,
         end_ns=activities.end_ns,
         work=activities.work,
         step=np.where(place != NONE, steps.index[place], NONE),
-        word=words[trace.name[activities.row]] * 31 + trace.num_blocks(activities.row),
-        inside=_inside(activities, spans_of_lane),
+        name_hash=hash_names(trace)[trace.name[activities.row]] * 31 + trace.num_blocks(activities.row),
+        span=_spans_of(activities, spans_of_lane),
         launched_by=launched_by,
         is_history=history,
         call=call,
     )
 
 
-def _inside(activities: Activities, spans_of_lane: dict[int, HostSpans]) -> IntColumn:
-    """The checkpoint or the loader that an activity was launched in."""
-    inside = np.full(len(activities), NONE, np.int8)
+def _spans_of(activities: Activities, spans_of_lane: dict[int, HostSpans]) -> IntColumn:
+    """Checkpoint or data-loading span in which each activity was launched, as a column of HOST_WORK, or NONE."""
+    span = np.full(len(activities), NONE, np.int8)
     for lane, spans in spans_of_lane.items():
         here = np.flatnonzero(activities.launch_lane == lane)
         covers: list[tuple[Cause, Intervals]] = [
@@ -133,18 +130,18 @@ def _inside(activities: Activities, spans_of_lane: dict[int, HostSpans]) -> IntC
             (Cause.CHECKPOINT, spans.annotated.checkpoint),
         ]
         for cause, cover in covers:
-            inside[here[contains(cover, activities.launch_ns[here])]] = HOST_COLUMN[cause]
-    return inside
+            span[here[contains(cover, activities.launch_ns[here])]] = HOST_COLUMN[cause]
+    return span
 
 
 def _boundaries(activities: Activities, window: Window) -> IntColumn:
-    """The kernel that starts at each boundary of the window."""
+    """Kernel that starts at each boundary of the window."""
     kernels = activities.of(Work.COMPUTE, Work.COMMUNICATION)
     place = np.searchsorted(activities.start_ns[kernels], window.boundary_ns)
     return kernels[place]
 
 
 def _last_of_window(activities: Activities, streams: Streams, window: Window) -> IntColumn:
-    """The last activity of each stream that ends in the window."""
+    """Last activity of each stream that ends in the window."""
     inside = [members[activities.end_ns[members] <= window.end_ns] for members in streams.members]
     return np.array([members[-1] for members in inside if len(members)], np.int64)

@@ -1,8 +1,8 @@
-"""Fixes: for each cause, the scenario with that cause's time taken out.
+"""Fixes: for each cause, the scenario with the time of that cause removed.
 
-Kernel match: Ranks of one role launch the same kernels in the same order within a step. Where they differ, equal
-heads and tails are taken off and the longest common stretches of the rest are matched; a stretch that is only
-replaced by one of the same length (another variant of a kernel) is matched as well.
+Kernel matching: ranks of one role launch the same kernels in the same order within a step. Where they differ, equal
+heads and tails are matched first, then the longest common runs of the rest (difflib's Ratcliff-Obershelp). A run that
+is replaced by one of the same length, such as another variant of a kernel, is matched as well.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from stepscope.analyzer.intervals import Nanoseconds, covered_time, union
 from stepscope.analyzer.ledger.activities import Work
 from stepscope.analyzer.rows import distinct
 from stepscope.analyzer.what_if.job_graph import JobGraph, Layout, Nodes
-from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, DeviceWork
+from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, DeviceWork, Mask
 from stepscope.analyzer.what_if.replay import Scenario
 from stepscope.core.vocabulary.causes import Cause, Reason
 from stepscope.trace.columns import NONE
 
-_MOST_COMPARISONS = 1_000 * 1_000
-"""Longer stretches that differ stay as they are: comparing them takes time with the square of their length."""
+_MAX_COMPARISONS = 1_000 * 1_000
+"""Largest product of the lengths of two runs that are compared; the comparison takes quadratic time."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatchedStep:
-    """One role's kernels in one step.
+    """Kernels of one role in one step.
 
     Attributes:
-        ranks: of the role.
-        table: the matched kernels, one row a rank, NONE where a rank has none.
-        extra: the kernels that only one rank has.
+        ranks: ranks of the role.
+        table: matched kernels, one row per rank, NONE where a rank has none.
+        extra: kernels that only one rank has.
     """
 
     ranks: tuple[int, ...]
@@ -44,7 +44,7 @@ class MatchedStep:
 
 
 def kernels_by_step(layout: Layout, rank: int) -> dict[int, Nodes]:
-    """A rank's compute kernels in launch order, by the number of the step they were launched in (job's numbering)."""
+    """Compute kernels of a rank in launch order, by number of the step in which they were launched."""
     part = layout.parts[rank]
     device = part.graph.device
     kernels = np.flatnonzero((device.work == Work.COMPUTE) & (device.step != NONE))
@@ -55,7 +55,7 @@ def kernels_by_step(layout: Layout, rank: int) -> dict[int, Nodes]:
 
 
 def match_kernels(layout: Layout, role: Mapping[int, int]) -> list[MatchedStep]:
-    """Each role's kernels, step by step. Roles of one rank have no peers and are left out."""
+    """Match the kernels of each role, step by step; roles of one rank are left out."""
     ranks_of_role: dict[int, list[int]] = defaultdict(list)
     for rank in layout.parts:
         ranks_of_role[role.get(rank, 0)].append(rank)
@@ -70,16 +70,16 @@ def match_kernels(layout: Layout, role: Mapping[int, int]) -> list[MatchedStep]:
 
 
 def _match(layout: Layout, ranks: Sequence[int], kernels: Sequence[Nodes]) -> MatchedStep:
-    words = []
+    hashes = []
     for rank, own in zip(ranks, kernels, strict=True):
         part = layout.parts[rank]
-        words.append(part.graph.device.word[own - part.first_activity])
-    by_length = sorted(range(len(ranks)), key=lambda i: len(words[i]))
-    reference = words[by_length[(len(ranks) - 1) // 2]]
+        hashes.append(part.graph.device.name_hash[own - part.first_activity])
+    by_length = sorted(range(len(ranks)), key=lambda i: len(hashes[i]))
+    reference = hashes[by_length[(len(ranks) - 1) // 2]]
     matched, extra = [], []
-    for own, word in zip(kernels, words, strict=True):
+    for own, own_hashes in zip(kernels, hashes, strict=True):
         row = np.full(len(reference), NONE, np.int64)
-        pairs, left = align(reference, word)
+        pairs, left = align(reference, own_hashes)
         row[pairs[0]] = own[pairs[1]]
         matched.append(row)
         extra.append(own[left])
@@ -91,14 +91,12 @@ def _match(layout: Layout, ranks: Sequence[int], kernels: Sequence[Nodes]) -> Ma
     return MatchedStep(tuple(ranks), np.stack(matched), np.concatenate(extra))
 
 
-def align(
-    reference: npt.NDArray[np.int64], own: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Line two sequences up.
+def align(reference: Nodes, own: Nodes) -> tuple[Nodes, Nodes]:
+    """Match two sequences.
 
     Returns:
-        Pairs, shape (2, pairs): places in the reference and in `own`; and the places of `own` that have no counterpart.
-        Stretches too long to compare are in neither.
+            Pairs, shape (2, pairs): indices into the reference and into `own`; and the indices of `own` without a
+            counterpart. Runs too long to compare are in neither.
     """
     shorter = min(len(reference), len(own))
     differs = np.flatnonzero(reference[:shorter] != own[:shorter])
@@ -112,16 +110,14 @@ def align(
     left = np.empty(0, np.int64)
     if not len(middle) or not len(own_middle):
         left = head + np.arange(len(own_middle))
-    elif len(middle) * len(own_middle) <= _MOST_COMPARISONS:
+    elif len(middle) * len(own_middle) <= _MAX_COMPARISONS:
         middle_pairs, left = _align_middle(middle, own_middle)
         pairs.append((head + middle_pairs[0], head + middle_pairs[1]))
         left = head + left
     return np.stack((np.concatenate([p[0] for p in pairs]), np.concatenate([p[1] for p in pairs]))), left
 
 
-def _align_middle(
-    reference: npt.NDArray[np.int64], own: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _align_middle(reference: Nodes, own: Nodes) -> tuple[Nodes, Nodes]:
     matcher = SequenceMatcher(None, reference.tolist(), own.tolist(), autojunk=False)
     pairs, left = [np.empty((2, 0), np.int64)], [np.empty(0, np.int64)]
     for tag, a0, a1, b0, b1 in matcher.get_opcodes():
@@ -132,61 +128,61 @@ def _align_middle(
     return np.concatenate(pairs, axis=1), np.concatenate(left)
 
 
-_BESIDE = 0.5
-"""Of a step's computing, what its reductions can lie beside."""
+_OVERLAPPABLE_SHARE = 0.5
+"""Share of a step's compute that its reductions can overlap."""
 
-_HIDDEN_ALREADY = 0.5
-"""Share of the reductions' time beside kernels from which they are overlapped already."""
+_MOSTLY_HIDDEN = 0.5
+"""Share of reduction time under kernels from which the reductions count as overlapped already."""
 
-_NO_TRIFLE = 0.1
-"""Of the longest reduction of a step: what takes less is hardly gradients, but a norm or a loss."""
+_MIN_REDUCTION_SHARE = 0.1
+"""Smallest reduction of gradients, as a share of the step's longest; less is usually a norm or a loss."""
 
 LOWER_MEDIAN_FROM = 4
-"""Ranks from which "fastest" is the lower median: of many ranks one is fast by luck."""
+"""Number of ranks from which "fastest" is the lower median: one of many ranks is fast by chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class FixedJob:
-    """What the fixes are applied to.
+    """The job that fixes are applied to.
 
     Attributes:
-        graph: the job.
-        role: by rank, its place in the pipeline.
-        expected_transfer_ns: by communication, what its link should take, or NONE where that is not known.
-        alike: by communication, a number that calls of the same group, kind and size share.
+        graph: its dependency graph.
+        role: by rank, its pipeline stage.
+        expected_transfer_ns: by communication, the transfer at its link's expected bandwidth, or NONE if unknown.
+        alike: by communication, a number shared by calls of the same group, kind and size.
         reduces: by communication, whether it sums gradients over data-parallel ranks.
         steps: numbers of the steps that count.
-        on_device: whether the activities ran on one (else they are operators of the main thread).
+        on_device: whether activities ran on a device, or else are operators of the main thread.
     """
 
     graph: JobGraph
     role: Mapping[int, int]
     expected_transfer_ns: Nanoseconds
     alike: Nodes
-    reduces: npt.NDArray[np.bool_]
+    reduces: Mask
     steps: frozenset[int]
     on_device: bool
 
 
 Fix = Callable[[FixedJob, Scenario], Scenario | None]
-"""Takes the cause out of a scenario; None where it would change nothing or cannot be told."""
+"""Removes a cause from a scenario; None if that changes nothing or is unknown."""
 
 
 def without_loading(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Data is ready at once."""
+    """Data loading takes no time."""
     return _without_spans(job.graph, scenario, Cause.DATA_LOADING)
 
 
 def without_checkpoint(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """A checkpoint costs nothing."""
+    """Checkpoints take no time."""
     return _without_spans(job.graph, scenario, Cause.CHECKPOINT)
 
 
 def _without_spans(graph: JobGraph, scenario: Scenario, cause: Cause) -> Scenario | None:
-    """No host time, no waiting and no copies inside spans of this kind."""
+    """Host time, waits and copies within spans of this kind take no time."""
     column = HOST_COLUMN[cause]
     parts = graph.layout.parts.values()
-    inside = np.concatenate([p.graph.device.inside for p in parts]) == column
+    inside = np.concatenate([p.graph.device.span for p in parts]) == column
     labelled = np.concatenate([p.graph.host.label for p in parts]) == column
     if not scenario.host_ns[:, column].any() and not inside.any():
         return None
@@ -199,12 +195,12 @@ def _without_spans(graph: JobGraph, scenario: Scenario, cause: Cause) -> Scenari
 
 
 def without_host_delay(_job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """The host launches everything at once; it still waits where it blocks, loads data or saves a checkpoint."""
+    """Launches take no host time; the host still blocks, loads data and saves checkpoints."""
     return scenario.scaled_host([HOST_COLUMN[Cause.HOST_BOUND]], 0.0)
 
 
 def without_blocking(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """No call waits for device work."""
+    """No call waits for device work, except where the host itself needs the result."""
     blocks = _needed(job.graph)
     if blocks.all():
         return None
@@ -212,7 +208,7 @@ def without_blocking(job: FixedJob, scenario: Scenario) -> Scenario | None:
 
 
 def transfers_as_expected(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Transfers take what the link should take, where that is known."""
+    """Transfers run at the expected bandwidth of their link, where that is known."""
     known = job.expected_transfer_ns != NONE
     if not known.any():
         return None
@@ -221,18 +217,18 @@ def transfers_as_expected(job: FixedJob, scenario: Scenario) -> Scenario | None:
 
 
 def free_transfers(_job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Transfers take no time; arrivals are still waited for."""
+    """Transfers take no time; late arrivals are still waited for."""
     if not len(scenario.transfer_ns):
         return None
     return replace(scenario, transfer_ns=np.zeros_like(scenario.transfer_ns))
 
 
 def overlapped_reductions(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Gradients are summed beside the backward pass that makes them; None where most of that is so already.
+    """Gradient reductions overlap the backward pass; None if most of them do already.
 
-    Of a step's reductions the last stays, as nothing computes any more when its gradients are there, with what comes
-    after it (a norm, a loss), and what outlasts half of the step's computing: a backward pass is two thirds of it, but
-    has made little at its beginning.
+    Of a step's reductions the last stays exposed, because no compute is left when its gradients are ready, as does
+    what follows it (a norm, a loss). So does what outlasts half of the step's compute: the backward pass is two
+    thirds of it, but has few gradients ready at its beginning.
     """
     if not job.on_device:
         return None
@@ -240,7 +236,7 @@ def overlapped_reductions(job: FixedJob, scenario: Scenario) -> Scenario | None:
     for rank, part in job.graph.layout.parts.items():
         mine = part.first_communication + np.flatnonzero(job.reduces[part.communications])
         activities = job.graph.layout.activity_of_communication[mine] - part.first_activity
-        if not len(mine) or _hidden_share(part.graph.device, activities) >= _HIDDEN_ALREADY:
+        if not len(mine) or _hidden_share(part.graph.device, activities) >= _MOSTLY_HIDDEN:
             continue
         order = np.argsort(part.graph.device.start_ns[activities], kind="stable")
         mine, step_of = mine[order], part.graph.device.step[activities[order]]
@@ -249,15 +245,15 @@ def overlapped_reductions(job: FixedJob, scenario: Scenario) -> Scenario | None:
             took = scenario.transfer_ns[own]
             if not len(own):
                 continue
-            last = np.flatnonzero(took >= _NO_TRIFLE * took.max())[-1]
-            room = int(_BESIDE * scenario.duration_ns[computing].sum())
+            last = np.flatnonzero(took >= _MIN_REDUCTION_SHARE * took.max())[-1]
+            room = int(_OVERLAPPABLE_SHARE * scenario.duration_ns[computing].sum())
             transfer[own[:last]] = 0
             transfer[own[last]] += max(int(took[:last].sum()) - room, 0)
     return None if (transfer == scenario.transfer_ns).all() else replace(scenario, transfer_ns=transfer)
 
 
 def _hidden_share(device: DeviceWork, activities: Nodes) -> float:
-    """Of the time of some activities, the part beside which something computes."""
+    """Share of the activities' time that overlaps compute."""
     computes = device.work == Work.COMPUTE
     beside = union(device.start_ns[computes], device.end_ns[computes])
     start, end = device.start_ns[activities], device.end_ns[activities]
@@ -265,7 +261,7 @@ def _hidden_share(device: DeviceWork, activities: Nodes) -> float:
 
 
 def without_copies(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Copies and fills take no time."""
+    """Copies and memsets take no time."""
     copies = np.concatenate([p.graph.device.work for p in job.graph.layout.parts.values()]) == Work.COPY
     if not copies.any():
         return None
@@ -273,7 +269,7 @@ def without_copies(job: FixedJob, scenario: Scenario) -> Scenario | None:
 
 
 def without_straggler(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Each matched kernel takes what it takes on the fastest rank of its role; kernels that no other has are gone."""
+    """Each matched kernel takes its time on the fastest rank of its role; kernels of one rank alone are removed."""
     steps = match_kernels(job.graph.layout, job.role)
     if not steps or not job.on_device:
         return None
@@ -288,8 +284,11 @@ def without_straggler(job: FixedJob, scenario: Scenario) -> Scenario | None:
 
 
 def without_slow_rank(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Each rank's operators take what they take on the rank of its role that computes least over all steps; what no
-    other has is gone. Operators on CPUs vary too much to be compared one by one: the least of each is luck."""
+    """Each rank's operators take their time on the rank of its role with the least compute over all steps.
+
+    Operators of one rank alone are removed. Single operators on CPUs vary too much to be compared one by one: the
+    fastest of each is chance.
+    """
     steps = match_kernels(job.graph.layout, job.role)
     if not steps or job.on_device:
         return None
@@ -308,7 +307,7 @@ def without_slow_rank(job: FixedJob, scenario: Scenario) -> Scenario | None:
 
 
 def _without_extra(graph: JobGraph, scenario: Scenario, steps: Sequence[MatchedStep]) -> Scenario:
-    """Kernels that only one rank has are gone, with their launches."""
+    """Remove kernels that only one rank has, with their launches."""
     parts = graph.layout.parts.values()
     launched_by = np.concatenate(
         [np.where(p.graph.device.launched_by == NONE, NONE, p.graph.device.launched_by + p.first_call) for p in parts]
@@ -322,7 +321,7 @@ def _without_extra(graph: JobGraph, scenario: Scenario, steps: Sequence[MatchedS
 
 
 def _fastest(times: Nanoseconds, num_present: Nodes) -> Nanoseconds:
-    """By column the least, from four ranks up the lower median; absent ranks are sorted last."""
+    """Fastest rank by column (the lower median from four ranks); absent ranks are sorted last."""
     ordered = np.sort(times, axis=0)
     place = _place_of_fastest(num_present)
     result: Nanoseconds = np.take_along_axis(ordered, np.maximum(place, 0)[None, :], axis=0)[0]
@@ -335,7 +334,7 @@ def _place_of_fastest(num_ranks: npt.ArrayLike) -> Nodes:
 
 
 def balanced(job: FixedJob, scenario: Scenario) -> Scenario | None:
-    """Each step's compute is cut evenly over the ranks."""
+    """Each step's compute is spread evenly over the ranks."""
     kernels = {rank: kernels_by_step(job.graph.layout, rank) for rank in job.graph.layout.parts}
     common = set.intersection(*(set(k) for k in kernels.values())) if len(kernels) > 1 else set()
     if not common:
@@ -352,7 +351,7 @@ def balanced(job: FixedJob, scenario: Scenario) -> Scenario | None:
 
 
 def ideal(job: FixedJob, scenario: Scenario) -> Scenario:
-    """Every rank computes the mean of all ranks and steps, like transfers take their median, the host is never late."""
+    """Compute takes the mean of all ranks and steps, transfers the median of their like, the host no time."""
     duration = scenario.duration_ns.copy()
     layout = job.graph.layout
     kernels = [(step, own) for rank in layout.parts for step, own in kernels_by_step(layout, rank).items()]
@@ -373,8 +372,8 @@ def ideal(job: FixedJob, scenario: Scenario) -> Scenario:
     )
 
 
-def _needed(graph: JobGraph) -> npt.NDArray[np.bool_]:
-    """By call, whether it waits for what the host itself uses."""
+def _needed(graph: JobGraph) -> Mask:
+    """Whether each call waits for something that the host itself uses."""
     return np.concatenate([p.graph.host.is_needed for p in graph.layout.parts.values()])
 
 
@@ -393,7 +392,7 @@ FIXES: dict[tuple[Cause, str], Fix] = {
     (Cause.CHECKPOINT, "checkpoints free"): without_checkpoint,
     (Cause.COPY, "copies free"): without_copies,
 }
-"""(cause, what is changed) -> how."""
+"""Fixes by (cause, description of the change)."""
 
 FIX_OF_REASON = {Reason.NO_OVERLAP: _OVERLAPPED}
-"""Of a cause's changes, the one that may answer this reason; for others the first."""
+"""The change of a cause that answers this reason; for other reasons the first change."""

@@ -1,22 +1,19 @@
-"""Graph of a rank without a device: its main thread's timeline and communication calls.
+"""Dependency graph of a rank without a device, from its main thread's timeline and communication calls.
 
-Host timeline: What computes is cut where an outermost operator begins, so that ranks can be compared operator by
-operator.
+The thread itself computes, so each piece of compute is an activity that the thread starts and waits for. Compute is
+split where an outermost operator begins, so that ranks can be compared operator by operator.
 
-Host graph: There are no launches and no streams: the thread computes itself, so each piece of compute is an activity
-that the thread starts and waits for. A communication starts where the thread calls for it and goes on beside the
-thread, until the thread needs it: at its end (a send's or receive's: when it was asked for), where the thread was
-idle then; else (it ended behind compute) where the thread next waited for one, or where the step ended.
+A communication starts where the thread calls it and runs beside the thread until the thread needs it: at its end (for
+sends and receives: when the thread asked for it) if the thread was idle then; else, if it ended behind compute, at the
+thread's next wait or the end of the step.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from stepscope.analyzer.alignment.calls import P2P_KINDS, Call
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, covered_time
@@ -25,48 +22,58 @@ from stepscope.analyzer.ledger.host_ledger import computing_rows
 from stepscope.analyzer.ledger.segments import Segments
 from stepscope.analyzer.ledger.steps import Window
 from stepscope.analyzer.rows import order_of
-from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, DeviceWork, Edges, HostCalls, RankGraph
+from stepscope.analyzer.what_if.rank_graph import (
+    HOST_COLUMN,
+    HOST_WORK,
+    Counts,
+    DeviceWork,
+    Edges,
+    HostCalls,
+    Mask,
+    RankGraph,
+    hash_names,
+)
 from stepscope.core.vocabulary.categories import CATEGORY_CODE, TimeCategory
 from stepscope.core.vocabulary.causes import Cause
-from stepscope.trace.columns import NONE, IntColumn, TraceColumns
+from stepscope.trace.columns import NONE, IntColumn, Rows, TraceColumns
 
-MOST_PIECES = 500_000
-"""Pieces of a rank above which none are kept (as activities of a device)."""
+MAX_PIECES = 500_000
+"""Largest number of pieces of a rank, as of a device's activities; nothing is kept above it."""
 
 COMPUTES = CATEGORY_CODE[TimeCategory.COMPUTE_OTHER]
 
 
 @dataclass(frozen=True, slots=True)
 class HostTimeline:
-    """The window of one rank's main thread, without holes, on the rank's own clock.
+    """Window of one rank's main thread, without holes, on the rank's own clock.
 
     Attributes:
         start_ns, end_ns: by piece.
-        heading: code of the heading it is booked under.
-        word: of what computes, a number that is the same for the same operator on every rank; else 0.
+        category: code of its time category.
+        name_hash: hash of the operator that computes, equal on every rank; else 0.
     """
 
     start_ns: Nanoseconds
     end_ns: Nanoseconds
-    heading: IntColumn
-    word: IntColumn
+    category: IntColumn
+    name_hash: IntColumn
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def intervals_of(self, heading: TimeCategory) -> Intervals:
-        """The pieces booked under a heading."""
-        keep = self.heading == CATEGORY_CODE[heading]
+    def intervals_of(self, category: TimeCategory) -> Intervals:
+        """The pieces in a time category."""
+        keep = self.category == CATEGORY_CODE[category]
         return Intervals(self.start_ns[keep], self.end_ns[keep])
 
 
 def read_timeline(trace: TraceColumns, lane: int, segments: Segments) -> HostTimeline | None:
-    """Cut the booked window up; None when it has too many pieces.
+    """Timeline of the window; None if it has more than MAX_PIECES pieces.
 
     Args:
-        trace: one rank's events.
+        trace: events of one rank.
         lane: its main thread.
-        segments: that thread's window, as booked.
+        segments: that thread's window with its time categories.
     """
     rows = _outermost(trace, computing_rows(trace, lane))
     opens = trace.start_ns[rows]
@@ -74,19 +81,19 @@ def read_timeline(trace: TraceColumns, lane: int, segments: Segments) -> HostTim
     inside = (place >= 0) & (segments.category[place] == COMPUTES)
     inside &= (opens > segments.start_ns[place]) & (opens < segments.end_ns[place])
     start = np.concatenate((segments.start_ns, opens[inside]))
-    if not len(segments) or len(start) > MOST_PIECES:
+    if not len(segments) or len(start) > MAX_PIECES:
         return None
-    heading = np.concatenate((segments.category, np.full(int(inside.sum()), COMPUTES, np.int8)))
+    category = np.concatenate((segments.category, np.full(int(inside.sum()), COMPUTES, np.int8)))
     order = np.argsort(start, kind="stable")
-    start, heading = start[order], heading[order]
-    names = np.array([zlib.crc32(name.encode(errors="replace")) for name in trace.names] or [0], np.int64)
+    start, category = start[order], category[order]
     under = np.searchsorted(opens, start, side="right") - 1
-    word = np.where((heading == COMPUTES) & (under >= 0), names[trace.name[rows[under]]] if len(rows) else 0, 0)
-    return HostTimeline(start, np.concatenate((start[1:], segments.end_ns[-1:])), heading, word)
+    hashes = hash_names(trace)[trace.name[rows[under]]] if len(rows) else 0
+    name_hash = np.where((category == COMPUTES) & (under >= 0), hashes, 0)
+    return HostTimeline(start, np.concatenate((start[1:], segments.end_ns[-1:])), category, name_hash)
 
 
 def _outermost(trace: TraceColumns, rows: IntColumn) -> IntColumn:
-    """Those that lie in no other, by start."""
+    """The rows that are nested in no other, by start."""
     rows = rows[np.lexsort((-trace.end_ns[rows], trace.start_ns[rows]))]
     if not len(rows):
         return rows
@@ -99,24 +106,24 @@ _SPANS = (
     (Cause.CHECKPOINT, TimeCategory.CHECKPOINT),
     (Cause.DATA_LOADING, TimeCategory.DATA_LOADING),
 )
-_IDLE = [CATEGORY_CODE[heading] for heading in (TimeCategory.COMMUNICATION_UNSPLIT, TimeCategory.HOST_BOUND)]
-_IN_SPAN = [CATEGORY_CODE[heading] for heading in (TimeCategory.CHECKPOINT, TimeCategory.DATA_LOADING)]
+_IDLE = [CATEGORY_CODE[category] for category in (TimeCategory.COMMUNICATION_UNSPLIT, TimeCategory.HOST_BOUND)]
+_IN_SPAN = [CATEGORY_CODE[category] for category in (TimeCategory.CHECKPOINT, TimeCategory.DATA_LOADING)]
 
 FOUND_DONE_NS = 200_000
-"""A thread that asks for what is done goes on sooner than this, also on a busy machine."""
+"""Longest wait of a thread for something that is done already, also on a busy machine."""
 
 _RETURN, _WAIT, _MARK, _ISSUE, _COMPUTE = range(5)
-"""What happens at a point of the thread's time; at the same instant in this order."""
+"""Kinds of points on the thread's timeline; at the same instant in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Points:
-    """Where the thread starts something or waits for it, in time order.
+    """Points where the thread starts something or waits for it, in time order.
 
     Attributes:
-        time_ns: when it was measured.
-        kind: one of the five.
-        item: the activity: what is started, or what is waited for.
+        time_ns: as measured.
+        kind: one of the five kinds.
+        item: the activity that is started or waited for.
     """
 
     time_ns: Nanoseconds
@@ -126,18 +133,18 @@ class _Points:
     def __len__(self) -> int:
         return len(self.time_ns)
 
-    def of(self, kind: int) -> npt.NDArray[np.intp]:
-        """Places of the points of a kind."""
+    def of(self, kind: int) -> Rows:
+        """Indices of the points of a kind."""
         return np.flatnonzero(self.kind == kind)
 
 
 def host_graph(timeline: HostTimeline, window: Window, calls: Sequence[Call]) -> RankGraph:
-    """One rank's calls, activities and dependencies.
+    """Graph of one rank.
 
     Args:
         timeline: its main thread.
         window: its steps.
-        calls: its communication calls, in issue order; all three on one clock.
+        calls: its communication calls in issue order; all three on one clock.
     """
     activities = _activities(timeline, window, calls)
     points = _points(timeline, activities, _needed_ns(activities, calls))
@@ -149,7 +156,6 @@ def host_graph(timeline: HostTimeline, window: Window, calls: Sequence[Call]) ->
     start = np.where(launched_by == NONE, activities.start_ns, key[launched_by])
     device = replace(activities, start_ns=start, end_ns=np.maximum(activities.end_ns, start), launched_by=launched_by)
     label = _labels(timeline, points.time_ns)
-    no_edges = Edges(np.empty(0, np.intp), np.empty(0, np.intp))
     waits = _waits(points, activities)
     marks = points.item[points.of(_MARK)]
     return RankGraph(
@@ -164,13 +170,13 @@ def host_graph(timeline: HostTimeline, window: Window, calls: Sequence[Call]) ->
             is_needed=np.ones(len(points), np.bool_),
         ),
         device=device,
-        streams=no_edges,
+        streams=Edges.none(),
         stream_gap_ns=np.empty(0, np.int64),
-        events=no_edges,
+        events=Edges.none(),
         event_ns=0,
         blocking=waits,
         blocking_ns=np.zeros(len(waits), np.int64),
-        queue=no_edges,
+        queue=Edges.none(),
         launch_ns=0,
         boundaries=marks[:-1],
         last=marks[-1:],
@@ -179,15 +185,15 @@ def host_graph(timeline: HostTimeline, window: Window, calls: Sequence[Call]) ->
 
 
 def _activities(timeline: HostTimeline, window: Window, calls: Sequence[Call]) -> DeviceWork:
-    """Pieces of compute, marks of no length where steps begin and the window ends, and communications; by start."""
-    computes = np.flatnonzero(timeline.heading == COMPUTES)
+    """Pieces of compute, marks without duration where steps begin and the window ends, and communications; by start."""
+    computes = np.flatnonzero(timeline.category == COMPUTES)
     marks = window.step_bounds_ns
     start = np.concatenate((timeline.start_ns[computes], marks, np.array([c.start_ns for c in calls], np.int64)))
     end = np.concatenate((timeline.end_ns[computes], marks, np.array([c.end_ns for c in calls], np.int64)))
     work = np.repeat(
         [int(Work.COMPUTE), int(Work.COMPUTE), int(Work.COMMUNICATION)], [len(computes), len(marks), len(calls)]
     )
-    word = np.concatenate((timeline.word[computes], np.zeros(len(marks) + len(calls), np.int64)))
+    name_hash = np.concatenate((timeline.name_hash[computes], np.zeros(len(marks) + len(calls), np.int64)))
     is_mark = np.repeat([False, True, False], [len(computes), len(marks), len(calls)])
     call = np.concatenate((np.full(len(computes) + len(marks), NONE), np.arange(len(calls))))
     place = np.searchsorted(window.boundary_ns, start, side="right") - 1
@@ -198,8 +204,8 @@ def _activities(timeline: HostTimeline, window: Window, calls: Sequence[Call]) -
         end_ns=end[order],
         work=work[order].astype(np.int8),
         step=step[order],
-        word=word[order],
-        inside=np.full(len(order), NONE, np.int8),
+        name_hash=name_hash[order],
+        span=np.full(len(order), NONE, np.int8),
         launched_by=np.full(len(order), NONE, np.int64),
         is_history=(start[order] < window.start_ns) | (start[order] > window.end_ns),
         call=call[order],
@@ -207,7 +213,7 @@ def _activities(timeline: HostTimeline, window: Window, calls: Sequence[Call]) -
 
 
 def _needed_ns(activities: DeviceWork, calls: Sequence[Call]) -> Nanoseconds:
-    """When the thread needed each activity: at its end, or when it asked for what had ended."""
+    """When the thread needed each activity: at its end, or when it asked for one that had ended."""
     needed = activities.end_ns.copy()
     communicates = np.flatnonzero(activities.call != NONE)
     asked = [calls[place].asked_ns for place in activities.call[communicates].tolist()]
@@ -238,19 +244,18 @@ def _points(timeline: HostTimeline, activities: DeviceWork, needed_ns: Nanosecon
     return _Points(time[order], kind[order], item[order])
 
 
-def _is_idle_at_end(timeline: HostTimeline, start_ns: Nanoseconds, end_ns: Nanoseconds) -> npt.NDArray[np.bool_]:
-    """Whether the thread waited when each communication ended: it did nothing else, or what it did (a checkpoint) had
-    asked for it."""
+def _is_idle_at_end(timeline: HostTimeline, start_ns: Nanoseconds, end_ns: Nanoseconds) -> Mask:
+    """Whether the thread waited when each communication ended: idle, or in a span (a checkpoint) that had issued it."""
     last = np.searchsorted(timeline.start_ns, end_ns, side="left") - 1
     inside = (last >= 0) & (end_ns <= timeline.end_ns[-1])
-    heading = timeline.heading[last]
-    asked_here = np.isin(heading, _IN_SPAN) & (start_ns >= timeline.start_ns[last])
-    waited: npt.NDArray[np.bool_] = inside & (np.isin(heading, _IDLE) | asked_here)
+    category = timeline.category[last]
+    asked_here = np.isin(category, _IN_SPAN) & (start_ns >= timeline.start_ns[last])
+    waited: Mask = inside & (np.isin(category, _IDLE) | asked_here)
     return waited
 
 
 def _waits(points: _Points, activities: DeviceWork) -> Edges:
-    """What ends -> the point of the thread that comes no earlier."""
+    """Edges from the end of an activity to the point of the thread that waits for it."""
     returns, waits, marks = points.of(_RETURN), points.of(_WAIT), points.of(_MARK)
     seen = points.item[waits]
     behind = np.setdiff1d(np.flatnonzero(activities.work == Work.COMMUNICATION), seen)
@@ -265,7 +270,7 @@ def _waits(points: _Points, activities: DeviceWork) -> Edges:
 
 
 def _end_when_asked(points: _Points, activities: DeviceWork, calls: Sequence[Call]) -> IntColumn:
-    """Sends and receives that the thread found done: how long they took is not known."""
+    """Sends and receives that were done when the thread asked for them, so that their duration is unknown."""
     waits = points.of(_WAIT)
     waited = points.time_ns[waits] - points.time_ns[np.maximum(waits - 1, 0)]
     found = points.item[waits[waited < FOUND_DONE_NS]]
@@ -274,32 +279,32 @@ def _end_when_asked(points: _Points, activities: DeviceWork, calls: Sequence[Cal
     return result
 
 
-def _work(timeline: HostTimeline, points: _Points) -> npt.NDArray[np.int64]:
-    """Host time since the point before, by what it was; none while the thread computed or waited."""
+def _work(timeline: HostTimeline, points: _Points) -> Counts:
+    """Host time since the previous point by kind; none while the thread computed or waited."""
     work = np.zeros((len(points), len(HOST_WORK)), np.int64)
     after = np.concatenate((points.time_ns[:1], points.time_ns[:-1]))
     until = points.time_ns.copy()
     waits, returns = points.of(_WAIT), points.of(_RETURN)
     until[waits] = np.maximum(after[waits], _waiting_since(timeline, points.time_ns[waits]))
     until[returns] = after[returns]
-    for cause, heading in _SPANS:
-        work[:, HOST_COLUMN[cause]] = covered_time(after, until, timeline.intervals_of(heading))
+    for cause, category in _SPANS:
+        work[:, HOST_COLUMN[cause]] = covered_time(after, until, timeline.intervals_of(category))
     work[:, HOST_COLUMN[Cause.HOST_BOUND]] = until - after - work.sum(axis=1)
     return work
 
 
 def _waiting_since(timeline: HostTimeline, time_ns: Nanoseconds) -> Nanoseconds:
-    """Since when the thread has done nothing else (or stood in the span that waits)."""
-    is_idle = np.isin(timeline.heading, _IDLE)
+    """Start of the thread's idle time (or of the span that waits) before each time."""
+    is_idle = np.isin(timeline.category, _IDLE)
     begins = ~is_idle | ~np.concatenate(([False], is_idle[:-1]))
     first = np.maximum.accumulate(np.where(begins, np.arange(len(timeline)), 0))
     return timeline.start_ns[first[np.searchsorted(timeline.start_ns, time_ns, side="left") - 1]]
 
 
 def _labels(timeline: HostTimeline, time_ns: Nanoseconds) -> IntColumn:
-    """The span that each point stands in: a wait at a span's end is the span's."""
+    """Span of each point; a wait at the end of a span belongs to it."""
     label = np.full(len(time_ns), HOST_COLUMN[Cause.HOST_BOUND], np.int8)
-    heading = timeline.heading[np.maximum(np.searchsorted(timeline.start_ns, time_ns, side="left") - 1, 0)]
+    category = timeline.category[np.maximum(np.searchsorted(timeline.start_ns, time_ns, side="left") - 1, 0)]
     for cause, code in _SPANS:
-        label[heading == CATEGORY_CODE[code]] = HOST_COLUMN[cause]
+        label[category == CATEGORY_CODE[code]] = HOST_COLUMN[cause]
     return label

@@ -1,8 +1,8 @@
-"""Graph of a job: the edges of all ranks, and its nodes in topological order.
+"""Dependency graph of a job: the edges of all ranks, and its nodes in topological order.
 
-Job graph: Every edge held when it was measured, so the measured order of the nodes is a topological order: they are
-sorted once, and an edge that points backwards in it (clocks, rounding) is refuted and left out. A node that waits for
-more than two others is preceded by slots that only take the later of two, so that a replay is one short loop.
+Every edge was satisfied when it was measured, so the measured order of the nodes is a topological order: they are
+sorted once, and an edge that points backwards in it (clock error, rounding) is dropped. A node with more than two
+predecessors is preceded by slots that each take the later of two, so that a replay is one short loop (`replay`).
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from stepscope.analyzer.alignment.calls import FROM_ROOT_KINDS, SYNCHRONIZING_KI
 from stepscope.analyzer.alignment.matching import CallId, Matches
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.rows import order_of
-from stepscope.analyzer.what_if.rank_graph import Edges, RankGraph
+from stepscope.analyzer.what_if.rank_graph import Edges, Mask, RankGraph
 from stepscope.trace.columns import NONE
 
 Nodes = npt.NDArray[np.int64]
 
 ORIGIN = 0
-"""The node at the beginning of time."""
+"""Node at the beginning of time."""
 
 
 class EdgeKind(IntEnum):
-    """What an edge means; a scenario changes weights kind by kind."""
+    """Kind of an edge, which decides how a scenario changes its weight."""
 
     FIXED = 0
-    """from the origin: history, where it was measured"""
+    """from the origin: history, at its measured time"""
     HOST = 1
-    """from one call's return to the next one's"""
+    """from the return of one call to the return of the next"""
     ORDER = 2
-    """a thread's own order"""
+    """between calls of one thread"""
     LAUNCH = 3
     STREAM = 4
     EVENT = 5
@@ -50,10 +50,10 @@ class EdgeBlock:
 
     Attributes:
         source, target: nodes.
-        base_ns: what the edge takes beside what it carries.
-        carries: activity whose duration it carries, or NONE.
-        item: what a scenario changes it by: the call (HOST, BLOCKING), the communication (TRANSFER), the activity that
-            follows (STREAM); else NONE.
+        base_ns: weight beside the duration of the activity in `carries`.
+        carries: activity whose duration is part of the weight, or NONE.
+        item: index into the scenario's array that changes the weight: the call (HOST, BLOCKING), the communication
+            (TRANSFER), the following activity (STREAM); else NONE.
     """
 
     kind: EdgeKind
@@ -66,15 +66,20 @@ class EdgeBlock:
     def __len__(self) -> int:
         return len(self.source)
 
-    def only(self, kept: npt.NDArray[np.bool_]) -> EdgeBlock:
-        """The edges that are kept."""
+    def only(self, kept: Mask) -> EdgeBlock:
+        """The edges for which `kept` is true."""
         columns = (self.source, self.target, self.base_ns, self.carries, self.item)
         return EdgeBlock(self.kind, *(column[kept] for column in columns))
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One rank in the job's arrays: where its calls, activities and communications begin."""
+    """One rank in the job's arrays.
+
+    Attributes:
+        first_call, first_activity, first_communication: where its items begin.
+        offset_ns: the rank's clock minus the job's.
+    """
 
     rank: int
     graph: RankGraph
@@ -82,11 +87,10 @@ class Part:
     first_activity: int
     first_communication: int
     offset_ns: int
-    """the rank's clock less the job's"""
 
     @property
     def calls(self) -> slice:
-        """Its host calls among all ranks'."""
+        """Its host calls among those of all ranks."""
         return slice(self.first_call, self.first_call + len(self.graph.host))
 
     @property
@@ -101,12 +105,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All ranks' items, numbered one rank after another; nodes are calls, then activities' starts, then
-    communications' ends, after the origin.
+    """Numbering of the items of all ranks, one rank after another.
+
+    Nodes are the origin, then calls, then starts of activities, then ends of communications.
 
     Attributes:
-        activity_of_communication: by communication.
-        communication_of_activity: by activity, or NONE.
+        activity_of_communication: activity of each communication.
+        communication_of_activity: communication of each activity, or NONE.
     """
 
     parts: dict[int, Part]
@@ -149,7 +154,7 @@ def lay_out(graphs: Mapping[int, RankGraph], offsets_ns: Mapping[int, int]) -> L
 
 
 def rank_blocks(layout: Layout, part: Part, origin_ns: int) -> list[EdgeBlock]:
-    """The edges within one rank; times count from the origin."""
+    """Edges within one rank; times count from the origin."""
     graph, host, device = part.graph, part.graph.host, part.graph.device
     shift = origin_ns + part.offset_ns
     calls = layout.call_nodes(part.first_call + np.arange(len(host)))
@@ -177,7 +182,7 @@ def rank_blocks(layout: Layout, part: Part, origin_ns: int) -> list[EdgeBlock]:
 
 
 def _new(graph: RankGraph, edges: Edges) -> tuple[Edges, npt.NDArray[np.intp]]:
-    """The edges whose target is no history, and their places."""
+    """Edges whose target is not history, and their indices."""
     kept = np.flatnonzero(~graph.device.is_history[edges.target])
     return Edges(edges.source[kept], edges.target[kept]), kept
 
@@ -190,7 +195,7 @@ def _after(
     targets: Nodes,
     base_ns: Nanoseconds | int,
 ) -> EdgeBlock:
-    """Edges from the ends of activities: of a communication from its node, of any other from its start and duration."""
+    """Edges from the end of an activity: the end node of a communication, else the start node plus the duration."""
     edges, kept = chosen
     base = base_ns if isinstance(base_ns, int) else base_ns[kept]
     source = part.first_activity + edges.source
@@ -211,18 +216,18 @@ def _after(
 def transfer_block(
     layout: Layout, calls_of_rank: Mapping[int, Sequence[Call]], matches: Matches
 ) -> tuple[EdgeBlock, Nanoseconds, int]:
-    """Each communication ends its transfer after the last of those it needs has come.
+    """Edges that let each communication end one transfer after the last arrival that it needs.
 
     Returns:
-        The edges, by communication the transfer in nanoseconds, and how many have no partner: what they took when
-        measured is taken for their transfer.
+        The edges; the transfer of each communication, ns; and the number of communications without a partner, whose
+        measured duration counts as transfer.
     """
     needed = _needed(calls_of_rank, matches)
     history = _is_history(layout)
     source: list[int] = []
     target: list[int] = []
     transfer: list[int] = []
-    alone = 0
+    unmatched = 0
     for rank, part in layout.parts.items():
         for place, call in enumerate(calls_of_rank[rank]):
             number = part.first_communication + place
@@ -232,7 +237,7 @@ def transfer_block(
                 if other.rank in layout.parts and calls_of_rank[other.rank][other.place].start_ns <= call.end_ns
             ]
             is_history = history[layout.activity_of_communication[part.first_communication + place]]
-            alone += not others and not is_history and (call.group is None or len(call.group) > 1)
+            unmatched += not others and not is_history and (call.group is None or len(call.group) > 1)
             arrival = max([call.start_ns, *(calls_of_rank[o.rank][o.place].start_ns for o in others)])
             transfer.append(call.end_ns - arrival)
             for one in {CallId(rank, place), *others}:
@@ -241,12 +246,12 @@ def transfer_block(
     sources, targets = np.array(source, np.int64), np.array(target, np.int64)
     starts = layout.start_nodes(layout.activity_of_communication[sources])
     block = _block(EdgeKind.TRANSFER, starts, layout.end_nodes(targets), 0, item=targets)
-    return _without_history(layout, block), np.array(transfer, np.int64), alone
+    return _without_history(layout, block), np.array(transfer, np.int64), unmatched
 
 
 def _needed(calls_of_rank: Mapping[int, Sequence[Call]], matches: Matches) -> dict[CallId, list[CallId]]:
-    """Whose arrival each call needs: all members where the kind synchronises, else the root, or the root all; the
-    partners of a point-to-point call."""
+    """Arrivals that each call needs: of all members where its kind synchronises, else of the root, or at the root of
+    all; for a point-to-point call, of its partners."""
     needed: dict[CallId, list[CallId]] = dict(matches.peers)
     for match in matches.collectives:
         calls = {rank: calls_of_rank[rank][call.place] for rank, call in match.items()}
@@ -261,13 +266,13 @@ def _needed(calls_of_rank: Mapping[int, Sequence[Call]], matches: Matches) -> di
     return needed
 
 
-def _is_history(layout: Layout) -> npt.NDArray[np.bool_]:
-    """By activity."""
+def _is_history(layout: Layout) -> Mask:
+    """Whether each activity is history."""
     return np.concatenate([part.graph.device.is_history for part in layout.parts.values()])
 
 
 def _without_history(layout: Layout, block: EdgeBlock) -> EdgeBlock:
-    """History ends when it was measured, whoever comes when."""
+    """The edges without those into history, which keeps its measured times."""
     return block.only(~_is_history(layout)[layout.activity_of_communication[block.item]])
 
 
@@ -293,24 +298,24 @@ def _block(
 
 
 NEVER = -(2**60)
-"""Weight of an edge that does not count."""
+"""Weight of a disabled edge."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobGraph:
-    """All ranks' nodes and edges, in order.
+    """Graph of a job, ready to be replayed.
 
     Attributes:
-        layout: how items are numbered.
-        edges: all edges that count, kind by kind.
+        layout: numbering of the items.
+        edges: all enabled edges, kind by kind.
         weight_place: by edge of `edges`, in order, the index of its weight in the flat array of 2 x slots.
         first_source, second_source: by slot, the slots it waits for (slot 0 is the origin).
-        slot_of_node: slot of each node, or NONE for what comes after the last boundary.
-        origin_ns: what times count from, on the job's clock.
+        slot_of_node: slot of each node, or NONE for nodes after the last boundary.
+        origin_ns: zero of all times, on the job's clock.
         host_ns: shape (calls, HOST_WORK).
         duration_ns: by activity.
         transfer_ns: by communication.
-        num_alone: communications without a partner.
+        num_unmatched: communications without a partner.
     """
 
     layout: Layout
@@ -323,7 +328,7 @@ class JobGraph:
     host_ns: npt.NDArray[np.int64]
     duration_ns: Nanoseconds
     transfer_ns: Nanoseconds
-    num_alone: int
+    num_unmatched: int
 
     @property
     def num_slots(self) -> int:
@@ -336,18 +341,18 @@ def join_ranks(
     matches: Matches,
     offsets_ns: Mapping[int, int],
 ) -> JobGraph:
-    """One graph of all ranks.
+    """Join the graphs of all ranks.
 
     Args:
-        graphs: by rank, on the rank's own clock.
+        graphs: by rank, on each rank's own clock.
         calls_of_rank: communication calls on the job's clock.
-        matches: which of them belong together.
-        offsets_ns: by rank, its clock less the job's.
+        matches: which calls belong together.
+        offsets_ns: by rank, its clock minus the job's.
     """
     layout = lay_out(graphs, offsets_ns)
     parts = layout.parts.values()
     origin = min(min(p.graph.host.opens_ns, int(p.graph.device.start_ns.min())) - p.offset_ns for p in parts)
-    transfers, transfer_ns, alone = transfer_block(layout, calls_of_rank, matches)
+    transfers, transfer_ns, unmatched = transfer_block(layout, calls_of_rank, matches)
     blocks = [block for part in parts for block in rank_blocks(layout, part, origin)] + [transfers]
     key = _keys(layout, origin)
     place = np.empty(layout.num_nodes, np.int64)
@@ -367,12 +372,12 @@ def join_ranks(
         host_ns=np.concatenate([p.graph.host.work_ns for p in parts]),
         duration_ns=np.concatenate([p.graph.device.duration_ns for p in parts]),
         transfer_ns=transfer_ns,
-        num_alone=alone,
+        num_unmatched=unmatched,
     )
 
 
 def _keys(layout: Layout, origin_ns: int) -> Nanoseconds:
-    """When each node was measured; the origin first. A communication ends no earlier than just after its start."""
+    """Measured time of each node, the origin first. A communication ends no earlier than just after its start."""
     parts = layout.parts.values()
     calls = np.concatenate([p.graph.host.key_ns - p.offset_ns for p in parts])
     starts = np.concatenate([p.graph.device.start_ns - p.offset_ns for p in parts])
@@ -383,7 +388,7 @@ def _keys(layout: Layout, origin_ns: int) -> Nanoseconds:
 
 
 def _phase(layout: Layout) -> npt.NDArray[np.int8]:
-    """At the same instant calls return first, then communications end, then activities start."""
+    """Order of nodes at the same instant: calls return, then communications end, then activities start."""
     phase = np.zeros(layout.num_nodes, np.int8)
     phase[layout.end_nodes(np.arange(len(layout.activity_of_communication)))] = 1
     phase[layout.start_nodes(np.arange(layout.num_activities))] = 2
@@ -396,7 +401,7 @@ def _boundary_nodes(layout: Layout) -> Nodes:
 
 
 def end_of_steps(layout: Layout, rank: int) -> Nodes:
-    """A rank's boundaries; with a single one also its last activities' ends (starts, of what is no communication)."""
+    """Boundary nodes of a rank; with one boundary also the ends (or starts) of its last activities."""
     part = layout.parts[rank]
     boundaries = layout.start_nodes(part.first_activity + part.graph.boundaries)
     if len(boundaries) > 1:
@@ -408,12 +413,12 @@ def end_of_steps(layout: Layout, rank: int) -> Nodes:
 
 
 def _in_order(blocks: Sequence[EdgeBlock], place: Nodes, cut: int) -> list[EdgeBlock]:
-    """The edges that point forwards and end no later than the cut."""
+    """Edges that point forwards and end no later than the cut."""
     return [block.only((place[block.source] < place[block.target]) & (place[block.target] <= cut)) for block in blocks]
 
 
 def _slots(edges: Sequence[EdgeBlock], place: Nodes, order: Nodes) -> tuple[Nodes, Nodes, Nodes, Nodes]:
-    """Give each node as many slots as it has predecessors less one, and each edge a side of a slot."""
+    """Assign slots: each node has one less than predecessors (at least one), each edge one side of a slot."""
     source = np.concatenate([place[block.source] for block in edges])
     target = np.concatenate([place[block.target] for block in edges])
     degree = np.bincount(target, minlength=len(order))
@@ -423,7 +428,7 @@ def _slots(edges: Sequence[EdgeBlock], place: Nodes, order: Nodes) -> tuple[Node
     by_target = np.argsort(target, kind="stable")
     opens = np.cumsum(degree) - degree
     nth = np.arange(len(target)) - opens[target[by_target]]
-    # the first two edges of a node share its first slot; each further one has the second side of a slot of its own
+    # the first two edges of a node share its first slot; each further one takes the second side of its own slot
     slot = first_slot[target[by_target]] + np.maximum(nth - 1, 0)
     side = (nth > 0).astype(np.int64)
     sources = np.zeros((2, int(num_slots.sum())), np.int64)

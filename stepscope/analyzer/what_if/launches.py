@@ -1,10 +1,10 @@
-"""Host calls that launch or wait, the work between them, and what launches cost on this machine.
+"""Host calls that launch or wait, the host work between them, and the launch costs of this machine.
 
-Observed calls: A call follows the call that returned last before it began, on whichever thread that launches: the
-training loop hands over to autograd's thread and back, so the time in between is host work of the one or the other. A
-thread that launches beside another keeps its own order as well.
+Order: a call follows the call that returned last before it began, on any launching thread. The training loop hands
+over to autograd's thread and back, so the time in between is host work of one or the other. A thread that launches
+concurrently with another keeps its own order as well.
 
-Machine: One number each for the whole rank: single gaps are never copied.
+Latencies are one number each for the whole rank (a mean or a median), so that no single measured gap becomes a weight.
 """
 
 from __future__ import annotations
@@ -12,27 +12,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Intervals, Nanoseconds, contains, covered_time, subtract
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.host_spans import BLOCKING_CALL, HostSpans, blocking_copies
 from stepscope.analyzer.rows import are_among, distinct, on_lanes, order_of
-from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, Edges
+from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN, HOST_WORK, Counts, Edges, Mask
 from stepscope.core.vocabulary.causes import Cause
 from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedCalls:
-    """Launching and blocking calls as measured, by start; a copy that blocks is two: its launch and its return.
+    """Launching and blocking calls as measured, by start; a blocking copy is two entries, its launch and its return.
 
     Attributes:
-        row: in the trace's columns.
-        start_ns, end_ns: the call; the launch of a blocking copy ends no later than the copy starts.
+        row: row of the trace.
+        start_ns, end_ns: of the call; the launch of a blocking copy ends no later than the copy starts.
         lane: its thread.
-        first_activity: position of what it launched, or NONE.
-        waits_for: position of the copy whose end a return waits for, or NONE.
+        first_activity: index of the activity that it launched, or NONE.
+        waits_for: index of the copy whose end the return waits for, or NONE.
         blocks: whether it is a synchronize call.
     """
 
@@ -42,17 +41,17 @@ class ObservedCalls:
     lane: IntColumn
     first_activity: IntColumn
     waits_for: IntColumn
-    blocks: npt.NDArray[np.bool_]
+    blocks: Mask
 
     def __len__(self) -> int:
         return len(self.row)
 
 
 def observe_calls(trace: TraceColumns, activities: Activities) -> ObservedCalls:
-    """Collect them from every thread that launches something."""
+    """Collect the calls of every thread that launches something."""
     linked = np.flatnonzero(activities.launch_row != NONE)
     first_of = np.full(len(trace), NONE, np.intp)
-    first_of[activities.launch_row[linked[::-1]]] = linked[::-1]  # the last assignment, of the first to start, stays
+    first_of[activities.launch_row[linked[::-1]]] = linked[::-1]  # the last assignment wins: the first to start
     launches = np.flatnonzero(first_of != NONE)
     first = first_of[launches]
     blocking = trace.rows_named(BLOCKING_CALL.search, Category.RUNTIME)
@@ -85,11 +84,11 @@ def observe_calls(trace: TraceColumns, activities: Activities) -> ObservedCalls:
 
 
 def followed_calls(calls: ObservedCalls) -> tuple[IntColumn, IntColumn]:
-    """For each call the one that returned last before it began, and the previous one of its own thread if another."""
+    """By call, the one that returned last before it began; and its thread's previous call if that is another."""
     by_end = np.argsort(calls.end_ns, kind="stable")
     before = np.searchsorted(calls.end_ns[by_end], calls.start_ns, side="right") - 1
     follows = np.where(before >= 0, by_end[np.maximum(before, 0)], NONE)
-    # calls of no length end where they start: nobody follows itself or a later one
+    # calls without duration end where they start, so none may follow itself or a later one
     follows = np.where(follows < np.arange(len(calls)), follows, np.arange(len(calls)) - 1)
     own = np.full(len(calls), NONE, np.int64)
     for lane in distinct(calls.lane):
@@ -104,20 +103,23 @@ def work_between_calls(
     own_ns: Nanoseconds,
     opens_ns: int,
     spans_of_lane: dict[int, HostSpans],
-) -> tuple[npt.NDArray[np.int64], IntColumn]:
-    """Host time before and in each call by what it was, shape (calls, HOST_WORK), and where each call stands.
+) -> tuple[Counts, IntColumn]:
+    """Host time before and in each call by kind, and the kind of each call.
 
     Args:
         calls: the calls.
-        follows: as `followed_calls` gives it.
-        own_ns: what each call itself took of the host, without being blocked.
-        opens_ns: what a call that follows none follows.
-        spans_of_lane: the spans of each launching thread.
+        follows: from `followed_calls`.
+        own_ns: host time of each call itself, without blocking.
+        opens_ns: start of the host's timeline, which a call that follows none follows.
+        spans_of_lane: spans of each launching thread.
+
+    Returns:
+        Work, shape (calls, HOST_WORK), ns; and by call a column of HOST_WORK.
     """
     work = np.zeros((len(calls), len(HOST_WORK)), np.int64)
     label = np.full(len(calls), HOST_COLUMN[Cause.HOST_BOUND], np.int8)
     opens = np.where(follows == NONE, opens_ns, calls.end_ns[np.maximum(follows, 0)])
-    opens = np.minimum(opens, calls.start_ns)  # nested calls: nothing lies between
+    opens = np.minimum(opens, calls.start_ns)  # nested calls have nothing between them
     rest = calls.start_ns - opens
     for lane in distinct(calls.lane).tolist():
         here = np.flatnonzero(calls.lane == lane)
@@ -132,7 +134,7 @@ def work_between_calls(
 
 
 def _covers(spans: HostSpans) -> list[tuple[Cause, Intervals]]:
-    """Disjoint: the profiler first, then the checkpoint, then the loader."""
+    """Spans of each kind, disjoint: the profiler first, then checkpoints, then data loading."""
     profiler, checkpoint, loader = spans.annotated.profiler, spans.annotated.checkpoint, spans.annotated.data_loading
     checkpoint = subtract(checkpoint, profiler)
     loader = subtract(subtract(loader, profiler), checkpoint)
@@ -140,22 +142,22 @@ def _covers(spans: HostSpans) -> list[tuple[Cause, Intervals]]:
 
 
 QUEUED_FOR_NS = 20_000
-"""Launched this long before its stream was free: the gap before it is the device's own."""
+"""Launched at least this long before its stream was free, so that the gap before it is the device's own."""
 
 LONGEST_OWN_GAP_NS = 10_000
-"""A longer gap on a stream waits for something."""
+"""Longest gap on a stream that is not a wait for something."""
 
 USUAL_GAP_NS = 1_500
 USUAL_LAUNCH_NS = 1_000
 USUAL_EVENT_NS = 2_000
-"""Where a trace has no sample; medians of the recorded H100 runs."""
+"""Defaults where a trace has no sample: medians of recorded H100 runs."""
 
 USUAL_SYNC_NS = 5_000
-"""Own cost of a synchronize call, and from the end of the work to its return, where a trace has no sample."""
+"""Defaults of a synchronize call's own cost, and of the time from the end of the work to its return."""
 
 
 def stream_gaps(activities: Activities, edges: Edges) -> Nanoseconds:
-    """By edge: the mean gap of such a succession (kernel after copy, ...) among activities that were long queued."""
+    """Mean gap, by edge, of such a succession (kernel after copy, ...) among activities that were queued early."""
     before, after = edges.source, edges.target
     gap = activities.start_ns[after] - activities.end_ns[before]
     free = activities.end_ns[before] - QUEUED_FOR_NS
@@ -171,7 +173,7 @@ def stream_gaps(activities: Activities, edges: Edges) -> Nanoseconds:
 
 
 def launch_latency(activities: Activities, calls: ObservedCalls, edges: Edges, events: Edges) -> int:
-    """From a call's return to the start of what it launched on an idle stream, waiting for no other: the median."""
+    """Median time from a call's return to the start of what it launched on an idle stream, waiting for no other."""
     free = np.zeros(len(activities), np.int64)
     free[edges.target] = activities.end_ns[edges.source]
     launches = np.flatnonzero(
@@ -185,7 +187,7 @@ def launch_latency(activities: Activities, calls: ObservedCalls, edges: Edges, e
 
 
 def _followed_by_return(calls: ObservedCalls) -> Nanoseconds:
-    """Launches of copies that block: their end is a cut, no return."""
+    """Launches of blocking copies, whose end is where the entry was split and not a return."""
     returns = np.flatnonzero(calls.waits_for != NONE)
     copies = calls.waits_for[returns]
     launch_of = np.full(int(calls.first_activity.max(initial=0)) + 1, NONE, np.int64)
@@ -195,29 +197,29 @@ def _followed_by_return(calls: ObservedCalls) -> Nanoseconds:
 
 
 def event_latency(activities: Activities, edges: Edges) -> int:
-    """From an activity's end to the start of one on another stream that waited for it: the median of short ones."""
+    """Median time from an activity's end to the start of one on another stream that waited for it; short ones only."""
     gap = activities.start_ns[edges.target] - activities.end_ns[edges.source]
     gap = gap[gap < LONGEST_OWN_GAP_NS]
     return int(np.median(gap)) if len(gap) else USUAL_EVENT_NS
 
 
 def return_latency(activities: Activities, calls: ObservedCalls, edges: Edges) -> Nanoseconds:
-    """By edge: from the end of the work to the return. After a blocking copy the host's own copying is part of it."""
+    """Time from the end of the work to the return, by edge; for a blocking copy it includes the host's own copying."""
     late = calls.end_ns[edges.target] - activities.end_ns[edges.source]
     is_copy = calls.waits_for[edges.target] == edges.source
     waited = ~is_copy & (activities.end_ns[edges.source] > calls.start_ns[edges.target])
-    least = np.full(len(calls), np.iinfo(np.int64).max)  # of several streams the last to end is the one waited for
+    least = np.full(len(calls), np.iinfo(np.int64).max)  # of several streams, the last to end
     np.minimum.at(least, edges.target[waited], late[waited])
     sample = least[least < np.iinfo(np.int64).max]
     usual = int(np.median(sample)) if len(sample) else USUAL_SYNC_NS
     return np.where(is_copy, late, usual)
 
 
-def own_time(calls: ObservedCalls, held_up: Nanoseconds | np.ndarray, blocked: Nanoseconds | np.ndarray) -> Nanoseconds:
-    """What each call took of the host itself.
+def own_time(calls: ObservedCalls, held_up: Mask, blocked: Mask) -> Nanoseconds:
+    """Host time of each call itself.
 
-    A launch held up by back-pressure takes what launches usually take; a call that waited for device work a little;
-    a synchronize call that no device work explains, all of its time.
+    A launch held up by a full queue takes the usual time of a launch, a call that waited for device work a short
+    constant, a synchronize call that no device work explains all of its time.
     """
     own = calls.end_ns - calls.start_ns
     launches = calls.first_activity != NONE

@@ -1,4 +1,4 @@
-"""Replay model of a job: its graph, expected transfers, and what measures steps on it."""
+"""Replay model of a job: its graph, the expected transfers, and the steps that predictions are measured on."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from stepscope.analyzer.alignment.calls import P2P_KINDS, Call
 from stepscope.analyzer.alignment.matching import Matches
 from stepscope.analyzer.communication import link_of
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.rank_view import RankView
-from stepscope.analyzer.what_if.device_graph import MOST_ACTIVITIES
+from stepscope.analyzer.what_if.device_graph import MAX_ACTIVITIES
 from stepscope.analyzer.what_if.fixes import FixedJob
-from stepscope.analyzer.what_if.host_graph import MOST_PIECES, host_graph
+from stepscope.analyzer.what_if.host_graph import MAX_PIECES, host_graph
 from stepscope.analyzer.what_if.job_graph import JobGraph, Nodes, join_ranks
-from stepscope.analyzer.what_if.rank_graph import RankGraph
+from stepscope.analyzer.what_if.rank_graph import Mask, RankGraph
 from stepscope.analyzer.what_if.replay import Scenario, as_measured, measured_steps, replay, step_times
 from stepscope.core.hardware.links import expected_seconds
 from stepscope.trace.columns import NONE
 
 
 def expected_transfers(views: Mapping[int, RankView]) -> Nanoseconds:
-    """By communication, rank by rank: what it should take, or NONE: no size, no link known, a member without trace."""
+    """Expected transfer of each communication, ns, rank by rank; NONE without a size or a known link."""
     known: dict[tuple[tuple[int, ...], str, int | None], int] = {}
     expected = []
     for view in views.values():
@@ -46,7 +45,7 @@ def _expected_ns(views: Mapping[int, RankView], members: tuple[int, ...], kind: 
 
 
 def alike(calls_of_rank: Mapping[int, Sequence[Call]]) -> Nodes:
-    """By communication, rank by rank, a number that those of the same group, kind and size share."""
+    """Number of each communication, rank by rank, shared by those of the same group, kind and size."""
     numbers: dict[tuple[object, ...], int] = {}
     result = []
     for calls in calls_of_rank.values():
@@ -55,8 +54,8 @@ def alike(calls_of_rank: Mapping[int, Sequence[Call]]) -> Nodes:
     return np.array(result, np.int64)
 
 
-def reductions(calls_of_rank: Mapping[int, Sequence[Call]]) -> npt.NDArray[np.bool_]:
-    """By communication, rank by rank, whether it sums gradients over data-parallel ranks within a step."""
+def reductions(calls_of_rank: Mapping[int, Sequence[Call]]) -> Mask:
+    """Whether each communication, rank by rank, sums gradients over data-parallel ranks within a step."""
     return np.array(
         [
             call.dimension == "dp" and call.kind in ("all_reduce", "reduce_scatter")
@@ -67,8 +66,8 @@ def reductions(calls_of_rank: Mapping[int, Sequence[Call]]) -> npt.NDArray[np.bo
     )
 
 
-BEFORE_WINDOW_SHARE = 0.10
-"""A step that lost more than this to what began before the traces is left out: no fix can reach it there."""
+MAX_BEFORE_WINDOW_SHARE = 0.10
+"""Largest share of a step lost to what began before the traces; no fix in the replay can recover more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +75,17 @@ class ReplayModel:
     """A job that can be replayed.
 
     Attributes:
-        kept: places of the whole steps that count.
-        skipped: places of those left out.
-        step_numbers: by place.
+        job: the job that fixes are applied to.
+        base: its measured scenario.
+        kept: indices of the whole steps that count.
+        skipped: indices of those left out.
+        step_numbers: number of each whole step.
     """
 
     job: FixedJob
     base: Scenario
-    kept: npt.NDArray[np.int64]
-    skipped: npt.NDArray[np.int64]
+    kept: Nodes
+    skipped: Nodes
     step_numbers: list[int]
 
     @property
@@ -92,7 +93,7 @@ class ReplayModel:
         return self.job.graph
 
     def step_ms(self, scenario: Scenario) -> float:
-        """Median over ranks of the mean whole step."""
+        """Mean whole step of a scenario, median over ranks, ms."""
         return self.median_ms(step_times(self.graph, replay(self.graph, scenario), scenario.duration_ns))
 
     def measured_ms(self) -> float:
@@ -109,14 +110,14 @@ def build_model(
     role: Mapping[int, int],
     before_window: Sequence[float],
 ) -> ReplayModel | None:
-    """Join the ranks' graphs; None where a rank has none (`why_not` says why).
+    """Join the ranks' graphs; None if a rank has none (see `why_not_replayable`).
 
     Args:
-        views: by rank, on the job's clock (their graphs are on the rank's own).
+        views: by rank, on the job's clock; their graphs are on each rank's own clock.
         matches: of the communication calls.
-        offsets_ns: by rank, its clock less the job's.
+        offsets_ns: by rank, its clock minus the job's.
         role: by rank, its pipeline stage.
-        before_window: by step, the share of its time charged to what began before the traces.
+        before_window: by step, the share of its time attributed to what began before the traces.
     """
     on_device = any(view.on_device for view in views.values())
     graphs = {rank: own for rank, view in views.items() if (own := _graph_of(view, offsets_ns)) is not None}
@@ -126,7 +127,7 @@ def build_model(
     like = alike(calls)
     graph = _with_likely_transfers(join_ranks(graphs, calls, matches, offsets_ns), like)
     num_whole = min(len(view.window.whole_step_ns) for view in views.values())
-    late = np.array([*before_window, *[0.0] * num_whole])[:num_whole] > BEFORE_WINDOW_SHARE
+    late = np.array([*before_window, *[0.0] * num_whole])[:num_whole] > MAX_BEFORE_WINDOW_SHARE
     kept = np.flatnonzero(~late) if not late.all() else np.arange(num_whole)
     numbers = next(iter(views.values())).window.index.tolist()
     return ReplayModel(
@@ -147,7 +148,7 @@ def build_model(
 
 
 def _with_likely_transfers(graph: JobGraph, like: Nodes) -> JobGraph:
-    """A transfer that may have been shorter than told takes what those like it take; where none is known, the least."""
+    """Replace transfers that are only known to be at most so long by those of like calls, or else by the shortest."""
     asked = [p.first_activity + p.graph.ends_when_asked for p in graph.layout.parts.values()]
     is_bound = np.isin(graph.layout.activity_of_communication, np.concatenate(asked))
     transfer = graph.transfer_ns.copy()
@@ -159,7 +160,7 @@ def _with_likely_transfers(graph: JobGraph, like: Nodes) -> JobGraph:
 
 
 def _graph_of(view: RankView, offsets_ns: Mapping[int, int]) -> RankGraph | None:
-    """A rank's graph, on the rank's own clock."""
+    """Graph of a rank, on the rank's own clock."""
     if view.timeline is None:
         return view.graph
     offset = offsets_ns.get(view.rank, 0)
@@ -173,8 +174,8 @@ def _graph_of(view: RankView, offsets_ns: Mapping[int, int]) -> RankGraph | None
     return host_graph(view.timeline, window, calls)
 
 
-def why_not(views: Mapping[int, RankView]) -> str:
-    """What keeps these ranks from being replayed: the first thing that `build_model` stumbles over."""
+def why_not_replayable(views: Mapping[int, RankView]) -> str:
+    """The first reason why `build_model` cannot replay these ranks."""
     for rank, view in views.items():
         if view.on_device != next(iter(views.values())).on_device:
             return f"rank {rank} is traced {'on' if view.on_device else 'without'} a device, others are not"
@@ -183,8 +184,8 @@ def why_not(views: Mapping[int, RankView]) -> str:
         if not view.facts.step_indices:
             return f"rank {rank} has no profiled steps"
         if view.on_device:
-            return f"rank {rank} has device activities without their launches, or more than {MOST_ACTIVITIES:,}"
-        return f"rank {rank} has more than {MOST_PIECES:,} operators"
+            return f"rank {rank} has device activities without their launches, or more than {MAX_ACTIVITIES:,}"
+        return f"rank {rank} has more than {MAX_PIECES:,} operators"
     return "no rank can be replayed"
 
 

@@ -1,15 +1,18 @@
-"""Replay of a pipeline's schedule with another cut of the batch or of the model.
+"""Replay of a pipeline schedule with more micro-batches or even stages, built from recorded micro-batch marks.
 
-Pipeline schedule: More micro-batches are other operators, which no replay of the recorded ones can tell. The schedule
-can: passes in their order, each with its measured time outside the pipeline's own transfers, step by step: a pass
-that was slow once holds up whoever waits for it then, which the mean of all steps would hide. What lies between the
-last backward and the next first forward (optimizer, loader, gradients reduced after the schedule) is kept as it was
-measured. Smaller kernels are taken to be as efficient, but a host has as many more to launch: below what that takes
-no cut goes. Others print the closed form (P-1)/(M+P-1) of the schedule that the configuration names: it knows neither
-uneven passes, nor transfers, nor what follows, nor the host.
+More micro-batches are other operators, which a replay of the recorded calls cannot contain. The schedule can: passes
+in their order (`pipeline.schedules.replay`), each with its measured time outside the pipeline's own transfers, step by
+step, because a pass that is slow once delays whoever waits for it then, which the mean of all steps would hide. What
+lies between the last backward and the next first forward (optimizer, data loading, gradient reductions after the
+schedule) keeps its measured time.
 
-Two replays: The calls and kernels hold everything that was measured; only the schedule can be continued with more
-micro-batches.
+Smaller kernels are assumed to be as efficient, but a host has more of them to launch: the step never gets shorter
+than the launches take. The closed form (P - 1) / (M + P - 1) that other tools report knows neither uneven passes, nor
+transfers, nor what follows the schedule, nor the host.
+
+A hand-over lies between the end of a pass and the beginning of the pass on another device that waits for its result:
+the transfer, and the time until the waiting thread runs again. Between two passes of one device that need not wait are
+the calls that send and receive, which take milliseconds on a busy machine.
 """
 
 from __future__ import annotations
@@ -18,31 +21,48 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
-from stepscope.analyzer.pipeline.schedules import Order, Pass, Schedule, Task, interleaved_order, recognise, replay
-from stepscope.analyzer.pipeline.stages import Chain
+from stepscope.analyzer.alignment.calls import P2P_KINDS
+from stepscope.analyzer.intervals import contains, covered_time, intersect, union
+from stepscope.analyzer.pipeline.schedules import (
+    MicroBatch,
+    Order,
+    Pass,
+    Schedule,
+    Task,
+    interleaved_order,
+    received,
+    recognise,
+    replay,
+)
+from stepscope.analyzer.pipeline.stages import Chain, observe
+from stepscope.analyzer.rank_view import RankView
+from stepscope.analyzer.what_if.rank_graph import HOST_COLUMN
 from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.what_if import Fix, WhatIfInput, WhatIfReport
+from stepscope.core.vocabulary.categories import EXPOSED_COMMUNICATION_CATEGORIES
 from stepscope.core.vocabulary.causes import Cause
+from stepscope.trace.columns import NONE
 
 PassTimes = Mapping[Task, float]
-"""One step's passes, ns."""
+"""Duration of each pass of one step, ns."""
 
-FINER_CUTS = (2, 4)
-"""How many times as many micro-batches are tried: the usual next settings."""
+MICRO_BATCH_FACTORS = (2, 4)
+"""Factors by which the number of micro-batches is raised: the usual next settings."""
 
-TRUSTED_ERROR = 0.05
-"""A replay that misses the measured step by more is no ground for predictions (as for the graph of GPU jobs)."""
+MAX_MODEL_ERROR = 0.05
+"""Largest relative difference between the replay and the measured step with which predictions are trusted."""
 
-FIXED_CAUSES = frozenset({Cause.PIPELINE_BUBBLE, Cause.IMBALANCE})
-"""What a schedule replay can remove."""
+PIPELINE_CAUSES = frozenset({Cause.PIPELINE_BUBBLE, Cause.IMBALANCE})
+"""Causes that a schedule replay can remove."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostTime:
-    """What a host takes for a step by itself, mean, ns: to launch the passes, and for all else."""
+    """Host time of a step without waits, mean, ns: launches of the passes, and everything else."""
 
     passes_ns: float
     rest_ns: float
@@ -54,18 +74,18 @@ class HostTime:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSchedule:
-    """One pipeline's steps, ready to be replayed. Times are nanoseconds.
+    """Recorded steps of one pipeline, ready to be replayed. Times are nanoseconds.
 
     Attributes:
         chain: its ranks.
         order: by device, its passes.
         pass_ns: of each step, by pass, its time outside transfers between stages.
         transfer_ns: from the end of a pass to the beginning of the one that waits for its result, mean.
-        between_ns: from the end of a pass to the beginning of the device's next one, whose inputs are there, mean.
+        between_ns: from the end of a pass to the beginning of the device's next one if its inputs are ready, mean.
         tail_ns: the first rank's step outside the schedule, mean.
         period_ns: its whole step as measured, mean.
-        steps: the numbers of the steps.
-        host: by device, what launching a step takes its host; nothing without a device.
+        steps: numbers of the steps.
+        host: by device, host time of a step; empty without a device.
     """
 
     chain: Chain
@@ -87,51 +107,51 @@ class PipelineSchedule:
         return len({task.micro_batch for tasks in self.order for task in tasks})
 
     def step_ns(self) -> float:
-        """The replayed step: schedule and tail, mean over the steps, or what the host takes where that is longer.
+        """Replayed step: schedule and tail, mean over the steps, or the host's time where that is longer.
 
         Raises:
-            ValueError: the order waits for itself.
+            ValueError: the passes of the order wait for each other.
         """
         took = {"transfer_ns": self.transfer_ns, "between_ns": self.between_ns}
         ran = [replay(self.order, step, num_stages=self.num_stages, **took).period_ns for step in self.pass_ns]
         return max(float(np.mean(ran)) + self.tail_ns, self._busiest_host_ns)
 
     def is_host_bound(self, step_ns: float) -> bool:
-        """Whether launching the step, which takes that long by `step_ns()`, is what takes it."""
+        """Whether a step of this duration, from `step_ns()`, is limited by the host's launches."""
         return 0.0 < self._busiest_host_ns == step_ns
 
     @property
     def _busiest_host_ns(self) -> float:
         return max((host.whole_ns for host in self.host), default=0.0)
 
-    def finer(self, times: int) -> PipelineSchedule | None:
-        """The same batch in so many times as many micro-batches; None for a schedule that cannot be continued.
+    def with_more_micro_batches(self, factor: int) -> PipelineSchedule | None:
+        """The same batch in `factor` times as many micro-batches; None if the schedule's order for them is unknown.
 
-        A pass takes its part of the time; what only the last micro-batch has (gradients reduced over replicas) stays.
+        A pass takes its share of the time; what only the last micro-batch has (gradient reductions) stays.
         """
-        order = _order_of(recognise(self.order), len(self.order), self.num_micro_batches * times, self.num_stages)
+        order = _order_of(recognise(self.order), len(self.order), self.num_micro_batches * factor, self.num_stages)
         if order is None:
             return None
-        last = self.num_micro_batches * times - 1
+        last = self.num_micro_batches * factor - 1
         pass_ns = []
         for step in self.pass_ns:
             usual, extra = self._usual_and_extra(step)
             cut = {
-                task: usual[task.kind, task.stage] / times
+                task: usual[task.kind, task.stage] / factor
                 + (extra[task.kind, task.stage] if task.micro_batch == last else 0.0)
                 for tasks in order
                 for task in tasks
             }
             pass_ns.append(cut)
-        host = [replace(own, passes_ns=own.passes_ns * times) for own in self.host]
+        host = [replace(own, passes_ns=own.passes_ns * factor) for own in self.host]
         return replace(self, order=order, pass_ns=pass_ns, host=host)
 
     def evened(self, keep: int | None = None) -> PipelineSchedule:
-        """Every pass at the mean of all stages, but the passes of the stage to keep."""
+        """Every pass at the mean of all stages, except the passes of the stage `keep`."""
         return replace(self, pass_ns=[_evened(step, keep) for step in self.pass_ns])
 
     def _usual_and_extra(self, step: PassTimes) -> tuple[dict[tuple[Pass, int], float], dict[tuple[Pass, int], float]]:
-        """By kind and stage: a pass's time, and what the last micro-batch's takes more."""
+        """By kind and stage: the time of a pass, and the extra time of the last micro-batch's."""
         last = self.num_micro_batches - 1
         before: dict[tuple[Pass, int], list[float]] = defaultdict(list)
         at_last: dict[tuple[Pass, int], float] = {}
@@ -155,11 +175,11 @@ def _evened(step: PassTimes, keep: int | None) -> PassTimes:
 
 
 def replay_schedules(schedules: Sequence[PipelineSchedule], causes: Collection[Cause] = ()) -> WhatIfReport:
-    """Nothing changed, finer micro-batches, even stages. Of several pipelines (replicas) the mean.
+    """Replay pipelines unchanged, with more micro-batches and with even stages; the mean of several replicas.
 
     Args:
-        schedules: one a pipeline, at least one.
-        causes: the fixes; all that apply when empty.
+        schedules: one per pipeline, at least one.
+        causes: fixes to replay; all that apply if empty.
     """
     measured = float(np.mean([s.period_ns for s in schedules])) / 1e6
     replayed = _step_ms(schedules)
@@ -183,13 +203,13 @@ def replay_schedules(schedules: Sequence[PipelineSchedule], causes: Collection[C
 
 def _fixes(schedules: Sequence[PipelineSchedule], replayed_ms: float, even_ms: float) -> list[Fix]:
     fixes: list[Fix] = []
-    for times in FINER_CUTS:
-        finer = [cut for s in schedules if (cut := s.finer(times)) is not None]
+    for factor in MICRO_BATCH_FACTORS:
+        finer = [cut for s in schedules if (cut := s.with_more_micro_batches(factor)) is not None]
         steps_ns = [s.step_ns() for s in finer]
         step = float(np.mean(steps_ns)) / 1e6 if len(finer) == len(schedules) else math.inf
-        if step < min([replayed_ms, *(fix.step_ms for fix in fixes)]):  # a host may be too slow for a finer cut
+        if step < min([replayed_ms, *(fix.step_ms for fix in fixes)]):  # a host may be too slow for more micro-batches
             now = schedules[0].num_micro_batches
-            change = f"the same batch in {now * times} micro-batches instead of {now}"
+            change = f"the same batch in {now * factor} micro-batches instead of {now}"
             binds = Cause.HOST_BOUND if any(map(PipelineSchedule.is_host_bound, finer, steps_ns)) else None
             fixes.append(Fix(Cause.PIPELINE_BUBBLE, change, step, replayed_ms / step, binds_next=binds))
     if even_ms < replayed_ms:
@@ -199,7 +219,7 @@ def _fixes(schedules: Sequence[PipelineSchedule], replayed_ms: float, even_ms: f
 
 
 def _heavy(schedule: PipelineSchedule) -> list[int]:
-    """The ranks that compute more than the mean."""
+    """Ranks that compute more than the mean."""
     busy = [sum(step[task] for step in schedule.pass_ns for task in tasks) for tasks in schedule.order]
     return [rank for rank, own in zip(schedule.chain.ranks, busy, strict=True) if own > np.mean(busy)]
 
@@ -209,12 +229,9 @@ def _step_ms(schedules: Sequence[PipelineSchedule]) -> float:
 
 
 def _warnings(schedules: Sequence[PipelineSchedule], error: float) -> list[Notice]:
-    told = "the pipeline's schedule is replayed, with what follows it as it was measured"
-    notices = [Notice("schedule_only", told)]
-    if abs(error) > TRUSTED_ERROR:
-        wrong = f"the replay misses the measured step by {error:+.1%}: something it does not know decides"
-        notices.append(Notice("replay_error", f"{wrong}, trust no gain"))
-    finer = schedules[0].finer(FINER_CUTS[0])
+    scope = "the pipeline's schedule is replayed, with what follows it as it was measured"
+    notices = [Notice("schedule_only", scope), *model_error_notices(error)]
+    finer = schedules[0].with_more_micro_batches(MICRO_BATCH_FACTORS[0])
     if finer is not None and finer.is_host_bound(step_ns := finer.step_ns()):
         late = f"a host takes {step_ns / 1e6:,.1f} ms to launch a step of {finer.num_micro_batches} micro-batches"
         notices.append(Notice("no_pipeline_fix", f"more micro-batches gain little or nothing: {late}"))
@@ -226,8 +243,16 @@ def _warnings(schedules: Sequence[PipelineSchedule], error: float) -> list[Notic
     return notices
 
 
+def model_error_notices(error: float) -> list[Notice]:
+    """Warning about a replay that is too far from the measured step; `error` is relative."""
+    if abs(error) <= MAX_MODEL_ERROR:
+        return []
+    wrong = f"the replay misses the measured step by {error:+.1%}: something it does not know decides, trust no gain"
+    return [Notice("replay_error", wrong)]
+
+
 def _order_of(schedule: Schedule, num_devices: int, num_micro_batches: int, num_stages: int) -> Order | None:
-    """The order in which this schedule runs so many micro-batches."""
+    """Order in which this schedule runs so many micro-batches; None if that is unknown."""
     num_chunks = num_stages // num_devices
     if schedule in (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED):
         return interleaved_order(num_devices, num_micro_batches, num_chunks)
@@ -242,25 +267,180 @@ def _order_of(schedule: Schedule, num_devices: int, num_micro_batches: int, num_
     return order
 
 
-def with_finer_cuts(
+def add_micro_batch_fixes(
     report: WhatIfReport, schedules: Sequence[PipelineSchedule], causes: Collection[Cause]
 ) -> WhatIfReport:
-    """A replay of the calls, with what only the schedule can tell: the batch cut into more micro-batches.
+    """Add the fixes that only the schedule can predict to a replay of the calls: more micro-batches.
 
     Args:
         report: of the same job.
-        schedules: one a pipeline, at least one.
-        causes: the fixes; all that apply when empty.
+        schedules: one per pipeline, at least one.
+        causes: fixes to replay; all that apply if empty.
     """
     if causes and Cause.PIPELINE_BUBBLE not in causes:
         return report
     by_schedule = replay_schedules(schedules, [Cause.PIPELINE_BUBBLE])
     others = [notice for notice in report.warnings if notice.code != "no_pipeline_fix"]
     unchanged = f"{by_schedule.replayed_step_ms:,.1f} ms with nothing changed ({by_schedule.replay_error:+.1%})"
-    told = f"the pipeline bubble is from the replay of the schedule alone: {unchanged}"
+    scope = f"the pipeline bubble is from the replay of the schedule alone: {unchanged}"
     notices = [notice for notice in by_schedule.warnings if notice.code != "schedule_only"]
     return replace(
         report,
         fixes=sorted([*report.fixes, *by_schedule.fixes], key=lambda fix: fix.step_ms),
-        warnings=[*others, *([Notice("schedule_only", told)] if by_schedule.fixes else []), *notices],
+        warnings=[*others, *([Notice("schedule_only", scope)] if by_schedule.fixes else []), *notices],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PassRun:
+    """One recorded pass: its end, and its time without waits for other stages, ns."""
+
+    end_ns: int
+    own_ns: float
+
+    @property
+    def begin_ns(self) -> float:
+        """Start of its compute, whether it was waited for before the mark or inside it."""
+        return self.end_ns - self.own_ns
+
+
+_PassRuns = Mapping[Task, PassRun]
+
+
+def recorded_schedule(chain: Chain, views: Mapping[int, RankView]) -> PipelineSchedule | None:
+    """Schedule of a pipeline from its micro-batch marks; None if these do not cover whole steps.
+
+    Args:
+        chain: its ranks.
+        views: all on one clock.
+    """
+    ranks = [views[rank] for rank in chain.ranks]
+    if any(not view.micro_batches or any(mark.busy_ns == 0 for mark in view.micro_batches) for view in ranks):
+        return None
+    observed = observe(chain, views)
+    if observed is None:
+        return None
+    length_ns = _steps(ranks[0])
+    ran = _passes(ranks)
+    steps = [ran[number] for number in length_ns]
+    extent = _extent(ranks[0], len(observed.order[0]), length_ns)
+    passes = [task for tasks in observed.order for task in tasks]
+    if not steps or extent is None or any(task not in step for step in steps for task in passes):
+        return None
+    if {task.stage for task in passes} != set(range(1 + max(task.stage for task in passes))):
+        return None
+    period = float(np.mean(list(length_ns.values())))
+    transfer, between = between_passes(observed.order, steps)
+    schedule = PipelineSchedule(
+        chain=chain,
+        order=observed.order,
+        pass_ns=[{task: step[task].own_ns for task in passes} for step in steps],
+        transfer_ns=_shortest_call_ns(ranks) if transfer is None else transfer,
+        between_ns=between,
+        tail_ns=period - extent,
+        period_ns=period,
+        steps=list(length_ns),
+        host=[_launching_ns(view) for view in ranks],
+    )
+    if schedule.tail_ns < 0:  # marks outside their steps
+        return None
+    try:
+        schedule.step_ns()
+    except ValueError:
+        return None
+    return schedule
+
+
+def _passes(ranks: Sequence[RankView]) -> Mapping[int, _PassRuns]:
+    """Passes of all ranks, by step."""
+    ran: dict[int, dict[Task, PassRun]] = defaultdict(dict)
+    for place, view in enumerate(ranks):
+        for mark, own in zip(view.micro_batches, _pass_times(view), strict=True):
+            ran[mark.step][_task_of(mark, place)] = PassRun(mark.end_ns, own)
+    return ran
+
+
+def between_passes(order: Order, steps: Sequence[_PassRuns]) -> tuple[float | None, float]:
+    """Mean time of a hand-over (None if no pass waits for one), and between two other passes; ns.
+
+    Means over both directions, in which clock offsets cancel. The first pass of a device in a step is left out, as it
+    may be late for reasons of its own.
+    """
+    device_of_stage = {task.stage: device for device, tasks in enumerate(order) for task in tasks}
+    waited: list[float] = []
+    others: list[float] = []
+    for step in steps:
+        made = {
+            (task.kind.sends_gradient, task.stage, task.micro_batch): ran.end_ns
+            for task, ran in step.items()
+            if task.kind is not Pass.BACKWARD_WEIGHT
+        }
+        for before, task in (pair for tasks in order for pair in pairwise(tasks)):
+            inputs = received(task, device_of_stage, len(device_of_stage))
+            ready = max((made.get((is_grad, stage, task.micro_batch), 0) for is_grad, stage in inputs), default=0)
+            free = step[before].end_ns
+            (waited if ready > free else others).append(step[task].begin_ns - max(ready, free))
+    between = max(float(np.mean(others)), 0.0) if others else 0.0
+    return max(float(np.mean(waited)), 0.0) if waited else None, between
+
+
+def _shortest_call_ns(ranks: Sequence[RankView]) -> float:
+    lengths = (call.end_ns - call.start_ns for view in ranks for call in view.calls if call.kind in P2P_KINDS)
+    return float(min(lengths, default=0))
+
+
+def _launching_ns(view: RankView) -> HostTime:
+    """Host time of a step's calls without waits; zero without a device.
+
+    Traces may begin long before the first step, with the construction of the model, and end after the last.
+    """
+    spans = [mark.launched_ns for mark in view.micro_batches if mark.launched_ns is not None]
+    if view.graph is None or not spans:
+        return HostTime(0.0, 0.0)
+    host, device = view.graph.host, view.graph.device
+    launching = device.launched_by[(device.step != NONE) & (device.launched_by != NONE)]
+    in_steps = slice(int(launching.min()) + 1, int(launching.max()) + 1) if len(launching) else slice(0)
+    own = host.work_ns[in_steps, HOST_COLUMN[Cause.HOST_BOUND]]
+    under_marks = contains(union([start for start, _ in spans], [end for _, end in spans]), host.key_ns[in_steps])
+    inside, whole = float(own[under_marks].sum()), float(own.sum())
+    num_steps = len(view.window.index)
+    return HostTime(inside / num_steps, (whole - inside) / num_steps)
+
+
+def _steps(view: RankView) -> dict[int, int]:
+    """Duration of each step by number, ns, without the last one (which contains the profiler's end) if others exist."""
+    numbers, lengths = view.window.index.tolist(), np.diff(view.step_bounds_ns).tolist()
+    if len(numbers) != len(lengths):  # steps were cut or merged
+        return {}
+    every = dict(zip(numbers, lengths, strict=True))
+    if len(every) > 1:
+        every.popitem()
+    return every
+
+
+def _pass_times(view: RankView) -> list[float]:
+    """Time of each mark without waits for other stages, ns; collectives inside it belong to it."""
+    start = np.array([mark.start_ns for mark in view.micro_batches], np.int64)
+    end = np.array([mark.end_ns for mark in view.micro_batches], np.int64)
+    exposed = view.segments.intervals_of(*EXPOSED_COMMUNICATION_CATEGORIES)
+    others = [call for call in view.calls if call.kind not in P2P_KINDS]
+    collective = intersect(exposed, union([c.start_ns for c in others], [c.end_ns for c in others]))
+    own = end - start - covered_time(start, end, exposed) + covered_time(start, end, collective)
+    times: list[float] = own.astype(np.float64).tolist()
+    return times
+
+
+def _task_of(mark: MicroBatch, place: int) -> Task:
+    """Task of a mark; without a stage it is of the only stage of its rank."""
+    return mark.task if mark.task.stage != NONE else replace(mark.task, stage=place)
+
+
+def _extent(view: RankView, num_passes: int, steps: Collection[int]) -> float | None:
+    """Time from a step's first pass to the end of its last, mean over the steps; None if a step lacks passes."""
+    by_step: dict[int, list[MicroBatch]] = defaultdict(list)
+    for mark in view.micro_batches:
+        by_step[mark.step].append(mark)
+    if not steps or any(len(by_step[step]) != num_passes for step in steps):
+        return None
+    extents = [max(m.end_ns for m in by_step[step]) - min(m.start_ns for m in by_step[step]) for step in steps]
+    return float(np.mean(extents))

@@ -1,11 +1,13 @@
-"""Dependency graph of one rank: host calls, device activities, and what waits for what.
+"""Dependency graph of one rank: host calls, device activities, and what each of them waits for.
 
-Weights are what the work itself takes (host work between calls, activities, transfers) and a handful of constants of
-the machine. When something ran is kept to order the graph and to measure the replay against, never as a weight.
+Weights are the durations of the work itself (host work between calls, activities, transfers) and a few constants of
+the machine, such as the launch latency. Measured start times order the graph and are compared with the replay; they
+never become weights.
 """
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.core.vocabulary.causes import Cause
-from stepscope.trace.columns import IntColumn
+from stepscope.trace.columns import IntColumn, TraceColumns
 
 HOST_WORK: tuple[Cause, ...] = (
     Cause.HOST_BOUND,
@@ -22,17 +24,25 @@ HOST_WORK: tuple[Cause, ...] = (
     Cause.DATA_LOADING,
     Cause.SYNCHRONIZATION,
 )
-"""What host time can be, in the order of the columns of `HostCalls.work_ns`."""
+"""Kinds of host time, in the order of the columns of `HostCalls.work_ns`."""
 
 HOST_COLUMN = {cause: column for column, cause in enumerate(HOST_WORK)}
+
+Mask = npt.NDArray[np.bool_]
+Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """`target[i]` waits for `source[i]`; indices into the arrays that the owner names."""
+    """Edges of a graph: `target[i]` waits for `source[i]`; both are indices into arrays that the owner names."""
 
     source: IntColumn
     target: IntColumn
+
+    @classmethod
+    def none(cls) -> Edges:
+        """No edges."""
+        return cls(np.empty(0, np.intp), np.empty(0, np.intp))
 
     def __len__(self) -> int:
         return len(self.source)
@@ -40,27 +50,28 @@ class Edges:
 
 @dataclass(frozen=True, slots=True)
 class HostCalls:
-    """The calls that launch work or wait for it, by start.
+    """Host calls that launch work or wait for it, by start.
 
     Attributes:
-        key_ns: when each returned (no later than its activity started): orders the graph.
-        work_ns: shape (calls, HOST_WORK): host time since the call it follows, with its own duration, by what it was.
-        label: column of HOST_WORK that the call itself stands in.
+        key_ns: when each returned (no later than its activity started); orders the graph.
+        work_ns: shape (calls, HOST_WORK): host time since the call it follows and in the call itself, by kind.
+        label: column of HOST_WORK for the call itself.
         follows: the call whose return it follows, or NONE.
-        follows_own: the previous call of its own thread where that is another one, or NONE.
-        first_activity: what it launched (a graph: the first of it), or NONE.
-        opens_ns: when the host began: a call that follows none follows this moment.
-        is_needed: whether the host itself uses what the call waits for (without a device): no fix spares it the wait.
+        follows_own: the previous call of its own thread if that is a different one, or NONE.
+        first_activity: the activity it launched (the first one of a CUDA graph), or NONE.
+        opens_ns: start of the host's timeline, which a call that follows none follows.
+        is_needed: whether the host itself uses what the call waits for (ranks without a device), so that no fix can
+            remove the wait.
     """
 
     key_ns: Nanoseconds
-    work_ns: npt.NDArray[np.int64]
+    work_ns: Counts
     label: IntColumn
     follows: IntColumn
     follows_own: IntColumn
     first_activity: IntColumn
     opens_ns: int
-    is_needed: npt.NDArray[np.bool_]
+    is_needed: Mask
 
     def __len__(self) -> int:
         return len(self.key_ns)
@@ -68,27 +79,27 @@ class HostCalls:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """The device's activities, by start.
+    """Device activities of one rank, by start.
 
     Attributes:
         start_ns, end_ns: as measured.
         work: codes of `Work`.
-        step: number of the host step it was launched in, or NONE.
-        word: a number that is the same for the same kernel on every rank.
-        inside: column of HOST_WORK of the span it was launched in (checkpoint, loader), or NONE.
-        launched_by: its call, or NONE.
-        is_history: launched before the trace began and executed first: it stays where it was measured.
-        call: place in the rank's communication calls, or NONE.
+        step: number of the host step in which it was launched, or NONE.
+        name_hash: hash of the kernel's name and grid, equal on every rank.
+        span: column of HOST_WORK of the checkpoint or data-loading span in which it was launched, or NONE.
+        launched_by: its host call, or NONE.
+        is_history: launched before the trace began, and first on its stream: keeps its measured time.
+        call: index among the rank's communication calls, or NONE.
     """
 
     start_ns: Nanoseconds
     end_ns: Nanoseconds
     work: IntColumn
     step: IntColumn
-    word: IntColumn
-    inside: IntColumn
+    name_hash: IntColumn
+    span: IntColumn
     launched_by: IntColumn
-    is_history: npt.NDArray[np.bool_]
+    is_history: Mask
     call: IntColumn
 
     def __len__(self) -> int:
@@ -101,20 +112,21 @@ class DeviceWork:
 
 @dataclass(frozen=True, slots=True)
 class RankGraph:
-    """One rank's part of the graph.
+    """Dependency graph of one rank.
 
     Attributes:
-        streams: each activity with its predecessor on the stream.
-        stream_gap_ns: by edge of `streams`: what this kind of succession costs on this device.
+        streams: each activity and its predecessor on the stream.
+        stream_gap_ns: by edge of `streams`: typical gap of this kind of succession on this device.
         events: waits between streams.
+        event_ns: typical latency of such a wait.
         blocking: activity -> the call that returns only once it has ended.
-        blocking_ns: by edge of `blocking`: from the activity's end to the return.
-        queue: activity -> the call that can only return once it has started (back-pressure).
+        blocking_ns: by edge of `blocking`: from the activity's end to the return of the call.
+        queue: activity -> the call that can return only once it has started (launch queue full).
         launch_ns: from a call's return to the start on an idle stream; may be slightly negative.
-        boundaries: activity that begins each step of the window.
+        boundaries: the activity that begins each step of the window.
         last: activities that may end the last step.
-        ends_when_asked: communications whose end says when the thread asked for them, not when they were done (gloo's
-            sends and receives, where the thread did not have to wait).
+        ends_when_asked: communications whose recorded end is when the thread asked for them rather than when they were
+            done (gloo's sends and receives for which the thread did not have to wait).
     """
 
     host: HostCalls
@@ -130,3 +142,8 @@ class RankGraph:
     boundaries: IntColumn
     last: IntColumn
     ends_when_asked: IntColumn
+
+
+def hash_names(trace: TraceColumns) -> Counts:
+    """Hash of each name of a trace (of operators and kernels), equal on every rank."""
+    return np.array([zlib.crc32(name.encode(errors="replace")) for name in trace.names] or [0], np.int64)

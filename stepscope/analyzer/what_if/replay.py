@@ -1,6 +1,9 @@
-"""Replay: when everything would have happened, in one pass over the graph in its order.
+"""Replay of a job's dependency graph under a scenario: the times of all nodes, and from them the steps.
 
-Longest: With the optional accelerator in C (`native/longest.c`) where it is built, else in Python, ten times as long.
+Every node starts when the last of its predecessors allows it, so its time is the longest path from the origin. The
+graph is acyclic and sorted once (`job_graph`), therefore one pass in that order computes all times: the forward pass
+of the critical path method (Kelley and Walker, 1959). Each slot takes the later of two predecessors, which makes the
+pass a loop of a few instructions, in C (`native/longest.c`) where that is built, else in Python, ten times slower.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ import numpy.typing as npt
 
 from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.what_if.job_graph import NEVER, EdgeKind, JobGraph, end_of_steps
+from stepscope.analyzer.what_if.rank_graph import Mask
 from stepscope.core.process import may_accelerate
 from stepscope.trace.columns import NONE
 
 
-def _find_accelerator() -> ModuleType | None:
+def _import_accelerator() -> ModuleType | None:
     try:
         from stepscope.analyzer.what_if import _longest
     except ImportError:  # no compiler
@@ -26,28 +30,28 @@ def _find_accelerator() -> ModuleType | None:
     return _longest
 
 
-ACCELERATOR = _find_accelerator()
+ACCELERATOR = _import_accelerator()
 Slots = npt.NDArray[np.int64]
 
 
 def longest_times(source: Slots, weight: Nanoseconds, other: Slots, more: Nanoseconds) -> Nanoseconds:
-    """Times of all slots; slot 0 is at 0, every other one waits for two earlier ones.
+    """Times of all slots, ns; slot 0 is at 0, every other slot waits for two earlier ones.
 
     Args:
-        source, weight: by slot, the slot its first way comes from and what that way takes; ns.
-        other, more: the same of the second way.
+        source, weight: by slot, its first predecessor and the weight of that edge, ns.
+        other, more: the same for its second predecessor.
     """
     if ACCELERATOR is None or not may_accelerate():
         return longest_times_in_python(source, weight, other, more)
-    ways = (np.ascontiguousarray(column, np.int64) for column in (source, weight, other, more))
-    return np.frombuffer(ACCELERATOR.longest(*ways), np.int64)
+    columns = (np.ascontiguousarray(column, np.int64) for column in (source, weight, other, more))
+    return np.frombuffer(ACCELERATOR.longest(*columns), np.int64)
 
 
 def longest_times_in_python(source: Slots, weight: Nanoseconds, other: Slots, more: Nanoseconds) -> Nanoseconds:
-    """The same without the accelerator."""
+    """`longest_times` without the accelerator."""
     times = [0]
     append = times.append
-    # arrays hand out their numbers one at a time: as lists, four of a million take 140 MB
+    # arrays yield one number at a time; as lists, four of a million take 140 MB
     steps = zip(*(array("q", column.tobytes()) for column in (source, weight, other, more)), strict=True)
     next(steps)
     for first, first_takes, second, second_takes in steps:
@@ -58,36 +62,36 @@ def longest_times_in_python(source: Slots, weight: Nanoseconds, other: Slots, mo
 
 
 _CARRYING = (EdgeKind.STREAM, EdgeKind.EVENT, EdgeKind.BLOCKING)
-"""Edges from the end of an activity, which carry its duration."""
+"""Kinds of edges from the end of an activity, whose weight includes its duration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What everything takes; a fix is a changed copy.
+    """Durations of everything in a job; a fix is a changed copy.
 
     Attributes:
         host_ns: by call, host time before and in it, shape (calls, HOST_WORK).
         duration_ns: by activity.
         transfer_ns: by communication.
-        is_free: by activity, whether it leaves its stream at once (no gap before it).
+        is_free: by activity, whether it starts without a gap after its predecessor on the stream.
         blocks: by call, whether it waits for device work.
     """
 
     host_ns: npt.NDArray[np.int64]
     duration_ns: Nanoseconds
     transfer_ns: Nanoseconds
-    is_free: npt.NDArray[np.bool_]
-    blocks: npt.NDArray[np.bool_]
+    is_free: Mask
+    blocks: Mask
 
     def scaled_host(self, columns: list[int], factor: float) -> Scenario:
-        """The same with host time of these columns multiplied."""
+        """The scenario with the host time of these columns multiplied by `factor`."""
         host = self.host_ns.copy()
         host[:, columns] = (host[:, columns] * factor).astype(np.int64)
         return replace(self, host_ns=host)
 
 
 def as_measured(graph: JobGraph) -> Scenario:
-    """Nothing changed."""
+    """The scenario of the measured job."""
     return Scenario(
         graph.host_ns,
         graph.duration_ns,
@@ -98,7 +102,7 @@ def as_measured(graph: JobGraph) -> Scenario:
 
 
 def replay(graph: JobGraph, scenario: Scenario) -> Nanoseconds:
-    """Times of all nodes, ns from the origin; of those that come after the last boundary, 0."""
+    """Times of all nodes, ns from the origin; 0 for those after the last boundary."""
     flat = np.full(2 * graph.num_slots, NEVER, np.int64)
     flat[: graph.num_slots][graph.first_source > 0] = 0
     flat[0] = 0  # the origin
@@ -109,8 +113,8 @@ def replay(graph: JobGraph, scenario: Scenario) -> Nanoseconds:
 
 
 def _weights(graph: JobGraph, scenario: Scenario) -> Nanoseconds:
-    """By edge, what it takes in this scenario."""
-    durations = np.concatenate((scenario.duration_ns, [0]))  # NONE meets the last
+    """Weight of each edge in this scenario, ns."""
+    durations = np.concatenate((scenario.duration_ns, [0]))  # NONE indexes the last
     weights = []
     for block in graph.edges:
         weight = block.base_ns
@@ -130,7 +134,7 @@ def _weights(graph: JobGraph, scenario: Scenario) -> Nanoseconds:
 
 
 def _row_sums(table: npt.NDArray[np.int64]) -> Nanoseconds:
-    """Column by column: numpy adds up short rows slowly."""
+    """Row sums, column by column: numpy sums short rows slowly."""
     total = table[:, 0].copy()
     for column in range(1, table.shape[1]):
         total += table[:, column]
@@ -138,7 +142,7 @@ def _row_sums(table: npt.NDArray[np.int64]) -> Nanoseconds:
 
 
 def step_times(graph: JobGraph, times: Nanoseconds, duration_ns: Nanoseconds) -> dict[int, Nanoseconds]:
-    """By rank, the lengths of its whole steps; with a single step, from its boundary to its last end."""
+    """Durations of each rank's whole steps, ns; a single step lasts from its boundary to its last end."""
     steps = {}
     for rank, part in graph.layout.parts.items():
         nodes = end_of_steps(graph.layout, rank)
@@ -154,7 +158,7 @@ def step_times(graph: JobGraph, times: Nanoseconds, duration_ns: Nanoseconds) ->
 
 
 def measured_steps(graph: JobGraph) -> dict[int, Nanoseconds]:
-    """By rank, the lengths of its whole steps as measured."""
+    """Measured durations of each rank's whole steps, ns."""
     steps = {}
     for rank, part in graph.layout.parts.items():
         device, boundaries = part.graph.device, part.graph.boundaries

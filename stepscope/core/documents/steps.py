@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from stepscope.core.documents.evidence import Notice
 
@@ -11,16 +11,22 @@ STEPS_SCHEMA = "stepscope.steps/1"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of one rank, by the clock of its host.
+    """One finished step of one rank, by the clock of its host: one line of steps/rank{r}.jsonl.
+
+    In a line, `figures` are fields of their own beside these, and what is empty or has its default may be left out.
 
     Attributes:
         start_ns, end_ns: ns since the epoch.
-        data_wait_ns: how long the loop waited for its batches.
-        phases: ns by name; one may lie inside another.
-        figures: what else was told (tokens, loss, memory, ...).
+        data_wait_ns: time that the loop waited for its batches.
+        phases: ns by name; one phase may lie inside another.
+        figures: what the training code passed to `prof.step`, and what is measured beside (loss, tokens, memory, ...).
         captured: a profiler recorded the step, which makes it longer.
-        anomalies: what the step was found to be out of line in.
-        non_finite: figures that were NaN or infinite; they are not among the others.
+        anomalies: kinds of anomaly found in the step.
+        non_finite: names of figures that were NaN or infinite; they are not among the others.
+        attempt: which start of the job, from 1 on.
+        state: of the profiler's schedule: wait, warmup, active.
+        export_ns: time spent after the step to write a trace; not part of a step.
+        prepare_ns: time spent after the step to set up and start the profiler; not part of a step.
     """
 
     index: int
@@ -32,17 +38,25 @@ class Step:
     captured: bool = False
     anomalies: list[str] = field(default_factory=list)
     non_finite: list[str] = field(default_factory=list)
+    attempt: int = 1
+    state: str = "wait"
+    export_ns: int = 0
+    prepare_ns: int = 0
+
+
+RESERVED_FIELDS = frozenset(each.name for each in fields(Step)) - {"figures"}
+"""Names of a line's own fields, which no figure can have."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """A rank's steps in their order. What a restart does again replaces what was done before."""
+    """A rank's steps in order. Steps that a restart repeats replace the earlier ones."""
 
     rank: int
     steps: list[Step] = field(default_factory=list)
 
     def add(self, step: Step) -> None:
-        """Append a step; it takes the place of an earlier one of its index and of all after that."""
+        """Append a step, which replaces an earlier one of its index and all that followed it."""
         while self.steps and self.steps[-1].index >= step.index:
             self.steps.pop()
         self.steps.append(step)
@@ -50,11 +64,11 @@ class RankSteps:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One step of the job. Times are the longest of any rank, in ms, as all wait for the slowest.
+    """One step of the job. Times are the longest of any rank, in ms: all ranks wait for the slowest.
 
     Attributes:
-        slowest_rank: whose step was the longest.
-        figures: mean over the ranks that told it.
+        slowest_rank: the rank with the longest step.
+        figures: mean over the ranks that recorded it.
     """
 
     index: int
@@ -69,7 +83,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The settled steps' length in ms; all None without one."""
+    """Duration of the settled steps in ms; all None without one."""
 
     p50: float | None
     p95: float | None
@@ -81,9 +95,9 @@ class StepReport:
     """All steps of a job.
 
     Attributes:
-        num_settled: steps that the figures below are of: neither captured nor the first.
-        data_wait: share of the settled steps' time, all ranks together.
-        phases: the same of each phase.
+        num_settled: steps behind the figures below: neither captured nor the first.
+        data_wait: share of the settled steps' time, over all ranks.
+        phases: the same for each phase.
         steps: in order.
     """
 

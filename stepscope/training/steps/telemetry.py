@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.core.documents.run_directory import steps_path
+from stepscope.core.documents.steps import RESERVED_FIELDS
 from stepscope.training.anomalies.detectors import Anomaly
 from stepscope.training.run.identity import Identity
 from stepscope.training.run.resume import ResumePoint, resume_point
@@ -36,41 +37,18 @@ _CLOSES_WITHIN_SECONDS = 10.0
 _MAX_REMEMBERED_STEPS = 10_000
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes a new one at each call
 _quoted = functools.lru_cache(maxsize=1000)(_encode)
-_RESERVED = frozenset(
-    (
-        "index",
-        "attempt",
-        "start_ns",
-        "end_ns",
-        "data_wait_ns",
-        "phases",
-        "captured",
-        "state",
-        "export_ns",
-        "prepare_ns",
-        "anomalies",
-        "non_finite",
-    )
-)
-"""Names of a line that no figure can take."""
 
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step of this rank. Times are ns, start and end since the epoch.
+    """The open step of this rank, which becomes a line that is read back as a `core.documents.steps.Step`.
 
     Attributes:
-        attempt: which start of the job, from 1 on; in the line of later ones only.
-        data_wait_ns: time the training loop waited for `prof.data`.
-        phases: time by name of `prof.phase`.
-        captured: whether the profiler recorded the step.
-        state: wait | warmup | active.
-        export_ns: time spent after the step to write the trace; never part of a step.
-        prepare_ns: time spent after the step to set the profiler up and to start it; never part of a step.
-        figures: what the caller gave to `prof.step` (tokens, loss, ...). NaN and infinities, which JSON does not know,
+        figures: what the caller gave to `prof.step` (tokens, loss, ...). NaN and infinities, which JSON does not have,
             are written as null and named in "non_finite".
-        anomalies: what the figures of this and earlier steps say goes wrong; only in the line where there is one.
-        late: figures on their way from the GPU; once there they join `figures`, where what is there already stays.
+        late: deferred scalars on their way from the GPU; once read, those that `figures` does not have join it.
+        anomalies: what the anomaly detectors found in this step's figures; only written where there is one.
+        attempt: only written from 2 on.
     """
 
     index: int
@@ -108,7 +86,7 @@ class StepRecord:
             parts.append(f'"anomalies":{_encode([asdict(anomaly) for anomaly in self.anomalies])}')
         non_finite = []
         for name, value in self.figures.items():
-            if name in _RESERVED:
+            if name in RESERVED_FIELDS:
                 continue
             if isinstance(value, float) and not math.isfinite(value):
                 non_finite.append(name)

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.core.documents.evidence import Notice
-from stepscope.core.documents.run_directory import RUN_FILE, TRACES_FOLDER
+from stepscope.core.documents.run_directory import TRACES_FOLDER
 from stepscope.core.errors import DataError, from_os_error
+from stepscope.store.runs import is_recorded_run
 from stepscope.trace.columns import TraceColumns
-from stepscope.trace.formats.kineto.reader import read_ranks, read_ranks_stream
+from stepscope.trace.reading import has_rank_name, read_ranks, read_ranks_stream
 from stepscope.workflow.inputs.paths import check_readable, refuse_many_runs
 
-_TRACE_NAME = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
-_UNFINISHED = re.compile(r"\.json(\.gz)?\.tmp$", re.IGNORECASE)
 _NOT_TRACES = frozenset({"run.json", "analysis.json", "timeline.json", "truth.json"})
 _CAPTURE = re.compile(r"step(\d+)(?:-attempt(\d+))?$")
 
@@ -64,7 +63,8 @@ def find_trace_files(paths: Iterable[str]) -> TraceFiles:
     if errors and not found:
         raise errors[0]
     notices += [Notice("unusable_file", str(error)) for error in errors]
-    run_directory = Path(given[0]) if len(given) == 1 and "://" not in given[0] and _is_run(Path(given[0])) else None
+    is_one_place = len(given) == 1 and "://" not in given[0]
+    run_directory = Path(given[0]) if is_one_place and is_recorded_run(Path(given[0])) else None
     return TraceFiles(sorted(found.values()), run_directory, notices)
 
 
@@ -97,13 +97,9 @@ def _on_disk(text: str, notices: list[Notice]) -> list[str]:
         check_readable(text)
         if not path.is_dir():
             raise DataError("is neither a file nor a folder", where=text, what_next="give trace files")
-        return _in_run(path, notices) if _is_run(path) else _in_folder(path, notices)
+        return _in_run(path, notices) if is_recorded_run(path) else _in_folder(path, notices)
     except OSError as error:
         raise from_os_error(error, "cannot be read", where=text) from error
-
-
-def _is_run(path: Path) -> bool:
-    return (path / RUN_FILE).is_file() or (path / TRACES_FOLDER).is_dir()
 
 
 def _in_run(run: Path, notices: list[Notice]) -> list[str]:
@@ -149,7 +145,7 @@ def _in_folder(folder: Path, notices: list[Notice]) -> list[str]:
 
 def _note_unfinished(folder: Path, notices: list[Notice]) -> None:
     """The profiler writes to name.tmp and renames it when the trace is whole."""
-    unfinished = sorted(path.name for path in folder.iterdir() if _UNFINISHED.search(path.name))
+    unfinished = sorted(p.name for p in folder.iterdir() if p.suffix.lower() == ".tmp" and has_rank_name(p.stem))
     if unfinished:
         shown = ", ".join(unfinished[:4]) + (", ..." if len(unfinished) > 4 else "")
         notices.append(Notice("unfinished_file", f"{folder}: still being written or broken off, left out: {shown}"))
@@ -161,7 +157,7 @@ def _traces_in(folder: Path) -> list[str]:
 
 def _names_a_trace(name: str) -> bool:
     """Hidden files are some writer's unfinished ones."""
-    return bool(_TRACE_NAME.search(name)) and name not in _NOT_TRACES and not name.startswith(".")
+    return has_rank_name(name) and name not in _NOT_TRACES and not name.startswith(".")
 
 
 def _in_store(url: str) -> list[str]:

@@ -17,6 +17,7 @@ from stepscope.agent.config.keys import Key, typed_value, value_from_text
 from stepscope.agent.config.settings import KEYS, Settings
 from stepscope.collectors.dcgm_exporter.fetching import endpoint_of
 from stepscope.core.errors import UsageError
+from stepscope_reference import PAGES
 
 
 def _file(folder: Path, text: str) -> Path:
@@ -181,5 +182,6 @@ def test_each_setting_has_a_sentence_and_a_variable() -> None:
 
 
 def test_the_documentation_lists_all_settings() -> None:
-    text = (Path(__file__).parents[3] / "docs/guides/agent.md").read_text()
-    assert "\n".join(reference()) in text, "print the table with stepscope.agent.config.configuration.reference()"
+    page = PAGES["configuration"]()
+    assert "\n".join(reference()) in page
+    assert [path for path in KEYS if f"| `{path}` |" not in page] == []

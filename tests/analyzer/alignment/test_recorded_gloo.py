@@ -19,7 +19,7 @@ from stepscope.analyzer.alignment.arrivals import needed_arrivals
 from stepscope.analyzer.alignment.calls import Call
 from stepscope.analyzer.alignment.matching import CallId, match_calls
 from stepscope.analyzer.rank import view_rank
-from stepscope.trace.formats.kineto.reader import read_trace
+from tests.trace.one_rank import read_trace
 
 pytestmark = pytest.mark.shared
 

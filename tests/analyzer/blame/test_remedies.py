@@ -1,16 +1,23 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 from stepscope.analyzer.blame.remedies import ACTIONS, REMEDIES, actions_for
 from stepscope.core.vocabulary.causes import Cause, Reason
-
-VERDICTS = Path(__file__).resolve().parents[3] / "docs" / "guides" / "verdicts.md"
+from stepscope_reference import PAGES
+from stepscope_reference.fields import member_texts
 
 
 def test_every_reason_has_a_remedy_and_is_documented() -> None:
-    text = VERDICTS.read_text()
-    assert [reason for reason in Reason if reason not in REMEDIES or f"`{reason}`" not in text] == []
+    text = PAGES["causes"]()
+    assert [reason for reason in Reason if reason not in REMEDIES or f"| `{reason}` |" not in text] == []
+
+
+def test_every_cause_and_reason_has_its_evidence_on_the_page() -> None:
+    text = PAGES["causes"]()
+    assert [cause for cause in Cause if f"| `{cause}` |" not in text] == []
+    assert [name for kind in (Cause, Reason) for name, evidence in member_texts(kind).items() if not evidence] == []
+    causes = {str(cause) for cause in Cause}
+    for name, evidence in member_texts(Reason).items():
+        assert causes.issuperset(evidence.partition(": ")[0].replace("`", "").split(", ")), name
 
 
 def test_the_reasons_remedy_comes_before_the_causes() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.kernels.occupancy import LaunchFit, Limiter, fit_launches
 from stepscope.trace.columns import KernelLaunch, TraceDevice
-from stepscope.trace.formats.kineto.reader import read_trace
+from tests.trace.one_rank import read_trace
 
 H100 = TraceDevice(0, "NVIDIA H100 80GB HBM3", 132, None, (9, 0), 32, 2048, 65536, 233472)
 A100 = TraceDevice(0, "NVIDIA A100-SXM4-80GB", 108, None, (8, 0), 32, 2048, 65536, 167936)

@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stepscope.analyzer.rank import view_rank
 from stepscope.analyzer.roofline.operator_cost import OperatorFlops, operator_flops
-from stepscope.trace.formats.kineto.reader import read_trace
 from tests.analyzer.roofline.resnet import resnet50
+from tests.trace.one_rank import read_trace
 
 
 def recorded(run: Callable[[], Tensor], tmp_path: Path) -> OperatorFlops:

@@ -19,7 +19,7 @@ from stepscope.analyzer.rows import launch_rows
 from stepscope.core.hardware.gpu_catalogue import GpuModel, find_gpu
 from stepscope.core.vocabulary.categories import CATEGORY_CODE, CATEGORY_ORDER, TimeCategory
 from stepscope.trace.columns import Category, TraceColumns
-from stepscope.trace.formats.kineto.reader import read_trace
+from tests.trace.one_rank import read_trace
 
 H100 = find_gpu("NVIDIA H100 80GB HBM3")
 assert H100 is not None

@@ -40,7 +40,7 @@ def even(num_devices: int, num_micro_batches: int, forward_ms: float = 8.0) -> P
 @given(st.integers(2, 4), st.integers(1, 3), st.sampled_from([2, 4]))
 def test_on_even_stages_a_finer_cut_gives_the_closed_form(devices: int, rounds: int, times: int) -> None:
     micro_batches = devices * rounds
-    finer = even(devices, micro_batches).finer(times)
+    finer = even(devices, micro_batches).with_more_micro_batches(times)
     assert finer is not None
     cut = micro_batches * times
     assert finer.step_ns() / MS == pytest.approx((cut + devices - 1) * 24 / times + 5)
@@ -53,7 +53,7 @@ def test_what_only_the_last_micro_batch_has_is_not_cut() -> None:
         task: own + (reduced if task.kind is Pass.BACKWARD and task.micro_batch == 1 else 0.0)
         for task, own in whole.pass_ns[0].items()
     }
-    finer = replace(whole, pass_ns=[pass_ns]).finer(2)
+    finer = replace(whole, pass_ns=[pass_ns]).with_more_micro_batches(2)
     assert finer is not None
     assert finer.pass_ns[0][Task(Pass.BACKWARD, 0, 3)] == 8 * MS + reduced
     assert finer.pass_ns[0][Task(Pass.BACKWARD, 0, 1)] == 8 * MS

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.pipeline.schedules import Order, Pass, Task, interleaved_order
 from stepscope.analyzer.pipeline.stages import Chain
-from stepscope.analyzer.what_if.pipeline_schedule import PipelineSchedule
-from stepscope.analyzer.what_if.recorded_schedule import Ran, between_passes
+from stepscope.analyzer.what_if.pipeline_schedule import PassRun, PipelineSchedule, between_passes
 
-Step = dict[Task, Ran]
+Step = dict[Task, PassRun]
 
 
 def _step(order: Order, own: dict[Task, int], *, transfer: int, between: int) -> Step:
@@ -32,13 +31,13 @@ def _step(order: Order, own: dict[Task, int], *, transfer: int, between: int) ->
             if needs_other:
                 begin = max(begin, ran[other].end_ns + transfer)
             free[device] = begin + own[task]
-            ran[tasks.pop(0)] = Ran(free[device], own[task])
+            ran[tasks.pop(0)] = PassRun(free[device], own[task])
     return ran
 
 
 def _shifted(step: Step, stage: int, by: int) -> Step:
     """The same with a clock that is off on one stage."""
-    return {task: Ran(ran.end_ns + by * (task.stage == stage), ran.own_ns) for task, ran in step.items()}
+    return {task: PassRun(ran.end_ns + by * (task.stage == stage), ran.own_ns) for task, ran in step.items()}
 
 
 def _even(order: Order, own: int) -> dict[Task, int]:
@@ -65,7 +64,7 @@ def test_clocks_that_are_off_cancel_between_the_ways_there_and_back() -> None:
 def test_a_pipeline_in_which_nobody_waits_tells_no_hand_over() -> None:
     order = interleaved_order(2, 2)
     own = {task: 10 if task.stage == 0 else 1 for tasks in order for task in tasks}
-    alone = {task: Ran(0, 1.0) for task in own}
+    alone = {task: PassRun(0, 1.0) for task in own}
     assert between_passes(order, [alone]) == (None, 0.0)
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-import stepscope
 from stepscope.cli import main
 from stepscope.reference_workloads.injections.catalogue import INJECTIONS
-
-_FAULTS = Path(stepscope.__file__).parents[1] / "docs" / "guides" / "faults.md"
+from stepscope_reference import PAGES
+from stepscope_reference.markdown import text
 
 
 def _output(capsys: pytest.CaptureFixture[str], *options: str) -> str:
@@ -40,7 +38,7 @@ def test_the_json_document_says_what_must_be_found(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("name", INJECTIONS)
 def test_the_documents_say_the_same(name: str) -> None:
-    row = next(line for line in _FAULTS.read_text().splitlines() if line.startswith(f"| `{name}` |"))
+    row = next(line for line in PAGES["faults"]().splitlines() if line.startswith(f"| `{name}` |"))
     kind = INJECTIONS[name]
     assert f"`{kind.cause}`" in row
-    assert kind.shows in row
+    assert text(kind.shows) in row

@@ -14,7 +14,7 @@ from stepscope.analyzer.job import replay_model
 from stepscope.analyzer.pipeline.stages import find_chains
 from stepscope.analyzer.rank_view import RankView
 from stepscope.analyzer.what_if.fixes import overlapped_reductions
-from stepscope.analyzer.what_if.recorded_schedule import schedule_of
+from stepscope.analyzer.what_if.pipeline_schedule import recorded_schedule
 from stepscope.core.vocabulary.causes import Cause
 from stepscope.workflow.analyze import analyze, read_job
 
@@ -59,7 +59,7 @@ def test_what_a_host_did_before_its_first_step_bounds_no_finer_cut() -> None:
     """A trace that holds the model's making too."""
     views = {view.rank: view for view in _views("pp-few_micro_batches")}
     (chain,) = find_chains({rank: view.calls for rank, view in views.items()})
-    usual = schedule_of(chain, views)
+    usual = recorded_schedule(chain, views)
     assert usual is not None
     assert all(0 < host.whole_ns < usual.period_ns for host in usual.host)
     longer = {}
@@ -69,7 +69,7 @@ def test_what_a_host_did_before_its_first_step_bounds_no_finer_cut() -> None:
         work = host.work_ns.copy()
         work[0] += 10**10
         longer[rank] = replace(view, graph=replace(view.graph, host=replace(host, work_ns=work)))
-    again = schedule_of(chain, longer)
+    again = recorded_schedule(chain, longer)
     assert again is not None
     assert again.host == usual.host
 

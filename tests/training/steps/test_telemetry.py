@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.core.documents.steps import RESERVED_FIELDS
 from stepscope.training.anomalies.detectors import Anomaly
 from stepscope.training.run.run_files import WholeLines
 from stepscope.training.steps import telemetry
-from stepscope.training.steps.telemetry import _RESERVED, StepRecord, StepTimes, StepWriter
+from stepscope.training.steps.telemetry import StepRecord, StepTimes, StepWriter
 
 _MS = 1_000_000
 
@@ -50,7 +51,7 @@ def test_a_loss_that_is_no_number_is_null_and_named() -> None:
     assert line["non_finite"] == ["loss", "scale"]
 
 
-_NAMES = st.text(max_size=8).filter(lambda name: name not in _RESERVED)
+_NAMES = st.text(max_size=8).filter(lambda name: name not in RESERVED_FIELDS)
 _FIGURES = st.dictionaries(_NAMES, st.one_of(st.integers(), st.floats(), st.booleans()), max_size=6)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
 
 from stepscope.core.errors import DataError
 from stepscope.store.runs import save_analysis
@@ -13,6 +12,9 @@ from stepscope.workflow.panels.report import report
 from tests.dashboard import example_run as example
 from tests.workflow.panels.test_report import hostile
 from tests.workflow.written_traces import write_trace
+
+pytest.importorskip("playwright.sync_api")
+from playwright.sync_api import Browser, Page
 
 
 def test_a_run_that_is_analysed_is_not_analysed_again(tmp_path: Path) -> None:

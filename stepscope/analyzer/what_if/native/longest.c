@@ -1,12 +1,12 @@
-/* When is each slot of a graph reached, by the longest of its ways? One function, for replays of millions of slots. */
+/* Longest paths: the time of each slot of a graph in topological order. One function, for replays of millions of slots. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <stdint.h>
 
-enum { NUM_INPUTS = 4 }; /* source and weight of the first way, source and weight of the second */
+enum { NUM_INPUTS = 4 }; /* source and weight of the first edge, source and weight of the second */
 
-/* Slot 0 is at time 0; every other one waits for earlier slots only. Returns how far the slots go as they must. */
+/* Slot 0 is at time 0; every other one waits for earlier slots only. Returns the number of slots that obey this. */
 static Py_ssize_t follow(const int64_t *const *inputs, Py_ssize_t count, int64_t *times) {
     const int64_t *source = inputs[0], *weight = inputs[1], *other = inputs[2], *more = inputs[3];
     if (count)

@@ -1,13 +1,12 @@
-"""Dependencies of operations: what must have ended before, and which begin together.
+"""Dependencies between operations of a pipelined job, inferred from one replica's first step.
 
-Point to point: Profilers of pipelined jobs note sends and receives that never went out: before the first computation,
-after the last, and at the two ends of the model when every stage holds several chunks. Those wait for nobody.
+All replicas and steps share one order. Streams keep their order: computation, each kind of send and receive, and the
+data-parallel collectives. Between streams: a receive follows the computation before its own and precedes its own, a
+send follows its own; parameters are gathered before their chunk's first forward; gradients are reduced after their
+chunk's last backward if that overlaps, else after all computation; then come clipping and the optimizer.
 
-Dependencies: One replica in one step shows the order; all replicas and steps share it. Streams keep their order:
-computation, each kind of send and receive, and the data-parallel collectives. Across them: a receive comes after the
-computation before its own and before its own, a send after its own; parameters are gathered before their chunk's
-first forward; gradients are reduced after their chunk's last backward where that overlaps, else after all
-computation; then clipping and the optimizer.
+Profilers of pipelined jobs also record sends and receives that never went out: before the first computation, after the
+last, and at the two ends of the model when every stage holds several chunks. Those wait for nothing.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from stepscope.analyzer.what_if.operations.grid import (
 )
 
 SAME_MOMENT_SECONDS = 5e-5
-"""Starts and ends this close are one moment: the clocks of a table agree no better."""
+"""Largest difference between simultaneous times: the clocks of a table agree no better."""
 
-_TOWARDS = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backward-recv": 1}
-"""How many global chunks away the peer is."""
+_PEER_OFFSET = {"forward-send": 1, "forward-recv": -1, "backward-send": -1, "backward-recv": 1}
+"""Offset in global chunks to the peer."""
 
 _PEER = {
     "forward-send": "forward-recv",
@@ -49,19 +48,19 @@ _PEER = {
 
 
 @dataclass(frozen=True, slots=True)
-class PointToPoint:
-    """Computation by send or receive, and the pairs of operations that are one transfer."""
+class Transfers:
+    """The computation of each send and receive, and the pairs of operations that are one transfer."""
 
     computation: dict[Operation, Operation]
     pairs: list[tuple[Operation, Operation]]
 
 
-def pair(grid: Grid, reference: dict[Operation, tuple[float, float]]) -> PointToPoint:
+def match_transfers(grid: Grid, reference: dict[Operation, tuple[float, float]]) -> Transfers:
     """Match sends with receives.
 
     Args:
         grid: for the chunks.
-        reference: start and end of every operation of one replica in one step, the order all others share.
+        reference: start and end of every operation of one replica in one step, the order that all others share.
     """
     chunk = dict(zip(grid.operations, grid.global_chunk, strict=True))
     num_chunks = 1 + max((chunk[o] for o in grid.operations), default=0)
@@ -80,15 +79,15 @@ def pair(grid: Grid, reference: dict[Operation, tuple[float, float]]) -> PointTo
             numbered = sorted(work, key=lambda o: o.number)
             for call, needs in zip(calls, numbered[first:], strict=False):
                 computation[call] = needs
-                if 0 <= chunk[needs] + _TOWARDS[kind] < num_chunks:
+                if 0 <= chunk[needs] + _PEER_OFFSET[kind] < num_chunks:
                     sent[kind, stage].append(call)
-    return PointToPoint(computation, _pairs(sent, grid.num_stages))
+    return Transfers(computation, _pairs(sent, grid.num_stages))
 
 
 def _issued(
     calls: list[Operation], work: list[Operation], times: dict[Operation, tuple[float, float]], *, is_receive: bool
 ) -> list[Operation]:
-    """Without receives after the last computation began, and sends that ended before the first one had."""
+    """The calls that went out: no receives after the last computation began, no sends before the first ended."""
     if not work:
         return []
     if is_receive:
@@ -103,7 +102,7 @@ def _pairs(sent: dict[tuple[str, int], list[Operation]], num_stages: int) -> lis
     for (kind, stage), calls in sent.items():
         if kind.endswith("recv"):
             continue
-        peer_stage = (stage + _TOWARDS[kind]) % num_stages
+        peer_stage = (stage + _PEER_OFFSET[kind]) % num_stages
         pairs += list(zip(calls, sent.get((_PEER[kind], peer_stage), []), strict=False))
     return pairs
 
@@ -113,12 +112,12 @@ _COMPUTATIONS = (FORWARD + COMPUTE, BACKWARD + COMPUTE)
 
 @dataclass(slots=True)
 class Dependencies:
-    """The order of a job's step.
+    """Order of the operations of a step.
 
     Attributes:
-        needs: what must have ended before each operation, of the same replica.
-        together: operations of different stages that end after all of them have begun; each only in one group.
-        across_replicas: operations that also wait for the same one of every other replica.
+        needs: operations of the same replica that must have ended before each operation.
+        together: operations of different stages that end after all of them have begun; each in one group only.
+        across_replicas: operations that also wait for the same operation of every other replica.
     """
 
     needs: dict[Operation, list[Operation]] = field(default_factory=lambda: defaultdict(list))
@@ -126,7 +125,7 @@ class Dependencies:
     across_replicas: set[Operation] = field(default_factory=set)
 
     def chain(self, operations: Iterable[Operation]) -> None:
-        """Each after the one before."""
+        """Let each operation wait for the one before it."""
         previous = None
         for operation in operations:
             if previous is not None:
@@ -135,24 +134,24 @@ class Dependencies:
 
 
 def find_dependencies(grid: Grid, *, data_parallel: bool) -> Dependencies:
-    """Read the order of one replica's first step.
+    """Dependencies in the order of one replica's first step.
 
     Args:
-        data_parallel: more than one replica, or one that is sharded.
+        data_parallel: whether there is more than one replica, or a sharded one.
     """
     end = grid.end_seconds[:, 0, 0].tolist()
     reference = dict(zip(grid.operations, zip(grid.start_seconds[:, 0, 0].tolist(), end, strict=True), strict=True))
-    transfers = pair(grid, reference)
+    transfers = match_transfers(grid, reference)
     found = Dependencies()
     overlapped = any(o.kind == SEPARATE_GRADS_ALL_REDUCE for o in grid.operations)
     for stage in range(grid.num_stages):
         _order_stage(found, _Stage(grid, reference, stage), transfers, data_parallel, overlapped)
-    _meet(found, grid, transfers, data_parallel)
+    _join_transfers(found, grid, transfers, data_parallel)
     return found
 
 
 class _Stage:
-    """Operations of one stage by kind, in the order they began."""
+    """Operations of one stage by kind, by start."""
 
     def __init__(self, grid: Grid, reference: dict[Operation, tuple[float, float]], stage: int) -> None:
         mine = sorted(
@@ -169,7 +168,7 @@ class _Stage:
 
 
 def _order_stage(
-    found: Dependencies, stage: _Stage, transfers: PointToPoint, data_parallel: bool, overlapped: bool
+    found: Dependencies, stage: _Stage, transfers: Transfers, data_parallel: bool, overlapped: bool
 ) -> None:
     found.chain(stage.computations)
     for kind in POINT_TO_POINT:
@@ -189,8 +188,8 @@ def _order_stage(
     _finish(found, stage, data_parallel, overlapped)
 
 
-def _feed(found: Dependencies, stage: _Stage, transfers: PointToPoint) -> None:
-    """Sends after their computation; receives between the computation of their kind before, and their own."""
+def _feed(found: Dependencies, stage: _Stage, transfers: Transfers) -> None:
+    """Sends follow their computation; receives lie between the previous computation of their kind and their own."""
     by_number = {(o.kind, o.number): o for o in stage.computations}
     for call in stage.of(*POINT_TO_POINT):
         work = transfers.computation.get(call)
@@ -203,7 +202,7 @@ def _feed(found: Dependencies, stage: _Stage, transfers: PointToPoint) -> None:
         before = by_number.get((work.kind, work.number - 1))
         if before is not None:
             found.needs[call].append(before)
-    # the first gradient is asked for, and one ready before it sent, only when the warm-up is nearly over
+    # the first gradients are received and sent only when the warm-up is nearly over
     kinds = [o.kind for o in stage.computations]
     first_backward = kinds.index(BACKWARD + COMPUTE) if BACKWARD + COMPUTE in kinds else 0
     if first_backward >= 2:
@@ -224,7 +223,7 @@ def _first_of_each_chunk(stage: _Stage, kind: str) -> list[Operation]:
 
 
 def _finish(found: Dependencies, stage: _Stage, data_parallel: bool, overlapped: bool) -> None:
-    """What follows the last computation."""
+    """Order of what follows the last computation."""
     reduces = sorted(stage.of(GRADS_REDUCE_SCATTER), key=lambda o: o.number)
     last = max(stage.computations, key=lambda o: stage.reference[o][1], default=None)
     collect = stage.of(COLLECT_GARBAGE)
@@ -248,7 +247,7 @@ def _finish(found: Dependencies, stage: _Stage, data_parallel: bool, overlapped:
         found.needs[after].append(reduces[-1])
 
 
-def _meet(found: Dependencies, grid: Grid, transfers: PointToPoint, data_parallel: bool) -> None:
+def _join_transfers(found: Dependencies, grid: Grid, transfers: Transfers, data_parallel: bool) -> None:
     found.together += transfers.pairs
     for kind in (EMBEDDING_GRADS_ALL_REDUCE, CLIP):
         for number in sorted({o.number for o in grid.operations if o.kind == kind}):
@@ -256,7 +255,7 @@ def _meet(found: Dependencies, grid: Grid, transfers: PointToPoint, data_paralle
             if kind == EMBEDDING_GRADS_ALL_REDUCE:
                 members = tuple(o for o in members if o.stage in (0, grid.num_stages - 1))
             found.together.append(members)
-    met = {o for group in found.together for o in group}
+    joined = {o for group in found.together for o in group}
     alone = (*POINT_TO_POINT, *ACROSS_REPLICAS) if data_parallel else (*POINT_TO_POINT, CLIP)
-    found.together += [(o,) for o in grid.operations if o.kind in alone and o not in met]
+    found.together += [(o,) for o in grid.operations if o.kind in alone and o not in joined]
     found.across_replicas = {o for o in grid.operations if o.kind in ACROSS_REPLICAS}

@@ -1,4 +1,4 @@
-"""Grid of operations: the kinds there are, and what each took in every replica and step."""
+"""Grid of operations: their kinds, and the start and duration of each in every replica and step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.core.errors import DataError
-from stepscope.trace.formats.operation_table import OperationTable
+from stepscope.trace.operations import OperationTable
 
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
@@ -27,19 +27,19 @@ COLLECT_GARBAGE: Final = "gc"
 POINT_TO_POINT: Final = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 
 ACROSS_REPLICAS: Final = (PARAMS_ALL_GATHER, GRADS_REDUCE_SCATTER, SEPARATE_GRADS_ALL_REDUCE, CLIP)
-"""Every data-parallel replica takes part."""
+"""Kinds in which every data-parallel replica takes part."""
 
 COMMUNICATION: Final = frozenset(
     (*POINT_TO_POINT, *ACROSS_REPLICAS, LAYERNORM_GRADS_ALL_REDUCE, EMBEDDING_GRADS_ALL_REDUCE)
 )
-"""Kinds whose ideal is the median (a slow link is an outlier); of all others it is the mean (work is only moved)."""
+"""Kinds whose ideal cost is the median (a slow link is an outlier); of all others it is the mean (work is moved)."""
 
 KNOWN: Final = COMMUNICATION | {FORWARD + COMPUTE, BACKWARD + COMPUTE, OPTIMIZER, COLLECT_GARBAGE}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Operation:
-    """One operation of one stage; every replica runs it in every step."""
+    """One operation of one stage, which every replica runs in every step."""
 
     kind: str
     number: int
@@ -48,14 +48,14 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Operations x data-parallel replicas x steps.
+    """Times of operations x data-parallel replicas x steps.
 
     Attributes:
-        start_seconds, duration_seconds: (operations, replicas, steps), since the step's beginning.
-        chunk, global_chunk: by operation, model chunk on the stage and in the model; -1 where it has none.
-        replicas: their data-parallel ranks.
-        rank: (stages, replicas), -1 where the table does not tell.
-        num_left_out: steps of the table that lack an operation of some rank.
+        start_seconds, duration_seconds: shape (operations, replicas, steps), since the beginning of the step.
+        chunk, global_chunk: by operation, model chunk on the stage and in the model; -1 if it has none.
+        replicas: data-parallel rank of each replica.
+        rank: shape (stages, replicas), -1 if the table does not contain it.
+        num_left_out: steps of the table without an operation of some rank.
     """
 
     operations: list[Operation]
@@ -78,15 +78,15 @@ class Grid:
 
 
 def arrange(table: OperationTable) -> Grid:
-    """The table as a grid of its whole steps.
+    """Arrange the whole steps of a table as a grid.
 
     Raises:
-        DataError: an operation of an unknown kind, the same one twice, or no step that is whole.
+        DataError: an operation is of an unknown kind or occurs twice, or no step is whole.
     """
     unknown = [kind for place, kind in enumerate(table.kinds) if kind not in KNOWN and np.any(table.kind == place)]
     if unknown:
         raise DataError(
-            f"holds operations that no rule says when they may begin: {', '.join(unknown)}",
+            f"holds operations of unknown kinds: {', '.join(unknown)}",
             where=table.name,
             what_next=f"use the names {', '.join(sorted(KNOWN))}",
         )

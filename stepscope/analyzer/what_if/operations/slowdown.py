@@ -1,10 +1,12 @@
 """Slowdown of a job against even operations, and the workers, stages and kinds that cause it.
 
-The ideal gives every operation of a kind the same cost: computation its mean (work is only moved), communication its
-median (a slow transfer is an outlier). The slowdown S compares the job's replay with that ideal; keeping the real
-costs of one worker, stage or kind alone shows what that one is to blame for. After "Understanding Stragglers in Large
-Model Training Using What-if Analysis" (Lin et al., OSDI 2025), whose definitions of S, S_t, S_w, M_W and M_S these
-are.
+After "Understanding Stragglers in Large Model Training Using What-if Analysis" (Lin et al., OSDI 2025), whose
+definitions of S, S_t, S_w, M_W and M_S these are. The ideal gives every operation of a kind the same cost: computation
+its mean (work is only moved), communication its median (a slow transfer is an outlier). The slowdown S compares the
+job's replay with the replay of that ideal; the real costs of one worker, stage or kind alone show what it causes.
+
+The replay computes when each operation ends, for all replicas and steps at once: operations start once all they need
+has ended, and a transfer ends its own cost after the last of its members has begun.
 """
 
 from __future__ import annotations
@@ -16,20 +18,111 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyzer.rows import distinct
-from stepscope.analyzer.what_if.operations.grid import COMMUNICATION, Grid
-from stepscope.analyzer.what_if.operations.replay import Replay, Seconds
+from stepscope.analyzer.what_if.operations.dependencies import Dependencies
+from stepscope.analyzer.what_if.operations.grid import COMMUNICATION, OPTIMIZER, Grid
+from stepscope.core.errors import DataError
+
+CLOCK_ERROR_SECONDS = 1e-2
+"""Negative transfer time from which the transfer counts as zero, because one of the clocks is off."""
+
+Seconds = npt.NDArray[np.float64]
+"""(operations, replicas, steps)"""
+
+
+@dataclass(frozen=True, slots=True)
+class _JointStart:
+    """Operations that end after all of them have begun; a computation is alone in its group."""
+
+    members: list[int]
+    needs: list[npt.NDArray[np.intp]]
+    across_replicas: bool
+
+
+class Replay:
+    """Order of a job's step, to be replayed with any durations.
+
+    Raises:
+        DataError: operations wait for each other in a cycle.
+    """
+
+    def __init__(self, grid: Grid, dependencies: Dependencies) -> None:
+        place = {operation: at for at, operation in enumerate(grid.operations)}
+        joint = [[place[o] for o in group] for group in dependencies.together]
+        self.communicates = np.zeros(len(place), bool)
+        self.communicates[[at for group in joint for at in group]] = True
+        groups = joint + [[at] for at in range(len(place)) if not self.communicates[at]]
+        across = {place[o] for o in dependencies.across_replicas}
+        needs = [np.array([place[n] for n in dependencies.needs.get(o, ())], np.intp) for o in grid.operations]
+        self._groups = [
+            _JointStart(
+                members, [needs[at] for at in members], bool(self.communicates[members[0]] and across & {*members})
+            )
+            for members in _in_order(groups, needs)
+        ]
+        self._last = np.array([at for o, at in place.items() if o.kind == OPTIMIZER] or list(place.values()), np.intp)
+        self._shape = grid.duration_seconds.shape
+
+    def step_seconds(self, cost: Seconds) -> npt.NDArray[np.float64]:
+        """Duration of each step, shape (steps,), with these costs; communication's count from its last member."""
+        end = np.zeros(self._shape)
+        for group in self._groups:
+            begun = np.zeros(self._shape[1:])
+            for needs in group.needs:
+                if len(needs):
+                    np.maximum(begun, end[needs].max(axis=0), out=begun)
+            if group.across_replicas:
+                begun = np.broadcast_to(begun.max(axis=0), begun.shape)
+            end[group.members] = begun + cost[group.members]
+        longest: npt.NDArray[np.float64] = end[self._last].max(axis=(0, 1))
+        return longest
+
+    def costs(self, grid: Grid) -> Seconds:
+        """Cost of each operation: its duration, or for communication the part after its last member had begun."""
+        cost = grid.duration_seconds.copy()
+        for group in self._groups:
+            if not self.communicates[group.members[0]]:
+                continue
+            begun = grid.start_seconds[group.members].max(axis=0)
+            if group.across_replicas:
+                begun = begun.max(axis=0)
+            cost[group.members] = grid.end_seconds[group.members] - begun
+        cost[cost <= -CLOCK_ERROR_SECONDS] = 0.0
+        return cost
+
+
+def _in_order(groups: list[list[int]], needs: list[npt.NDArray[np.intp]]) -> list[list[int]]:
+    """Topological order of the groups (Kahn's algorithm)."""
+    group_of = {at: number for number, members in enumerate(groups) for at in members}
+    followers: list[list[int]] = [[] for _ in groups]
+    missing = [0] * len(groups)
+    for number, members in enumerate(groups):
+        for before in {group_of[int(n)] for at in members for n in needs[at]} - {number}:
+            followers[before].append(number)
+            missing[number] += 1
+    ready = [number for number, count in enumerate(missing) if not count]
+    for number in ready:  # grows while it is read
+        for follower in followers[number]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                ready.append(follower)
+    if len(ready) < len(groups):
+        raise DataError(
+            "holds operations that wait for each other in a cycle", what_next="check the order of its sends"
+        )
+    return [groups[number] for number in ready]
+
 
 WORST_SHARE = 0.03
-"""M_W: the slowest three hundredths of the workers (the paper's choice)."""
+"""M_W: share of the workers that counts as the slowest (the paper's choice)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What evening out some operations alone buys.
+    """Gain from evening out some operations alone.
 
     Attributes:
-        step_seconds: mean step then.
-        share: of all that the ideal buys; below 0 where it would even cost, above 1 where others gain as well.
+        step_seconds: mean step after that.
+        share: of the ideal's gain; below 0 if the step gets longer, above 1 if others gain as well.
     """
 
     step_seconds: float
@@ -41,10 +134,10 @@ class Slowdown:
     """Mean step times in seconds, and slowdowns against the ideal (1 = none).
 
     Attributes:
-        by_rank: S_w, by the rank's number.
-        worst_ranks: those of the largest S_w, at least one; `worst_workers` is what evening them out buys (M_W).
-        last_stage: the same for the last stage (M_S); None with a single one.
-        communication: the same for all communication.
+        by_rank: S_w, by number of the rank.
+        worst_ranks: ranks with the largest S_w, at least one; `worst_workers` is their removal (M_W).
+        last_stage: removal of the last stage (M_S); None with a single stage.
+        communication: removal of all communication.
     """
 
     measured_seconds: float
@@ -61,12 +154,12 @@ class Slowdown:
 
     @property
     def slowdown(self) -> float:
-        """S: the replay over the ideal."""
+        """S: replayed step over ideal step."""
         return self.replayed_seconds / self.ideal_seconds
 
 
 def find_slowdown(grid: Grid, replay: Replay) -> Slowdown:
-    """Replay the job as it was, evened out, and with each suspect's real costs alone."""
+    """Replay the job as measured, evened out, and with the real costs of each suspect alone."""
     actual = replay.costs(grid)
     ideal = evened(grid, actual)
     suspects = _Suspects(grid)
@@ -109,7 +202,7 @@ def find_slowdown(grid: Grid, replay: Replay) -> Slowdown:
 
 
 def evened(grid: Grid, cost: Seconds) -> Seconds:
-    """Every operation at its kind's mean (computation) or median (communication)."""
+    """Costs with every operation at its kind's mean (computation) or median (communication)."""
     even = np.empty_like(cost)
     kinds = np.array([o.kind for o in grid.operations])
     for kind in distinct(kinds).tolist():

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import BinaryIO
 
-from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError, from_os_error
+from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError
 from stepscope.core.text.numbers import counted, form
 from stepscope.trace.columns import ReadQuality, TraceColumns
 from stepscope.trace.formats.foreign_files import (
@@ -40,89 +38,33 @@ _MAX_METADATA_BYTES = 64 * 1024 * 1024
 _WHAT_NEXT = "give the JSON (or .json.gz) that torch.profiler exports"
 
 
-def read_ranks(path: str | os.PathLike[str], *, keep_python_functions: bool = False) -> list[TraceColumns]:
-    """Read a local file, gzip or plain: one trace, or one a rank where the file holds several ranks' events.
-
-    Args:
-        path: the file; its name may tell the rank when the trace does not.
-        keep_python_functions: also keep the rows of Python frames that are no modules, often nine tenths of a trace
-            with stacks.
-
-    Returns:
-        At least one; of several each has another rank, assumed by order where the file does not tell it.
-
-    Raises:
-        NotATraceError: the file is empty, no JSON, JSON of another kind, or merged so that ranks cannot be told apart.
-        TruncatedTraceError: it ends before its first event.
-        DataError: it cannot be opened, or holds no complete event.
-    """
-    try:
-        with Path(path).open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            return read_ranks_stream(
-                stream, path=os.fspath(path), file_bytes=size, keep_python_functions=keep_python_functions
-            )
-    except OSError as error:
-        raise from_os_error(error, "cannot be read", where=os.fspath(path)) from error
-
-
-def read_trace(path: str | os.PathLike[str], *, keep_python_functions: bool = False) -> TraceColumns:
-    """Read one rank's trace; as `read_ranks`.
-
-    Raises:
-        NotATraceError, DataError: as `read_ranks`, or the file holds several ranks.
-    """
-    return _only(read_ranks(path, keep_python_functions=keep_python_functions))
-
-
-def read_trace_stream(
+def read_kineto(
     stream: BinaryIO,
     *,
     path: str,
     file_bytes: int,
-    keep_python_functions: bool = False,
-    block_bytes: int = _BLOCK_BYTES,
-) -> TraceColumns:
-    """Read one rank's trace from an open binary stream; as `read_ranks_stream`.
-
-    Raises:
-        NotATraceError, DataError: as `read_ranks`, or the stream holds several ranks.
-    """
-    return _only(
-        read_ranks_stream(
-            stream,
-            path=path,
-            file_bytes=file_bytes,
-            keep_python_functions=keep_python_functions,
-            block_bytes=block_bytes,
-        )
-    )
-
-
-def read_ranks_stream(
-    stream: BinaryIO,
-    *,
-    path: str,
-    file_bytes: int,
+    head: bytes = b"",
     keep_python_functions: bool = False,
     block_bytes: int = _BLOCK_BYTES,
 ) -> list[TraceColumns]:
-    """Read from an open binary stream, for any source that can be read once from front to back.
+    """Read the JSON that torch.profiler exports, plain or gzip.
 
     Args:
-        stream: gzip or plain text; read to its end, not closed.
-        path: what to call it in messages, and where to look for a rank in its name.
+        stream: read to its end, not closed.
+        path: its name in messages, which may give the rank.
         file_bytes: size of the source, for the header.
-        keep_python_functions: as in `read_ranks`.
+        head: what has been taken from the stream already.
+        keep_python_functions: keep the rows of Python frames other than modules too, often nine tenths of a trace with
+            stacks.
         block_bytes: text decoded at a time; memory beyond the columns is a small multiple of it.
 
     Returns:
-        As `read_ranks`.
+        One trace, or one a rank where the file holds several ranks' events.
 
     Raises:
-        NotATraceError, DataError: as `read_ranks`.
+        NotATraceError, TruncatedTraceError, DataError: as `stepscope.trace.reading.read_ranks`.
     """
-    source = TraceText(stream, block_bytes=block_bytes)
+    source = TraceText(stream, block_bytes=block_bytes, head=head)
     before, beginning = _find_events(source, path, source.read())
     traces: list[TraceColumns] = []
     rest: bytes | None = b""
@@ -181,16 +123,6 @@ def _read_document(
     )
     ranks = split_ranks(builder.build(header, quality), listed_ranks(metadata))
     return list(map(clip_overruns, ranks)) if is_rocm(header, metadata) else ranks, rest
-
-
-def _only(traces: list[TraceColumns]) -> TraceColumns:
-    if len(traces) > 1:
-        raise DataError(
-            f"holds the events of {len(traces)} ranks",
-            where=traces[0].header.path,
-            what_next="give one rank's file, or use read_ranks",
-        )
-    return traces[0]
 
 
 def _with_distinct_ranks(traces: list[TraceColumns]) -> list[TraceColumns]:

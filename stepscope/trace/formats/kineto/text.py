@@ -35,14 +35,14 @@ class TraceText:
         broken: it broke.
     """
 
-    def __init__(self, stream: BinaryIO, *, block_bytes: int) -> None:
+    def __init__(self, stream: BinaryIO, *, block_bytes: int, head: bytes = b"") -> None:
         self.block_bytes = block_bytes
         self.num_bytes = 0
         self.hole_bytes = 0
         self.truncated = False
         self.broken = False
         self._stream = stream
-        self._raw = stream.read(min(_RAW_BYTES, max(block_bytes, len(_GZIP_MAGIC))))
+        self._raw = head or stream.read(min(_RAW_BYTES, max(block_bytes, len(_GZIP_MAGIC))))
         is_gzip = bool(self._raw) and _GZIP_MAGIC.startswith(self._raw[: len(_GZIP_MAGIC)])  # also one cut to a byte
         self._inflater = isal_zlib.decompressobj(wbits=_GZIP_WINDOW) if is_gzip else None
         self._at_start = True

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 
-from stepscope.trace.formats.operation_table import OperationTable
+from stepscope.trace.operations import OperationTable
 
 Task = tuple[str, int, int]
 """Direction, global chunk, micro-batch."""

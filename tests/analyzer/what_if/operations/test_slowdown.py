@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from stepscope.analyzer.what_if.operations.dependencies import Dependencies, find_dependencies
 from stepscope.analyzer.what_if.operations.grid import Grid, arrange
-from stepscope.analyzer.what_if.operations.replay import Replay
-from stepscope.analyzer.what_if.operations.slowdown import Slowdown, find_slowdown
+from stepscope.analyzer.what_if.operations.slowdown import Replay, Slowdown, find_slowdown
 from stepscope.core.errors import DataError
-from stepscope.trace.formats.operation_table import OperationTable, read_operation_table
+from stepscope.trace.formats.operation_table import read_operation_table
+from stepscope.trace.operations import OperationTable
 from tests.analyzer.what_if.operations.pipelined_job import (
     Task,
     all_forwards_first,
@@ -139,14 +139,14 @@ def test_a_table_that_cannot_be_a_job_is_refused_with_the_reason(spoil: object, 
         arrange(spoil(table))  # type: ignore[operator]
 
 
-def test_operations_that_wait_in_a_circle_are_refused() -> None:
+def test_operations_that_wait_in_a_cycle_are_refused() -> None:
     grid: Grid = arrange(operation_table(one_f_one_b(2, 2), even))
     first, second = grid.operations[:2]
-    circle = Dependencies()
-    circle.needs[first].append(second)
-    circle.needs[second].append(first)
-    with pytest.raises(DataError, match="circle"):
-        Replay(grid, circle)
+    cycle = Dependencies()
+    cycle.needs[first].append(second)
+    cycle.needs[second].append(first)
+    with pytest.raises(DataError, match="cycle"):
+        Replay(grid, cycle)
 
 
 @pytest.mark.shared

@@ -13,8 +13,8 @@ import pytest
 from stepscope.core.errors import DataError, NotATraceError
 from stepscope.trace.columns import NONE, Category, Lane, TraceColumns
 from stepscope.trace.formats.kineto import repair
-from stepscope.trace.formats.kineto.reader import read_trace_stream
 from stepscope.trace.formats.kineto.repair import repairs
+from tests.trace.one_rank import read_trace_stream
 
 GOOD = '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":9,"tid":9,"ts":1.0,"dur":2.0}'
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.core.errors import DataError, NotATraceError
+from stepscope.core.errors import NotATraceError
 from stepscope.trace.columns import Category, TraceColumns
-from stepscope.trace.formats.kineto.reader import read_ranks_stream, read_trace_stream
+from stepscope.trace.formats.kineto.reader import read_kineto
 
 Event = dict[str, Any]
 PIDS = (4711, 4712, 4713)
@@ -19,7 +19,7 @@ PIDS = (4711, 4712, 4713)
 
 def _read(text: str) -> list[TraceColumns]:
     content = text.encode()
-    return read_ranks_stream(io.BytesIO(content), path="merged.json", file_bytes=len(content), block_bytes=700)
+    return read_kineto(io.BytesIO(content), path="merged.json", file_bytes=len(content), block_bytes=700)
 
 
 def _rank_events(rank: int, *, device: int | None = None, shift: int = 0) -> list[Event]:
@@ -164,12 +164,6 @@ def test_a_broken_further_document_does_not_lose_the_first() -> None:
     text = json.dumps(_document(1)) + '\n{"traceEvents": [{"ph": "M"}]}'
     (trace,) = _read(text)
     assert (trace.header.rank, len(trace)) == (1, 17)
-
-
-def test_the_reader_of_one_trace_says_how_many_there_are() -> None:
-    content = MERGED["appended lists"].encode()
-    with pytest.raises(DataError, match="holds the events of 3 ranks"):
-        read_trace_stream(io.BytesIO(content), path="merged.json", file_bytes=len(content))
 
 
 def test_a_label_none_of_whose_rows_can_be_used_is_no_rank() -> None:

@@ -11,8 +11,8 @@ import json
 import pytest
 
 from stepscope.trace.columns import TraceColumns
-from stepscope.trace.formats.kineto.reader import read_trace_stream
 from tests.trace.formats.kineto.both_ways import read_both_ways
+from tests.trace.one_rank import read_trace_stream
 
 GOOD = b'{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":9,"tid":9,"ts":1.0,"dur":2.0}'
 EXACT = GOOD.replace(b'"ts":1.0', b'"ts":1.2345')

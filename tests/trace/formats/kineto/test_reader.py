@@ -15,7 +15,7 @@ import pytest
 
 from stepscope.core.errors import DataError, NotATraceError, TruncatedTraceError
 from stepscope.trace.columns import NONE, Category, KernelLaunch, Lane, ProcessGroup, TraceColumns, TraceDevice
-from stepscope.trace.formats.kineto.reader import read_trace, read_trace_stream
+from tests.trace.one_rank import read_trace, read_trace_stream
 
 
 def _read(

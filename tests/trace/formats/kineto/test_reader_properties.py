@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from stepscope.core.errors import StepscopeError
 from stepscope.trace.columns import TraceColumns
-from stepscope.trace.formats.kineto.reader import read_trace_stream
 from tests.trace.formats.kineto.both_ways import read_both_ways
+from tests.trace.one_rank import read_trace_stream
 
 _NAMES = st.text(max_size=12) | st.sampled_from(['a"},{"ph":"X"', "}]", "\\", "[]}"])
 _CATEGORIES = st.sampled_from(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stepscope.core.errors import NotATraceError
-from stepscope.trace.formats.kineto.reader import read_trace
 from tests.trace.formats.kineto.both_ways import read_both_ways
+from tests.trace.one_rank import read_trace
 
 pytestmark = pytest.mark.shared
 

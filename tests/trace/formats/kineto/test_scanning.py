@@ -14,9 +14,9 @@ import pytest
 from stepscope.core.process import PURE_VARIABLE
 from stepscope.trace.formats.kineto import scanning
 from stepscope.trace.formats.kineto.building import ColumnsBuilder
-from stepscope.trace.formats.kineto.reader import read_trace_stream
 from stepscope.trace.formats.kineto.scanning import BatchScanner, has_accelerator
 from tests.trace.formats.kineto.both_ways import read_both_ways
+from tests.trace.one_rank import read_trace_stream
 
 _EVENT: dict[str, Any] = {"ph": "X", "cat": "cpu_op", "name": "n", "pid": 1, "tid": 2, "ts": 1.5, "dur": 2}
 _TEXT = json.dumps(_EVENT)

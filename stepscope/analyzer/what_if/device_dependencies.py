@@ -1,13 +1,12 @@
-"""Dependencies on one rank: streams, events, blocking calls, back-pressure, recorded or inferred.
+"""Dependencies between host calls and device activities of one rank: streams, events, blocking calls, full queues.
 
-Recorded waits: A stream that waits for an event waits for all that was queued on the event's stream before the event
-was recorded there; what was queued on it before the wait was called does not wait. A host that waits for a stream
-waits for all that was queued on it before it called. Records join their calls by correlation, never by the event's
-handle: that is used again.
+Recorded: a stream that waits for an event waits for everything queued on the event's stream before the event was
+recorded; work queued before the wait call does not wait. A host that waits for a stream waits for everything queued on
+it before the call. Records join their calls by correlation id, never by event handle, because handles are reused.
 
-Dependencies: Where no synchronisation record tells which event a stream waited for, waits are inferred where the host
-called for one, and never against what was measured: an activity that began before another had ended did not wait for
-it. What was measured decides whether an edge exists, never how long it takes.
+Inferred: where no synchronisation record names the event, a wait is inferred from the host's wait call, and never
+against the measurement: an activity that began before another had ended did not wait for it. The measurement decides
+whether an edge exists, never its weight.
 """
 
 from __future__ import annotations
@@ -18,26 +17,25 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyzer.intervals import Nanoseconds
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.rows import distinct, last_row_of_id, on_lanes, row_mask
 from stepscope.analyzer.what_if.launches import ObservedCalls
-from stepscope.analyzer.what_if.rank_graph import Edges
-from stepscope.trace.columns import NONE, Category, IntColumn, TraceColumns
+from stepscope.analyzer.what_if.rank_graph import Edges, Mask
+from stepscope.trace.columns import NONE, Category, IntColumn, Rows, TraceColumns
 
 _STREAM_WAITS = re.compile(r"^Stream Wait Event$", re.IGNORECASE)
 _STREAM_SYNC = re.compile(r"^Stream Sync", re.IGNORECASE)
 _EVENT_SYNC = re.compile(r"^Event Sync", re.IGNORECASE)
 
-Rows = npt.NDArray[np.intp]
-
 
 @dataclass(frozen=True, slots=True)
 class RecordedWaits:
-    """What the records say, as far as the trace holds both ends.
+    """Waits between streams that synchronisation records describe, where the trace holds both ends.
 
     Attributes:
-        edges: activity -> the first activity of the waiting stream that was launched after the wait was called.
-        wait_rows: the rows of all wait calls that a record explains; nothing has to be inferred for these.
+        edges: activity -> first activity of the waiting stream that was launched after the wait call.
+        wait_rows: rows of all wait calls that a record explains, for which nothing is inferred.
     """
 
     edges: Edges
@@ -45,13 +43,13 @@ class RecordedWaits:
 
 
 def recorded_waits(trace: TraceColumns, activities: Activities) -> RecordedWaits:
-    """The waits between streams. What began before that had ended did not wait for it: an edge the trace refutes."""
+    """Recorded waits between streams, without those that the trace refutes (target began before source ended)."""
     waits = trace.waits
-    mine = trace.named(waits.row, _STREAM_WAITS.search)
-    calls = _calls_of(trace, trace.correlation[waits.row[mine]])
-    recorded = _calls_of(trace, waits.record[mine])
-    source_stream = waits.stream[mine]
-    target_stream = _streams(trace)[trace.lane[waits.row[mine]]]
+    selected = trace.named(waits.row, _STREAM_WAITS.search)
+    calls = _calls_of(trace, trace.correlation[waits.row[selected]])
+    recorded = _calls_of(trace, waits.record[selected])
+    source_stream = waits.stream[selected]
+    target_stream = _streams(trace)[trace.lane[waits.row[selected]]]
     known = (calls != NONE) & (recorded != NONE)
     source = _last_launched_on_stream(activities, source_stream[known], trace.start_ns[recorded[known]])
     target = _next_launched_on_stream(activities, target_stream[known], trace.start_ns[calls[known]])
@@ -62,9 +60,9 @@ def recorded_waits(trace: TraceColumns, activities: Activities) -> RecordedWaits
 
 
 def recorded_blocking(trace: TraceColumns, activities: Activities, calls: ObservedCalls) -> tuple[Edges, Rows]:
-    """Activity -> the synchronize call that waits for it, as recorded; and the places of all calls with a record.
+    """Edges from activities to the synchronize calls that wait for them, as recorded; and all calls with a record.
 
-    Calls that wait for the whole device need none: their names tell.
+    Calls that wait for the whole device need no record: their name says so.
     """
     rows = trace.rows_named(lambda name: _STREAM_SYNC.search(name) or _EVENT_SYNC.search(name), Category.SYNC_RECORD)
     synchronize = np.flatnonzero(calls.blocks)
@@ -75,10 +73,10 @@ def recorded_blocking(trace: TraceColumns, activities: Activities, calls: Observ
     until = calls.start_ns[place].copy()
     known = of_stream.copy()
     for at in np.flatnonzero(~of_stream).tolist():
-        told = np.flatnonzero(trace.waits.row == rows[at])
-        recorded = _calls_of(trace, trace.waits.record[told])
+        of_event = np.flatnonzero(trace.waits.row == rows[at])
+        recorded = _calls_of(trace, trace.waits.record[of_event])
         if len(recorded) and recorded[0] != NONE:
-            stream[at], until[at], known[at] = trace.waits.stream[told[0]], trace.start_ns[recorded[0]], True
+            stream[at], until[at], known[at] = trace.waits.stream[of_event[0]], trace.start_ns[recorded[0]], True
     place = place[known]
     source = _last_launched_on_stream(activities, stream[known], until[known])
     ended = (source != NONE) & (activities.end_ns[source] <= calls.end_ns[place])
@@ -86,33 +84,33 @@ def recorded_blocking(trace: TraceColumns, activities: Activities, calls: Observ
 
 
 def _calls_of(trace: TraceColumns, correlation: npt.NDArray[np.signedinteger]) -> Rows:
-    """The runtime call with each correlation, or NONE."""
+    """Runtime call with each correlation id, or NONE."""
     rows = trace.rows_of(Category.RUNTIME)
     return last_row_of_id(trace.correlation[rows], rows, correlation)
 
 
-def _streams(trace: TraceColumns) -> npt.NDArray[np.int64]:
+def _streams(trace: TraceColumns) -> Nanoseconds:
     return np.array([lane.thread for lane in trace.lanes], np.int64)
 
 
 def _last_launched_on_stream(
-    activities: Activities, streams: npt.NDArray[np.signedinteger], time_ns: npt.NDArray[np.int64]
+    activities: Activities, streams: npt.NDArray[np.signedinteger], time_ns: Nanoseconds
 ) -> Rows:
-    """The last activity launched on each stream before each time, or NONE."""
+    """Last activity launched on each stream before each time, or NONE."""
     return _launched(activities, streams, time_ns, shift=-1)
 
 
 def _next_launched_on_stream(
-    activities: Activities, streams: npt.NDArray[np.signedinteger], time_ns: npt.NDArray[np.int64]
+    activities: Activities, streams: npt.NDArray[np.signedinteger], time_ns: Nanoseconds
 ) -> Rows:
-    """The first activity launched on each stream from each time on, or NONE."""
+    """First activity launched on each stream from each time on, or NONE."""
     return _launched(activities, streams, time_ns, shift=0)
 
 
 def _launched(
     activities: Activities,
     streams: npt.NDArray[np.signedinteger],
-    time_ns: npt.NDArray[np.int64],
+    time_ns: Nanoseconds,
     *,
     shift: int,
 ) -> Rows:
@@ -128,16 +126,16 @@ def _launched(
     return found
 
 
-MOST_PENDING = 1026
-"""Launches that have not started: the next one returns only when one of them starts. Measured on H100 with CUDA 13:
-1,023 to 1,025 at every launch that took long."""
+MAX_PENDING_LAUNCHES = 1026
+"""Launches that can be pending on a device: the next one returns only when one of them starts. Measured on H100 with
+CUDA 13: 1,023 to 1,025 at every launch that took long."""
 
 PENDING_SLACK = 4
 BLOCKED_NS = 20_000
-"""A synchronize call that took longer had to wait for something."""
+"""Duration from which a synchronize call must have waited for something."""
 
 RETURNS_WITHIN_NS = 100_000
-"""A blocked call returns this soon after what it waited for has ended."""
+"""Longest time from the end of the awaited work to the return of the blocked call."""
 
 _WAIT_EVENT = re.compile(r"StreamWaitEvent")
 _RECORD_EVENT = re.compile(r"EventRecord")
@@ -147,78 +145,74 @@ _ONE_STREAM = re.compile(r"StreamSynchronize")
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """The activities of each stream, in order.
+    """Activities by stream.
 
     Attributes:
-        members: positions of each stream's activities, by start.
-        place: of each activity in its stream.
-        number: which entry of `members` each activity is in.
-        launch_order: of each activity among all; those without a launch first.
+        members: indices of each stream's activities, by start.
+        place: index of each activity in its stream.
+        number: by activity, the index of its stream in `members`.
+        launch_order: rank of each activity by launch; those without a launch first.
     """
 
-    members: list[npt.NDArray[np.intp]]
+    members: list[Rows]
     place: IntColumn
     number: IntColumn
     launch_order: IntColumn
 
 
 def read_streams(activities: Activities) -> Streams:
-    """Sort the activities by stream."""
-    members: list[npt.NDArray[np.intp]] = []
+    """Group the activities by stream."""
+    members: list[Rows] = []
     place = np.zeros(len(activities), np.int64)
     number = np.zeros(len(activities), np.int64)
     for stream in distinct(activities.stream).tolist():
-        mine = np.flatnonzero(activities.stream == stream)
-        place[mine], number[mine] = np.arange(len(mine)), len(members)
-        members.append(mine)
+        selected = np.flatnonzero(activities.stream == stream)
+        place[selected], number[selected] = np.arange(len(selected)), len(members)
+        members.append(selected)
     order = np.empty(len(activities), np.int64)
-    order[np.argsort(activities.launch_ns, kind="stable")] = np.arange(len(activities))  # ties: as they started
+    order[np.argsort(activities.launch_ns, kind="stable")] = np.arange(len(activities))  # ties by start
     return Streams(members, place, number, order)
 
 
 def stream_edges(streams: Streams) -> Edges:
-    """Each activity waits for the one before it on its stream."""
+    """Edges from each activity to the next one on its stream."""
     return Edges(
-        np.concatenate([mine[:-1] for mine in streams.members] or [np.empty(0, np.intp)]),
-        np.concatenate([mine[1:] for mine in streams.members] or [np.empty(0, np.intp)]),
+        np.concatenate([selected[:-1] for selected in streams.members] or [np.empty(0, np.intp)]),
+        np.concatenate([selected[1:] for selected in streams.members] or [np.empty(0, np.intp)]),
     )
 
 
 def event_edges(trace: TraceColumns, activities: Activities, streams: Streams) -> Edges:
-    """Waits between streams.
+    """Waits between streams, recorded where possible and else inferred.
 
-    Where synchronisation records tell what a wait was for, that counts. Else a communication kernel waits for what its
-    thread launched before it (the current stream), and any other activity that was launched after a wait call waits, on
-    each other stream, for the last activity that had ended when it began.
+    A communication kernel waits for what its thread launched before it on its current stream. Any other activity
     """
     recorded = recorded_waits(trace, activities)
     launched = np.flatnonzero(activities.launch_row != NONE)
     launched = launched[np.argsort(streams.launch_order[launched], kind="stable")]
     if not len(launched):
-        return Edges(np.empty(0, np.intp), np.empty(0, np.intp))
+        return Edges.none()
     sources, targets = [recorded.edges.source], [recorded.edges.target]
     waiting = launched[_called_for(trace, activities, launched, recorded.wait_rows)]
     for number in range(len(streams.members)):
-        mine = waiting[streams.number[waiting] != number]
-        source = _last_ended(activities, streams, number, mine)
+        selected = waiting[streams.number[waiting] != number]
+        source = _last_ended(activities, streams, number, selected)
         sources.append(source[source != NONE])
-        targets.append(mine[source != NONE])
+        targets.append(selected[source != NONE])
     for lane in distinct(activities.launch_lane[launched]).tolist():
         source, target = _current_stream(activities, streams, launched[activities.launch_lane[launched] == lane])
-        guessed = ~np.isin(target, recorded.edges.target)
-        sources.append(source[guessed])
-        targets.append(target[guessed])
+        is_inferred = ~np.isin(target, recorded.edges.target)
+        sources.append(source[is_inferred])
+        targets.append(target[is_inferred])
     pairs = distinct(np.concatenate(sources).astype(np.int64) * len(activities) + np.concatenate(targets))
     return Edges(*np.divmod(pairs, len(activities)))
 
 
-def _called_for(
-    trace: TraceColumns, activities: Activities, launched: npt.NDArray[np.intp], explained: npt.NDArray[np.intp]
-) -> npt.NDArray[np.bool_]:
-    """Which launches (no communication) are the first after a wait call that is not NCCL's own, nor explained already.
+def _called_for(trace: TraceColumns, activities: Activities, launched: Rows, explained: Rows) -> Mask:
+    """Which launches (no communication) are the first after a wait call that is neither NCCL's own nor recorded.
 
-    Whichever thread called: the training loop waits, then autograd's thread launches. NCCL itself records an event and
-    lets a stream of its own wait for it after each launch.
+    The wait call may come from another thread: the training loop waits, then autograd's thread launches. NCCL itself
+    records an event and lets a stream of its own wait for it after each launch.
     """
     lanes = distinct(activities.launch_lane[launched]).tolist()
     waits, records = (
@@ -242,10 +236,8 @@ def _called_for(
     return row_mask(trace, first_after)[launches]
 
 
-def _last_ended(
-    activities: Activities, streams: Streams, number: int, waiting: npt.NDArray[np.intp]
-) -> npt.NDArray[np.intp]:
-    """For each waiting activity the last one of a stream that was launched before it and had ended when it began."""
+def _last_ended(activities: Activities, streams: Streams, number: int, waiting: Rows) -> Rows:
+    """By waiting activity, the last one of a stream that was launched before it and had ended when it began."""
     members = streams.members[number]
     ended = np.maximum.accumulate(activities.end_ns[members])
     by_time = np.searchsorted(ended, activities.start_ns[waiting], side="right")
@@ -253,14 +245,12 @@ def _last_ended(
         np.maximum.accumulate(streams.launch_order[members]), streams.launch_order[waiting], side="left"
     )
     place = np.minimum(by_time, by_launch) - 1
-    found: npt.NDArray[np.intp] = np.where(place >= 0, members[np.maximum(place, 0)], NONE)
+    found: Rows = np.where(place >= 0, members[np.maximum(place, 0)], NONE)
     return found
 
 
-def _current_stream(
-    activities: Activities, streams: Streams, launched: npt.NDArray[np.intp]
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Each communication kernel of a thread with the last activity before it on the stream the thread used last."""
+def _current_stream(activities: Activities, streams: Streams, launched: Rows) -> tuple[Rows, Rows]:
+    """Each communication kernel of a thread, and the last activity before it on the thread's current stream."""
     communicates = activities.work[launched] == Work.COMMUNICATION
     others, kernels = launched[~communicates], launched[communicates]
     place = np.searchsorted(streams.launch_order[others], streams.launch_order[kernels]) - 1
@@ -275,10 +265,10 @@ def _current_stream(
 
 def blocking_edges(
     trace: TraceColumns, activities: Activities, streams: Streams, calls: ObservedCalls
-) -> tuple[Edges, npt.NDArray[np.bool_]]:
-    """Device work -> the call that returns once it has ended; and whether each call was blocked by such work."""
-    sources: list[npt.NDArray[np.intp]] = [calls.waits_for[calls.waits_for != NONE]]
-    targets: list[npt.NDArray[np.intp]] = [np.flatnonzero(calls.waits_for != NONE)]
+) -> tuple[Edges, Mask]:
+    """Edges from device work to the calls that return once it has ended; and whether each call was blocked so."""
+    sources: list[Rows] = [calls.waits_for[calls.waits_for != NONE]]
+    targets: list[Rows] = [np.flatnonzero(calls.waits_for != NONE)]
     synchronize = np.flatnonzero(calls.blocks)
     whole = trace.named(calls.row[synchronize], _WHOLE_DEVICE.search)
     took_long = calls.end_ns[synchronize] - calls.start_ns[synchronize] > BLOCKED_NS
@@ -289,14 +279,14 @@ def blocking_edges(
         sources.append(source[kept])
         targets.append(synchronize[whole][kept])
         _keep_later(activities, ended_last, _ended_during(activities, members, calls, synchronize))
-    recorded, told = recorded_blocking(trace, activities, calls)
+    recorded, calls_with_record = recorded_blocking(trace, activities, calls)
     sources.append(recorded.source)
     targets.append(recorded.target)
-    is_guess = ~np.isin(synchronize, told)
-    known = is_guess & took_long & ~whole & (ended_last != NONE)
+    is_inferred = ~np.isin(synchronize, calls_with_record)
+    known = is_inferred & took_long & ~whole & (ended_last != NONE)
     sources.append(ended_last[known])
     targets.append(synchronize[known])
-    at_rest = synchronize[is_guess & ~took_long & trace.named(calls.row[synchronize], _ONE_STREAM.search)]
+    at_rest = synchronize[is_inferred & ~took_long & trace.named(calls.row[synchronize], _ONE_STREAM.search)]
     source = _last_launched_by_thread(activities, calls, at_rest)
     sources.append(source[source != NONE])
     targets.append(at_rest[source != NONE])
@@ -306,19 +296,15 @@ def blocking_edges(
     return edges, blocked
 
 
-def _last_before(
-    activities: Activities, members: npt.NDArray[np.intp], calls: ObservedCalls, chosen: npt.NDArray[np.intp]
-) -> npt.NDArray[np.intp]:
-    """A stream's last activity launched before each call, where it had ended when the call returned."""
+def _last_before(activities: Activities, members: Rows, calls: ObservedCalls, chosen: Rows) -> Rows:
+    """Last activity of a stream launched before each call, if it had ended when the call returned."""
     place = np.searchsorted(np.maximum.accumulate(activities.launch_ns[members]), calls.start_ns[chosen]) - 1
     source = np.where(place >= 0, members[np.maximum(place, 0)], NONE)
     return np.where((source != NONE) & (activities.end_ns[source] <= calls.end_ns[chosen]), source, NONE)
 
 
-def _ended_during(
-    activities: Activities, members: npt.NDArray[np.intp], calls: ObservedCalls, chosen: npt.NDArray[np.intp]
-) -> npt.NDArray[np.intp]:
-    """A stream's activity that ended last before each call returned, if that was while the call lasted."""
+def _ended_during(activities: Activities, members: Rows, calls: ObservedCalls, chosen: Rows) -> Rows:
+    """Activity of a stream that ended last before each call returned, if that was during the call."""
     ended = np.maximum.accumulate(activities.end_ns[members])
     place = np.searchsorted(ended, calls.end_ns[chosen], side="right") - 1
     source = np.where(place >= 0, members[np.maximum(place, 0)], NONE)
@@ -327,17 +313,15 @@ def _ended_during(
     return np.where((source != NONE) & fits & (activities.launch_ns[source] < calls.start_ns[chosen]), source, NONE)
 
 
-def _keep_later(activities: Activities, best: npt.NDArray[np.intp], other: npt.NDArray[np.intp]) -> None:
-    """Put into `best` what ended later."""
+def _keep_later(activities: Activities, best: Rows, other: Rows) -> None:
+    """Replace entries of `best` by those of `other` that ended later."""
     end = np.where(best == NONE, np.iinfo(np.int64).min, activities.end_ns[best])
     later = (other != NONE) & (activities.end_ns[other] > end)
     best[later] = other[later]
 
 
-def _last_launched_by_thread(
-    activities: Activities, calls: ObservedCalls, chosen: npt.NDArray[np.intp]
-) -> npt.NDArray[np.intp]:
-    """What the thread had launched last before each call (the stream it waits for is not told)."""
+def _last_launched_by_thread(activities: Activities, calls: ObservedCalls, chosen: Rows) -> Rows:
+    """Last activity that the thread launched before each call, as the stream it waits for is unknown."""
     source = np.full(len(chosen), NONE, np.intp)
     for lane in distinct(calls.lane[chosen]).tolist():
         here = np.flatnonzero(calls.lane[chosen] == lane)
@@ -350,18 +334,18 @@ def _last_launched_by_thread(
     return source
 
 
-def queue_edges(activities: Activities, calls: ObservedCalls) -> tuple[Edges, npt.NDArray[np.bool_]]:
-    """Started activity -> the launch that can return only then; and which launches were held up when measured."""
+def queue_edges(activities: Activities, calls: ObservedCalls) -> tuple[Edges, Mask]:
+    """Edges from started activities to launches that return only then (queue full); and which launches were held up."""
     orphans = np.flatnonzero(activities.launch_row == NONE)
     launches = np.flatnonzero(calls.first_activity != NONE)
     queued = np.concatenate((orphans, calls.first_activity[launches]))  # both in launch order
     num_orphans = len(orphans)
     blocked = np.zeros(len(calls), np.bool_)
     if not len(launches):
-        return Edges(np.empty(0, np.intp), np.empty(0, np.intp)), blocked
+        return Edges.none(), blocked
     number = num_orphans + np.arange(len(launches))
     started = np.sort(activities.start_ns[queued], kind="stable")
     pending = number + 1 - np.searchsorted(started, calls.end_ns[launches], side="right")
-    blocked[launches] = pending >= MOST_PENDING - PENDING_SLACK
-    held = number >= MOST_PENDING
-    return Edges(queued[number[held] - MOST_PENDING], launches[held]), blocked
+    blocked[launches] = pending >= MAX_PENDING_LAUNCHES - PENDING_SLACK
+    held = number >= MAX_PENDING_LAUNCHES
+    return Edges(queued[number[held] - MAX_PENDING_LAUNCHES], launches[held]), blocked
