@@ -1,4 +1,4 @@
-"""Socket with one deadline for a whole HTTP exchange.
+"""Socket with one deadline for a whole exchange.
 
 A socket's timeout holds for each call: a server that sends one byte now and then is never timed out.
 """
@@ -23,20 +23,24 @@ class DeadlineSocket:
         self._channel = channel
         self._deadline = deadline
 
-    def _hurry(self) -> socket.socket:
+    def _before_deadline(self) -> socket.socket:
         left = self._deadline - time.monotonic()
         if left <= 0.0:
-            raise TimeoutError
+            raise TimeoutError("no answer in time")
         self._channel.settimeout(left)
         return self._channel
 
     def sendall(self, data: bytes) -> None:
         """As a socket's."""
-        self._hurry().sendall(data)
+        self._before_deadline().sendall(data)
+
+    def recv(self, size: int) -> bytes:
+        """As a socket's."""
+        return self._before_deadline().recv(size)
 
     def recv_into(self, buffer: memoryview) -> int:
         """As a socket's."""
-        return self._hurry().recv_into(buffer)
+        return self._before_deadline().recv_into(buffer)
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         """For reading."""

@@ -1,10 +1,10 @@
-"""Flight recorder dumps of PyTorch: find the files, read each into a `FlightDump`.
+"""Flight recorder dumps of PyTorch: finds the files and reads each into a `FlightDump`.
 
 Reads pickle and JSON of any version, of NCCL, gloo and XCCL. Peculiarities of the recorder are resolved here: gloo
 leaves finished operations "scheduled" and marks them retired; JSON writes 0 for an unknown time and lists the members
 of a group as text; `nccl:send 0->3` numbers ranks within the group; -1 is an unknown sequence number. Coalesced NCCL
-calls are recorded one by one and stay "scheduled" for ever: a last entry "nccl:coalesced" has their state, and for
-point-to-point messages that entry says that it is not one.
+calls are recorded one by one and stay "scheduled" for ever: a last entry "nccl:coalesced" has their state, also for
+point-to-point messages, where that entry is itself not marked as one.
 """
 
 from __future__ import annotations
@@ -17,27 +17,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stepscope.collectors.input_files import malformed_as_data_error, open_input
 from stepscope.collectors.safe_pickle.loading import load_plain
 from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.hang import MOST_RANKS, FlightDump, GroupProgress, Operation, StackFrame
-from stepscope.core.errors import DataError, from_os_error, none_usable
+from stepscope.core.errors import DataError, none_usable
 
-LARGEST_BYTES = 1 << 28
+MAX_BYTES = 1 << 28
 _RANK = re.compile(r"(\d+)(?:\.(?:pkl|pickle|json|bin|dump))?\Z")
 _EXPLICIT_RANK = re.compile(r"(?<![a-z])rank[_-]?(\d+)", re.IGNORECASE)
-"""Where the name says so, what is at its end may be a process or a date."""
+"""A name with "rank3" in it may end with a process id or a date."""
 _OTHER_SUFFIXES = (".txt", ".state", ".stuck.json")
-"""What a run directory has beside its dumps."""
+"""Of other files in a run directory's folder of dumps."""
 _KEY_OF_ALL = b"entries"
 _HEAD_BYTES = 1 << 20
-_MOST_DIGITS = 9
-
-
-PICKLED_DICT = (b"\x80", b"(", b"}")
-"""How one begins, from protocol 2 on and before."""
-
-
-_BEGINNINGS = (*PICKLED_DICT, b"{")
+_MAX_DIGITS = 9
+_PICKLED_DICT = (b"\x80", b"(", b"}")
+"""First byte of a pickled dict, from protocol 2 on and before."""
+_FIRST_BYTES = (*_PICKLED_DICT, b"{")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +46,10 @@ class DumpFile:
 
 
 def find_dumps(paths: Iterable[Path]) -> tuple[list[DumpFile], list[Notice]]:
-    """The dumps at these paths, each a file or a folder; of two of one rank the pickle, which also has the stacks.
+    """Dumps at these paths, each a file or a folder; of two of one rank the pickle, which also has the stacks.
 
     Raises:
-        DataError: a path is not there.
+        DataError: a path does not exist.
     """
     found: dict[int, list[Path]] = {}
     notices = []
@@ -82,7 +79,7 @@ def find_dumps(paths: Iterable[Path]) -> tuple[list[DumpFile], list[Notice]]:
 
 
 def read_dumps(files: Sequence[DumpFile]) -> tuple[list[FlightDump], list[Notice]]:
-    """All that can be read, and what cannot.
+    """All dumps that can be read, and a notice of each that cannot.
 
     Raises:
         DataError: none can be read.
@@ -101,13 +98,13 @@ def read_dumps(files: Sequence[DumpFile]) -> tuple[list[FlightDump], list[Notice
 
 
 def _rank_of_name(name: str) -> int | None:
-    """By the name; None where there is no number, or one that no job has ranks for: a date, say."""
+    """Rank in a file's name; None where there is no number, or one larger than any job has ranks, such as a date."""
     match = _EXPLICIT_RANK.search(name) or _RANK.search(name)
-    return int(match[1]) if match is not None and len(match[1]) <= _MOST_DIGITS and int(match[1]) < MOST_RANKS else None
+    return int(match[1]) if match is not None and len(match[1]) <= _MAX_DIGITS and int(match[1]) < MOST_RANKS else None
 
 
 def _looks_like_dump(file: Path) -> bool:
-    """Whether its beginning is a pickle's or JSON's, and names what every dump has."""
+    """Whether the file begins as a pickle or JSON and has the key that every dump has."""
     try:
         with file.open("rb") as stream:
             head = stream.read(_HEAD_BYTES)
@@ -117,144 +114,127 @@ def _looks_like_dump(file: Path) -> bool:
                 head += stream.read()
     except OSError:
         return False
-    return not head or (head.lstrip()[:1] in _BEGINNINGS and _KEY_OF_ALL in head)
+    return not head or (head.lstrip()[:1] in _FIRST_BYTES and _KEY_OF_ALL in head)
 
 
 def _read_file(path: Path) -> tuple[bytes, int]:
-    """What is in a file, and when it was written."""
-    try:
-        if not path.is_file():  # a pipe or a device may never end
-            raise DataError("is no file", where=str(path), what_next="give a dump of torch's")
-        with path.open("rb") as stream:
-            content = stream.read(LARGEST_BYTES + 1)  # it may grow while it is read
-            written_ns = os.fstat(stream.fileno()).st_mtime_ns
-    except OSError as error:
-        raise from_os_error(error, "cannot be read", where=str(path)) from None
-    if len(content) > LARGEST_BYTES:
-        raise DataError(f"is larger than {LARGEST_BYTES:,} bytes", where=str(path), what_next="give a dump of torch's")
+    """Content of a file, and when it was written."""
+    with open_input(path, what_next=_WHAT_NEXT) as stream:
+        content = stream.read(MAX_BYTES + 1)  # it may grow while it is read
+        written_ns = os.fstat(stream.fileno()).st_mtime_ns
+    if len(content) > MAX_BYTES:
+        raise DataError(f"is larger than {MAX_BYTES:,} bytes", where=str(path), what_next=_WHAT_NEXT)
     return content, written_ns
 
 
 _DONE, _SCHEDULED = "completed", "scheduled"
-
-
-_MOST_MEMBERS, _MOST_MEMBERS_TEXT = 1 << 24, 1 << 23
+_MAX_MEMBERS, _MAX_MEMBERS_TEXT = 1 << 24, 1 << 23
 """Of all groups of a rank; characters of one."""
 _MEMBERS = re.compile(r"[\[(] *(?:[0-9]{1,9} *, *)*(?:[0-9]{1,9} *)?[\])]\Z")
 _NUMBER = re.compile("[0-9]+")
-_MOST_ENTRIES = 1 << 18
-"""Of one recorder: torch keeps 2,000 unless told otherwise."""
-_MOST_FRAMES = 64
-_MOST_WHOLE = 1 << 63
+_MAX_ENTRIES = 1 << 18
+"""Of one recorder: torch keeps 2,000 by default."""
+_MAX_FRAMES = 64
+_MAX_INT = 1 << 63
 _NS_OF_MS = 1_000_000
-_MOST_PARTS = 1 << 14
+_MAX_PARTS = 1 << 14
 _COALESCED = "coalesced"
 _WHAT_NEXT = "give the files that TORCH_FR_DUMP_TEMP_FILE or torch's watchdog wrote"
 
 
 def read_dump(content: bytes, *, rank: int, where: str) -> FlightDump:
-    """One rank's dump.
+    """Parse one rank's dump.
 
     Args:
-        content: the file.
-        rank: whose it is, of the whole job.
+        content: of the file.
+        rank: in the whole job.
         where: the file's name, for errors.
 
     Raises:
         UnsafePickleError: it would do more than hold data.
-        DataError: it is no flight recorder's dump.
+        DataError: it is not a flight recorder dump.
     """
-    told = _unpickle_or_parse(content, where)
-    entries = told.get("entries") if isinstance(told, dict) else None
+    document = _unpickle_or_parse(content, where)
+    entries = document.get("entries") if isinstance(document, dict) else None
     if not isinstance(entries, list):
-        raise DataError("is no flight recorder dump: it has no entries", where=where, what_next=_WHAT_NEXT)
-    if len(entries) > _MOST_ENTRIES:
-        raise DataError(f"has more than {_MOST_ENTRIES:,} entries", where=where, what_next=_WHAT_NEXT)
-    try:
-        groups = _groups(told.get("pg_config"))
+        raise DataError("is not a flight recorder dump: it has no entries", where=where, what_next=_WHAT_NEXT)
+    if len(entries) > _MAX_ENTRIES:
+        raise DataError(f"has more than {_MAX_ENTRIES:,} entries", where=where, what_next=_WHAT_NEXT)
+    with malformed_as_data_error("is not a flight recorder dump", where=where, what_next=_WHAT_NEXT):
+        groups = _groups(document.get("pg_config"))
         return FlightDump(
             rank,
             where,
-            str(told.get("version", "")),
+            str(document.get("version", "")),
             {name: members for name, (members, _) in groups.items()},
             {name: description for name, (_, description) in groups.items()},
-            _progress(told.get("pg_status")),
+            _progress(document.get("pg_status")),
             _operations(entries),
         )
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        said = " ".join(f"{type(error).__name__} {error}".split())[:120]
-        raise DataError(f"is no flight recorder dump ({said})", where=where, what_next=_WHAT_NEXT) from None
 
 
 def _unpickle_or_parse(content: bytes, where: str) -> Any:
     if not content:
         raise DataError("is empty: the rank ended before it could write", where=where, what_next=_WHAT_NEXT)
-    if content[:1] in PICKLED_DICT:
+    if content[:1] in _PICKLED_DICT:
         return load_plain(content, where=where)
     if content.lstrip()[:1] != b"{":
         raise DataError("is neither a pickle nor JSON", where=where, what_next=_WHAT_NEXT)
-    try:
+    with malformed_as_data_error("is not complete JSON", where=where, what_next=_WHAT_NEXT):
         return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"is no whole JSON ({error})", where=where, what_next=_WHAT_NEXT) from None
 
 
-def _groups(told: Any) -> dict[str, tuple[tuple[int, ...] | None, str]]:
-    """Members and meaning of each group by its name; gloo's recorder lists one without a name, which tells nothing."""
+def _groups(config: Any) -> dict[str, tuple[tuple[int, ...] | None, str]]:
+    """Members and description of each group by its name; gloo's recorder lists one without a name, which is skipped."""
     groups = {}
     members = _Memoized(_members)
     num_members = 0
-    for name, one in (told or {}).items():
+    for name, one in (config or {}).items():
         if name:
             groups[str(name)] = members(one.get("ranks")), str(one.get("desc", ""))
             num_members += len(groups[str(name)][0] or ())
-            if num_members > _MOST_MEMBERS:
+            if num_members > _MAX_MEMBERS:
                 raise ValueError("its groups have too many members")
     return groups
 
 
-def _members(told: Any) -> tuple[int, ...] | None:
+def _members(ranks: Any) -> tuple[int, ...] | None:
     """A list of ranks, or "[0, 1]", its text: read as numbers, never as Python."""
-    if isinstance(told, str):
-        text = told.strip()
-        if len(text) > _MOST_MEMBERS_TEXT or not _MEMBERS.match(text):
+    if isinstance(ranks, str):
+        text = ranks.strip()
+        if len(text) > _MAX_MEMBERS_TEXT or not _MEMBERS.match(text):
             return None
-        told = [int(number) for number in _NUMBER.findall(text)]
-    if not isinstance(told, list | tuple) or not all(type(rank) is int and 0 <= rank < MOST_RANKS for rank in told):
+        ranks = [int(number) for number in _NUMBER.findall(text)]
+    if not isinstance(ranks, list | tuple) or not all(type(rank) is int and 0 <= rank < MOST_RANKS for rank in ranks):
         return None
-    return tuple(told) or None
+    return tuple(ranks) or None
 
 
 class _Memoized:
-    """Turns each value into its typed form once: a pickle may have many refer to the same."""
+    """Converts each object once: many entries of a pickle may refer to the same one."""
 
-    def __init__(self, make: Callable[[Any], Any]) -> None:
-        """
-        Args:
-            make: the typed form of a value.
-        """
-        self._make = make
-        self._made: dict[int, tuple[Any, Any]] = {}
+    def __init__(self, convert: Callable[[Any], Any]) -> None:
+        self._convert = convert
+        self._converted: dict[int, tuple[Any, Any]] = {}
 
-    def __call__(self, told: Any) -> Any:
-        """The typed form."""
-        known = self._made.get(id(told))
+    def __call__(self, value: Any) -> Any:
+        known = self._converted.get(id(value))
         if known is None:
-            known = self._made[id(told)] = told, self._make(told)  # kept, so that no other gets its id
+            known = self._converted[id(value)] = value, self._convert(value)  # kept alive, so that its id stays its own
         return known[1]
 
 
-def _progress(told: Any) -> dict[int, GroupProgress]:
+def _progress(status: Any) -> dict[int, GroupProgress]:
     return {
         int(number): GroupProgress(
             _sequence(one.get("last_enqueued_collective")), _sequence(one.get("last_completed_collective"))
         )
-        for number, one in (told or {}).items()
+        for number, one in (status or {}).items()
     }
 
 
-def _sequence(told: Any) -> int | None:
-    return told if type(told) is int and 0 <= told < _MOST_WHOLE else None
+def _sequence(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < _MAX_INT else None
 
 
 def _operations(entries: list[Any]) -> tuple[Operation, ...]:
@@ -265,7 +245,7 @@ def _operations(entries: list[Any]) -> tuple[Operation, ...]:
     kept: list[Operation | None] = list(made)
     for place, (entry, last) in enumerate(zip(ordered, made, strict=True)):
         if last.name == _COALESCED:
-            parts = _parts_of(entry, ordered[:place] if place < _MOST_PARTS else ordered[place - _MOST_PARTS : place])
+            parts = _parts_of(entry, ordered[:place] if place < _MAX_PARTS else ordered[place - _MAX_PARTS : place])
             for part in range(place - parts, place):
                 kept[part] = replace(
                     made[part], is_done=last.is_done, is_given_up=last.is_given_up, started_ns=last.started_ns
@@ -276,7 +256,7 @@ def _operations(entries: list[Any]) -> tuple[Operation, ...]:
 
 
 def _with_aborted(calls: list[Operation]) -> Iterator[Operation]:
-    """What ends a call that lasts until its timeout ends all that wait behind it in the group, which began later."""
+    """Mark calls that were aborted with one before them: a timeout ends all calls queued behind it in the group."""
     ended_ns: dict[int, int] = {}
     for call in calls:
         if call.is_given_up and call.completed_ns is not None and not call.is_p2p:
@@ -287,7 +267,7 @@ def _with_aborted(calls: list[Operation]) -> Iterator[Operation]:
 
 
 def _parts_of(last: dict[str, Any], before: Sequence[dict[str, Any]]) -> int:
-    """How many of the entries before it a "coalesced" one ends."""
+    """Number of the entries before a "coalesced" one that are parts of it."""
     count = 0
     is_p2p = bool(before) and bool(before[-1].get("is_p2p"))
     number = "p2p_seq_id" if is_p2p else "collective_seq_id"
@@ -331,7 +311,7 @@ def _operation(entry: dict[str, Any], frames: _Memoized, sizes: _Memoized, dtype
 
 
 def _took_its_timeout(entry: dict[str, Any]) -> bool:
-    """NCCL says of a call that was aborted that it completed."""
+    """Whether a call ended only at its timeout: NCCL marks calls that were aborted as completed."""
     created, completed = _time(entry.get("time_created_ns")), _time(entry.get("time_discovered_completed_ns"))
     timeout = _sequence(entry.get("timeout_ms"))
     if created is None or completed is None or not timeout:
@@ -339,30 +319,27 @@ def _took_its_timeout(entry: dict[str, Any]) -> bool:
     return completed - created >= timeout * _NS_OF_MS
 
 
-def _whole(told: Any) -> int:
-    number = int(told)
-    if not -_MOST_WHOLE <= number < _MOST_WHOLE:
+def _whole(value: Any) -> int:
+    number = int(value)
+    if not -_MAX_INT <= number < _MAX_INT:
         raise ValueError("a number has more than 64 bits")
     return number
 
 
-def _frames(told: Any) -> tuple[StackFrame, ...]:
+def _frames(frames: Any) -> tuple[StackFrame, ...]:
     return tuple(
         StackFrame(str(frame.get("name", "")), str(frame.get("filename", "")), _whole(frame.get("line") or 0))
-        for frame in (told or ())[:_MOST_FRAMES]
+        for frame in (frames or ())[:_MAX_FRAMES]
     )
 
 
-def _dtypes(told: Any) -> tuple[str, ...]:
-    return tuple(map(str, told or ()))
+def _dtypes(dtypes: Any) -> tuple[str, ...]:
+    return tuple(map(str, dtypes or ()))
 
 
-def _time(told: Any) -> int | None:
-    return _whole(told) if told else None
+def _time(value: Any) -> int | None:
+    return _whole(value) if value else None
 
 
-def _sizes(told: Any) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(_whole(size) for size in shape) for shape in told or ())
-
-
-__all__ = ["DumpFile", "find_dumps", "read_dump", "read_dumps"]
+def _sizes(shapes: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(_whole(size) for size in shape) for shape in shapes or ())

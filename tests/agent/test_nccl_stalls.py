@@ -87,7 +87,7 @@ def test_one_that_knows_text_alone_is_read_too(ras: _Ras) -> None:
 
 def test_whoever_else_listens_there_is_said_to_be_no_ras(ras: _Ras) -> None:
     ras.greeting = b"HTTP/1.1 400 Bad Request\n"
-    with pytest.raises(DataError, match="is no RAS service of NCCL"):
+    with pytest.raises(DataError, match="is not NCCL's RAS service"):
         ask_ras(ras.address)
     (missing,) = NcclSource(ras.address, tuple).collect().missing
     assert missing.reason is MissingReason.UNREADABLE

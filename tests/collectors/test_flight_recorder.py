@@ -137,15 +137,15 @@ def test_zero_is_a_time_that_is_not_known() -> None:
     [
         (b"", "is empty"),
         (b"{}", "it has no entries"),
-        (b"{", "is no whole JSON"),
-        (b"{" * 100_000, "is no whole JSON"),
+        (b"{", "is not complete JSON"),
+        (b"{" * 100_000, "is not complete JSON"),
         (pickle.dumps([]), "it has no entries"),
         (pickle.dumps({"entries": {}}), "it has no entries"),
         (pickle.dumps({"entries": [{}]}), "KeyError"),
         (pickle.dumps(_dump(_entry(record_id="x"))), "ValueError"),
         (pickle.dumps(_dump(pg_status={"0": 7})), "AttributeError"),
         (b"\x89PNG", "is neither a pickle nor JSON"),
-        (b"\x80\x04", "is no whole pickle"),
+        (b"\x80\x04", "is not a complete pickle"),
     ],
 )
 def test_what_is_no_dump_is_refused_in_one_line(content: bytes, said: str) -> None:
@@ -326,7 +326,7 @@ def test_a_date_is_no_rank(tmp_path: Path) -> None:
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "dump_0")
     for path in (tmp_path / "dump_0", Path("/dev/zero")):
-        with pytest.raises(DataError, match="is no file"):
+        with pytest.raises(DataError, match="is not a file"):
             read_dumps([DumpFile(path, 0)])
 
 

@@ -90,12 +90,12 @@ def test_blocks_without_an_address_follow_each_other_and_have_their_history(tmp_
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "is no whole pickle"),
+        (b"", "is not a complete pickle"),
         (b"\x1f\x8bnot gzip", "cannot be read"),
-        (pickle.dumps({}), "is no memory snapshot"),
-        (pickle.dumps({"segments": 7}), "is no memory snapshot"),
-        (pickle.dumps({"segments": [{"address": 1}]}), "is no memory snapshot"),
-        (pickle.dumps({"segments": [], "device_traces": [[{}]]}), "is no memory snapshot"),
+        (pickle.dumps({}), "is not a memory snapshot"),
+        (pickle.dumps({"segments": 7}), "is not a memory snapshot"),
+        (pickle.dumps({"segments": [{"address": 1}]}), "is not a memory snapshot"),
+        (pickle.dumps({"segments": [], "device_traces": [[{}]]}), "is not a memory snapshot"),
         (
             pickle.dumps({"segments": [], "device_traces": [[{"action": "alloc", "addr": -1, "size": 1}]]}),
             "OverflowError",
@@ -143,19 +143,19 @@ def test_a_note_that_cannot_be_read_is_none(text: str, tmp_path: Path) -> None:
 def test_pipes_and_devices_are_no_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.pickle")
     for path in (tmp_path / "a.pickle", Path("/dev/zero")):
-        with pytest.raises(DataError, match="is no file"):
+        with pytest.raises(DataError, match="is not a file"):
             read_snapshot(path)
 
 
 def test_what_unpacks_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_snapshot, "_MOST_UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(memory_snapshot, "_MAX_UNPACKED_BYTES", 1 << 20)
     (tmp_path / "a.pickle.gz").write_bytes(gzip.compress(bytes(1 << 23)))
     with pytest.raises(DataError, match="unpacks to more than"):
         read_snapshot(tmp_path / "a.pickle.gz")
 
 
 def test_segments_that_share_their_blocks_take_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_snapshot, "_MOST_BLOCKS", 10_000)
+    monkeypatch.setattr(memory_snapshot, "_MAX_BLOCKS", 10_000)
     segment = {"address": 0, "total_size": 512, "blocks": [{"size": 1, "state": "inactive"}] * 2_000}
     (tmp_path / "a.pickle").write_bytes(pickle.dumps([segment] * 100))
     with pytest.raises(DataError, match="more than 10,000 blocks"):

@@ -18,11 +18,7 @@ TIMEOUT_SECONDS = 5.0
 
 
 class DcgmExporterCollector:
-    """One exporter's page.
-
-    Attributes:
-        unknown_fields: fields of the last page that are no metrics of ours.
-    """
+    """One exporter's page."""
 
     def __init__(
         self,
@@ -39,45 +35,44 @@ class DcgmExporterCollector:
             endpoint: where the page is.
             timeout_seconds: for one page.
             expected_gpus: how many the machine has, where that is known; another number is a finding.
-            stale_seconds: how long a GPU's energy may stand still; more where the exporter collects less often than
+            stale_seconds: how long a GPU's energy may stay unchanged; more where the exporter collects less often than
                 every 30 s (`--collect-interval`): three of its intervals.
             fetcher: gets the page in that many seconds, or raises `FetchError`.
             wall_clock_ns: now, ns since the epoch.
         """
-        self.unknown_fields: frozenset[str] = frozenset()
         self._endpoint = endpoint
         self._timeout_seconds = timeout_seconds
         self._expected_gpus = expected_gpus
         self._fetcher = fetcher or (lambda where, seconds: fetch_page(where, timeout_seconds=seconds))
         self._wall_clock_ns = wall_clock_ns
-        self._watch = PageHistory(stale_seconds)
+        self._history = PageHistory(stale_seconds)
 
     def collect(self) -> Collection:
         """Fetch the page and read it. What is not known is missing, with its reason; nothing is raised.
 
-        A page without samples is "not yet": dcgm-exporter serves it while it loads its configuration anew. It says
-        nothing of the GPUs.
+        A page without samples is "not yet": dcgm-exporter serves it while it reloads its configuration.
         """
         try:
             text = self._fetcher(self._endpoint, self._timeout_seconds)
         except FetchError as error:
-            return self._none(error.reason, error.detail)
+            return self._missing(error.reason, error.detail)
         time_ns = self._wall_clock_ns()
         page = parse_page(text)
         if not page.samples and not page.bad_lines:
-            return self._none(MissingReason.NOT_YET, "an empty page: the exporter is starting or loading its settings")
+            return self._missing(
+                MissingReason.NOT_YET, "an empty page: the exporter is starting or loading its settings"
+            )
         if not any(sample.name.lower().startswith("dcgm_") for sample in page.samples):
-            return self._none(MissingReason.UNREADABLE, "what is there is no page of dcgm-exporter")
+            return self._missing(MissingReason.UNREADABLE, "the page is not one of dcgm-exporter")
         content = merge_page(page)
-        self.unknown_fields = frozenset(content.unknown_fields)
         values = values_by_gpu(content)
-        told = collection_of(page, content, values, time_ns)
-        collection = self._watch.observe(told, content, values, time_ns)
+        collection = collection_of(page, content, values, time_ns)
+        collection = self._history.observe(collection, content, values, time_ns)
         expected, found = self._expected_gpus, len(content.gpus)
         if expected is None or expected == found:
             return collection
         message = f"{counted(found, 'GPU')} on the page of {self._endpoint}, expected {expected}"
         return Collection.joined((collection, Collection(findings=(Finding("gpu_count", message, (), time_ns),))))
 
-    def _none(self, reason: MissingReason, detail: str) -> Collection:
+    def _missing(self, reason: MissingReason, detail: str) -> Collection:
         return Collection(missing=(Missing("", (), reason, f"{self._endpoint}: {detail}"),))

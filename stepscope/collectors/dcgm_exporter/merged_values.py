@@ -21,6 +21,7 @@ from stepscope.collectors.dcgm_exporter.entities import (
 )
 from stepscope.collectors.dcgm_exporter.fields import THROTTLE_FIELDS, FieldMeaning, meaning_of
 from stepscope.collectors.dcgm_exporter.text_format import Page, Sample, parse_value
+from stepscope.collectors.readings_builder import NoValue, scaled
 from stepscope.core.metrics.gpu import GPU, PROFILING_METRICS, THROTTLE_REASONS
 from stepscope.core.metrics.readings import Labels, MissingReason
 
@@ -28,7 +29,7 @@ _INSTANCE_METRICS = frozenset(
     {GPU + f"memory_{kind}_bytes" for kind in ("total", "used", "free", "reserved")}
     | {name for name in PROFILING_METRICS if name.endswith("_ratio")}
 )
-"""What a MIG instance has of its own. All else on its lines (power, temperature, clocks, XIDs) is the whole GPU's."""
+"""Metrics that a MIG instance has of its own. All else on its lines (power, temperature, XIDs) is the whole GPU's."""
 
 ValueKey = tuple[Entity, str, Labels]
 """What a value is of, its metric, and further labels."""
@@ -36,16 +37,15 @@ ValueKey = tuple[Entity, str, Labels]
 
 @dataclass(slots=True)
 class PageValues:
-    """All that a page tells, merged.
+    """All values of a page, merged.
 
     Attributes:
         merged: one value for each key.
         gpus: whole GPUs on the page, in its order.
-        split: those of them with MIG on: it says so, or has instances on the page.
+        split: those of them with MIG on, or with instances on the page.
         facts: of each GPU, by label of the info metric.
         workloads: of each GPU and instance, each once, in the order of the page.
         xid_texts: of each GPU, what the page says its last XID means.
-        unknown_fields: fields that are no metric of ours.
     """
 
     merged: dict[ValueKey, MergedValue] = field(default_factory=dict)
@@ -54,7 +54,6 @@ class PageValues:
     facts: dict[Entity, dict[str, str]] = field(default_factory=dict)
     workloads: dict[Entity, dict[Workload, None]] = field(default_factory=lambda: defaultdict(dict))
     xid_texts: dict[Entity, str] = field(default_factory=dict)
-    unknown_fields: set[str] = field(default_factory=set)
 
 
 def merge_page(page: Page) -> PageValues:
@@ -70,12 +69,10 @@ def merge_page(page: Page) -> PageValues:
         whose[labels_id] = plain, entity, workload
         if entity.kind in (Kind.GPU, Kind.GPU_LINK):
             _note_gpu(content, entity, plain, workload)
-    told: dict[ValueKey, list[LineValue]] = defaultdict(list)
+    lines: dict[ValueKey, list[LineValue]] = defaultdict(list)
     for sample in page.samples:
         plain, entity, workload = whose[id(sample.labels)]
-        is_known = False
         for meaning, one in _line_values(sample, entity, plain, workload):
-            is_known = True
             of = entity if entity.kind not in (Kind.GPU, Kind.GPU_LINK) else entity.whole
             further = meaning.further
             if entity.is_instance and meaning.metric in _INSTANCE_METRICS:
@@ -84,10 +81,8 @@ def merge_page(page: Page) -> PageValues:
                 one = replace(one, is_direct=False)
             if entity.kind is Kind.GPU_LINK and not any(name == "link" for name, _ in further):
                 further = tuple(sorted((*further, ("link", entity.link))))
-            told[of, meaning.metric, further].append(one)
-        if not is_known:
-            content.unknown_fields.add(sample.name)
-    content.merged = {key: merge_lines(ones) for key, ones in told.items()}
+            lines[of, meaning.metric, further].append(one)
+    content.merged = {key: merge_lines(ones) for key, ones in lines.items()}
     for gpu in content.gpus:
         mode = content.merged.get((gpu, GPU + "mig_enabled", ()))
         if mode is not None and mode.value == 1.0:
@@ -96,7 +91,7 @@ def merge_page(page: Page) -> PageValues:
 
 
 def _unified_instance(entity: Entity, known: dict[Entity, Entity]) -> Entity:
-    """The same instance, also where only some lines tell its UUID or profile."""
+    """The instance with the UUID and profile that other lines may have of it."""
     if not entity.is_instance:
         return entity
     key = replace(entity, mig_profile="", mig_uuid="" if entity.gpu_instance else entity.mig_uuid)
@@ -112,9 +107,9 @@ def _note_gpu(content: PageValues, entity: Entity, labels: Mapping[str, str], wo
         content.facts[whole].setdefault(name, value)
     if entity.is_instance:
         content.split.add(whole)
-    user_of = entity if entity.is_instance else whole  # a link is its GPU's
+    used = entity if entity.is_instance else whole  # a link belongs to its GPU
     if workload != NO_WORKLOAD:
-        content.workloads[user_of].setdefault(workload)
+        content.workloads[used].setdefault(workload)
     if labels.get("errmsg"):
         content.xid_texts[whole] = labels["errmsg"]
 
@@ -122,22 +117,18 @@ def _note_gpu(content: PageValues, entity: Entity, labels: Mapping[str, str], wo
 def _line_values(
     sample: Sample, entity: Entity, labels: Mapping[str, str], workload: Workload
 ) -> Iterator[tuple[FieldMeaning, LineValue]]:
-    """What one line tells, in base units."""
+    """Values of one line, in base units."""
     value = parse_value(sample.text)
     if sample.name in THROTTLE_FIELDS and entity.kind is Kind.GPU:
         for bit, reason in THROTTLE_REASONS:
-            one = value if isinstance(value, tuple) else float(bool(int(value) & bit))
+            one = value if isinstance(value, NoValue) else float(bool(int(value) & bit))
             meaning = FieldMeaning(GPU + "throttle_reason", 1.0, (("reason", reason),))
             yield meaning, LineValue(one, workload, time_ns=sample.time_ns)
         return
     found = meaning_of(sample.name, entity.kind, labels)
     if found is not None:
-        one = value if isinstance(value, tuple) else _scaled(value, found.scale)
+        one = value if isinstance(value, NoValue) else scaled(value, found.scale)
         yield found, LineValue(one, workload, time_ns=sample.time_ns)
-
-
-def _scaled(value: float, scale: float) -> float:
-    return value * scale if scale >= 1.0 else value / round(1.0 / scale)  # 0.57, not 0.5700000000000001
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +137,12 @@ class LineValue:
 
     Attributes:
         value: in base units, or why there is none.
-        workload: whose.
-        is_direct: the line is of the very thing, not of a part of it.
+        workload: to which it belongs.
+        is_direct: the line is about the entity itself, not about a part of it.
         time_ns: the line's own time; None without.
     """
 
-    value: float | tuple[MissingReason, str]
+    value: float | NoValue
     workload: Workload
     is_direct: bool = True
     time_ns: int | None = None
@@ -159,31 +150,32 @@ class LineValue:
 
 @dataclass(frozen=True, slots=True)
 class MergedValue:
-    """What all lines together say.
+    """One value of all lines about the same thing.
 
     Attributes:
-        value: the one value, or why there is none.
+        value: in base units, or why there is none.
         time_ns: as of the line.
-        shares: each workload's own value, where the lines tell one beside that of the whole.
+        shares: each workload's own value, where the lines have one beside that of the whole.
     """
 
-    value: float | tuple[MissingReason, str]
+    value: float | NoValue
     time_ns: int | None
     shares: tuple[tuple[Workload, float], ...] = ()
 
 
-def merge_lines(told: Sequence[LineValue]) -> MergedValue:
+def merge_lines(lines: Sequence[LineValue]) -> MergedValue:
     """One value of several lines about the same thing, at least one."""
-    known = [(one.value, one) for one in told if not isinstance(one.value, tuple)]
+    known = [(one.value, one) for one in lines if not isinstance(one.value, NoValue)]
     known = [pair for pair in known if pair[1].is_direct] or known
     if not known:
-        return MergedValue(told[0].value, told[0].time_ns)
+        return MergedValue(lines[0].value, lines[0].time_ns)
     plain = [pair for pair in known if pair[1].workload == NO_WORKLOAD]
     chosen = plain or known
     values = sorted({value for value, _ in chosen})
     time_ns = chosen[0][1].time_ns
     if len(values) > 1:
         words = ", ".join(f"{value:g}" for value in values[:3])
-        return MergedValue((MissingReason.UNREADABLE, f"the page has {len(values)} values for it: {words}"), time_ns)
+        why = NoValue(MissingReason.UNREADABLE, f"the page has {len(values)} values for it: {words}")
+        return MergedValue(why, time_ns)
     shares = tuple((one.workload, value) for value, one in known if plain and one.workload != NO_WORKLOAD)
     return MergedValue(values[0], time_ns, shares)

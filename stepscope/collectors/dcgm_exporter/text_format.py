@@ -1,7 +1,7 @@
 """Prometheus text format as dcgm-exporter writes it: samples of a page, and DCGM's blank values.
 
-dcgm-exporter writes label values without escapes: a job name with a quote in it breaks the format. Such a line costs at
-most itself, never the page. Older exporters print DCGM's words for "no value" as if they were values.
+dcgm-exporter writes label values without escapes: a job name with a quote in it breaks the format. Such a line is lost,
+the rest of the page is not. Older exporters print DCGM's words for "no value" as if they were values.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stepscope.collectors.readings_builder import NoValue
 from stepscope.core.metrics.readings import MissingReason
 
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
@@ -22,8 +23,8 @@ _LOOSE_BORDER = re.compile(rf'"\s*,\s*(?={_LABEL}=")', re.ASCII)
 _LOOSE_LABEL = re.compile(rf'\s*({_LABEL})="(.*)', re.ASCII | re.DOTALL)
 _ESCAPE = re.compile(r'\\([\\"n])')
 _ESCAPED = {"\\": "\\", '"': '"', "n": "\n"}
-_LONGEST_LINE = 65536
-"""Characters. Longer ones are no samples, and would take long to be found out as none."""
+_MAX_LINE = 65536
+"""Characters. Longer lines are not samples, and would take long to match."""
 _NUMBER = re.compile(r"([-+]?(?:[0-9.]+(?:[eE][-+]?[0-9]+)?|[iI]nf|[nN]a[nN]))(?:\s+(-?[0-9]{1,18}))?", re.ASCII)
 
 
@@ -34,7 +35,7 @@ class Sample:
     Attributes:
         name: of the field.
         labels: as the page has them; of a name that occurs twice, the first. Lines with the same labels share them.
-        text: the value as it stands there; not a number where a field is a text.
+        text: the value as written; not a number where a field is a text.
         time_ns: the line's own time, ns since the epoch; None without, as dcgm-exporter writes it.
     """
 
@@ -76,14 +77,14 @@ def parse_page(text: str) -> Page:
     A last line without its end is a bad one: where a page was cut, 123 would pass for 1234.
     """
     samples, bad_lines = [], []
-    read: dict[str, Mapping[str, str] | None] = {}
+    labels_by_text: dict[str, Mapping[str, str] | None] = {}
     lines = text.split("\n")
     for number, line in enumerate(lines, 1):
         stripped = line.strip()
         if not stripped or stripped.startswith("#"):
             continue
-        readable = number < len(lines) and len(stripped) <= _LONGEST_LINE
-        sample = _parse_sample(stripped, read) if readable else None
+        readable = number < len(lines) and len(stripped) <= _MAX_LINE
+        sample = _parse_sample(stripped, labels_by_text) if readable else None
         if sample is None:
             bad_lines.append(BadLine(number, stripped[:80]))
         else:
@@ -91,27 +92,27 @@ def parse_page(text: str) -> Page:
     return Page(tuple(samples), tuple(bad_lines))
 
 
-def _parse_sample(line: str, read: dict[str, Mapping[str, str] | None]) -> Sample | None:
-    """The sample of a line, None where it is none; `read` has the labels of the lines before, by their text."""
+def _parse_sample(line: str, labels_by_text: dict[str, Mapping[str, str] | None]) -> Sample | None:
+    """The sample of a line, None where it is not one; the labels of the lines before are not parsed again."""
     match = _LINE.fullmatch(line)
     if match is None:
         return None
     name, body, value = match.groups()
     key = body or ""
-    if key not in read:
-        read[key] = _parse_labels(key) if key else {}
-    labels = read[key]
+    if key not in labels_by_text:
+        labels_by_text[key] = _parse_labels(key) if key else {}
+    labels = labels_by_text[key]
     if labels is None:
         return None
     number = _NUMBER.fullmatch(value)
     if number is None:
-        return None if body is None else Sample(name, labels, value)  # "garbage in words" is no sample
+        return None if body is None else Sample(name, labels, value)  # "garbage in words" is not a sample
     text, milliseconds = number.groups()
     return Sample(name, labels, text, None if milliseconds is None else int(milliseconds) * 1_000_000)
 
 
 def _parse_labels(body: str) -> dict[str, str] | None:
-    """The labels between the braces, or None where these are none."""
+    """The labels between the braces, or None where the text is not labels."""
     if _STRICT_LABELS.fullmatch(body):
         pairs = [(name, _unescaped(value)) for name, value in _STRICT_LABEL.findall(body)]
     else:
@@ -140,10 +141,10 @@ _INT32, _INT64 = 0x7FFFFFF0, 0x7FFFFFFFFFFFFFF0
 _FP64 = 140737488355328
 """dcgmlib/dcgm_structs.h: blank; + 1: not found; + 2: not supported; + 3: not permissioned."""
 _BLANK_REASONS = (
-    (MissingReason.UNREADABLE, "DCGM has no value (blank)"),
-    (MissingReason.UNREADABLE, "DCGM did not find it"),
-    (MissingReason.NOT_SUPPORTED, "DCGM says: not supported"),
-    (MissingReason.NO_PERMISSION, "DCGM says: no permission"),
+    NoValue(MissingReason.UNREADABLE, "DCGM has no value (blank)"),
+    NoValue(MissingReason.UNREADABLE, "DCGM did not find it"),
+    NoValue(MissingReason.NOT_SUPPORTED, "DCGM says: not supported"),
+    NoValue(MissingReason.NO_PERMISSION, "DCGM says: no permission"),
 )
 _BLANK_WORDS = {
     "<<<NULL>>>": _BLANK_REASONS[0],
@@ -153,18 +154,18 @@ _BLANK_WORDS = {
 }
 _BLANK_NUMBERS = {base + kind: _BLANK_REASONS[kind] for base in (_INT32, _INT64, _FP64) for kind in range(4)}
 _ROUNDED_BLANK = 9.2233720368547e18
-"""Programs between us and the exporter print int64 blanks as 9223372036854776000 or 9.223372036854776e+18."""
-_MOST_DIGITS = 30
+"""Proxies in front of the exporter print int64 blanks as 9223372036854776000 or 9.223372036854776e+18."""
+_MAX_DIGITS = 30
 """Of a blank; Python refuses to convert thousands of them."""
 
 
-def parse_value(text: str) -> float | tuple[MissingReason, str]:
-    """The number, or why there is none and a line about it.
+def parse_value(text: str) -> float | NoValue:
+    """The number of a sample, or why it has none.
 
     Only the blanks themselves are dropped, not all that is larger: NVLink's bytes pass the blank of doubles, 1.4e14,
     within minutes.
     """
-    if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS:
+    if text.isascii() and text.isdigit() and len(text) < _MAX_DIGITS:
         blank = _BLANK_NUMBERS.get(int(text))
         if blank is not None:
             return blank
@@ -173,9 +174,9 @@ def parse_value(text: str) -> float | tuple[MissingReason, str]:
     try:
         value = float(text.replace("_", "?"))  # Python takes 1_000 for a number
     except ValueError:
-        return MissingReason.UNREADABLE, f"the page says {text[:40]!r}"
+        return NoValue(MissingReason.UNREADABLE, f"the page says {text[:40]!r}")
     if not math.isfinite(value):
-        return MissingReason.UNREADABLE, f"the page says {text[:40]}"
+        return NoValue(MissingReason.UNREADABLE, f"the page says {text[:40]}")
     if value >= _ROUNDED_BLANK:
         return _BLANK_REASONS[0]
     return _BLANK_NUMBERS.get(int(value), value) if value >= _INT32 and value.is_integer() else value

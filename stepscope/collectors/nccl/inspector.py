@@ -15,11 +15,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def read_inspector(lines: Iterable[str]) -> Iterator[InspectorCall | None]:
-    """A call for each line that tells of one, None for each that should and cannot be read.
-
-    Args:
-        lines: of a file of the inspector; others are passed over.
-    """
+    """The call of each measurement line, None for each such line that cannot be read; other lines are skipped."""
     for line in lines:
         line = line.strip()
         if line.startswith("{"):
@@ -30,11 +26,11 @@ def read_inspector(lines: Iterable[str]) -> Iterator[InspectorCall | None]:
 
 def _calls_of_json(line: str) -> Iterator[InspectorCall | None]:
     try:
-        told = json.loads(line)
-        header = told["header"]
+        document = json.loads(line)
+        header = document["header"]
         for kind in _KINDS:
-            if f"{kind}_perf" in told:
-                yield _call(header, told[f"{kind}_perf"], kind)
+            if f"{kind}_perf" in document:
+                yield _call(header, document[f"{kind}_perf"], kind)
     except (ValueError, KeyError, TypeError, RecursionError):
         yield None
 

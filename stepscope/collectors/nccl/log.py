@@ -38,26 +38,26 @@ from stepscope.core.documents.nccl_logs import (
 
 
 def read_log(lines: Iterable[str], *, file: str) -> Iterator[LogEvent]:
-    """The facts of a log in their order.
+    """Events of a log in their order.
 
     Args:
-        lines: of the log, of any length and encoding trouble; read once.
-        file: its name, for the places.
+        lines: of any length and encoding; read once.
+        file: name of the log, for the places of the events.
     """
     for number, line in enumerate(lines, 1):
         line = clean_line(line.rstrip("\n"))
-        told = parse_nccl_line(line)
-        if told is None:
+        nccl_line = parse_nccl_line(line)
+        if nccl_line is None:
             event = _first_match(OTHER_PATTERNS, line, LogPlace(file, number))
         else:
-            event = _nccl_event(told, LogPlace(file, number, told.process))
+            event = _nccl_event(nccl_line, LogPlace(file, number, nccl_line.process))
         if event is not None:
             yield event
 
 
-def _nccl_event(told: NcclLine, place: LogPlace) -> LogEvent | None:
-    event = _first_match(NCCL_PATTERNS, told.text, place) or _first_match(OTHER_PATTERNS, told.text, place)
-    return Warned(place, told.text) if event is None and told.level in ("WARN", "ABORT") else event
+def _nccl_event(line: NcclLine, place: LogPlace) -> LogEvent | None:
+    event = _first_match(NCCL_PATTERNS, line.text, place) or _first_match(OTHER_PATTERNS, line.text, place)
+    return Warned(place, line.text) if event is None and line.level in ("WARN", "ABORT") else event
 
 
 def _first_match(patterns: Iterable[Pattern], text: str, place: LogPlace) -> LogEvent | None:
@@ -75,12 +75,12 @@ _NCCL = re.compile(
     r"(?:(?P<source>\S+:\d+) )?NCCL (?P<level>INFO|WARN|TRACE|VERSION|ABORT) (?P<text>.*)"
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-MOST_LINE_CHARACTERS = 4096
+_MAX_LINE_CHARACTERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class NcclLine:
-    """One line of NCCL's: who wrote it, how important it is, what it says."""
+    """One line of NCCL's: process, level and text."""
 
     process: str
     level: str
@@ -98,8 +98,8 @@ def parse_nccl_line(line: str) -> NcclLine | None:
 
 
 def clean_line(line: str) -> str:
-    """The line without a terminal's colours, and no longer than any that means something."""
-    return _COLOUR.sub("", line[:MOST_LINE_CHARACTERS]) if "\x1b" in line else line[:MOST_LINE_CHARACTERS]
+    """The line without terminal colours, cut to the length of the longest line that any pattern needs."""
+    return _COLOUR.sub("", line[:_MAX_LINE_CHARACTERS]) if "\x1b" in line else line[:_MAX_LINE_CHARACTERS]
 
 
 _Match = re.Match[str]
@@ -107,7 +107,7 @@ _Match = re.Match[str]
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """One kind of line: looked for only where `word` stands in it."""
+    """One kind of line: its expression is tried only on lines with `word` in them."""
 
     word: str
     expression: re.Pattern[str]
@@ -206,7 +206,7 @@ NCCL_PATTERNS: tuple[Pattern, ...] = (
     ),
     _row("speed change", r"(speed change detected.*)", lambda place, m: CardEvent(place, m[1].strip())),
 )
-"""Looked for in NCCL's own lines; a row whose event is None leaves the line to the next."""
+"""Of NCCL's own lines; a row whose event is None leaves the line to the next row."""
 
 OTHER_PATTERNS: tuple[Pattern, ...] = (
     _row(
@@ -231,4 +231,4 @@ OTHER_PATTERNS: tuple[Pattern, ...] = (
     ),
     _row("CPU/", r"^(CPU)/(\S+)", lambda place, m: TopologyNode(place, 0, "", 0.0, m[1], m[2])),
 )
-"""Looked for in all other lines, and topology also behind NCCL's own."""
+"""Of all other lines, and of topology behind NCCL's prefix."""

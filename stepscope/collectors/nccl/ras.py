@@ -1,4 +1,4 @@
-"""NCCL's RAS service: ask it over TCP, and read its answer (JSON or text).
+"""NCCL's RAS service: client over TCP, and reader of its answer (JSON or text).
 
 The service listens on 127.0.0.1:28028 in one process of a job on each node (NCCL_RAS_ADDR, NCCL_RAS_ENABLE) and asks
 the job's other processes itself. It exists since NCCL 2.24; JSON came later. The text form names ranks only where
@@ -14,6 +14,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from stepscope.collectors.deadline_socket import DeadlineSocket
+from stepscope.collectors.input_files import malformed_as_data_error
 from stepscope.core.documents.nccl_logs import RasCommunicator, RasRank, RasStatus
 from stepscope.core.errors import DataError
 
@@ -22,7 +24,7 @@ _HAVE = re.compile(r"(?P<count>\d+) ranks? (?:has|have) (?P<what>.+)")
 _RANK = re.compile(r"Rank (?P<rank>\d+) -- GPU \S+ managed by process (?P<process>\d+) on node (?P<host>\S+)")
 _MISSING = re.compile(r"[Tt]he missing ranks?: (?P<ranks>[\d, \-]+)")
 _PROCESS = re.compile(r"Process \d+ on node \S+ managing GPU \S+")
-_MOST_RANKS, _MOST_DIGITS = 1 << 17, 9
+_MAX_RANKS, _MAX_DIGITS = 1 << 17, 9
 _IN_JSON = '"communicators"'
 _IN_TEXT = ("Communicators...", "Comms     Nodes")
 
@@ -33,42 +35,37 @@ def looks_like_ras(text: str) -> bool:
 
 
 def read_ras(text: str, *, file: str) -> RasStatus:
-    """One answer.
+    """Parse one answer.
 
     Args:
         text: the whole of it.
         file: its name.
 
     Raises:
-        DataError: it is JSON of another kind, or not whole.
+        DataError: it is JSON of another kind, or incomplete.
     """
     if text.lstrip()[:1] != "{":
         return _parse_text(text, file)
-    try:
-        told = json.loads(text)
-        return RasStatus(file, tuple(_communicator(one) for one in told["communicators"]))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(
-            f"is no answer of NCCL's RAS ({type(error).__name__})", where=file, what_next="ask it again, in JSON"
-        ) from None
+    with malformed_as_data_error("is not an answer of NCCL's RAS", where=file, what_next="ask it again, in JSON"):
+        return RasStatus(file, tuple(_communicator(one) for one in json.loads(text)["communicators"]))
 
 
-def _communicator(told: dict[str, Any]) -> RasCommunicator:
+def _communicator(document: dict[str, Any]) -> RasCommunicator:
     return RasCommunicator(
-        str(told["hash"]),
-        int(told["size"]),
-        tuple(_rank(one) for one in told.get("ranks") or ()),
-        tuple(_rank(one) for one in told.get("missing_ranks") or ()),
+        str(document["hash"]),
+        int(document["size"]),
+        tuple(_rank(one) for one in document.get("ranks") or ()),
+        tuple(_rank(one) for one in document.get("missing_ranks") or ()),
     )
 
 
-def _rank(told: dict[str, Any]) -> RasRank:
-    status = told.get("status") or {}
+def _rank(document: dict[str, Any]) -> RasRank:
+    status = document.get("status") or {}
     return RasRank(
-        int(told["rank"]),
-        str(told.get("host", "")),
-        int(told.get("pid", 0)),
-        {str(kind): int(count) for kind, count in (told.get("collective_counts") or {}).items()},
+        int(document["rank"]),
+        str(document.get("host", "")),
+        int(document.get("pid", 0)),
+        {str(kind): int(count) for kind, count in (document.get("collective_counts") or {}).items()},
         bool(status.get("unresponsive")),
         bool(status.get("considered_dead")),
     )
@@ -78,13 +75,13 @@ def _parse_text(text: str, file: str) -> RasStatus:
     """Groups of ranks after "6 ranks have launched up to operation 6649"; the largest group is not listed."""
     found: dict[str, RasCommunicator] = {}
     dead: dict[str, None] = {}
-    current, saying, listed = "", "", list[int]()
+    current, problem, listed = "", "", list[int]()
 
     def close() -> None:
         nonlocal listed
         if current and listed:
             one = found[current]
-            found[current] = replace(one, problems=(*one.problems, (tuple(listed), saying)))
+            found[current] = replace(one, problems=(*one.problems, (tuple(listed), problem)))
         listed = []
 
     for line in map(str.strip, text.splitlines()):
@@ -94,7 +91,7 @@ def _parse_text(text: str, file: str) -> RasStatus:
             found.setdefault(current, RasCommunicator(current, None))
         elif match := _HAVE.match(line):
             close()
-            saying = match["what"]
+            problem = match["what"]
         elif match := _RANK.match(line):
             listed.append(int(match["rank"]))
         elif (match := _MISSING.search(line)) and current:
@@ -107,84 +104,56 @@ def _parse_text(text: str, file: str) -> RasStatus:
     return RasStatus(file, tuple(found.values()), tuple(dead))
 
 
-def _parse_ranks(told: str) -> list[int]:
+def _parse_ranks(text: str) -> list[int]:
     """ "3, 7-9" -> [3, 7, 8, 9]."""
     numbers: list[int] = []
-    for part in told.split(","):
+    for part in text.split(","):
         first, _, last = part.replace(" ", "").partition("-")
-        if first and len(first) <= _MOST_DIGITS and len(numbers) < _MOST_RANKS:
-            numbers += range(int(first), min(int((last or first)[:_MOST_DIGITS]), int(first) + _MOST_RANKS) + 1)
-    return numbers[:_MOST_RANKS]
+        if first and len(first) <= _MAX_DIGITS and len(numbers) < _MAX_RANKS:
+            numbers += range(int(first), min(int((last or first)[:_MAX_DIGITS]), int(first) + _MAX_RANKS) + 1)
+    return numbers[:_MAX_RANKS]
 
 
 DEFAULT_ADDRESS = ("127.0.0.1", 28028)
 _PROTOCOL = 2
-_MOST_BYTES = 64 << 20
-_LONGEST_LINE_BYTES = 4096
+_MAX_BYTES = 64 << 20
+_MAX_LINE_BYTES = 4096
+_READ_BYTES = 1 << 16
 
 
 def ask_ras(address: tuple[str, int] = DEFAULT_ADDRESS, *, seconds: float = 5.0) -> str:
-    """Its answer to VERBOSE STATUS; `nccl_ras.read_ras` reads it.
+    """The service's answer to VERBOSE STATUS, to be read by `read_ras`.
 
     Args:
         address: host and port.
         seconds: for all of it; NCCL is told to answer without ranks that take half as long.
 
     Raises:
-        OSError: nobody listens there, or not in time.
-        DataError: who answers is not RAS.
+        OSError: nobody listens there, or answers in time.
+        DataError: what answers is not RAS.
     """
-    end = time.monotonic() + seconds
+    where = f"{address[0]}:{address[1]}"
+    not_ras = DataError("is not NCCL's RAS service", where=where, what_next="check the port")
+    deadline = time.monotonic() + seconds
     with socket.create_connection(address, timeout=seconds) as connection:
-        conversation = _Connection(connection, end, f"{address[0]}:{address[1]}")
-        conversation.say(f"CLIENT PROTOCOL {_PROTOCOL}")
-        if not conversation.line().upper().startswith("SERVER PROTOCOL "):
-            raise DataError("is no RAS service of NCCL", where=conversation.where, what_next="check the port")
-        conversation.say(f"TIMEOUT {max(int(seconds / 2), 1)}")
-        conversation.line()
-        conversation.say("SET FORMAT json")
-        conversation.line()  # one that knows text alone refuses, and goes on
-        conversation.say("VERBOSE STATUS")
-        return conversation.rest()
+        channel = DeadlineSocket(connection, deadline)
+        answers = channel.makefile("rb")
 
+        def ask(line: str) -> str:
+            channel.sendall(line.encode() + b"\n")
+            answer = answers.readline(_MAX_LINE_BYTES)
+            if not answer.endswith(b"\n"):
+                raise not_ras
+            return answer.decode(errors="replace")
 
-class _Connection:
-    def __init__(self, connection: socket.socket, end: float, where: str) -> None:
-        self.where = where
-        self._connection = connection
-        self._end = end
-        self._heard = b""
-
-    def say(self, line: str) -> None:
-        self._connection.sendall(line.encode() + b"\n")
-
-    def line(self) -> str:
-        while b"\n" not in self._heard:
-            if len(self._heard) > _LONGEST_LINE_BYTES or not self._hear():
-                raise DataError("is no RAS service of NCCL", where=self.where, what_next="check the port")
-        line, _, self._heard = self._heard.partition(b"\n")
-        return line.decode(errors="replace")
-
-    def rest(self) -> str:
-        """Until it hangs up."""
-        blocks = [self._heard]
-        size = len(self._heard)
-        self._heard = b""
-        while self._hear():
-            blocks.append(self._heard)
-            size += len(self._heard)
-            self._heard = b""
-            if size > _MOST_BYTES:
-                raise DataError(
-                    f"answers more than {_MOST_BYTES:,} bytes", where=self.where, what_next="check the port"
-                )
-        return b"".join(blocks).decode(errors="replace")
-
-    def _hear(self) -> bool:
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("it does not answer in time")
-        self._connection.settimeout(left)
-        block = self._connection.recv(1 << 16)
-        self._heard += block
-        return bool(block)
+        if not ask(f"CLIENT PROTOCOL {_PROTOCOL}").upper().startswith("SERVER PROTOCOL "):
+            raise not_ras
+        ask(f"TIMEOUT {max(int(seconds / 2), 1)}")
+        ask("SET FORMAT json")  # a service that knows only text refuses, and goes on
+        channel.sendall(b"VERBOSE STATUS\n")
+        status = bytearray()
+        while block := answers.read1(_READ_BYTES):
+            status += block
+            if len(status) > _MAX_BYTES:
+                raise DataError(f"answers more than {_MAX_BYTES:,} bytes", where=where, what_next="check the port")
+        return status.decode(errors="replace")

@@ -12,19 +12,19 @@ _KINDS = {"0x0302": "GPU", "0x0300": "GPU", "0x0207": "NIC", "0x0200": "NIC", "0
 _PATTERNS = {"1": "balanced tree", "2": "split tree", "3": "tree", "4": "ring", "5": "NVLS", "6": "collnet"}
 """NCCL src/include/graph.h."""
 _GIGATRANSFERS_OF_BYTE = 8.0
-_MOST_DEEP = 64
+_MAX_DEPTH = 64
 
 
 def looks_like_topology(text: str) -> bool:
-    """Whether a file is NCCL's topology, or its graphs."""
+    """Whether a file is a topology of NCCL, or its graphs."""
     return text.lstrip()[:1] == "<" and ("<system" in text or "<graphs" in text)
 
 
 def read_topology(text: str, *, file: str) -> list[TopologyNode | PlannedWay]:
-    """Devices in the file's order, each with its depth; of a file of graphs the ways that NCCL planned over them.
+    """Devices in the file's order, each with its depth; from a file of graphs, the paths that NCCL planned.
 
     Raises:
-        DataError: it is no whole XML, or declares entities.
+        DataError: it is not complete XML, or declares entities.
     """
     root = _root(text, file)
     if root.tag == "graphs":
@@ -34,11 +34,13 @@ def read_topology(text: str, *, file: str) -> list[TopologyNode | PlannedWay]:
 
 def _root(text: str, file: str) -> ElementTree.Element:
     if "<!" in text and ("<!DOCTYPE" in text or "<!ENTITY" in text):
-        raise DataError("declares entities, which no topology does", where=file, what_next="give the file NCCL wrote")
+        raise DataError(
+            "declares entities, which a topology never does", where=file, what_next="give the file NCCL wrote"
+        )
     try:
         return ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
-        raise DataError(f"is no whole XML ({error})", where=file, what_next="give the file NCCL wrote") from None
+        raise DataError(f"is not complete XML ({error})", where=file, what_next="give the file NCCL wrote") from None
 
 
 def _way(graph: ElementTree.Element, file: str) -> PlannedWay:
@@ -53,9 +55,9 @@ def _way(graph: ElementTree.Element, file: str) -> PlannedWay:
     )
 
 
-def _number(told: str | None) -> float:
+def _number(text: str | None) -> float:
     try:
-        return float(told or 0)
+        return float(text or 0)
     except ValueError:
         return 0.0
 
@@ -65,7 +67,7 @@ def _nodes(element: ElementTree.Element, file: str, depth: int) -> Iterator[Topo
         node = _node(child, file, depth)
         if node is not None:
             yield node
-        if depth < _MOST_DEEP:
+        if depth < _MAX_DEPTH:
             yield from _nodes(child, file, depth + 1)
 
 
@@ -82,7 +84,7 @@ def _node(element: ElementTree.Element, file: str, depth: int) -> TopologyNode |
 
 
 def _gigabytes_per_second(element: ElementTree.Element) -> float:
-    """GB/s one way; 0 where a virtual machine does not say."""
+    """GB/s in one direction; 0 where a virtual machine hides it."""
     try:
         rate = float(element.get("link_speed", "").split()[0])
         return rate * int(element.get("link_width", "0")) / _GIGATRANSFERS_OF_BYTE

@@ -14,113 +14,105 @@ from collections.abc import Iterator
 from mmap import mmap
 from typing import Any, NoReturn
 
+from stepscope.collectors.input_files import malformed_as_data_error
 from stepscope.core.errors import DataError
 
-MOST_BYTES = 1 << 30
-MOST_DEEP = 64
-MOST_VALUES, MOST_VALUES_A_BYTE = 1_000_000, 256
-"""One place may be referred to by two bytes, and be the stack of an allocation."""
+MAX_BYTES = 1 << 30
+MAX_DEPTH = 64
+MAX_VALUES, MAX_VALUES_PER_BYTE = 1_000_000, 256
+"""Two bytes may refer to a memo place that holds the stack of an allocation."""
 _CONTAINERS = (dict, list, tuple)
 
 
-def load_plain(content: bytes, *, where: str, most_bytes: int = MOST_BYTES) -> Any:
-    """Dicts, lists, tuples, strings, bytes, numbers, booleans and None, whatever the pickle says.
+def load_plain(content: bytes, *, where: str, max_bytes: int = MAX_BYTES) -> Any:
+    """Unpickle dicts, lists, tuples, strings, bytes, numbers, booleans and None, and nothing else.
 
     Args:
         content: the whole pickle, any protocol.
         where: its origin, for errors.
-        most_bytes: of the pickle.
+        max_bytes: of the pickle.
 
     Raises:
         UnsafePickleError: it could run something, or is too large or too deep.
-        DataError: it is no whole pickle.
+        DataError: it is not a complete pickle.
     """
-    if len(content) > most_bytes:
-        raise UnsafePickleError(f"is larger than {most_bytes:,} bytes", where=where, what_next=WHAT_NEXT)
+    if len(content) > max_bytes:
+        raise UnsafePickleError(f"is larger than {max_bytes:,} bytes", where=where, what_next=WHAT_NEXT)
     check_opcodes(content, where=where)
-    try:
+    with malformed_as_data_error(INCOMPLETE, where=where, what_next=WHAT_NEXT):
         value = _PlainUnpickler(io.BytesIO(content)).load()
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
-        raise incomplete_pickle_error(where, error) from None
-    _check_extent(value, MOST_VALUES + MOST_VALUES_A_BYTE * len(content), where)
+    _check_extent(value, MAX_VALUES + MAX_VALUES_PER_BYTE * len(content), where)
     return value
 
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
-        """Nothing is found."""
+        """Refuse every class and function."""
         raise pickle.UnpicklingError(f"asks for {module_name}.{global_name}")
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        """Nothing lies outside."""
+        """Refuse every object outside of the pickle."""
         raise pickle.UnpicklingError(f"refers to {pid!r} outside of it")
 
 
-def _check_extent(value: Any, most_values: int, where: str) -> None:
-    """Refuse what is nested without end, or so shared that whoever walks it does not come to an end.
+def _check_extent(value: Any, max_values: int, where: str) -> None:
+    """Refuse what is nested too deeply, or shared so often that walking all of it would take too long.
 
-    Each container is looked at once, however often it is shared: of each is known what walking it would take.
+    Each container is visited once, however often it is shared: its number of values and its depth are remembered.
     """
     known: dict[int, tuple[int, int]] = {}
-    way = [_ContainerWalk((value,))]
-    on_way: set[int] = set()
+    path = [_ContainerWalk((value,))]
+    on_path: set[int] = set()
     while True:
-        walk = way[-1]
+        walk = path[-1]
         for one in walk.rest:
             walk.num_values += 1
             if isinstance(one, _CONTAINERS):
                 if id(one) in known:
-                    num_values, deep = known[id(one)]
+                    num_values, depth = known[id(one)]
                     walk.num_values += num_values
-                    walk.deep = max(walk.deep, deep + 1)
-                elif id(one) in on_way:
+                    walk.depth = max(walk.depth, depth + 1)
+                elif id(one) in on_path:
                     raise UnsafePickleError("is nested too deeply", where=where, what_next=WHAT_NEXT)
                 else:
-                    on_way.add(id(one))
-                    way.append(_ContainerWalk(one))
+                    on_path.add(id(one))
+                    path.append(_ContainerWalk(one))
                     break
-            if walk.num_values > most_values:
+            if walk.num_values > max_values:
                 raise UnsafePickleError("holds too many values", where=where, what_next=WHAT_NEXT)
         else:
-            way.pop()
-            if not way:
+            path.pop()
+            if not path:
                 return
-            on_way.discard(id(walk.container))
-            known[id(walk.container)] = walk.num_values, walk.deep
-            way[-1].num_values += walk.num_values
-            way[-1].deep = max(way[-1].deep, walk.deep + 1)
-            if way[-1].num_values > most_values:
+            on_path.discard(id(walk.container))
+            known[id(walk.container)] = walk.num_values, walk.depth
+            path[-1].num_values += walk.num_values
+            path[-1].depth = max(path[-1].depth, walk.depth + 1)
+            if path[-1].num_values > max_values:
                 raise UnsafePickleError("holds too many values", where=where, what_next=WHAT_NEXT)
-        if len(way) - 1 + way[-1].deep > MOST_DEEP:
+        if len(path) - 1 + path[-1].depth > MAX_DEPTH:
             raise UnsafePickleError("is nested too deeply", where=where, what_next=WHAT_NEXT)
 
 
 class _ContainerWalk:
-    """A container that is being walked: what is left of it, how many values were in it, how deep they lie."""
+    """A container that is being walked: its remaining items, the number of values so far, their depth."""
 
-    __slots__ = ("container", "deep", "num_values", "rest")
+    __slots__ = ("container", "depth", "num_values", "rest")
 
     def __init__(self, container: Any) -> None:
         self.container = container
         self.rest: Iterator[Any] = iter(container.values() if isinstance(container, dict) else container)
         self.num_values = 0
-        self.deep = 0
+        self.depth = 0
 
 
-MOST_TUPLES_DEEP = 64
-MOST_NUMBER_BYTES = 255
-"""Of a whole number: as many as LONG1 can have."""
+MAX_TUPLE_DEPTH = 64
+MAX_NUMBER_BYTES = 255
+"""Of a whole number, as in LONG1."""
 _MARK = -1
 _EMPTY = b"\xff"
 WHAT_NEXT = "give a file that torch itself wrote"
+INCOMPLETE = "is not a complete pickle"
 _SPARE_PLACES = 1024
 
 Content = bytes | mmap
@@ -159,44 +151,36 @@ class UnsafePickleError(DataError):
     """The pickle would do more than build plain data, or more than fits."""
 
 
-def incomplete_pickle_error(where: str, error: Exception | None = None) -> DataError:
-    """What to raise for one that ends too early, or takes what is not there."""
-    said = f" ({' '.join(str(error).split())[:120]})" if error is not None else ""
-    return DataError(f"is no whole pickle{said}", where=where, what_next=WHAT_NEXT)
-
-
 def check_opcodes(content: Content, *, where: str) -> frozenset[int]:
-    """Pass a pickle of any protocol that builds plain data alone; nothing is built here.
+    """Check that a pickle of any protocol builds only plain data; nothing is built here.
 
     Returns:
         The places of the memo that are referred to again.
 
     Raises:
-        UnsafePickleError: it could run something, or would take more room than it has bytes.
-        DataError: it is no whole pickle.
+        UnsafePickleError: it could run something, or would take more memory than it has bytes.
+        DataError: it is not a complete pickle.
     """
     check = _OpcodeCheck(content, where)
-    try:
+    with malformed_as_data_error(INCOMPLETE, where=where, what_next=WHAT_NEXT):
         check.run()
-    except (IndexError, ValueError, KeyError):
-        raise incomplete_pickle_error(where) from None
     return frozenset(check.referred)
 
 
 class _OpcodeCheck:
-    """Follows the unpickler's stack, of each value keeping only how deep it is in tuples."""
+    """Simulates the unpickler's stack, keeping of each value only its depth in tuples."""
 
     def __init__(self, content: Content, where: str) -> None:
         self._content = content
         self._where = where
         self._at = 0
         self._stack: list[int] = []
-        self._memo = bytearray()  # how deep each place is in tuples: a byte, where a dict would take more than the file
+        self._memo = bytearray()  # depth of each place in tuples: a byte each, as a dict would be larger than the file
         self._num_filled = 0
         self.referred: set[int] = set()
 
     def run(self) -> None:
-        """Raises IndexError, ValueError or KeyError where the pickle is not whole, or takes what is not there."""
+        """Raises IndexError, ValueError or KeyError where the pickle is incomplete, or takes what is not there."""
         content, stack = self._content, self._stack
         while True:
             code = content[self._at]
@@ -205,7 +189,7 @@ class _OpcodeCheck:
                 stack.append(0)
             elif code in _COUNTED:
                 length = self._number(_COUNTED[code])
-                if code == _LONG4 and length > MOST_NUMBER_BYTES:
+                if code == _LONG4 and length > MAX_NUMBER_BYTES:
                     raise self._unsafe(f"holds a number of {length:,} bytes")
                 self._skip(length)
                 stack.append(0)
@@ -244,9 +228,9 @@ class _OpcodeCheck:
             elif code == _STOP:
                 return
             else:
-                self._seldom(code)
+                self._rare_opcode(code)
 
-    def _seldom(self, code: int) -> None:
+    def _rare_opcode(self, code: int) -> None:
         if code in _PASSED:
             length = self._number(_PASSED[code])
             if code == CODES["FRAME"] and length > len(self._content) - self._at:
@@ -259,7 +243,7 @@ class _OpcodeCheck:
             self._recall(int(self._line()))
         elif code in _OPCODE_NAMES:
             raise self._unsafe(
-                f"holds {_OPCODE_NAMES[code]} at byte {self._at - 1}, which does more than data; nothing of it was run"
+                f"holds {_OPCODE_NAMES[code]} at byte {self._at - 1}, which is more than data; nothing of it was run"
             )
         else:
             raise ValueError(code)
@@ -323,7 +307,7 @@ class _OpcodeCheck:
 
     def _push_tuple(self, items: list[int]) -> None:
         depth = 1 + max(items, default=0)
-        if depth > MOST_TUPLES_DEEP:
+        if depth > MAX_TUPLE_DEPTH:
             raise self._unsafe("is nested too deeply")
         self._stack.append(depth)
 

@@ -12,37 +12,35 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.collectors.safe_pickle.loading import CODES, Content, check_opcodes, incomplete_pickle_error
+from stepscope.collectors.input_files import malformed_as_data_error
+from stepscope.collectors.safe_pickle.loading import CODES, INCOMPLETE, WHAT_NEXT, Content, check_opcodes
 
 _MARK: Any = object()
-_MOST_BELOW = 80
-"""Values on the stack below a list that is handed over: it lies near the top of the tree."""
+_MAX_BELOW = 80
+"""Values on the stack below a list that is handed over: it is near the top of the tree."""
 
 KeyPath = tuple[str | int, ...]
 Take = Callable[[KeyPath, list[Any]], bool]
-"""Is given the way to a list near the top of the tree, by keys and places, and items to append to it; True: it took
-them, and they are not kept."""
+"""Called with the path of a list near the top of the tree (keys and indices) and items to append to it; returns True
+where it took them, so that they are not kept."""
 
 
 def stream_plain(content: Content, take: Take, *, where: str) -> Any:
-    """The value of a pickle of plain data, its long lists without the items that were taken.
+    """Unpickle plain data, its long lists without the items that were taken.
 
     Args:
         content: all of it, as bytes or as a mapped file.
-        take: is asked each time items are appended to a list near the top: () is the value itself, ("a",) its item of
+        take: called each time items are appended to a list near the top: () is the value itself, ("a",) its item of
             that key, ("a", 0) the first list in that.
         where: its origin, for errors.
 
     Raises:
-        UnsafePickleError: it could run something, or would take more room than it has bytes.
-        DataError: it is no whole pickle.
+        UnsafePickleError: it could run something, or would take more memory than it has bytes.
+        DataError: it is not a complete pickle.
     """
     kept = check_opcodes(content, where=where)
-    reader = _StreamReader(content, take, kept)
-    try:
-        return reader.read()
-    except (LookupError, ValueError, TypeError, AttributeError, struct.error) as error:
-        raise incomplete_pickle_error(where, error) from None
+    with malformed_as_data_error(INCOMPLETE, where=where, what_next=WHAT_NEXT):
+        return _StreamReader(content, take, kept).read()
 
 
 class _StreamReader:
@@ -60,7 +58,7 @@ class _StreamReader:
         self._alive: list[Any] = []
 
     def read(self) -> Any:
-        """The value; raises what stream_plain names where the pickle is not whole."""
+        """The value; an incomplete pickle raises one of Python's own errors."""
         content, stop = self.content, CODES["STOP"]
         while (code := content[self.at]) != stop:
             self.at += 1
@@ -87,7 +85,7 @@ class _StreamReader:
         return value
 
     def pop_to_mark(self) -> list[Any]:
-        """What lies above the newest mark, which goes with it."""
+        """Pop the newest mark and all above it."""
         stack = self.stack
         place = len(stack) - 1
         while stack[place] is not _MARK:
@@ -97,35 +95,35 @@ class _StreamReader:
         return items
 
     def push_list(self, items: list[Any]) -> None:
-        """A new list, which may be one to hand over."""
-        if len(self.stack) < _MOST_BELOW and (path := self._path()) is not None:
+        """Push a new list, which may be one to hand over."""
+        if len(self.stack) < _MAX_BELOW and (path := self._path()) is not None:
             self._paths[id(items)] = path
             self._alive.append(items)  # so that no other list gets its id
         self.stack.append(items)
 
     def append(self, items: list[Any]) -> None:
-        """To the list on top."""
+        """Append items to the list on top."""
         made = self.stack[-1]
         path = self._paths.get(id(made))
         if path is None or not self._take(path, items):
             made.extend(items)
 
     def memoize(self, place: int) -> None:
-        """Keep the value on top, if anything will ask for it."""
+        """Keep the value on top if a later opcode refers to it."""
         self._num_memoized += 1
         if place in self._kept:
             self._memo[place] = self.stack[-1]
 
     def memoize_next(self) -> None:
-        """The same at the next place."""
+        """`memoize` at the next place."""
         self.memoize(self._num_memoized)
 
     def recall(self, place: int) -> None:
-        """Push what was kept."""
+        """Push the value of a memo place."""
         self.stack.append(self._memo[place])
 
     def _path(self) -> KeyPath | None:
-        """The way to a list that is about to lie on top; None where it is not near the top of the tree."""
+        """Path of a list that is about to be pushed; None where it is not near the top of the tree."""
         stack = self.stack
         if not stack:
             return ()
@@ -143,7 +141,7 @@ def _last_index(stack: list[Any], value: Any) -> int:
 
 
 def _unquoted(line: bytes) -> str:
-    """What protocol 0 writes as a quoted string."""
+    """The text of a quoted string of protocol 0."""
     quote = line[:1]
     if len(line) < 2 or quote not in (b"'", b'"') or line[-1:] != quote:
         raise ValueError("a string without its quotes")

@@ -82,7 +82,7 @@ def test_ras_as_json() -> None:
 
 @pytest.mark.parametrize("text", ['{"communicators": 7}', '{"communicators": [{}]}', '{"communicators"', '{"a": 1}'])
 def test_json_that_is_no_answer_of_ras_is_refused(text: str) -> None:
-    with pytest.raises(DataError, match="is no answer of NCCL's RAS"):
+    with pytest.raises(DataError, match="is not an answer of NCCL's RAS"):
         read_ras(text, file="ras")
 
 
@@ -114,7 +114,7 @@ def test_graphs_are_read_as_planned_ways() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("<system><cpu>", "is no whole XML"),
+        ("<system><cpu>", "is not complete XML"),
         ('<!DOCTYPE a [<!ENTITY b "c">]><system>&b;</system>', "declares entities"),
     ],
 )

@@ -227,19 +227,19 @@ def test_there_are_at_least_forty_of_them() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_whole_pickle_is_said_to_be_none(content: bytes) -> None:
-    with pytest.raises(DataError, match="is no whole pickle"):
+    with pytest.raises(DataError, match="is not a complete pickle"):
         load_plain(content, where="here")
 
 
 def test_the_largest_size_is_kept() -> None:
     with pytest.raises(UnsafePickleError, match="larger than 10 bytes"):
-        load_plain(pickle.dumps("a" * 100), where="here", most_bytes=10)
+        load_plain(pickle.dumps("a" * 100), where="here", max_bytes=10)
 
 
 def test_what_is_shared_is_walked_once() -> None:
     """Each of 20,000 entries refers to the same 800 values; all in all there are 16 million."""
     frames = [["call", "train.py", 7]] * 200
     content = pickle.dumps([[frames] for _ in range(20_000)], 2)
-    value = load_plain(content, where="here", most_bytes=1 << 20)
+    value = load_plain(content, where="here", max_bytes=1 << 20)
     assert len(value) == 20_000
     assert value[0][0] is value[-1][0]

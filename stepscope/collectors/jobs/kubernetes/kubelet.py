@@ -18,6 +18,7 @@ import h2.connection
 import h2.events
 import h2.exceptions
 
+from stepscope.collectors.deadline_socket import DeadlineSocket
 from stepscope.collectors.jobs.kubernetes.pod_resources import LIST_METHOD, PodDevice, ProtobufError, parse_pod_devices
 from stepscope.collectors.jobs.settings import KUBELET_SOCKET
 from stepscope.core.metrics.gpu import GPU
@@ -116,15 +117,12 @@ def call_grpc(path: str, method: str, request: bytes, *, seconds: float) -> byte
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(seconds)
         connection.connect(path)
+        channel = DeadlineSocket(connection, end)
         exchange = _GrpcExchange(method, request)
         try:
             while not exchange.is_over:
-                left = end - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError(f"no answer within {seconds:g} s")
-                connection.settimeout(left)
-                connection.sendall(exchange.to_send())
-                received = connection.recv(_READ_BYTES)
+                channel.sendall(exchange.to_send())
+                received = channel.recv(_READ_BYTES)
                 if not received:
                     raise GrpcError("the server closed the connection before it answered")
                 exchange.receive(received)
