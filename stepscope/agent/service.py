@@ -15,7 +15,7 @@ from contextlib import nullcontext, suppress
 
 from stepscope.agent.assembly import Parts
 from stepscope.agent.captures.http_routes import capture_routes
-from stepscope.agent.exporter.metrics_page import MetricsPage
+from stepscope.agent.exporter.metrics_page import STALE_SECONDS, MetricsPage
 from stepscope.agent.node_api import api_routes, node_of
 from stepscope.agent.polling import SourceState
 from stepscope.agent.sources import GPUS, Sources
@@ -67,6 +67,7 @@ def _node(parts: Parts, host: str) -> Node:
         sources.states(),
         time.time_ns(),
         host=host,
+        assignments=sources.assignments(max_age_seconds=STALE_SECONDS),
         health=sources.health.report(),
         fleet=sources.fleet.report(),
         ranks=training.ranks() if training else (),

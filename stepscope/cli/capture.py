@@ -1,4 +1,4 @@
-"""Verb `capture`: profile steps of a running job, without a restart."""
+"""`stepscope capture --run RUN --steps N`: profile steps of a running job, without a restart."""
 
 from __future__ import annotations
 
@@ -10,34 +10,28 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import asks_agents
+from stepscope.cli.options import asks_agents, print_warnings
 from stepscope.core.text.numbers import counted
 
 if TYPE_CHECKING:
     from stepscope.workflow.nodes.agent_client import AgentClient
     from stepscope.workflow.nodes.capture import CapturedJob
 
-_MAX_SHOWN = 16
+MAX_SHOWN_RANKS = 16
 
 
 @click.command("capture")
 @asks_agents
-@click.option("--run", help="Name the run to capture, or its directory.")
-@click.option("--job", help="Name the job to capture: its scheduler's id, or as `stepscope top` shows it.")
+@click.option("--run", help="Profile the run of this name or directory.")
+@click.option("--job", help="Profile the scheduler's job of this id, or of the name in `stepscope top`.")
 @click.option("--steps", type=click.IntRange(min=1), required=True, help="Profile this many optimizer steps.")
 @click.option("--ranks", default="all", show_default=True, metavar="0,3|all", help="Profile these ranks.")
 @click.option(
-    "--start-step", type=click.IntRange(min=0), help="Begin at this step.  [default: the first that all ranks can]"
+    "--start-step", type=click.IntRange(min=0), help="Begin with this step.  [default: the earliest for all ranks]"
 )
+@click.option("--max-bytes", type=click.IntRange(min=1), help="Limit each rank's compressed trace to this many bytes.")
 @click.option(
-    "--max-bytes",
-    type=click.IntRange(min=1),
-    help="Limit the size of one rank's compressed trace.  [default: the agent's limit]",
-)
-@click.option(
-    "--max-overhead",
-    type=click.FloatRange(min=0),
-    help="Stop when profiled steps are longer by this share, such as 0.5.  [default: no limit]",
+    "--max-overhead", type=click.FloatRange(min=0), help="Stop when steps become longer by this share, such as 0.5."
 )
 @click.option(
     "--timeout",
@@ -62,15 +56,15 @@ def command(
     wait: bool,
     as_json: bool,
 ) -> None:
-    """Profile steps of a running training job through the agents of its nodes, without a restart.
+    """Profile steps of a running job through the agents of its nodes, without a restart.
 
-    All ranks begin with the same step. The traces go into the run's directory. Ctrl-C cancels the capture.
+    All ranks begin with the same step. Traces are written into the run's directory. Ctrl-C cancels the capture.
     """
     from stepscope.core.protocol.captures import CaptureOrder, CaptureRequest, CaptureSelector
     from stepscope.workflow.nodes.capture import capture_job
 
     if run is None and job is None:
-        raise click.UsageError("name what to capture: --run or --job")
+        raise click.UsageError("give --run or --job")
     request = CaptureRequest(
         "new",
         steps,
@@ -88,14 +82,13 @@ def command(
         click.echo("\n".join(_lines(captured)))
     else:
         click.echo(captured.order.request.id)
-    for warning in captured.warnings:
-        click.echo(f"warning: {warning.message}", err=True)
+    print_warnings(captured.warnings)
     if wait:
-        _check_traces(captured)
+        _check(captured)
 
 
 def _with_token(agents: list[AgentClient]) -> list[AgentClient]:
-    """The agents with a token: where no file is named, that of the agent that runs here as this user."""
+    """The agents with the token of this user's own agent here, where no token file is given."""
     from stepscope.agent.state_directory import TOKEN_FILE, state_directory, token_in
 
     if agents[0].token:
@@ -117,7 +110,7 @@ def _lines(captured: CapturedJob) -> list[str]:
     from stepscope.core.errors import printable
     from stepscope.core.text.numbers import size
 
-    shown = captured.ranks[:_MAX_SHOWN]
+    shown = captured.ranks[:MAX_SHOWN_RANKS]
     lines = []
     for one in shown:
         rank, progress = one.target.rank, one.progress
@@ -149,10 +142,11 @@ def _document(captured: CapturedJob) -> dict[str, object]:
     }
 
 
-def _check_traces(captured: CapturedJob) -> None:
-    """
+def _check(captured: CapturedJob) -> None:
+    """Check that every requested rank has left a trace.
+
     Raises:
-        DataError: a requested rank has no trace.
+        DataError: one has not.
     """
     from stepscope.core.errors import DataError
     from stepscope.core.protocol.captures import CaptureState
