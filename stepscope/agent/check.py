@@ -1,4 +1,4 @@
-"""Report of `stepscope agent check`: state of each source, and the metrics that are collected or missing for each GPU."""
+"""Report of `stepscope agent check`: state of each source, and the metrics collected or missing of each GPU."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from stepscope.agent.captures.backend import CaptureBackend
 from stepscope.agent.captures.capture import CaptureLimits, RefusedError
 from stepscope.agent.captures.coordinator import CaptureCoordinator, audit
-from stepscope.agent.state_directory import TOKEN_FILE, token_in
+from stepscope.agent.state_directory import TOKEN_FILE, read_token
 from stepscope.agent.web.routes import Reply, Request, Route, json_reply
 from stepscope.core.errors import UsageError
 from stepscope.core.protocol.captures import CAPTURES_PATH, order_of, report_document
@@ -80,7 +80,7 @@ class CaptureService:
     def _token(self) -> str | None:
         named = self._places.token_file
         try:
-            return token_in(named or self._places.state / TOKEN_FILE, is_made=True)
+            return read_token(named or self._places.state / TOKEN_FILE, create=True)
         except UsageError as error:
             if named is not None:
                 raise

@@ -1,0 +1,61 @@
+"""Metrics: of the agent, of the dashboard, and of the exporters of a training process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from stepscope.core.metrics import Metric
+from stepscope.core.metrics.agent import AGENT_METRICS, FLEET_METRICS, HEALTH_METRICS, JOB_METRICS, TRAINING_METRICS
+from stepscope.core.metrics.gpu import FABRIC_METRICS, GPU_METRICS
+from stepscope.core.metrics.host import HOST_METRICS
+from stepscope.core.metrics.readings import MissingReason
+from stepscope_reference.markdown import code, codes, table, text
+from stepscope_reference.snapshots import snapshot
+
+SECTIONS: Mapping[str, tuple[Metric, ...]] = {
+    "GPUs": GPU_METRICS,
+    "Jobs on GPUs": JOB_METRICS,
+    "GPU health": HEALTH_METRICS,
+    "Fleet class": FLEET_METRICS,
+    "Training processes": TRAINING_METRICS,
+    "NVSwitches and InfiniBand": FABRIC_METRICS,
+    "Host": HOST_METRICS,
+    "The agent itself": AGENT_METRICS,
+}
+"""Heading -> the metrics of the agent's page that it lists."""
+
+_OTHERS = {
+    "dashboard": "Dashboard",
+    "training, OpenTelemetry": "OpenTelemetry",
+    "training, Weights & Biases": "Weights & Biases",
+    "training, MLflow": "MLflow",
+}
+
+
+def metrics() -> str:
+    """All metrics by source, with type, labels, meaning and the DCGM field of the same meaning."""
+    names = snapshot("metrics")
+    reasons = codes(map(str, MissingReason))
+    return "\n".join(
+        [
+            f"A value that is not known is missing. Its reason is one of {reasons}.\n",
+            *(f"## {title}\n\n{_agent_table(of_section)}" for title, of_section in SECTIONS.items()),
+            *(f"## {title}\n\n{_name_table(names[source])}" for source, title in _OTHERS.items()),
+        ]
+    )
+
+
+def _agent_table(of_section: Iterable[Metric]) -> str:
+    titles = ("metric", "type", "labels", "what", "DCGM field, factor")
+    return table(titles, [(code(m.name), m.kind, ", ".join(m.labels), text(m.help), _dcgm(m)) for m in of_section])
+
+
+def _dcgm(metric: Metric) -> str:
+    if metric.dcgm is None:
+        return ""
+    fields = " / ".join(map(code, dict.fromkeys((metric.dcgm.name, metric.dcgm.new_name))))
+    return fields if metric.dcgm.scale == 1 else f"{fields} x {metric.dcgm.scale:g}"
+
+
+def _name_table(names: Mapping[str, str]) -> str:
+    return table(("metric", "what"), [(code(name), text(what)) for name, what in names.items()])

@@ -1,0 +1,41 @@
+"""Vocabulary: causes, reasons, categories, gate metrics, and the values of fields that have few."""
+
+from __future__ import annotations
+
+from stepscope.analyzer.blame.remedies import ACTIONS, REMEDIES
+from stepscope.analyzer.compare.gates import COLLECTIVE_KINDS, METRICS
+from stepscope.core.text.wording import CATEGORY_MEANINGS
+from stepscope.core.vocabulary.categories import TimeCategory
+from stepscope.core.vocabulary.causes import Cause, Reason
+from stepscope_reference.fields import member_texts
+from stepscope_reference.markdown import code, codes, table, text
+from stepscope_reference.snapshots import snapshot
+
+
+def causes() -> str:
+    """Causes, the reasons that narrow them down, and the categories of the time breakdown."""
+    of_causes, of_reasons = member_texts(Cause), member_texts(Reason)
+    cause_rows = [
+        (code(cause), text(of_causes[cause.name]), text("; ".join(ACTIONS.get(cause, ())))) for cause in Cause
+    ]
+    reason_rows = [(code(reason), text(of_reasons[reason.name]), text(REMEDIES[reason])) for reason in Reason]
+    categories = [(code(category), text(CATEGORY_MEANINGS[category])) for category in TimeCategory]
+    return (
+        f"## Causes\n\n{table(('cause', 'what it is, and its evidence', 'remedy'), cause_rows)}\n"
+        f"## Reasons\n\n{table(('reason', 'of which cause, and its evidence', 'remedy'), reason_rows)}\n"
+        f"## Categories\n\n{table(('category', 'at such an instant'), categories)}"
+    )
+
+
+def gate_metrics() -> str:
+    """What `compare --fail-on` and `workload bench --gate` can be asked for."""
+    return (
+        f"Metrics: {codes(METRICS)}. A name that is a cause and a category means the cause.\n\n"
+        f"Kinds of collectives: {codes(COLLECTIVE_KINDS)}.\n"
+    )
+
+
+def values() -> str:
+    """Values of fields of documents and of labels of metrics that have few."""
+    rows = [(text(what), codes(words)) for what, words in snapshot("vocabulary").items()]
+    return table(("field", "values"), rows)
