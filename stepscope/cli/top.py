@@ -48,10 +48,12 @@ def command(clients: list[AgentClient], once: bool, interval: float, job: str, s
 
 def _print(answers: Sequence[NodeAnswer], notices: Sequence[Notice], *, as_json: bool) -> None:
     if as_json:
+        from stepscope.core.documents.node import node_document
         from stepscope.workflow.nodes.answers import silent_agents
 
         nodes = [
-            {"agent": one.agent, "error": one.error, "node": asdict(one.node) if one.node else None} for one in answers
+            {"agent": one.agent, "error": one.error, "node": node_document(one.node) if one.node else None}
+            for one in answers
         ]
         warnings = [asdict(warning) for warning in (*silent_agents(answers), *notices)]
         click.echo(json.dumps({"schema": _SCHEMA, "nodes": nodes, "warnings": warnings}))

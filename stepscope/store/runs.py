@@ -318,7 +318,10 @@ def captures(run: Path) -> list[Path]:
     return list((run / TRACES_FOLDER).glob("step*"))
 
 
-def is_outdated(run: Path) -> bool:
-    """Whether a capture is newer than the run's kept analysis."""
-    kept_ns = (run / ANALYSIS_FILE).stat().st_mtime_ns
-    return any(capture.stat().st_mtime_ns > kept_ns for capture in captures(run))
+def has_current_analysis(run: Path) -> bool:
+    """Whether the run has an analysis that is at least as new as its captures."""
+    saved = run / ANALYSIS_FILE
+    if not saved.is_file():
+        return False
+    saved_ns = saved.stat().st_mtime_ns
+    return all(capture.stat().st_mtime_ns <= saved_ns for capture in captures(run))

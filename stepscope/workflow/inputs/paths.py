@@ -49,13 +49,12 @@ def refuse_many_runs(paths: Sequence[str]) -> None:
             raise DataError(f"holds {counted(len(runs), 'run')}", where=text, what_next=one)
 
 
-def part_of_run(path: Path, folder: str) -> Path:
-    """The folder of this name where the path is a run directory that has it; else the path itself.
+def part_of_run(text: str, folder: str) -> Path:
+    """The folder of this name if the path is a run directory that has it, else the path itself.
 
     Raises:
-        DataError: the path is not there.
+        DataError: the path does not exist or cannot be read.
     """
-    if not path.exists():
-        raise DataError("does not exist", where=str(path), what_next="check the path")
-    inside = path / folder
-    return inside if inside.is_dir() else path
+    check_readable(text)
+    inside = Path(text) / folder
+    return inside if inside.is_dir() else Path(text)
