@@ -1,4 +1,4 @@
-"""Do the documents point at what is there, and is nothing left to fill in?"""
+"""Documents: links, named modules, folders, generated pages, and the demo's output in the README."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import stepscope
 from stepscope.analyzer.blame.remedies import ACTIONS, COSTS, REMEDIES
 from stepscope.core.text import wording
 from stepscope.core.vocabulary.causes import Cause
+from stepscope_reference import MARKER, PAGES
 
 _ROOT = Path(stepscope.__file__).parents[1]
 _DOCUMENTS = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
@@ -30,6 +31,19 @@ def test_every_module_that_the_architecture_names_exists() -> None:
     text = (_ROOT / "ARCHITECTURE.md").read_text()
     there = {path.name for path in _ROOT.glob("stepscope/**/*.py")}
     assert set(_MODULE.findall(text)) <= there
+
+
+def test_the_architecture_has_a_line_for_every_folder() -> None:
+    text = (_ROOT / "ARCHITECTURE.md").read_text()
+    rooms = re.findall(r"^\| \**([\w/]+?)/\** \|", text, flags=re.MULTILINE)
+    package = _ROOT / "stepscope"
+    folders = [path for pattern in ("*/", "*/*/") for path in package.glob(pattern) if path.name != "__pycache__"]
+    assert sorted(rooms) == sorted(str(path.relative_to(package)) for path in folders)
+
+
+def test_every_generated_page_has_its_place() -> None:
+    pages = _ROOT.glob("docs/**/*.md")
+    assert sorted(name for page in pages for name in MARKER.findall(page.read_text())) == sorted(PAGES)
 
 
 def _demo_block() -> list[str]:

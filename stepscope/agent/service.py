@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 
 from stepscope.agent.assembly import Parts
-from stepscope.agent.exporter.metrics_page import MetricsPage
+from stepscope.agent.exporter.metrics_page import STALE_SECONDS, MetricsPage
 from stepscope.agent.node_api import api_routes, node_of
 from stepscope.agent.polling import SourceState
 from stepscope.agent.sources import GPUS, Sources
@@ -65,6 +65,7 @@ def _node(parts: Parts, host: str) -> Node:
         sources.states(),
         time.time_ns(),
         host=host,
+        assignments=sources.assignments(max_age_seconds=STALE_SECONDS),
         health=sources.health.report(),
         fleet=sources.fleet.report(),
         ranks=training.ranks() if training else (),

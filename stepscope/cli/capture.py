@@ -1,4 +1,4 @@
-"""`stepscope capture --run R --steps N`: profile steps of a running job, without a restart."""
+"""`stepscope capture --run RUN --steps N`: profile steps of a running job, without a restart."""
 
 from __future__ import annotations
 
@@ -10,32 +10,36 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.cli.options import asks_agents
+from stepscope.cli.options import asks_agents, print_warnings
 from stepscope.core.text.numbers import counted
 
 if TYPE_CHECKING:
     from stepscope.workflow.nodes.agent_client import AgentClient
     from stepscope.workflow.nodes.capture import CapturedJob
 
-_MOST_SHOWN = 16
+MAX_SHOWN_RANKS = 16
 
 
 @click.command("capture")
 @asks_agents
-@click.option("--run", help="Name of the run, or its directory.")
-@click.option("--job", help="Job of the scheduler, or as `stepscope top` calls it.")
-@click.option("--steps", type=click.IntRange(min=1), required=True, help="Optimizer steps to trace.")
-@click.option("--ranks", default="all", show_default=True, metavar="0,3|all", help="Ranks to trace.")
-@click.option("--start-step", type=click.IntRange(min=0), help="First step.  [default: the first that all ranks can]")
-@click.option("--max-bytes", type=click.IntRange(min=1), help="Of one rank's compressed trace.")
-@click.option("--max-overhead", type=click.FloatRange(min=0), help="Stop when steps are longer by this share (0.5).")
+@click.option("--run", help="Profile the run of this name or directory.")
+@click.option("--job", help="Profile the scheduler's job of this id, or of the name in `stepscope top`.")
+@click.option("--steps", type=click.IntRange(min=1), required=True, help="Profile this many optimizer steps.")
+@click.option("--ranks", default="all", show_default=True, metavar="0,3|all", help="Profile these ranks.")
+@click.option(
+    "--start-step", type=click.IntRange(min=0), help="Begin with this step.  [default: the earliest for all ranks]"
+)
+@click.option("--max-bytes", type=click.IntRange(min=1), help="Limit each rank's compressed trace to this many bytes.")
+@click.option(
+    "--max-overhead", type=click.FloatRange(min=0), help="Stop when steps become longer by this share, such as 0.5."
+)
 @click.option(
     "--timeout",
     "timeout_seconds",
     type=click.FloatRange(min=1.0),
     default=600.0,
     show_default=True,
-    help="Seconds until the capture is given up.",
+    help="Give up after this many seconds.",
 )
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the traces are written.")
 @click.option("--json", "as_json", is_flag=True, help="Print one stepscope.capture/1 document.")
@@ -52,15 +56,15 @@ def command(
     wait: bool,
     as_json: bool,
 ) -> None:
-    """Trace steps of a job that trains, through the agents of its nodes. Nothing is restarted.
+    """Profile steps of a running job through the agents of its nodes, without a restart.
 
-    All ranks begin with the same step. The traces go into the run's directory. Ctrl-C cancels the capture.
+    All ranks begin with the same step. Traces are written into the run's directory. Ctrl-C cancels the capture.
     """
     from stepscope.core.protocol.captures import CaptureOrder
     from stepscope.workflow.nodes.capture import capture_job
 
     if run is None and job is None:
-        raise click.UsageError("say what to capture: --run or --job")
+        raise click.UsageError("give --run or --job")
     order = CaptureOrder(
         "new",
         steps,
@@ -80,14 +84,13 @@ def command(
         click.echo("\n".join(_lines(captured)))
     else:
         click.echo(captured.order.id)
-    for warning in captured.warnings:
-        click.echo(f"warning: {warning.message}", err=True)
+    print_warnings(captured.warnings)
     if wait:
-        _end(captured)
+        _check(captured)
 
 
 def _with_token(agents: list[AgentClient]) -> list[AgentClient]:
-    """Where no file is named, the token of the agent that runs here as this user."""
+    """The agents with the token of this user's own agent here, where no token file is given."""
     from stepscope.agent.state_directory import TOKEN_FILE, state_directory, token_in
 
     if agents[0].token:
@@ -109,7 +112,7 @@ def _lines(captured: CapturedJob) -> list[str]:
     from stepscope.core.errors import printable
     from stepscope.core.text.numbers import size
 
-    shown = captured.ranks[:_MOST_SHOWN]
+    shown = captured.ranks[:MAX_SHOWN_RANKS]
     lines = []
     for one in shown:
         words = [f"rank {'?' if one.rank is None else one.rank}", one.state.value]
@@ -140,10 +143,11 @@ def _document(captured: CapturedJob) -> dict[str, object]:
     }
 
 
-def _end(captured: CapturedJob) -> None:
-    """
+def _check(captured: CapturedJob) -> None:
+    """Check that every requested rank has left a trace.
+
     Raises:
-        DataError: a rank that was asked for has left no trace.
+        DataError: one has not.
     """
     from stepscope.core.errors import DataError
     from stepscope.core.protocol.captures import CaptureState

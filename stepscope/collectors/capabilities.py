@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stepscope.core.hardware.devices import device_of
+from stepscope.core.hardware.devices import device_in
 from stepscope.core.metrics.readings import Collection, Labels, Missing, MissingReason
 
 
@@ -48,9 +48,9 @@ def capabilities_of(collection: Collection) -> list[Capabilities]:
     collected: dict[Labels, set[str]] = {}
     missing: dict[Labels, list[Missing]] = {}
     for reading in collection.readings:
-        collected.setdefault(device_of(reading.labels), set()).add(reading.metric)
+        collected.setdefault(_device_labels(reading.labels), set()).add(reading.metric)
     for absent in collection.missing:
-        missing.setdefault(device_of(absent.labels), []).append(absent)
+        missing.setdefault(_device_labels(absent.labels), []).append(absent)
     return [
         Capabilities(
             labels,
@@ -59,6 +59,11 @@ def capabilities_of(collection: Collection) -> list[Capabilities]:
         )
         for labels in sorted(collected.keys() | missing.keys(), key=_order)
     ]
+
+
+def _device_labels(labels: Labels) -> Labels:
+    device = device_in(dict(labels))
+    return device.labels() if device.uuid or device.index else ()
 
 
 def _order(labels: Labels) -> tuple[int, Labels]:

@@ -420,6 +420,11 @@ def is_measured() -> bool:
     return _profile_at_work() is not None
 
 
+def was_measured() -> bool:
+    """Whether a profile measures this process or has done so."""
+    return _measuring is not None
+
+
 def _profile_at_work() -> Profile | None:
     profile = None if _measuring is None else _measuring()
     return profile if profile is not None and profile._on and profile._pid == os.getpid() else None

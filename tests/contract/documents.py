@@ -135,9 +135,10 @@ def _with_schema() -> Iterator[list[Any]]:
     yield _manifests()
     configuration = _through_json(as_document(load()))
     yield [configuration | {"keys": {ANY_KEY: one}} for one in configuration["keys"].values()]
-    yield [_answer(_node_routes(one)[0], "/api/v1/node") for one in samples(Node)]
+    yield [_with_any_label(_answer(_node_routes(one)[0], "/api/v1/node")) for one in samples(Node)]
     yield from _captures()
-    yield _printed(lambda: print_top(samples(NodeAnswer), samples(Notice), as_json=True))
+    (top,) = _printed(lambda: print_top(samples(NodeAnswer), samples(Notice), as_json=True))
+    yield [top | {"nodes": [one | {"node": one["node"] and _with_any_label(one["node"])} for one in top["nodes"]]}]
     yield from _of_training()
     yield from _of_workloads()
 
@@ -179,6 +180,16 @@ def _answer(route: Route, path: str, body: bytes = b"") -> Any:
     headers = Headers()
     headers["Host"], headers["Content-Type"] = "node7:9500", "application/json"
     return json.loads(route.answer(Request(route.method, path, headers, body, {"id": "c-1"})).body)
+
+
+def _with_any_label(node: Any) -> Any:
+    """A node with one label and one share for any: which there are depends on the device."""
+    classes = [one["spent"] for one in node["devices"]] + [one["told"] for one in node["job_classes"]]
+    for one in (*node["devices"], *node["events"]):
+        one["labels"] = {ANY_KEY: next(iter(one["labels"].values()))}
+    for one in filter(None, classes):
+        one["shares"] = {ANY_KEY: next(iter(one["shares"].values()), 0.5)}
+    return node
 
 
 def _captures() -> Iterator[list[Any]]:

@@ -56,7 +56,6 @@ def classify(
         counters,
         window.samples[0].time_ns,
         window.samples[-1].time_ns,
-        len(window.samples),
     )
 
 
@@ -294,7 +293,6 @@ def _joined(
         min((one.counters for one in classes), key=_WORST_FIRST.index),
         min(one.begin_ns for one in classes),
         max(one.end_ns for one in classes),
-        sum(one.num_samples for one in classes),
     )
 
 

@@ -16,7 +16,7 @@ from stepscope.agent.gpus.supervisor import Timing
 from stepscope.agent.jobs.job_collector import JOBS, job_sources
 from stepscope.agent.sources import Sources
 from stepscope.collectors.jobs.settings import JobSettings
-from stepscope.core.documents.jobs import Assignment, JobKind, JobSource, assignments_of
+from stepscope.core.documents.jobs import Assignment, JobKind, JobSource
 from tests.collectors.fake_nvml import profiles
 from tests.collectors.fake_nvml.library import FakeNvml
 from tests.collectors.jobs.kubernetes.fake_kubelet import Kubelet, container, pod
@@ -28,8 +28,7 @@ def _until(sources: Sources, is_so: Callable[[dict[str, Assignment]], bool]) -> 
     end = time.monotonic() + 60
     found: dict[str, Assignment] = {}
     while time.monotonic() < end:
-        (jobs,) = [state for state in sources.states() if state.name == JOBS]
-        found = {dict(one.device)["gpu"]: one for one in assignments_of(jobs.collection)}
+        found = {one.device.index: one for one in sources.assignments()}
         if is_so(found):
             return found
         time.sleep(0.05)
@@ -68,11 +67,11 @@ def test_a_process_and_a_pod(machine: FakeNvml, tmp_path: Path) -> None:
 def test_sources_that_cannot_be_here_are_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     settings = JobSettings(kubelet_socket=str(tmp_path / "none" / "kubelet.sock"))
-    assert [source.state().name for source in job_sources(list, settings, environment={})] == [JOBS]
+    assert [source.state().name for source in job_sources(list, settings, environment={})[1]] == [JOBS]
     (tmp_path / "squeue").write_text("#!/bin/sh\n")
     (tmp_path / "squeue").chmod(0o755)
     (tmp_path / "none").mkdir()
-    names = [source.state().name for source in job_sources(list, settings, environment={})]
+    names = [source.state().name for source in job_sources(list, settings, environment={})[1]]
     assert names == [JOBS, "kubelet", "squeue"]
 
 
