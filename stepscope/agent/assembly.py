@@ -107,7 +107,7 @@ def sources_of(
         kineto=kineto,
         nccl_ras=_nccl_ras(configuration),
         thresholds=settings.health,
-        jobs=settings.jobs.settings(),
+        jobs=settings.jobs,
     )
 
 

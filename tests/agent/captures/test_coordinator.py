@@ -20,7 +20,7 @@ from stepscope.agent.captures.capture import RefusedError
 from stepscope.agent.captures.coordinator import CaptureCoordinator, CaptureStore
 from stepscope.agent.captures.http_routes import capture_routes
 from stepscope.agent.config.settings import CaptureLimits
-from stepscope.agent.state_directory import StateLock, agent_token, token_in
+from stepscope.agent.state_directory import StateLock, agent_token, read_token
 from stepscope.agent.web.access import Access
 from stepscope.agent.web.server import Address, AgentServer
 from stepscope.core.errors import UsageError
@@ -163,20 +163,20 @@ def test_orders_over_http(api: Callable[..., tuple[int, dict[str, object]]]) -> 
 
 def test_the_token_is_made_once_and_for_its_user_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "token"
-    token = token_in(file, is_made=True)
+    token = read_token(file, create=True)
     assert len(token) >= 32
     assert file.stat().st_mode & 0o777 == 0o600
-    assert token_in(file, is_made=True) == token_in(file) == token
+    assert read_token(file, create=True) == read_token(file) == token
     assert not caplog.text
     file.chmod(0o644)
-    assert token_in(file, is_made=True) == token
+    assert read_token(file, create=True) == token
     assert "chmod 600" in caplog.text
     for text in ("", "short", "two words of some length", "x" * 600, "é" * 20):
         file.write_text(text)
-        with pytest.raises(UsageError, match="is no token"):
-            token_in(file)
+        with pytest.raises(UsageError, match="is not a token"):
+            read_token(file)
     with pytest.raises(UsageError, match=r"cannot be read \(No such file"):
-        token_in(tmp_path / "nowhere")
+        read_token(tmp_path / "nowhere")
 
 
 def test_a_full_disk_leaves_no_token_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,11 +189,11 @@ def test_a_full_disk_leaves_no_token_that_is_none(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(state_directory, "open", full, raising=False)
         with pytest.raises(
-            UsageError, match=r"token: the token cannot be made \(No space left on device\); free some space"
+            UsageError, match=r"token: the token cannot be created \(No space left on device\); free some space"
         ):
-            token_in(file, is_made=True)
+            read_token(file, create=True)
     assert list(tmp_path.iterdir()) == []
-    assert len(token_in(file, is_made=True)) >= 32
+    assert len(read_token(file, create=True)) >= 32
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -209,8 +209,8 @@ def test_without_a_place_for_the_token_nobody_may_ask_and_the_agent_runs(
     caplog.clear()
     with StateLock(tmp_path / "file"), CaptureCoordinator([], directory=tmp_path / "file"):
         assert agent_token(tmp_path / "file") is None
-    assert f"nothing outlives this agent: {tmp_path}/file: is no folder" in caplog.text
-    assert f"{tmp_path}/file/token: the token cannot be made (Not a directory)" in caplog.text
+    assert f"the agent's state is not kept: {tmp_path}/file: is not a folder" in caplog.text
+    assert f"{tmp_path}/file/token: the token cannot be created (Not a directory)" in caplog.text
 
 
 def test_a_token_that_is_there_is_read_also_where_nothing_can_be_made(
@@ -219,8 +219,8 @@ def test_a_token_that_is_there_is_read_also_where_nothing_can_be_made(
     def read_only(**_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    token = token_in(tmp_path / "token", is_made=True)
+    token = read_token(tmp_path / "token", create=True)
     monkeypatch.setattr(tempfile, "mkstemp", read_only)
-    assert token_in(tmp_path / "token", is_made=True) == token
-    with pytest.raises(UsageError, match=r"the token cannot be made \(Read-only file system\)"):
-        token_in(tmp_path / "another", is_made=True)
+    assert read_token(tmp_path / "token", create=True) == token
+    with pytest.raises(UsageError, match=r"the token cannot be created \(Read-only file system\)"):
+        read_token(tmp_path / "another", create=True)
