@@ -244,6 +244,8 @@ def class_of_job(classes: Sequence[FleetClass]) -> FleetClass:
     """Class of a job from those of its GPUs; evidence refers to GPUs by their position.
 
     GPUs in a collective wait for the last one. So if some wait and others hardly do, the job's cause is that of the
+    others, and `straggler` if they compute. If all wait, it is the communication itself, or a GPU of another node. The
+    job hangs only if none of its GPUs works: one that saves its state for minutes is merely waited for.
 
     Raises:
         ValueError: there is no GPU.
