@@ -32,13 +32,7 @@ Classified = tuple[Cause, tuple[Reason, ...], float, list[Evidence]]
 def classify(
     samples: Sequence[Sample], facts: GpuFacts | None = None, host: HostUse | None = None, limits: Limits = LIMITS
 ) -> FleetClass:
-    """Class of one GPU over a window.
-
-    Args:
-        samples: in order of time, over seconds to minutes; 30 to 60 s are best.
-        facts: of the GPU's model.
-        host: use of the host by its processes, over the same window.
-        limits: thresholds.
+    """Class of one GPU over a window of samples in order of time, ideally 30 to 60 s of them.
 
     Raises:
         ValueError: there is no sample.

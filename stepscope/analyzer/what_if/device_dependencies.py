@@ -96,13 +96,9 @@ def _streams(trace: TraceColumns) -> Nanoseconds:
 def _launched(
     activities: Activities, queues: IntColumn, wanted: IntColumn, time_ns: Nanoseconds, *, is_next: bool = False
 ) -> Rows:
-    """Last activity launched on each wanted queue (a stream or a thread) before each time, or NONE.
+    """Last activity launched on each wanted queue (stream or thread) before each time, or the first from then on.
 
-    Args:
-        activities: the activities.
-        queues: queue of each activity.
-        wanted, time_ns: queues and times, parallel.
-        is_next: whether to take the first activity from each time on instead.
+    `queues` has the queue of each activity; `wanted` and `time_ns` are parallel, as is the result, NONE without one.
     """
     found = np.full(len(wanted), NONE, np.intp)
     linked = activities.launch_row != NONE
