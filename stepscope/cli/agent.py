@@ -23,7 +23,7 @@ from stepscope.agent.config.settings import KEYS
 
 _Function = Callable[..., None]
 _FILE = click.Path(path_type=Path, dir_okay=False)
-_FILE_HELP = "Settings in TOML; docs/guides/agent.md lists them."
+_FILE_HELP = "Settings in TOML; `stepscope agent config show` lists them."
 _CLICK_TYPES: dict[type, Any] = {int: click.INT, float: click.FLOAT, str: click.STRING}
 _OF_FLAGS = {key.parameter: path for path, key in KEYS.items() if key.flag}
 
