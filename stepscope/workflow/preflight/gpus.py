@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stepscope.collectors.jobs.devices import (
-    Device,
+    DeviceUsage,
     devices_visible_to_cuda,
     find_by_minor,
     find_by_uuid,
@@ -21,8 +21,8 @@ from stepscope.collectors.nvml.gpu import NVSWITCH
 from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.machine_checks import CheckGroup, CheckResult, Outcome
 from stepscope.core.errors import DataError, UnreachableError, UsageError
+from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.gpu_catalogue import GpuModel, find_gpu
-from stepscope.core.metrics.readings import labels_of
 from stepscope.core.text.numbers import counted, form, listed
 from stepscope.workflow.preflight.driver import DriverGpu, DriverLook, check_answers
 from stepscope.workflow.preflight.request import PreflightRequest, Programs
@@ -100,7 +100,7 @@ def _named(request: PreflightRequest, driver: DriverLook, programs: Programs, nu
     elif request.gpus:
         devices = _devices(driver)
         found = [(find_by_uuid(devices, name), name) for name in request.gpus]
-        gpus = tuple(name if device is None else device.gpu for device, name in found)
+        gpus = tuple(name if device is None else device.device.index for device, name in found)
         selection = Selection(replace(request, gpus=gpus))
     else:
         return Selection(request)
@@ -141,7 +141,7 @@ def _by_names(request: PreflightRequest, names: Sequence[str], driver: DriverLoo
     """Numbers are minor numbers of whole GPUs."""
     devices = _devices(driver)
     found = {name: find_by_minor(devices, name) if name.isdecimal() else find_by_uuid(devices, name) for name in names}
-    gpus = tuple(dict.fromkeys(device.gpu for device in found.values() if device is not None))
+    gpus = tuple(dict.fromkeys(device.device.index for device in found.values() if device is not None))
     unknown = [name for name, device in found.items() if device is None]
     request = replace(request, gpus=gpus)
     return _with_unknown(request, unknown, driver, num_on_bus) if unknown else Selection(request)
@@ -218,15 +218,12 @@ def _without_load_where_split(selection: Selection, driver: DriverLook) -> Selec
     return replace(selection, request=replace(request, groups=_ONLY_STATE), warnings=(*selection.warnings, notice))
 
 
-def _devices(driver: DriverLook) -> list[Device]:
+def _devices(driver: DriverLook) -> list[DeviceUsage]:
     """Whole GPUs, also those that are split, and MIG instances."""
     return [
-        Device(labels, gpu.uuid, str(gpu.index), gpu.minor)
+        DeviceUsage(Device(uuid, str(gpu.index), instance), gpu.uuid, gpu.minor)
         for gpu in driver.gpus
-        for labels in (
-            labels_of(gpu=gpu.index, uuid=gpu.uuid),
-            *(labels_of(gpu=gpu.index, uuid=uuid, gpu_instance=instance) for uuid, instance in gpu.instances),
-        )
+        for uuid, instance in ((gpu.uuid, ""), *gpu.instances)
     ]
 
 

@@ -168,7 +168,7 @@ class DriverChecks:
     def _count(self, observed: Observed, time_ns: int, why_no_driver: Missing | None = None) -> Iterator[CheckSample]:
         message = observed.findings.get(_COUNT, "")
         if self._expected:
-            there = sum(1 for gpu in observed.gpus.values() if "pci_bus_id" not in dict(gpu.labels))
+            there = sum(1 for gpu in observed.gpus.values() if not gpu.device.pci_bus_id)
             if there < self._expected:
                 yield bad(_COUNT, time_ns, self._too_few(there, why_no_driver))
                 return
