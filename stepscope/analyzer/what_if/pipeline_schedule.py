@@ -209,10 +209,11 @@ def _fixes(schedules: Sequence[PipelineSchedule], replayed_ms: float, even_ms: f
             now = schedules[0].num_micro_batches
             change = f"the same batch in {now * factor} micro-batches instead of {now}"
             binds = Cause.HOST_BOUND if any(map(PipelineSchedule.is_host_bound, finer, steps_ns)) else None
-            fixes.append(Fix(Cause.PIPELINE_BUBBLE, change, step, replayed_ms / step, binds_next=binds))
+            fixes.append(Fix(Cause.PIPELINE_BUBBLE, step, replayed_ms / step, change, binds_next=binds))
     if even_ms < replayed_ms:
         ranks = sorted(rank for s in schedules for rank in _heavy(s))
-        fixes.append(Fix(Cause.IMBALANCE, "compute cut evenly over the stages", even_ms, replayed_ms / even_ms, ranks))
+        change = "compute cut evenly over the stages"
+        fixes.append(Fix(Cause.IMBALANCE, even_ms, replayed_ms / even_ms, change, ranks=ranks))
     return fixes
 
 
