@@ -43,7 +43,7 @@ def explain_nccl(
     statuses: Iterable[RasStatus] = (),
     pages: Iterable[HangFlags] = (),
 ) -> NcclReport:
-    """Diagnose a job from NCCL's log events (in the order of each file), inspector calls, RAS answers and xpu_timer pages."""
+    """Diagnose a job from NCCL log events (each file's in order), inspector calls, RAS answers, xpu_timer pages."""
     members = members_of(events)
     transports = transports_of(events, members)
     findings = [
