@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from math import inf
 
-from stepscope.agent.captures.kineto_backend import KinetoBackend
-from stepscope.agent.captures.kineto_source import KinetoSource
 from stepscope.agent.config.settings import Jobs, Thresholds
 from stepscope.agent.fleet.fleet_source import FleetSource
 from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource
@@ -25,6 +23,8 @@ from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
 from stepscope.collectors.dcgm_exporter.fetching import Endpoint
 from stepscope.collectors.host import GpuUsers, HostCollector, InfinibandCollector, gpu_users_of
 from stepscope.collectors.kernel_log import KernelLog
+from stepscope.collectors.kineto_daemon.backend import KinetoBackend
+from stepscope.collectors.kineto_daemon.source import KinetoSource
 from stepscope.core.documents.jobs import Assignment
 
 GPUS = "nvml"

@@ -142,6 +142,25 @@ def read_token(file: Path, *, create: bool = False) -> str:
     return text
 
 
+def agent_token(directory: Path, file: Path | None = None) -> str | None:
+    """Token of the agent, created if missing. None where it cannot be had, which is logged.
+
+    Args:
+        directory: the state directory, which holds it where no file is given.
+        file: set by a setting.
+
+    Raises:
+        UsageError: the given file cannot be used.
+    """
+    try:
+        return read_token(file or directory / TOKEN_FILE, create=True)
+    except UsageError as error:
+        if file is not None:
+            raise
+        _log.warning("captures cannot be requested: %s", error)
+        return None
+
+
 def _create_token(file: Path) -> None:
     """Create the file complete or not at all: a token cut short by a full disk would stay invalid for ever."""
     if file.exists():

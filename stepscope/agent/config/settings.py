@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from stepscope.agent.config.keys import Key, key, keys_of
 from stepscope.collectors.jobs.kubernetes.pod_resources import KUBELET_SOCKET
 from stepscope.collectors.jobs.team_naming import PROJECT_NAMES, TEAM_NAMES, TeamNaming
-from stepscope.core.protocol.messages import DEFAULT_SOCKET, MAX_CAPTURED_STEPS
+from stepscope.core.protocol.captures import MAX_CAPTURED_STEPS
+from stepscope.core.protocol.messages import DEFAULT_SOCKET
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +151,8 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Captures:
-    """What nobody may ask more of than."""
+class CaptureLimits:
+    """Limits of captures."""
 
     max_steps: int = key(100, "Steps of one capture.", least=1, most=MAX_CAPTURED_STEPS)
     max_bytes: int = key(1 << 30, "Bytes of one rank's compressed trace.", least=1)
@@ -186,7 +187,7 @@ class Settings:
     dcgm: Dcgm = Dcgm()
     state: State = State()
     training: Training = Training()
-    captures: Captures = Captures()
+    captures: CaptureLimits = CaptureLimits()
     kineto: Kineto = Kineto()
     health: Thresholds = Thresholds()
     jobs: Jobs = Jobs()

@@ -15,7 +15,7 @@ from enum import Enum, auto
 
 from stepscope.collectors.dcgm_exporter.text_format import parse_label_text
 from stepscope.core.metrics.readings import Labels, labels_of
-from stepscope.core.text.names import LONGEST_ID, label_text
+from stepscope.core.text.names import MAX_ID_LENGTH, label_text
 
 _OLD_MIG_UUID = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
 
@@ -117,7 +117,7 @@ def normalized_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """
     plain: dict[str, str] = {}
     for name, value in labels.items():
-        plain.setdefault(name.lower().replace("_", ""), label_text(parse_label_text(value), LONGEST_ID))
+        plain.setdefault(name.lower().replace("_", ""), label_text(parse_label_text(value), MAX_ID_LENGTH))
     return plain
 
 
