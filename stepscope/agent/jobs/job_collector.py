@@ -38,7 +38,7 @@ from stepscope.core.metrics.readings import (
     Reading,
     labels_of,
 )
-from stepscope.core.text.names import LONGEST_ID, label_text
+from stepscope.core.text.names import MAX_ID_LENGTH, label_text
 
 _SELDOM_SECONDS = 15.0
 """Between two looks at what changes with jobs alone: trees of cgroups, folders."""
@@ -176,7 +176,7 @@ _MOST_STEPS = 8
 def with_bounded_labels(job: Job) -> Job:
     """The job with texts that can be labels: printable, and not endless."""
     facts = {one.name: label_text(getattr(job, one.name)) for one in fields(Job) if one.name not in ("kind", "id")}
-    return Job(job.kind, label_text(job.id, LONGEST_ID), **facts)
+    return Job(job.kind, label_text(job.id, MAX_ID_LENGTH), **facts)
 
 
 def job_readings(
