@@ -47,11 +47,8 @@ def _expected_ns(views: Mapping[int, RankView], members: tuple[int, ...], kind: 
 def alike(calls_of_rank: Mapping[int, Sequence[Call]]) -> Nodes:
     """Number of each communication, rank by rank, shared by those of the same group, kind and size."""
     numbers: dict[tuple[object, ...], int] = {}
-    result = []
-    for calls in calls_of_rank.values():
-        for call in calls:
-            result.append(numbers.setdefault((call.group, call.kind, call.num_bytes), len(numbers)))
-    return np.array(result, np.int64)
+    keys = [(call.group, call.kind, call.num_bytes) for calls in calls_of_rank.values() for call in calls]
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
 def reductions(calls_of_rank: Mapping[int, Sequence[Call]]) -> Mask:

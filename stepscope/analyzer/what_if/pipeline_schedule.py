@@ -59,6 +59,8 @@ MAX_MODEL_ERROR = 0.05
 PIPELINE_CAUSES = frozenset({Cause.PIPELINE_BUBBLE, Cause.IMBALANCE})
 """Causes that a schedule replay can remove."""
 
+_SCOPE = "the pipeline's schedule is replayed, with what follows it as it was measured"
+
 
 @dataclass(frozen=True, slots=True)
 class HostTime:
@@ -193,7 +195,7 @@ def replay_schedules(schedules: Sequence[PipelineSchedule], causes: Collection[C
         fixes=sorted(fixes, key=lambda fix: fix.step_ms),
         by_rank={},
         by_stage={str(stage): _step_ms([s.evened(keep=stage) for s in schedules]) / ideal for stage in stages},
-        warnings=_warnings(schedules, replayed / measured - 1.0),
+        warnings=[Notice("schedule_only", _SCOPE), *_warnings(schedules, replayed / measured - 1.0)],
         steps=schedules[0].steps,
         input=WhatIfInput.SCHEDULE,
     )
@@ -228,8 +230,7 @@ def _step_ms(schedules: Sequence[PipelineSchedule]) -> float:
 
 
 def _warnings(schedules: Sequence[PipelineSchedule], error: float) -> list[Notice]:
-    scope = "the pipeline's schedule is replayed, with what follows it as it was measured"
-    notices = [Notice("schedule_only", scope), *model_error_notices(error)]
+    notices = model_error_notices(error)
     finer = schedules[0].with_more_micro_batches(MICRO_BATCH_FACTORS[0])
     if finer is not None and finer.is_host_bound(step_ns := finer.step_ns()):
         late = f"a host takes {step_ns / 1e6:,.1f} ms to launch a step of {finer.num_micro_batches} micro-batches"
@@ -276,11 +277,11 @@ def add_micro_batch_fixes(
     others = [notice for notice in report.warnings if notice.code != "no_pipeline_fix"]
     unchanged = f"{by_schedule.replayed_step_ms:,.1f} ms with nothing changed ({by_schedule.replay_error:+.1%})"
     scope = f"the pipeline bubble is from the replay of the schedule alone: {unchanged}"
-    notices = [notice for notice in by_schedule.warnings if notice.code != "schedule_only"]
+    notices = [Notice("schedule_only", scope)] if by_schedule.fixes else []
     return replace(
         report,
         fixes=sorted([*report.fixes, *by_schedule.fixes], key=lambda fix: fix.step_ms),
-        warnings=[*others, *([Notice("schedule_only", scope)] if by_schedule.fixes else []), *notices],
+        warnings=[*others, *notices, *_warnings(schedules, by_schedule.replay_error)],
     )
 
 
