@@ -89,10 +89,10 @@ def _looped(plan: ParallelPlan, rank: int) -> list[Task]:
 
 def _zero_bubble(plan: ParallelPlan, rank: int) -> list[Task]:
     """ZB1P as torch's ScheduleInterleavedZeroBubble deals it: the weights' half comes `rank` backwards later."""
-    order, round_size = _chunk_order(plan)
-    forwards = [Task(Pass.FORWARD, chunk * plan.pp + rank, number) for chunk, number in order]
-    backwards = [((NUM_CHUNKS - 1 - chunk) * plan.pp + rank, number) for chunk, number in order]
-    warmup = min((NUM_CHUNKS - 1) * round_size + plan.pp - 1 - rank, len(order))
+    chunk_order, round_size = _chunk_order(plan)
+    forwards = [Task(Pass.FORWARD, chunk * plan.pp + rank, number) for chunk, number in chunk_order]
+    backwards = [((NUM_CHUNKS - 1 - chunk) * plan.pp + rank, number) for chunk, number in chunk_order]
+    warmup = min((NUM_CHUNKS - 1) * round_size + plan.pp - 1 - rank, len(chunk_order))
     order = forwards[:warmup]
     num_weights = 0
     for ordinal, (stage, number) in enumerate(backwards):
