@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -29,10 +28,8 @@ from stepscope.analyzer.alignment.calls import (
 from stepscope.analyzer.alignment.process_groups import dimension_of_call
 from stepscope.analyzer.ledger.activities import Activities, Work
 from stepscope.analyzer.ledger.steps import HostSteps
-from stepscope.analyzer.rows import distinct
-from stepscope.trace.columns import NONE, Category, TraceColumns
-
-_GRAPH_LAUNCH = re.compile(r"GraphLaunch")
+from stepscope.analyzer.rows import distinct, graph_launches
+from stepscope.trace.columns import NONE, TraceColumns
 
 
 def device_calls(trace: TraceColumns, rank: int, activities: Activities, steps: HostSteps) -> list[Call]:
@@ -95,7 +92,7 @@ def _launch_in_line(activities: Activities, chosen: npt.NDArray[np.intp]) -> npt
 
 def _graph_launches(trace: TraceColumns, steps: HostSteps, launches: npt.NDArray[np.int64]) -> list[int | None]:
     """For each launch, the how-manieth graph launch of its step it is; None for an ordinary launch."""
-    starts = distinct(trace.start_ns[trace.rows_named(_GRAPH_LAUNCH.search, Category.RUNTIME)])
+    starts = distinct(trace.start_ns[graph_launches(trace)])
     if not len(starts):
         return [None] * len(launches)
     place = steps.position_of(starts)
