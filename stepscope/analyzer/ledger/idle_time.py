@@ -45,7 +45,7 @@ class Host:
     launches_known: bool
 
     def copy_causes(self, activities: Activities) -> IntColumn:
-        """Charge of each activity if it is a copy: the checkpoint's or the loader's that launched it, else copy."""
+        """Cause code of each activity if it is a copy: checkpoint or data loading that launched it, else copy."""
         causes = np.full(len(activities), CAUSE_CODE[Cause.COPY], np.int8)
         for lane, spans in self.spans_of_lane.items():
             here = activities.launch_lane == lane

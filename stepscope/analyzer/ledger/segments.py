@@ -47,10 +47,9 @@ class Segments:
     """Disjoint spans in time order.
 
     Attributes:
-        start_ns, end_ns: the span.
-        category: code of the category it is booked under.
-        cause: code of the cause it is attributed to: the category's own, unless something other than what runs is to
-            blame (the host was late anyway, the copy belongs to a checkpoint), or TO_BLAME.
+        category: category code.
+        cause: cause code: the category's own unless something else caused the time (the host was late anyway, the copy
+            belongs to a checkpoint), or TO_ATTRIBUTE.
     """
 
     start_ns: Nanoseconds
