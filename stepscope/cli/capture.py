@@ -60,30 +60,28 @@ def command(
 
     All ranks begin with the same step. Traces are written into the run's directory. Ctrl-C cancels the capture.
     """
-    from stepscope.core.protocol.captures import CaptureOrder
+    from stepscope.core.protocol.captures import CaptureOrder, CaptureRequest, CaptureSelector
     from stepscope.workflow.nodes.capture import capture_job
 
     if run is None and job is None:
         raise click.UsageError("give --run or --job")
-    order = CaptureOrder(
+    request = CaptureRequest(
         "new",
         steps,
-        run,
-        job,
-        _ranks(ranks),
-        start_step,
-        None,
-        max_bytes,
-        max_overhead,
-        time.time_ns() + int(timeout_seconds * 1e9),
+        start_step=start_step,
+        ranks=_ranks(ranks),
+        max_bytes=max_bytes,
+        max_overhead=max_overhead,
+        deadline_unix_ns=time.time_ns() + int(timeout_seconds * 1e9),
     )
-    captured = capture_job(_with_token(agents), order, wait=wait, tell=lambda line: click.echo(line, err=True))
+    order = CaptureOrder(request, CaptureSelector(run, job))
+    captured = capture_job(_with_token(agents), order, wait=wait, log=lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(json.dumps(_document(captured)))
     elif wait:
         click.echo("\n".join(_lines(captured)))
     else:
-        click.echo(captured.order.id)
+        click.echo(captured.order.request.id)
     print_warnings(captured.warnings)
     if wait:
         _check(captured)
@@ -91,11 +89,11 @@ def command(
 
 def _with_token(agents: list[AgentClient]) -> list[AgentClient]:
     """The agents with the token of this user's own agent here, where no token file is given."""
-    from stepscope.agent.state_directory import TOKEN_FILE, state_directory, token_in
+    from stepscope.agent.state_directory import TOKEN_FILE, read_token, state_directory
 
     if agents[0].token:
         return agents
-    token = token_in(state_directory() / TOKEN_FILE)
+    token = read_token(state_directory() / TOKEN_FILE)
     return [replace(agent, token=token) for agent in agents]
 
 
@@ -115,13 +113,14 @@ def _lines(captured: CapturedJob) -> list[str]:
     shown = captured.ranks[:MAX_SHOWN_RANKS]
     lines = []
     for one in shown:
-        words = [f"rank {'?' if one.rank is None else one.rank}", one.state.value]
-        if one.path and one.steps:
-            first = one.start_step
-            words.append(counted(one.steps, "step") if first is None else f"steps {first} to {first + one.steps - 1}")
-            words.append(f"{size(one.bytes)}  {printable(one.path)}")
-        words += [f"stopped by {one.stopped_by}"] if one.stopped_by else []
-        words += [printable(one.reason)] if one.reason else []
+        rank, progress = one.target.rank, one.progress
+        words = [f"rank {'?' if rank is None else rank}", progress.state.value]
+        if progress.path and progress.steps:
+            first, steps = progress.start_step, progress.steps
+            words.append(counted(steps, "step") if first is None else f"steps {first} to {first + steps - 1}")
+            words.append(f"{size(progress.bytes)}  {printable(progress.path)}")
+        words += [f"stopped by {progress.stopped_by}"] if progress.stopped_by else []
+        words += [printable(progress.reason)] if progress.reason else []
         lines.append("  ".join(words))
     if len(captured.ranks) > len(shown):
         lines.append(f"and {counted(len(captured.ranks) - len(shown), 'rank')} more")
@@ -135,7 +134,7 @@ def _document(captured: CapturedJob) -> dict[str, object]:
 
     return {
         "schema": CAPTURE_SCHEMA,
-        "id": captured.order.id,
+        "id": captured.order.request.id,
         "state": captured.state,
         "folder": captured.folder,
         "agents": [{"url": url, **report_document(report)} for url, report in captured.reports.items()],
@@ -152,12 +151,13 @@ def _check(captured: CapturedJob) -> None:
     from stepscope.core.errors import DataError
     from stepscope.core.protocol.captures import CaptureState
 
-    if captured.order.ranks is not None and captured.missing_ranks:
-        raise DataError("not all ranks asked for are there", where=f"capture {captured.order.id}")
-    without = [one for one in captured.ranks if one.state is not CaptureState.DONE]
+    request = captured.order.request
+    where = f"capture {request.id}"
+    if request.ranks is not None and captured.missing_ranks:
+        raise DataError("not all requested ranks are there", where=where)
+    without = [one for one in captured.ranks if one.progress.state is not CaptureState.DONE]
     if without:
-        first = without[0]
-        what = (
-            f"{len(without)} of {counted(len(captured.ranks), 'rank')} left no trace; rank {first.rank}: {first.state}"
-        )
-        raise DataError(f"{what}, {first.reason}" if first.reason else what, where=f"capture {captured.order.id}")
+        rank, progress = without[0].target.rank, without[0].progress
+        num_without = f"{len(without)} of {counted(len(captured.ranks), 'rank')}"
+        what = f"{num_without} left no trace; rank {rank}: {progress.state}"
+        raise DataError(f"{what}, {progress.reason}" if progress.reason else what, where=where)

@@ -145,10 +145,10 @@ def test_the_end_of_all_processes_is_the_end_of_the_hang(node: _Node, caplog: py
 
 def test_first_steps_and_steps_of_usual_length_are_not_doubted() -> None:
     watch = RunWatch()
-    watch.look([_rank(0, step=0, step_age_ms=500e3)], 0.0)
-    assert not watch.is_doubtful
+    watch.observe([_rank(0, step=0, step_age_ms=500e3)], 0.0)
+    assert not watch.is_suspect
     for step in range(10):
-        watch.look([_rank(0, step=step, step_ms=20e3)], 0.0)
+        watch.observe([_rank(0, step=step, step_ms=20e3)], 0.0)
     assert watch.limit_seconds == 80.0
 
 

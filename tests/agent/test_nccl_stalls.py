@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.agent.nccl_stalls import NcclSource, StalledCommunicators, ras_address
+from stepscope.agent.nccl_stalls import NcclSource, StallHistory, ras_address
 from stepscope.collectors.nccl.ras import ask_ras, read_ras
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import DataError
@@ -120,16 +120,16 @@ def test_ranks_that_stand_at_different_counts_are_told_of_and_not_while_one_is_i
 
 
 def test_even_counts_and_counts_that_move_are_no_standing_still() -> None:
-    stalled = StalledCommunicators()
+    stalled = StallHistory()
     for now, answer in enumerate([_answer(5, 5), _answer(5, 5), _answer(6, 5), _answer(7, 6)]):
-        assert stalled.look(read_ras(answer, file="f"), float(now)) == []
+        assert stalled.observe(read_ras(answer, file="f"), float(now)) == []
 
 
 def test_a_rank_that_is_dead_is_behind() -> None:
-    stalled = StalledCommunicators()
+    stalled = StallHistory()
     answer = read_ras(_answer(5, 5, missing=3), file="f")
-    assert stalled.look(answer, 1.0) == []
-    (found,) = stalled.look(answer, 6.0)
+    assert stalled.observe(answer, 1.0) == []
+    (found,) = stalled.observe(answer, 6.0)
     assert (found.ranks, found.seconds) == ((3,), 5.0)
 
 

@@ -13,7 +13,8 @@ from stepscope.agent.training_link import connection
 from stepscope.agent.training_link import server as server_module
 from stepscope.agent.training_link.server import TrainingServer
 from stepscope.agent.training_link.training_source import TrainingSource
-from stepscope.core.protocol.messages import Answer, AnswerState, Bye, Cancel, CaptureRequest, Heartbeat, Welcome
+from stepscope.core.protocol.captures import CaptureProgress, CaptureRequest, CaptureState, CaptureUpdate
+from stepscope.core.protocol.messages import Answer, Bye, Cancel, Heartbeat, Welcome
 from tests.agent.training_link.conftest import Process, hello, wait_until
 
 Connect = Callable[[], Process]
@@ -51,19 +52,19 @@ def test_what_is_said_to_a_process_and_what_it_answers(server: TrainingServer, c
         process.hear()
     keys = [rank.key for rank in server.ranks()]
     request = CaptureRequest("c", 3, ranks=(1,))
-    server.say(request, [keys[1], "nobody"])
-    server.say(Cancel("c"), [keys[1]])
+    server.send(request, [keys[1], "nobody"])
+    server.send(Cancel("c"), [keys[1]])
     assert [second.hear(), second.hear()] == [request, Cancel("c")]
-    answer = Answer("c", AnswerState.CANCELLED)
-    second.say(answer)
-    taken: list[tuple[str, Answer]] = []
+    cancelled = CaptureProgress(CaptureState.CANCELLED)
+    second.say(Answer("c", cancelled))
+    taken: list[CaptureUpdate] = []
 
     def has_come() -> bool:
-        taken.extend(server.take_answers())
+        taken.extend(server.take_updates())
         return bool(taken)
 
     wait_until(has_come)
-    assert taken == [(keys[1], answer)]
+    assert taken == [CaptureUpdate("c", keys[1], cancelled)]
 
 
 def test_a_process_that_connects_again_is_the_same_and_another_is_not(server: TrainingServer, connect: Connect) -> None:
@@ -124,9 +125,9 @@ def test_one_that_does_not_read_is_left(server: TrainingServer, connect: Connect
     keys = {rank.rank: rank.key for rank in server.ranks()}
     request = CaptureRequest("c", 1, ranks=tuple(range(9000)))
     for _ in range(20):
-        server.say(request, [keys[0]])
+        server.send(request, [keys[0]])
     wait_until(lambda: server.refused() == {"deaf": 1})
-    server.say(Cancel("c"), [keys[1]])
+    server.send(Cancel("c"), [keys[1]])
     assert well.hear() == Cancel("c")
 
 
@@ -153,7 +154,7 @@ def test_without_the_right_to_listen_it_goes_on_unless_it_must(tmp_path: Path) -
     with TrainingServer(nowhere, is_required=False) as closed:
         collection = TrainingSource(closed).collect()
         assert "no socket for training" in collection.missing[0].detail
-        closed.say(Cancel("c"), ["x"])
+        closed.send(Cancel("c"), ["x"])
         assert closed.ranks() == ()
     with pytest.raises(Exception, match=r"no socket for training at .*--socket"), TrainingServer(nowhere):
         pass
