@@ -25,7 +25,7 @@ from stepscope.cli.options import json_option
 
 _Function = Callable[..., None]
 _FILE = click.Path(path_type=Path, dir_okay=False)
-_FILE_HELP = "Read settings from this TOML file (docs/guides/agent.md)."
+_FILE_HELP = "Read settings from this TOML file; `stepscope agent config show` lists them."
 _CLICK_TYPES: dict[type, Any] = {int: click.INT, float: click.FLOAT, str: click.STRING}
 _PATH_OF_FLAG = {key.parameter: path for path, key in KEYS.items() if key.flag}
 

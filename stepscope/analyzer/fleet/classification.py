@@ -32,13 +32,7 @@ Classified = tuple[Cause, tuple[Reason, ...], float, list[Evidence]]
 def classify(
     samples: Sequence[Sample], facts: GpuFacts | None = None, host: HostUse | None = None, limits: Limits = LIMITS
 ) -> FleetClass:
-    """Class of one GPU over a window.
-
-    Args:
-        samples: in order of time, over seconds to minutes; 30 to 60 s are best.
-        facts: of the GPU's model.
-        host: use of the host by its processes, over the same window.
-        limits: thresholds.
+    """Class of one GPU over a window of samples in order of time, ideally 30 to 60 s of them.
 
     Raises:
         ValueError: there is no sample.
@@ -244,6 +238,8 @@ def class_of_job(classes: Sequence[FleetClass]) -> FleetClass:
     """Class of a job from those of its GPUs; evidence refers to GPUs by their position.
 
     GPUs in a collective wait for the last one. So if some wait and others hardly do, the job's cause is that of the
+    others, and `straggler` if they compute. If all wait, it is the communication itself, or a GPU of another node. The
+    job hangs only if none of its GPUs works: one that saves its state for minutes is merely waited for.
 
     Raises:
         ValueError: there is no GPU.

@@ -113,12 +113,7 @@ class Bursts:
 
 
 def bursts_of(activity: Sequence[float], seconds_between: float) -> Bursts | None:
-    """Bursts of a series of activity (0..1); None if there are none, or too few samples.
-
-    Args:
-        activity: one value per sample, equally spaced.
-        seconds_between: sample interval.
-    """
+    """Bursts of an equally spaced series of activity (0..1); None if there are none, or too few samples."""
     if len(activity) < _MIN_SAMPLES or max(activity) < _FULL:
         return None
     empty = sum(value < _EMPTY for value in activity) / len(activity)

@@ -79,9 +79,7 @@ GroupProgress = dict[Group, dict[int, RankProgress]]
 def group_progress(dumps: Sequence[FlightDump], world_size: int = 0) -> GroupProgress:
     """Progress of each rank in each group that a recorder or its list of groups names.
 
-    Args:
-        dumps: at most one per rank.
-        world_size: of the job, 0 if unknown; gives the members of groups that no recorder lists.
+    `dumps` has at most one dump per rank; `world_size` (0 if unknown) gives the members of groups that are not listed.
     """
     groups = _groups(dumps, world_size)
     ids = _ids(dumps, groups)

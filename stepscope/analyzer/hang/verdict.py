@@ -57,12 +57,7 @@ _ACTION_WITHOUT_CULPRIT = (
 
 
 def explain_hang(dumps: Sequence[FlightDump], *, world_size: int = 0) -> HangReport:
-    """Explain a hang from the flight recorders of one job.
-
-    Args:
-        dumps: at least one, and at most one per rank.
-        world_size: of the job; 0 if unknown.
-    """
+    """Explain a hang from flight recorder dumps, at most one per rank; `world_size` is 0 if it is unknown."""
     dumps = with_timeouts_open(dumps, world_size)
     progress = group_progress(dumps, world_size)
     calls = open_calls(dumps, progress)

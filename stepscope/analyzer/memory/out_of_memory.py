@@ -36,12 +36,7 @@ def out_of_memory_of(
 ) -> OutOfMemory | None:
     """Post-mortem of a failed allocation; None if none failed.
 
-    Args:
-        history: of the GPU.
-        stacks: of the snapshot.
-        fragmentation: at the snapshot's end, right after the failure.
-        growth: from step to step.
-        note: written by the training process.
+    `fragmentation` is that of the snapshot's end, right after the failure; `note` was written by the training process.
     """
     events = history.events
     failed = history.last_failure
@@ -116,16 +111,9 @@ def remedies_for(
     oom: OutOfMemory | None,
     settings: str,
 ) -> list[Remedy]:
-    """Changes that save memory, the cause's first, then by saving.
+    """Changes that save memory: those for the cause first, then by saving, given the bytes by category at the peak.
 
     Savings of ZeRO are those with many data-parallel ranks; with two they are half.
-
-    Args:
-        by_category: bytes at the peak.
-        fragmentation: at the end.
-        growth: from step to step.
-        oom: post-mortem of the failure.
-        settings: allocator settings (PYTORCH_CUDA_ALLOC_CONF).
     """
     first: list[Remedy] = []
     if oom is not None and oom.cause is OomCause.OTHER_PROCESS:

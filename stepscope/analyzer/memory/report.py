@@ -37,12 +37,7 @@ _MAX_HOLDERS = 40
 
 
 def explain_memory(snapshot: MemorySnapshot, note: OutOfMemoryNote | None = None) -> MemoryReport:
-    """Explain the memory of the GPU that the note names, else of the one with the most reserved memory.
-
-    Args:
-        snapshot: of a process.
-        note: written by the process when memory ran out.
-    """
+    """Explain the memory of the GPU that the note names, else of the one with the most reserved memory."""
     device, notices = _device(snapshot, note)
     history = history_of(snapshot, device)
     owners = note.owners if note is not None else {}

@@ -43,14 +43,7 @@ def explain_nccl(
     statuses: Iterable[RasStatus] = (),
     pages: Iterable[HangFlags] = (),
 ) -> NcclReport:
-    """Diagnose the NCCL files of one job.
-
-    Args:
-        events: of all logs and topologies, those of each file in order.
-        calls: of the inspector.
-        statuses: answers of RAS.
-        pages: of xpu_timer.
-    """
+    """Diagnose a job from NCCL log events (each file's in order), inspector calls, RAS answers, xpu_timer pages."""
     members = members_of(events)
     transports = transports_of(events, members)
     findings = [

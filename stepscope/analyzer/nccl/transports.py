@@ -54,10 +54,6 @@ class Environment:
     """Settings and start-up messages that decide which transports are possible."""
 
     def __init__(self, events: Iterable[LogEvent]) -> None:
-        """
-        Args:
-            events: of all logs.
-        """
         self.settings: dict[str, str] = {}
         self.has_no_ib = False
         self.plugin: str | None = None
@@ -108,10 +104,6 @@ class _Hosts:
     """Which ranks are on one node: by host name, unless containers of several nodes have the same name."""
 
     def __init__(self, members: Members) -> None:
-        """
-        Args:
-            members: of all communicators.
-        """
         self._hosts = members.hosts
         names: dict[str, set[str]] = defaultdict(set)
         for (of, _), host in members.hosts.items():
