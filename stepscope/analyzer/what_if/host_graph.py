@@ -3,7 +3,7 @@
 The thread itself computes, so each piece of compute is an activity that the thread starts and waits for. Compute is
 split where an outermost operator begins, so that ranks can be compared operator by operator.
 
-A communication starts where the thread calls it and runs beside the thread until the thread needs it: at its end (for
+A communication starts where the thread calls it and runs concurrently until the thread needs it: at its end (for
 sends and receives: when the thread asked for it) if the thread was idle then; else, if it ended behind compute, at the
 thread's next wait or the end of the step.
 """
@@ -68,13 +68,7 @@ class HostTimeline:
 
 
 def read_timeline(trace: TraceColumns, lane: int, segments: Segments) -> HostTimeline | None:
-    """Timeline of the window; None if it has more than MAX_PIECES pieces.
-
-    Args:
-        trace: events of one rank.
-        lane: its main thread.
-        segments: that thread's window with its time categories.
-    """
+    """Timeline of the main thread's window from its time categories; None if it has more than MAX_PIECES pieces."""
     rows = outermost(trace, computing_rows(trace, lane))
     opens = trace.start_ns[rows]
     place = np.searchsorted(segments.start_ns, opens, side="right") - 1
@@ -130,13 +124,7 @@ class _Points:
 
 
 def host_graph(timeline: HostTimeline, window: Window, calls: Sequence[Call]) -> RankGraph:
-    """Graph of one rank.
-
-    Args:
-        timeline: its main thread.
-        window: its steps.
-        calls: its communication calls in issue order; all three on one clock.
-    """
+    """Graph of one rank from its timeline, steps and communication calls (in issue order), all on one clock."""
     activities = _activities(timeline, window, calls)
     points = _points(timeline, activities, _needed_ns(activities, calls))
     key = np.maximum.accumulate(points.time_ns + (points.kind == _WAIT))
