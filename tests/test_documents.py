@@ -1,4 +1,4 @@
-"""Do the documents point at what is there, and is nothing left to fill in?"""
+"""Documents: links, named modules, folders, generated pages, and the demo's output in the README."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import stepscope
 from stepscope.analyzer.blame.remedies import ACTIONS, COSTS, REMEDIES
 from stepscope.core.text import wording
 from stepscope.core.vocabulary.causes import Cause
+from stepscope_reference import MARKER, PAGES
 
 _ROOT = Path(stepscope.__file__).parents[1]
 _DOCUMENTS = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
@@ -32,6 +33,19 @@ def test_every_module_that_the_architecture_names_exists() -> None:
     assert set(_MODULE.findall(text)) <= there
 
 
+def test_the_architecture_has_a_line_for_every_folder() -> None:
+    text = (_ROOT / "ARCHITECTURE.md").read_text()
+    rooms = re.findall(r"^\| \**([\w/]+?)/\** \|", text, flags=re.MULTILINE)
+    package = _ROOT / "stepscope"
+    folders = [path for pattern in ("*/", "*/*/") for path in package.glob(pattern) if path.name != "__pycache__"]
+    assert sorted(rooms) == sorted(str(path.relative_to(package)) for path in folders)
+
+
+def test_every_generated_page_has_its_place() -> None:
+    pages = _ROOT.glob("docs/**/*.md")
+    assert sorted(name for page in pages for name in MARKER.findall(page.read_text())) == sorted(PAGES)
+
+
 def _demo_block() -> list[str]:
     """The lines of README's first block without a command: what the demo prints."""
     blocks = re.findall(r"^```([^\n]*)\n(.*?)^```$", (_ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -42,7 +56,7 @@ def _demo_block() -> list[str]:
 def test_the_evidence_in_the_readme_is_said_as_the_code_says_it() -> None:
     labels = re.findall(r"^  - (.+?): ", "\n".join(_demo_block()), flags=re.MULTILINE)
     assert labels
-    assert set(labels) <= set(wording._METRIC_WORDS.values())
+    assert set(labels) <= set(wording._METRIC_TITLES.values())
 
 
 def test_the_rest_of_the_demo_in_the_readme_has_the_words_of_the_code() -> None:

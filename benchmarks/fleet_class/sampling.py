@@ -40,13 +40,13 @@ from benchmarks.fleet_class.windows import (
     write_windows,
 )
 from benchmarks.ranks import run_on_one_gpu
-from stepscope.agent.fleet.history import GpuHistory, HostHistory, values_of_gpus
+from stepscope.agent.fleet.history import GpuHistory, HostHistory, values_of_devices
 from stepscope.agent.gpus.supervisor import Timing
 from stepscope.agent.sources import Sources
 from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample
 from stepscope.core.documents.run_directory import TRACES_FOLDER, trace_path
 from stepscope.core.errors import StepscopeError, UsageError
-from stepscope.core.metrics.readings import Labels
+from stepscope.core.hardware.devices import Device
 from stepscope.core.text.numbers import counted
 from stepscope.reference_workloads.launch import WorkloadResult, run_workload
 from stepscope.reference_workloads.suite.cases import Case, find_cases
@@ -94,7 +94,7 @@ class Recorder:
         self.window = window
         self._interval = interval
         self._sources = Sources(Timing(interval=interval))
-        self._histories: dict[Labels, GpuHistory] = {}
+        self._histories: dict[Device, GpuHistory] = {}
         self._host = HostHistory()
         self._cuts: list[Cut] = []
         self._ended = threading.Event()
@@ -119,20 +119,19 @@ class Recorder:
         while not self._ended.wait(self._interval):
             states = self._sources.states()
             self._host.observe(states)
-            for labels, told in values_of_gpus(states).items():
-                self._histories.setdefault(labels, GpuHistory()).add(told)
+            for device, values in values_of_devices(states).items():
+                self._histories.setdefault(device, GpuHistory()).add(values)
             if time.monotonic() >= next_cut:
                 next_cut += self._interval
-                for labels, history in self._histories.items():
-                    self._cut(labels, history)
+                for device, history in self._histories.items():
+                    self._cut(device, history)
 
-    def _cut(self, labels: Labels, history: GpuHistory) -> None:
+    def _cut(self, device: Device, history: GpuHistory) -> None:
         samples = tuple(history.last(self.window))
-        told = dict(labels)
-        if len(samples) >= 2 and told.get("gpu", "").isdecimal():
+        if len(samples) >= 2 and device.index.isdecimal():
             begin_ns = samples[0].time_ns - int(self._interval * 1e9)  # rates are of the time before
-            host = self._host.use_of(told["uuid"], self.window)
-            self._cuts.append(Cut(int(told["gpu"]), begin_ns, samples[-1].time_ns, samples, history.facts, host))
+            host = self._host.use_of(device.uuid, self.window)
+            self._cuts.append(Cut(int(device.index), begin_ns, samples[-1].time_ns, samples, history.facts, host))
 
 
 def record_case(

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from stepscope import __version__
@@ -15,23 +15,18 @@ from stepscope.agent.exporter.metrics_page import SAMPLED, STALE_SECONDS
 from stepscope.agent.node_name import node_name
 from stepscope.agent.polling import SourceState
 from stepscope.agent.web.routes import Reply, Request, Route, json_reply
-from stepscope.core.documents.jobs import Assignment, FleetClass, FleetReport, assignments_of
+from stepscope.core.documents.jobs import Assignment, FleetClass, FleetReport
 from stepscope.core.documents.node import (
     NODE_PATH,
     Node,
-    NodeClass,
     NodeDevice,
-    NodeEvent,
-    NodeEvidence,
     NodeFinding,
-    NodeHealth,
-    NodeJob,
-    NodeJobClass,
     NodeSource,
     TrainingRank,
+    node_document,
 )
-from stepscope.core.hardware.devices import DevicePlace, GpuPlaces, device_of
-from stepscope.core.hardware.health import Health, HealthEvent, HealthReport
+from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
+from stepscope.core.hardware.health import Health, HealthReport
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import GPU_LABELS, Collection, Labels, Missing, Reading
 
@@ -44,73 +39,64 @@ def node_of(
     now_ns: int,
     *,
     host: str,
+    assignments: Iterable[Assignment] = (),
     health: HealthReport | None = None,
     fleet: FleetReport | None = None,
     ranks: Sequence[TrainingRank] = (),
 ) -> Node:
-    """The document.
+    """The node's document.
 
     Args:
-        states: the sources; of what two of them tell, the first counts. Values of one that is silent for a minute are
+        states: the sources; of what two of them report, the first counts. Values of one that is silent for a minute are
             left out.
         now_ns: ns since the epoch.
         host: name of the machine.
-        health: of it.
+        assignments: the jobs and their devices.
+        health: of the GPUs and the machine.
         fleet: what its GPUs and jobs spent the last minute on.
-        ranks: training processes that speak to the agent.
+        ranks: training processes that are connected to the agent.
     """
-    devices: dict[DevicePlace, _Device] = {}
     fresh = [one for one in states if not one.is_older_than(STALE_SECONDS)]
-    for state in fresh:
-        _gather(devices, state.collection)
-    _answer_as_their_gpu(devices)
-    for one in health.gpus if health else ():
-        whose = dict(one.labels)
-        if (device := devices.get((whose.get("uuid") or whose.get("gpu", ""), ""))) is not None:
-            device.health = _health(one)
-    by_labels = _by_labels(devices)
-    for labels, told in fleet.devices.items() if fleet else ():
-        if (device := by_labels.get(labels)) is not None:
-            device.spent = spent_of(told)
+    found = _devices([state.collection for state in fresh], health)
+    for one in assignments:
+        if one.device in found:
+            found[one.device].jobs += (one,)
+    for device, spent in fleet.devices.items() if fleet else ():
+        if device in found:
+            found[device].spent = spent
     return Node(
         host,
         __version__,
         now_ns,
         tuple(_source(state) for state in states),
-        tuple(device.finished(now_ns) for device in sorted(devices.values(), key=_Device.order)),
+        tuple(found[device].finished(now_ns) for device in sorted(found, key=_order)),
         tuple(
             NodeFinding(state.name, finding.code, finding.message, dict(finding.labels))
             for state in fresh
             for finding in state.collection.findings
         ),
-        _health(health.machine) if health else None,
-        tuple(_event(event) for event in (*health.open_events, *health.ended_events)) if health else (),
-        job_classes_of(fleet) if fleet else (),
+        health.machine if health else None,
+        (*health.open_events, *health.ended_events) if health else (),
+        fleet.jobs if fleet else (),
         tuple(ranks),
     )
 
 
 @dataclass(slots=True)
-class _Device:
-    labels: dict[str, str]
+class _DeviceBuilder:
+    device: Device
     info: dict[str, str] = field(default_factory=dict)
     up: tuple[bool, str] | None = None
     newest_ns: int = 0
     values: dict[str, float] = field(default_factory=dict)
     by_label: dict[str, dict[str, float]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    jobs: list[NodeJob] = field(default_factory=list)
-    health: NodeHealth | None = None
-    spent: NodeClass | None = None
-
-    def order(self) -> tuple[int, str, str]:
-        """By GPU, then by instance."""
-        index = self.labels.get("gpu", "")
-        number = int(index) if index.isascii() and index.isdecimal() else 1 << 30
-        return number, self.labels.get("gpu_instance", "").zfill(4), self.labels.get("compute_instance", "").zfill(4)
+    jobs: tuple[Assignment, ...] = ()
+    health: Health | None = None
+    spent: FleetClass | None = None
 
     def add(self, reading: Reading) -> None:
-        """A value of it."""
+        """Add a value, unless an earlier source reported it."""
         metric, further = reading.metric, [pair for pair in reading.labels if pair[0] not in GPU_LABELS]
         if metric == _INFO:
             self.info = self.info or dict(further)
@@ -123,19 +109,19 @@ class _Device:
         if metric in SAMPLED:
             self.newest_ns = max(self.newest_ns, reading.time_ns)
 
-    def lacks(self, missing: Missing) -> None:
-        """A value that is not there."""
+    def add_missing(self, missing: Missing) -> None:
+        """Add why a value, or the whole device, is missing."""
         if missing.metric:
             self.missing.setdefault(missing.metric.removeprefix(GPU), missing.reason.value)
         elif self.up is None:
             self.up = False, missing.reason.value
 
     def finished(self, now_ns: int) -> NodeDevice:
-        """As the document has it."""
+        """The device as the document has it."""
         is_up, reason = self.up or (None, "")
         known = self.values.keys() | self.by_label.keys()
         return NodeDevice(
-            self.labels,
+            self.device,
             self.info,
             is_up,
             reason,
@@ -143,107 +129,54 @@ class _Device:
             self.values,
             self.by_label,
             {metric: reason for metric, reason in self.missing.items() if metric not in known},
-            tuple(self.jobs),
+            self.jobs,
             self.health,
             self.spent,
         )
 
 
-def _gather(devices: dict[DevicePlace, _Device], collection: Collection) -> None:
-    places = GpuPlaces(reading for reading in collection.readings if reading.metric == _UP)
-    by_labels, found = _by_labels(devices), dict[Labels, _Device | None]()
+def _devices(collections: Sequence[Collection], health: HealthReport | None) -> dict[Device, _DeviceBuilder]:
+    join, found = DeviceJoin(), dict[Device, _DeviceBuilder]()
+    for collection in collections:
+        _add_source(found, collection, join.source(collection))
+    for device, made in found.items():  # the driver is asked of instances through their GPU
+        whole = join.whole(device)
+        if made.up is None and whole is not None and whole in found:
+            made.up = found[whole].up
+    first = join.source(Collection())
+    for device, one in health.gpus.items() if health else ():
+        if (known := found.get(first(device))) is not None:
+            known.health = one
+    return found
 
-    def device(labels: Labels) -> _Device | None:
-        if labels not in found:
-            own, place = device_of(labels), places.place(dict(labels))
-            of = by_labels.get(own)  # also of sources that know nothing of GPUs but what others told
-            found[labels] = of or (devices.setdefault(place, _Device(dict(own))) if place else None)
-        return found[labels]
+
+def _add_source(found: dict[Device, _DeviceBuilder], collection: Collection, first: Callable[[Device], Device]) -> None:
+    by_labels: dict[Labels, _DeviceBuilder | None] = {}
+
+    def builder(labels: Labels) -> _DeviceBuilder | None:
+        if labels not in by_labels:
+            named = device_of(labels)
+            device = None if named is None else first(named)
+            by_labels[labels] = None if device is None else found.setdefault(device, _DeviceBuilder(device))
+        return by_labels[labels]
 
     for reading in collection.readings:
-        if reading.metric.startswith(GPU) and (of := device(reading.labels)) is not None:
-            of.add(reading)
+        if reading.metric.startswith(GPU) and (into := builder(reading.labels)) is not None:
+            into.add(reading)
     for missing in collection.missing:
-        if (of := device(missing.labels)) is not None:
-            of.lacks(missing)
-    _add_jobs(devices, assignments_of(collection))
+        if (into := builder(missing.labels)) is not None:
+            into.add_missing(missing)
 
 
-def _answer_as_their_gpu(devices: Mapping[DevicePlace, _Device]) -> None:
-    """The driver is asked of instances through their GPU."""
-    for (gpu, instance), device in devices.items():
-        whole = devices.get((gpu, ""))
-        if instance and device.up is None and whole is not None:
-            device.up = whole.up
-
-
-def _add_jobs(devices: Mapping[DevicePlace, _Device], assignments: Sequence[Assignment]) -> None:
-    by_labels = _by_labels(devices) if assignments else {}
-    for one in assignments:
-        job, device = one.job, by_labels.get(one.device)
-        if device is not None:
-            facts = (job.name, job.user, job.account, job.team, job.project, job.queue, job.workload)
-            device.jobs.append(NodeJob(job.kind.value, job.id, *facts, one.share.value, one.pids))
-
-
-def _by_labels(devices: Mapping[DevicePlace, _Device]) -> dict[Labels, _Device]:
-    return {tuple(device.labels.items()): device for device in devices.values()}
+def _order(device: Device) -> tuple[int, str, str]:
+    """By GPU, then by instance."""
+    number = int(device.index) if device.index.isascii() and device.index.isdecimal() else 1 << 30
+    return number, device.instance.zfill(4), device.compute_instance.zfill(4)
 
 
 def _source(state: SourceState) -> NodeSource:
     reason = state.reason.value if state.reason else ""
     return NodeSource(state.name, not reason, reason, state.detail, state.age_seconds, len(state.collection.readings))
-
-
-def _health(health: Health) -> NodeHealth:
-    return NodeHealth(health.state.value, health.reason, health.codes, health.unchecked)
-
-
-def _event(event: HealthEvent) -> NodeEvent:
-    return NodeEvent(
-        event.code,
-        dict(event.labels),
-        event.severity.value,
-        event.action.value,
-        event.action.line,
-        event.message,
-        event.value,
-        event.threshold,
-        event.unit,
-        event.first_ns,
-        event.last_ns,
-        event.ended_ns,
-        event.count,
-        event.since_start,
-    )
-
-
-def spent_of(told: FleetClass) -> NodeClass:
-    """One class; shares that are not known are left out."""
-    return NodeClass(
-        told.cause.value,
-        tuple(reason.value for reason in told.reasons),
-        told.confidence,
-        told.summary,
-        told.counters.value,
-        {name: round(share, 4) for name, share in told.spent().items()},
-        tuple(NodeEvidence(one.metric, one.value, one.unit, one.threshold, tuple(one.ranks)) for one in told.evidence),
-        told.begin_ns,
-        told.end_ns,
-    )
-
-
-def job_classes_of(report: FleetReport) -> tuple[NodeJobClass, ...]:
-    """Those of jobs."""
-    return tuple(
-        NodeJobClass(
-            one.job.kind.value,
-            one.job.id,
-            tuple(dict(labels).get("uuid", "") for labels in one.devices),
-            spent_of(one.told),
-        )
-        for one in report.jobs
-    )
 
 
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]%-]{1,255}")
@@ -261,7 +194,7 @@ def api_routes(node: Callable[[str], Node], *, scheme: str, host: str = "") -> t
     host = node_name(host)
 
     def all_of_it(_: Request) -> Reply:
-        return json_reply(HTTPStatus.OK, asdict(node(host)))
+        return json_reply(HTTPStatus.OK, node_document(node(host)))
 
     def discovery(request: Request) -> Reply:
         """This agent, under the name by which it was asked: that one is known to reach it."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from math import inf
 
-from stepscope.agent.captures.kineto_backend import KinetoBackend
-from stepscope.agent.captures.kineto_source import KinetoSource
-from stepscope.agent.config.settings import Thresholds
+from stepscope.agent.config.settings import Jobs, Thresholds
 from stepscope.agent.fleet.fleet_source import FleetSource
 from stepscope.agent.gpus.gpu_source import GpuSource, KernelLogSource
 from stepscope.agent.gpus.numbering import Renumbered
@@ -23,9 +22,10 @@ from stepscope.agent.training_link.training_source import TrainingSource
 from stepscope.collectors.dcgm_exporter.collector import DcgmExporterCollector
 from stepscope.collectors.dcgm_exporter.fetching import Endpoint
 from stepscope.collectors.host import GpuUsers, HostCollector, InfinibandCollector, gpu_users_of
-from stepscope.collectors.jobs.settings import JobSettings
 from stepscope.collectors.kernel_log import KernelLog
-from stepscope.core.documents.jobs import assignments_of
+from stepscope.collectors.kineto_daemon.backend import KinetoBackend
+from stepscope.collectors.kineto_daemon.source import KinetoSource
+from stepscope.core.documents.jobs import Assignment
 
 GPUS = "nvml"
 """The source of the GPUs' own driver."""
@@ -50,7 +50,7 @@ class Sources:
         timing: Timing | None = None,
         *,
         dcgm_exporter: Endpoint | None = None,
-        jobs: JobSettings | None = None,
+        jobs: Jobs | None = None,
         environment: Mapping[str, str] | None = None,
         training: TrainingServer | None = None,
         kineto: KinetoBackend | None = None,
@@ -97,10 +97,11 @@ class Sources:
             self._sources.append(ScheduledSource("nccl_ras", ras, interval=_RAS_SECONDS))
         if kineto is not None:
             self._sources.append(ScheduledSource("kineto", KinetoSource(kineto), interval=host_interval))
-        self._sources += job_sources(lambda: [source.state() for source in of_gpus], jobs or JobSettings())
+        self._jobs, self._of_jobs = job_sources(lambda: [source.state() for source in of_gpus], jobs or Jobs())
+        self._sources += self._of_jobs
         self.health = HealthSource(self._read_states, GPUS, thresholds=thresholds)
         health_interval = max(timing.interval, _HEALTH_SECONDS)
-        self.fleet = FleetSource(self._read_states)
+        self.fleet = FleetSource(self._read_states, self.assignments)
         self._derived = [
             ScheduledSource("health", self.health, interval=health_interval),
             ScheduledSource("fleet_class", self.fleet, interval=timing.interval),
@@ -127,10 +128,13 @@ class Sources:
         """Those of the sources that read, for those that are derived from them."""
         return tuple(self._renumbered.get(source, source).state() for source in self._sources)
 
+    def assignments(self, *, max_age_seconds: float = inf) -> tuple[Assignment, ...]:
+        """The jobs and their devices, as last collected; none where that was so long ago."""
+        return () if self._of_jobs[0].state().is_older_than(max_age_seconds) else self._jobs.assignments()
+
     def pids_of_job(self, name: str) -> frozenset[int]:
         """Processes that hold a GPU for a job that is called so."""
-        assignments = [one for state in self.states() for one in assignments_of(state.collection)]
-        return frozenset(pid for one in assignments if one.job.is_called(name) for pid in one.pids)
+        return frozenset(pid for one in self.assignments() if one.job.is_called(name) for pid in one.pids)
 
     def _gpu_users(self) -> GpuUsers:
         return gpu_users_of(self._gpus.state().collection)

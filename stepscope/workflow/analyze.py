@@ -1,7 +1,8 @@
-"""Analysis of one job: traces in, verdict out, kept in the run directory.
+"""Analysis of one job: reads its traces, finds the verdict, saves both in the run directory.
 
-`read_job` reads each trace once, by a map over files (`fan_out`), into one view a rank, and adds what the run directory
-knows beside the traces; what does not fit together is left out with a notice. `what_if` starts from the same views.
+`read_job` reads each trace once, by a map over files (`fan_out`), into one view per rank, and adds what the run
+directory records beside the traces; what does not fit together is left out with a notice. `what_if` uses the same
+views.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from stepscope.workflow.inputs.trace_files import TraceFiles, find_trace_files
 
 @dataclass(frozen=True, slots=True)
 class AnalysisResult:
-    """An analysis.
+    """An analysis and where it was saved.
 
     Attributes:
-        kept_in: the run directory it was kept in; None when it was not kept.
-        timelines: the ranks' time lines; empty unless asked for.
+        kept_in: run directory in which it was saved; None if it was not.
+        timelines: timelines of the ranks; empty unless requested.
     """
 
     analysis: Analysis
@@ -54,16 +55,16 @@ def analyze(
 
     Args:
         paths: files, folders, one run directory, or fsspec URLs.
-        whole_file: book first to last device activity of each file instead of the profiled steps.
-        keep: write analysis.json and timeline.json when a run directory was given.
-        with_timelines: return the time lines as well.
-        network_bytes_per_second: of each GPU's network card in one direction; tells what collectives between hosts
-            should reach.
+        whole_file: analyse first to last device activity of each file instead of the profiled steps.
+        keep: whether to save analysis.json and timeline.json if a run directory was given.
+        with_timelines: whether to return the timelines.
+        network_bytes_per_second: bandwidth of each GPU's network card in one direction, which sets the expected
+            bandwidth of collectives between hosts.
         fan_out: where the files are read.
-        on_progress: told before each file.
+        on_progress: called before each file.
 
     Raises:
-        DataError: no file can be used, or two claim the same rank.
+        DataError: no file can be used, or two are of the same rank.
         UsageError: no cluster is named, or its workers have another version.
         UnreachableError: a URL's store or the cluster does not answer.
     """
@@ -77,7 +78,7 @@ def analyze(
     try:
         save_timelines(job.run_directory, timelines)
         save_analysis(job.run_directory, analysis)
-    except DataError as error:  # somebody else's run, a full disk: the verdict is worth having all the same
+    except DataError as error:  # another user's run or a full disk: still return the verdict
         notice = Notice("not_kept", str(error))
         return AnalysisResult(replace(analysis, warnings=[*analysis.warnings, notice]), None, timelines)
     return AnalysisResult(analysis, job.run_directory, timelines)
@@ -85,7 +86,7 @@ def analyze(
 
 @dataclass(frozen=True, slots=True)
 class JobInput:
-    """Views, one a rank; what else is known; and the run directory, if one was given."""
+    """Views, one per rank; the job's context; and the run directory, if one was given."""
 
     views: list[RankView]
     context: JobContext
@@ -99,16 +100,16 @@ def read_job(
     fan_out: FanOut = HERE,
     on_progress: Progress | None = None,
 ) -> JobInput:
-    """Read the traces of one job, one view a rank.
+    """Read the traces of one job, one view per rank.
 
     Args:
         paths: files, folders, one run directory, or fsspec URLs.
         whole_file: as in view_rank.
         fan_out: where they are read.
-        on_progress: told before each file.
+        on_progress: called before each file.
 
     Raises:
-        DataError: no file can be used, or two claim the same rank.
+        DataError: no file can be used, or two are of the same rank.
         UsageError, UnreachableError: as in map_for's engines; a URL's store does not answer.
     """
     files = find_trace_files(paths)
@@ -135,8 +136,8 @@ def _silent_ranks(run_directory: Path | None) -> list[Notice]:
     silent = [] if run_directory is None else ranks_without_steps(run_directory)
     if not silent:
         return []
-    told = f"{ranks_words(silent)} left no step in {STEPS_FOLDER}/, though others did: killed, or only just begun"
-    return [Notice("silent_ranks", told)]
+    text = f"{ranks_words(silent)} left no step in {STEPS_FOLDER}/, though others did: killed, or only just begun"
+    return [Notice("silent_ranks", text)]
 
 
 def _manifest(files: TraceFiles, notices: list[Notice]) -> RunManifest | None:
@@ -165,12 +166,12 @@ def _context(manifest: RunManifest | None, notices: list[Notice], num_truncated:
 
 @dataclass(slots=True)
 class RankViews:
-    """The views by rank, and what was left out.
+    """Views by rank, and what was left out.
 
     Attributes:
-        views: one a rank.
-        notices: why a file was not used, or what was assumed.
-        num_truncated: files left out because they end too early.
+        views: one per rank.
+        notices: files that were not used and why, and assumptions.
+        num_truncated: files left out because they are truncated.
     """
 
     views: dict[int, RankView] = field(default_factory=dict)
@@ -186,19 +187,19 @@ def view_files(
     on_progress: Progress | None = None,
     map_files: FileMap = in_this_process,
 ) -> RankViews:
-    """The per-rank half over all files.
+    """Read all files and make the views of their ranks.
 
-    Files that do not tell their rank come last and get the lowest free ranks, in order.
+    Files that do not name their rank come last and get the lowest free ranks, in order.
 
     Args:
         paths: traces of one job.
         whole_file: as in view_rank.
-        since_ns: start of the job's last attempt; traces from before belong to an earlier one.
-        on_progress: told before each file.
-        map_files: how the files are gone through.
+        since_ns: start of the job's last attempt; earlier traces belong to an earlier attempt.
+        on_progress: called before each file.
+        map_files: how the files are mapped to views.
 
     Raises:
-        DataError: no file can be used, or the files cannot be of one job.
+        DataError: no file can be used, or the files are of several jobs.
         UnreachableError: a URL's store does not answer.
     """
     found = RankViews()
@@ -207,7 +208,7 @@ def view_files(
     waiting: list[FileTask] = []
     for result in _results(map_files, tasks, on_progress, len(paths)):
         if result.tells_rank or result.task.rank is not None:
-            _take(found, result, errors)
+            _add_result(found, result, errors)
         else:
             waiting.append(result.task)
     waiting = [
@@ -217,20 +218,20 @@ def view_files(
         if result.views and (found.views or result.task.rank):
             assumed = f"{result.task.path}: does not tell its rank; taken as rank {result.task.rank} by order"
             found.notices.append(Notice("rank_assumed", assumed))
-        _take(found, result, errors)
+        _add_result(found, result, errors)
     if not found.views:
         raise none_usable(errors, "files", what_next="give the traces of torch.profiler")
-    _leave_out_hosts_only(found)
-    _leave_out_other_times(found, [task.path for task in waiting])
+    _drop_ranks_without_device(found)
+    _drop_other_times(found, [task.path for task in waiting])
     return found
 
 
 def _results(
     map_files: FileMap, tasks: Sequence[FileTask], on_progress: Progress | None, num_files: int
 ) -> Iterator[FileViews]:
-    """The tasks' results, in the tasks' order. The last tasks are the last of all files.
+    """Results of the tasks, in their order. The last tasks are the last of all files.
 
-    Before each result, in the order in which they come, the progress is told with the first file still read.
+    Before each result, in the order of arrival, the progress is called with the first file that is still being read.
     """
     results = iter(map_files(view_file, tasks)) if tasks else iter(())
     arrived: dict[FileTask, FileViews] = {}
@@ -251,20 +252,20 @@ def _free_ranks(taken: Collection[int], count: int) -> list[int]:
 
 
 class _MixedJobsError(DataError):
-    """The files are not of one job."""
+    """The files are of several jobs."""
 
 
-def _take(found: RankViews, result: FileViews, errors: list[DataError]) -> None:
-    """Keep a file's views, or say why they are of no use.
+def _add_result(found: RankViews, result: FileViews, errors: list[DataError]) -> None:
+    """Add the views of a file, or a notice why it cannot be used.
 
     Raises:
-        DataError: another file says that it is of the same rank.
+        DataError: another file is of the same rank.
         UnreachableError: its store did not answer.
     """
     found.notices += result.notices
     try:
         for view in result.views:
-            _keep(found, view)
+            _add_view(found, view)
         if result.error is not None:
             raise result.error
     except _MixedJobsError:
@@ -275,11 +276,11 @@ def _take(found: RankViews, result: FileViews, errors: list[DataError]) -> None:
         found.notices.append(Notice("unusable_file", str(error)))
 
 
-def _keep(found: RankViews, view: RankView) -> None:
-    """Book the view under its rank.
+def _add_view(found: RankViews, view: RankView) -> None:
+    """Add a view.
 
     Raises:
-        DataError: it is a copy of one that is there.
+        DataError: it is a copy of another view, or another file is of the same rank.
     """
     known = found.views.setdefault(view.rank, view)
     if known is view:
@@ -293,8 +294,8 @@ def _keep(found: RankViews, view: RankView) -> None:
     )
 
 
-def _leave_out_hosts_only(found: RankViews) -> None:
-    """Beside ranks with device activities, one without any was recorded without CUDA: its ledger is of another kind."""
+def _drop_ranks_without_device(found: RankViews) -> None:
+    """Drop ranks recorded without CUDA beside ranks with device activities; their time breakdown is of another kind."""
     if len({view.on_device for view in found.views.values()}) == 1:
         return
     for rank, view in list(found.views.items()):
@@ -304,11 +305,11 @@ def _leave_out_hosts_only(found: RankViews) -> None:
             found.notices.append(Notice("unusable_file", lacks))
 
 
-def _leave_out_other_times(found: RankViews, nameless: list[str]) -> None:
-    """Ranks of one job record at the same time; on hosts whose clocks may differ this cannot be judged.
+def _drop_other_times(found: RankViews, nameless: list[str]) -> None:
+    """Drop ranks that were not recorded at the same time; not judged across hosts, whose clocks may differ.
 
     Raises:
-        DataError: files that do not even tell their rank do not overlap.
+        DataError: files without a rank do not overlap in time.
     """
     views = found.views
     if len({view.header.host_name for view in views.values()}) > 1:

@@ -1,7 +1,4 @@
-"""Comparison of two runs, or of two sets of runs, and its gates.
-
-Finds the runs of each side, takes their kept analyses or makes them, and compares.
-"""
+"""Comparison of two runs or two sets of runs: finds the runs of each side, loads or makes their analyses, compares."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from stepscope.core.documents.run_directory import ANALYSIS_FILE, RUN_FILE, RunM
 from stepscope.core.errors import DataError, none_usable
 from stepscope.store.documents import decode_analysis
 from stepscope.store.files import read_whole
-from stepscope.store.runs import captures, is_outdated, is_run, is_saved_analysis, load_manifest
+from stepscope.store.runs import captures, has_current_analysis, is_run, is_saved_analysis, load_analysis, load_manifest
 from stepscope.store.step_records import StepTelemetry, read_step_telemetry
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress
@@ -40,16 +37,17 @@ def compare(
     """Compare two sides.
 
     Args:
-        a, b: a run directory, a folder or file of traces, a saved analysis.json, a URL; or a set of these: separated
-            by commas, a directory of them, a glob.
-        fail_on: conditions, see analyzer.compare.gates.
-        assumed_spread: of the step time between runs of the same code, as a share; used for fewer than 4 runs.
+        a, b: a run directory, a folder or file of traces, a saved analysis.json or a URL; or several of these,
+            separated by commas, as a directory or as a glob.
+        fail_on: gates, see analyzer.compare.gates.
+        assumed_spread: relative standard deviation of the step time between runs of the same code, used with fewer
+            than 4 runs.
         fan_out: where traces are read.
-        on_progress: told before each run that is analysed.
+        on_progress: called before each run.
 
     Raises:
-        UsageError: a condition is wrong.
-        DataError: a side holds no run that can be used.
+        UsageError: a gate is malformed.
+        DataError: no run of a side can be used.
         UnreachableError: a URL's store does not answer.
     """
     conditions = [condition for text in fail_on for condition in parse_conditions(text)]
@@ -78,10 +76,10 @@ def compare(
 
 
 def find_runs(text: str) -> list[str]:
-    """The runs that one side of the command line means.
+    """The runs of one side of the command line.
 
     Raises:
-        DataError: it means none.
+        DataError: there is no run.
     """
     if "://" in text:
         return [text]
@@ -98,7 +96,7 @@ def find_runs(text: str) -> list[str]:
 
 
 def read_run(path: str, notices: list[Notice], fan_out: FanOut = HERE) -> RunRecord:
-    """One run: its kept analysis where that is as new as its traces, else analysed now.
+    """One run, with its saved analysis if that is as new as its traces, else analysed now.
 
     Raises:
         DataError: it cannot be used.
@@ -107,14 +105,14 @@ def read_run(path: str, notices: list[Notice], fan_out: FanOut = HERE) -> RunRec
     place = Path(path)
     name = path if "://" in path else place.resolve().name or path
     if "://" in path:
-        return RunRecord(name, _analysed(path, notices, fan_out))
+        return RunRecord(name, _analyse(path, notices, fan_out))
     if place.is_file():
         if not is_saved_analysis(place):
-            return RunRecord(name, _analysed(path, notices, fan_out))
+            return RunRecord(name, _analyse(path, notices, fan_out))
         run = place.parent if place.name == ANALYSIS_FILE else None
         analysis = decode_analysis(read_whole(place), where=path)
         return _record(run.resolve().name if run else name, analysis, run)
-    analysis = _kept(place, notices) or _analysed(path, notices, fan_out)
+    analysis = _saved_analysis(place, notices) or _analyse(path, notices, fan_out)
     return _record(name, analysis, place)
 
 
@@ -138,7 +136,7 @@ def _manifest(run: Path) -> RunManifest | None:
 
 
 def _in_directory(directory: Path) -> list[str]:
-    """The directory itself when it is one job, else each job in it."""
+    """The directory itself if it is one job, else each job in it."""
     if is_run(directory) or _holds_traces(directory):
         return [str(directory)]
     inside = sorted(child for child in directory.iterdir() if child.is_dir() and not child.name.startswith("."))
@@ -155,15 +153,12 @@ def _holds_traces(directory: Path) -> bool:
         return False
 
 
-def _kept(run: Path, notices: list[Notice]) -> Analysis | None:
-    """The kept analysis, unless it is damaged or older than a capture."""
-    kept = run / ANALYSIS_FILE
-    if not kept.is_file():
-        return None
-    if is_outdated(run):
+def _saved_analysis(run: Path, notices: list[Notice]) -> Analysis | None:
+    """The analysis saved in a run, unless it is older than a capture, or damaged and can be made again."""
+    if not has_current_analysis(run):
         return None
     try:
-        return decode_analysis(read_whole(kept), where=str(kept))
+        return load_analysis(run)
     except DataError as error:
         if not captures(run):
             raise
@@ -171,7 +166,7 @@ def _kept(run: Path, notices: list[Notice]) -> Analysis | None:
         return None
 
 
-def _analysed(path: str, notices: list[Notice], fan_out: FanOut) -> Analysis:
+def _analyse(path: str, notices: list[Notice], fan_out: FanOut) -> Analysis:
     analysis = analyze([path], keep=False, fan_out=fan_out).analysis
     notices += [n for n in analysis.warnings if n.code in ("unusable_file", "older_captures") and n not in notices]
     return analysis

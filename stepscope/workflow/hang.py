@@ -1,4 +1,4 @@
-"""Ranks that hold a job up, from the flight recorder dumps of a job that stopped."""
+"""Hang reports from the flight recorder dumps of a stopped job."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from stepscope.core.documents.hang import HangReport
 from stepscope.core.documents.run_directory import FLIGHT_FOLDER, LIVE_FOLDER, RUN_FILE
 from stepscope.core.errors import DataError
 from stepscope.store.runs import load_manifest
-from stepscope.workflow.inputs.paths import check_readable, refuse_many_runs
+from stepscope.workflow.inputs.paths import part_of_run, refuse_many_runs
 
 
 def read_hang(paths: Sequence[str]) -> HangReport:
-    """The answer from files, folders of dumps, or run directories with a folder flight/.
+    """Hang report from files, folders of dumps, or run directories with a folder flight/.
 
     Raises:
-        DataError: a path is not there, or holds no dump that can be read.
+        DataError: a path does not exist, or no dump can be read.
     """
-    for path in paths:
-        check_readable(path)
-    places = [_place(Path(path)) for path in paths]
+    places = [_dumps_of(path) for path in paths]
     files, left_out = find_dumps(places)
     if not files:
         refuse_many_runs(paths)
@@ -38,7 +36,7 @@ def read_hang(paths: Sequence[str]) -> HangReport:
 
 
 def _world_size(places: Sequence[Path]) -> int:
-    """By the run that the dumps lie in; 0 where they lie in none."""
+    """World size of the run that contains the dumps; 0 if no run does."""
     for place in places:
         folder = place if place.is_dir() else place.parent
         folder = folder.parent if folder.name == LIVE_FOLDER else folder
@@ -48,10 +46,10 @@ def _world_size(places: Sequence[Path]) -> int:
     return 0
 
 
-def _place(path: Path) -> Path:
-    """A run directory's dumps lie in a folder of it; those of ranks that have stood only for seconds in one of that."""
-    flight = path / FLIGHT_FOLDER
-    if not flight.is_dir():
-        return path
+def _dumps_of(path: str) -> Path:
+    """Where the dumps of a path are: of a run directory in flight/, or else in flight/live/ while a step hangs."""
+    flight = part_of_run(path, FLIGHT_FOLDER)
+    if flight == Path(path):
+        return flight
     live = flight / LIVE_FOLDER
     return live if live.is_dir() and not find_dumps([flight])[0] else flight

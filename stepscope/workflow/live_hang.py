@@ -1,7 +1,6 @@
-"""Hang check of a job that still runs, as a process of its own.
+"""Hang check of a running job, as a process of its own.
 
-The agent starts it, so that the daemon loads nothing that reads dumps. It needs the standard library alone, as training
-processes do.
+The agent starts it, so that the daemon does not load the code that reads dumps. It needs only the standard library.
 
     python -m stepscope.workflow.live_hang RUN_DIRECTORY [UID]     prints one `stepscope.live-hang/1` document
 """
@@ -30,24 +29,25 @@ from stepscope.core.protocol.fields import any_rank, read_object
 _STATE = re.compile(r"rank(\d{1,7})\.state")
 _STEPS = re.compile(r"rank(\d{1,7})\.jsonl")
 _NOBODY = 65534
-_LARGEST_STATE = 64 << 10
-_LARGEST_MANIFEST = 8 << 20
-_LARGEST_RECORD = 64 << 20
-_LONG_AGO_SECONDS = 120.0
-"""States of which the newest is older were left by a job that is gone."""
+_MAX_STATE_BYTES = 64 << 10
+_MAX_MANIFEST_BYTES = 8 << 20
+_MAX_RECORD_BYTES = 64 << 20
+_MAX_AGE_SECONDS = 120.0
+"""Age of the newest state from which the states are leftovers of a job that has ended."""
 
 
 def read_live_hang(run_directory: Path, *, owner: int | None = None, now_ns: int | None = None) -> LiveHang:
-    """The answer from flight/live of a run directory. A file that is a link counts as none.
+    """State of a running job from flight/live of its run directory. Symbolic links are not followed.
 
     Args:
-        owner: user whose files count, and those of nobody, whose a user's may be on a server of files; None: all do.
-        now_ns: ns since the epoch; the clock's where none is given.
+        owner: user ID whose files count, beside those of nobody (a user's files on a root-squashing file server); None:
+            all files count.
+        now_ns: ns since the epoch; by default the current time.
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
-    files = _Files(None if owner is None else frozenset({owner, _NOBODY}))
+    files = _OwnedFiles(None if owner is None else frozenset({owner, _NOBODY}))
     states = list(_states(run_directory / FLIGHT_FOLDER / LIVE_FOLDER, files))
-    states = [state for state in fresh_states(states) if now_ns - state.seen_ns < _LONG_AGO_SECONDS * 1e9]
+    states = [state for state in fresh_states(states) if now_ns - state.seen_ns < _MAX_AGE_SECONDS * 1e9]
     world_size = _world_size(run_directory, files)
     here = _ranks_here(run_directory)
     expected = {rank for rank in here if rank < world_size} if world_size else here
@@ -55,11 +55,10 @@ def read_live_hang(run_directory: Path, *, owner: int | None = None, now_ns: int
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the answer; the exit code.
+    """Print the state of a job; returns the exit code.
 
-    Args:
-        arguments: the run's directory; the user whose files count, and a process by whose view of the file system it is
-            looked for; of these two each may be empty or left out.
+    Arguments are the run directory, a user ID whose files count, and a process ID through whose /proc/PID/root the
+    directory is found. The last two may be empty or left out.
     """
     place, owner, pid = (*arguments, "", "")[:3]
     there = Path(f"/proc/{pid}/root{place}")
@@ -69,56 +68,56 @@ def main(arguments: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
-    """Plain files of some users; None: of all."""
+class _OwnedFiles:
+    """Regular files of some users; None: of all users."""
 
     owners: frozenset[int] | None
 
-    def content(self, path: Path, most: int) -> bytes:
-        """One file's.
+    def read(self, path: Path, max_bytes: int) -> bytes:
+        """Content of one file.
 
         Raises:
-            OSError: it is a link, no file, another user's, or larger than `most`.
+            OSError: it is a link, not a regular file, owned by another user, or larger than `max_bytes`.
         """
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
-            is_plain = stat.S_ISREG(status.st_mode) and status.st_size <= most
-            if not is_plain or (self.owners is not None and status.st_uid not in self.owners):
-                raise OSError(f"{path} is no file of the run's user of at most {most} bytes")
-            return file.read(most)
+            is_regular = stat.S_ISREG(status.st_mode) and status.st_size <= max_bytes
+            if not is_regular or (self.owners is not None and status.st_uid not in self.owners):
+                raise OSError(f"{path} is not a regular file of the run's user of at most {max_bytes} bytes")
+            return file.read(max_bytes)
 
 
-def _world_size(run_directory: Path, files: _Files) -> int:
-    """0 where it is not known."""
+def _world_size(run_directory: Path, files: _OwnedFiles) -> int:
+    """World size from the manifest; 0 if unknown."""
     with suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
-        told = json.loads(files.content(run_directory / RUN_FILE, _LARGEST_MANIFEST))["world_size"]
-        return int(any_rank(told))
+        world_size = json.loads(files.read(run_directory / RUN_FILE, _MAX_MANIFEST_BYTES))["world_size"]
+        return int(any_rank(world_size))
     return 0
 
 
-def _states(folder: Path, files: _Files) -> Iterator[RankState]:
+def _states(folder: Path, files: _OwnedFiles) -> Iterator[RankState]:
     for rank, path in _named(folder, _STATE):
         with suppress(OSError, ValueError, RecursionError):
-            state = read_object(RankState, json.loads(files.content(path, _LARGEST_STATE)))
+            state = read_object(RankState, json.loads(files.read(path, _MAX_STATE_BYTES)))
             if state.rank == rank:
                 yield state
 
 
-def _report(run_directory: Path, states: Sequence[RankState], world_size: int, files: _Files) -> HangReport | None:
-    """What the flight recorders of these ranks say."""
+def _report(run_directory: Path, states: Sequence[RankState], world_size: int, files: _OwnedFiles) -> HangReport | None:
+    """Hang report from the flight recorders of these ranks; None without recorded operations."""
     dumps: list[FlightDump] = []
     for state in states:
         path = run_directory / live_record_path(state.rank)
         with suppress(OSError, DataError):
-            dumps.append(read_dump(files.content(path, _LARGEST_RECORD), rank=state.rank, where=path.name))
+            dumps.append(read_dump(files.read(path, _MAX_RECORD_BYTES), rank=state.rank, where=path.name))
     if not any(dump.operations for dump in dumps):
         return None
     return explain_hang(dumps, world_size=world_size)
 
 
 def _ranks_here(run_directory: Path) -> set[int]:
-    """Ranks that write into this directory: each has a file of steps from its beginning on."""
+    """Ranks that write to this directory: each has a file of steps from its start."""
     return {rank for rank, _ in _named(run_directory / STEPS_FOLDER, _STEPS)}
 
 

@@ -1,4 +1,4 @@
-"""GPU memory reports from snapshots of torch's caching allocator."""
+"""GPU memory reports from snapshots of PyTorch's caching allocator."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.memory import MemoryReport
 from stepscope.core.documents.run_directory import MEMORY_FOLDER
 from stepscope.core.errors import DataError, none_usable
-from stepscope.workflow.inputs.paths import check_readable, part_of_run, refuse_many_runs
+from stepscope.workflow.inputs.paths import part_of_run, refuse_many_runs
 
 _SUFFIXES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
 
 
 def read_memory(paths: Sequence[str]) -> list[tuple[str, MemoryReport]]:
-    """A report for each snapshot: of files, of a folder's, or of a run directory's, those of failures first.
+    """Reports by file name for snapshot files, folders or run directories, out-of-memory snapshots first.
 
     Raises:
-        DataError: a path is not there, holds no snapshot, or none can be read.
+        DataError: a path does not exist, contains no snapshot, or no snapshot can be read.
     """
-    for path in paths:
-        check_readable(path)
-    files = [file for path in paths for file in _files(Path(path))]
+    files = [file for path in paths for file in _snapshots_of(path)]
     if not files:
         refuse_many_runs(paths)
         raise DataError(
@@ -46,7 +44,7 @@ def read_memory(paths: Sequence[str]) -> list[tuple[str, MemoryReport]]:
     return [(name, replace(first, warnings=[*first.warnings, *notices])), *reports[1:]]
 
 
-def _files(path: Path) -> list[Path]:
+def _snapshots_of(path: str) -> list[Path]:
     place = part_of_run(path, MEMORY_FOLDER)
     if not place.is_dir():
         return [place]

@@ -1,4 +1,4 @@
-"""Report on a job's communication from any mixture of NCCL's files: logs, topology, RAS, inspector."""
+"""NCCL reports from any mixture of files: logs, topologies, RAS answers, inspector output."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ from stepscope.core.documents.nccl_logs import HangFlags, InspectorCall, LogEven
 from stepscope.core.documents.run_directory import NCCL_FOLDER
 from stepscope.core.errors import DataError
 from stepscope.core.text.numbers import counted
-from stepscope.workflow.inputs.paths import check_readable, part_of_run, refuse_many_runs
+from stepscope.workflow.inputs.paths import part_of_run, refuse_many_runs
 
 _HEAD_LINES = 400
-_MOST_HEAD = 1 << 22
-"""Characters: lines of what is no text may be long."""
-_LARGEST_WHOLE_BYTES = 1 << 26
-"""Of files that are no lines: topologies, answers of RAS, pages."""
-_LONGEST_LINE = 1 << 20
-_MOST_UNPACKED = 1 << 34
-_IN_INSPECTOR = ('"coll_perf"', '"p2p_perf"', "nccl_bus_bandwidth_gbs{", "nccl_p2p_bus_bandwidth_gbs{")
+_MAX_HEAD = 1 << 22
+"""Characters; lines of a file that is not text may be long."""
+_MAX_WHOLE_BYTES = 1 << 26
+"""Largest file that is read as a whole: topologies, RAS answers, xpu_timer pages."""
+_MAX_LINE = 1 << 20
+_MAX_UNPACKED = 1 << 34
+_INSPECTOR_MARKS = ('"coll_perf"', '"p2p_perf"', "nccl_bus_bandwidth_gbs{", "nccl_p2p_bus_bandwidth_gbs{")
 
 
 @dataclass(slots=True)
-class _Told:
+class _Parsed:
+    """Everything parsed so far."""
+
     events: list[LogEvent] = field(default_factory=list)
     calls: list[InspectorCall] = field(default_factory=list)
     statuses: list[RasStatus] = field(default_factory=list)
@@ -44,92 +46,85 @@ class _Told:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no file said anything."""
+        """Whether no file contained anything of NCCL's."""
         return not (self.events or self.calls or self.statuses or self.pages)
 
 
 def read_nccl(paths: Sequence[str]) -> NcclReport:
-    """The report on files, folders of them, or run directories with a folder nccl/.
+    """NCCL report on files, folders, or run directories with a folder nccl/.
 
-    Logs (NCCL_DEBUG=INFO, of one rank or of all, with whatever a launcher puts before a line), inspector files, answers
-    of RAS, topology files and pages of xpu_timer are told apart by what they hold; files may be gzipped.
+    Logs (NCCL_DEBUG=INFO, of one rank or of all, with any prefix of a launcher), inspector files, RAS answers, topology
+    files and xpu_timer pages are recognised by their content; files may be gzipped.
 
     Raises:
-        DataError: a path is not there, or nothing in it is NCCL's.
+        DataError: a path does not exist, or contains nothing of NCCL's.
     """
-    told = _Told()
-    for path in paths:
-        check_readable(path)
-        for file in _files(Path(path)):
-            _read(file, told)
-    if told.is_empty:
+    parsed = _Parsed()
+    for place in [part_of_run(path, NCCL_FOLDER) for path in paths]:
+        files = sorted(file for file in place.iterdir() if file.is_file()) if place.is_dir() else [place]
+        for file in files:
+            _read(file, parsed)
+    if parsed.is_empty:
         refuse_many_runs(paths)
-        trouble = f" ({told.notices[0].message})" if told.notices else ""
+        trouble = f" ({parsed.notices[0].message})" if parsed.notices else ""
         raise DataError(
-            f"nothing of NCCL's in {counted(told.num_files, 'file')}{trouble}",
+            f"nothing of NCCL's in {counted(parsed.num_files, 'file')}{trouble}",
             where=", ".join(paths),
             what_next="run the job with NCCL_DEBUG=INFO and give its log",
         )
-    report = explain_nccl(told.events, told.calls, told.statuses, told.pages)
-    return replace(report, warnings=told.notices)
+    report = explain_nccl(parsed.events, parsed.calls, parsed.statuses, parsed.pages)
+    return replace(report, warnings=parsed.notices)
 
 
-def _files(path: Path) -> list[Path]:
-    place = part_of_run(path, NCCL_FOLDER)
-    return sorted(file for file in place.iterdir() if file.is_file()) if place.is_dir() else [place]
-
-
-def _read(file: Path, told: _Told) -> None:
-    told.num_files += 1
+def _read(file: Path, parsed: _Parsed) -> None:
+    parsed.num_files += 1
     try:
-        _read_kind(file, told)
+        _read_kind(file, parsed)
     except DataError as error:
-        told.notices.append(Notice("unusable_file", str(error)))
+        parsed.notices.append(Notice("unusable_file", str(error)))
     except (OSError, EOFError, zlib.error) as error:
-        told.notices.append(
-            Notice("unusable_file", f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})")
-        )
+        reason = getattr(error, "strerror", None) or error
+        parsed.notices.append(Notice("unusable_file", f"{file}: cannot be read ({reason})"))
 
 
-def _read_kind(file: Path, told: _Told) -> None:
+def _read_kind(file: Path, parsed: _Parsed) -> None:
     lines = _lines(file)
     beginning, num_characters = list[str](), 0
     for line in islice(lines, _HEAD_LINES):
         beginning.append(line)
         num_characters += len(line)
-        if num_characters > _MOST_HEAD:
+        if num_characters > _MAX_HEAD:
             break
     head = "".join(beginning)
     if looks_like_topology(head):
-        told.events += read_topology(_whole(beginning, lines, file), file=str(file))
-    elif any(mark in head for mark in _IN_INSPECTOR):
+        parsed.events += read_topology(_whole(beginning, lines, file), file=str(file))
+    elif any(mark in head for mark in _INSPECTOR_MARKS):
         calls = list(read_inspector(chain(beginning, lines)))
-        told.calls += [call for call in calls if call is not None]
+        parsed.calls += [call for call in calls if call is not None]
         if num_unread := sum(call is None for call in calls):
-            told.notices.append(
-                Notice("unreadable_lines", f"{file}: {counted(num_unread, 'line')} of the inspector cannot be read")
-            )
+            unread = f"{file}: {counted(num_unread, 'line')} of the inspector cannot be read"
+            parsed.notices.append(Notice("unreadable_lines", unread))
     elif looks_like_xpu_timer(head):
-        told.pages.append(read_xpu_timer(_whole(beginning, lines, file), file=str(file)))
+        parsed.pages.append(read_xpu_timer(_whole(beginning, lines, file), file=str(file)))
     elif looks_like_ras(head):
-        told.statuses.append(read_ras(_whole(beginning, lines, file), file=str(file)))
+        parsed.statuses.append(read_ras(_whole(beginning, lines, file), file=str(file)))
     else:
-        told.events += read_log(chain(beginning, lines), file=str(file))
+        parsed.events += read_log(chain(beginning, lines), file=str(file))
 
 
 def _lines(file: Path) -> Iterator[str]:
-    """A line that is longer than any of NCCL's comes in pieces: what is no text may have none that ends."""
+    """Lines of a file; longer ones than NCCL writes come in pieces, as a file that is not text may have no line end."""
     if not file.is_file():  # a pipe or a device may never end
-        raise DataError("is no file", where=str(file), what_next="give a file or a folder")
+        raise DataError("is not a regular file", where=str(file), what_next="give a file or a folder")
     with file.open("rb") as stream:
         is_gzip = stream.read(2) == b"\x1f\x8b"
     with gzip.open(file, "rt", errors="replace") if is_gzip else file.open(errors="replace") as lines:
         num_characters = 0
-        while line := lines.readline(_LONGEST_LINE):
+        while line := lines.readline(_MAX_LINE):
             num_characters += len(line)
-            if is_gzip and num_characters > _MOST_UNPACKED:
+            if is_gzip and num_characters > _MAX_UNPACKED:
                 raise DataError(
-                    f"unpacks to more than {_MOST_UNPACKED:,} characters", where=str(file), what_next="unpack it first"
+                    f"unpacks to more than {_MAX_UNPACKED:,} characters", where=str(file), what_next="unpack it first"
                 )
             yield line
 
@@ -138,7 +133,7 @@ def _whole(beginning: list[str], rest: Iterator[str], file: Path) -> str:
     parts, size = list(beginning), 0
     for line in rest:
         size += len(line)
-        if size > _LARGEST_WHOLE_BYTES:
-            raise DataError("is too large for what it is", where=str(file), what_next="give the file NCCL wrote")
+        if size > _MAX_WHOLE_BYTES:
+            raise DataError("is too large for a file of NCCL's", where=str(file), what_next="give the file NCCL wrote")
         parts.append(line)
     return "".join(parts)

@@ -1,4 +1,4 @@
-"""Report on every step of a run, profiled or not, from what its ranks wrote during training."""
+"""Report on all steps of a run, profiled or not, from the step records that its ranks wrote."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from stepscope.workflow.inputs.paths import check_readable, refuse_many_runs
 
 
 def read_steps(path: str) -> StepReport:
-    """The steps of a run directory, or of a folder of torchtitan's structured logs.
+    """Step report of a run directory, or of a folder of torchtitan's structured logs.
 
     Raises:
-        DataError: it holds no steps.
+        DataError: the folder contains no steps.
     """
     check_readable(path)
     folder = Path(path)
     if not folder.is_dir():
-        raise DataError("is no folder", where=path, what_next="give a run directory")
+        raise DataError("is not a folder", where=path, what_next="give a run directory")
     try:
         ranks, notices = read_run_steps(folder)
         if not ranks:
@@ -42,7 +42,7 @@ def read_steps(path: str) -> StepReport:
 
 
 def _is_pure_data_parallel(folder: Path) -> bool:
-    """Whether the run says so; where it says nothing, ranks may hold parts of the model."""
+    """Whether the run's mesh is data-parallel only; without a mesh, ranks may hold different parts of the model."""
     try:
         mesh = load_manifest(folder).mesh
     except DataError:

@@ -1,4 +1,4 @@
-"""Contents of trace files: who recorded them, what they hold, what had to be repaired."""
+"""Contents of trace files: who recorded them, what they contain, what was repaired."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from stepscope.core.documents.evidence import Notice
 from stepscope.core.errors import DataError, none_usable
-from stepscope.trace.columns import Category, ProcessGroup, TraceColumns
+from stepscope.trace.columns import Category, TraceColumns
 from stepscope.workflow.fan_out.engine import Progress
 from stepscope.workflow.inputs.trace_files import find_trace_files, open_ranks
 
@@ -22,18 +22,25 @@ _STEP = re.compile(r"ProfilerStep#(\d+)$")
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """A communicator that the trace names. `ranks` is None where the trace does not list its members."""
+    """Process group named in a trace; `ranks` is None if the trace does not list them.
+
+    Attributes:
+        num_calls: kernels and operators that name it.
+    """
 
     name: str
     description: str
     ranks: list[int] | None
     num_calls: int
-    """rows (kernels and operators) that name it"""
 
 
 @dataclass(frozen=True, slots=True)
 class Problems:
-    """What had to be mended or left out to read the file, in events."""
+    """Events that had to be repaired or left out to read the file.
+
+    Attributes:
+        damaged_at_byte: offset in the text of the first damaged event.
+    """
 
     repaired: int
     dropped: int
@@ -41,20 +48,19 @@ class Problems:
     truncated: bool
     clipped_ms: float = 0.0
     damaged_at_byte: int | None = None
-    """where in the text the first event was mended or lost"""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceFileInfo:
-    """One file, or one rank of a file that holds several. None where the trace does not say.
+    """Contents of one file, or of one rank in a file of several. None if the trace does not record it.
 
     Attributes:
-        part: in a file of several ranks, what tells this one's events; empty in a file of one.
-        versions: what the trace records: CUDA or HIP, CUPTI, NCCL, torch where a version writes it.
+        part: in a file of several ranks, identifies this rank's events; empty in a file of one.
+        versions: as recorded: CUDA or HIP, CUPTI, NCCL, torch.
         gpu: name of the devices that did work, else of the first device listed.
-        start_ns: first event's start, ns since the epoch.
+        start_ns: start of the first event, ns since the epoch.
         span_ms: from the first event's start to the last one's end.
-        num_events: entries of all phases, lost ones included.
+        num_events: entries of all phases, including lost ones.
         num_by_category: complete events by category.
         steps: indices of the ProfilerStep annotations, ascending.
         text_bytes: size of the JSON text.
@@ -83,7 +89,7 @@ class TraceFileInfo:
 
 @dataclass(frozen=True, slots=True)
 class TraceInfo:
-    """All files that could be read; the others are named in `warnings`."""
+    """Contents of all files that could be read; the others are named in `warnings`."""
 
     files: list[TraceFileInfo]
     warnings: list[Notice]
@@ -91,14 +97,10 @@ class TraceInfo:
 
 
 def read_trace_info(paths: Sequence[str], *, on_progress: Progress | None = None) -> TraceInfo:
-    """Look into trace files, folders, a run directory or fsspec URLs.
-
-    Args:
-        paths: as on the command line.
-        on_progress: told before each file.
+    """Describe trace files, folders, a run directory or fsspec URLs; `on_progress` is called before each file.
 
     Raises:
-        DataError: none of them can be used.
+        DataError: none of the files can be used.
         UnreachableError: a URL's store does not answer.
     """
     files: list[TraceFileInfo] = []
@@ -117,7 +119,7 @@ def read_trace_info(paths: Sequence[str], *, on_progress: Progress | None = None
 
 
 def describe_trace(trace: TraceColumns) -> TraceFileInfo:
-    """What one trace holds."""
+    """Describe one trace."""
     header, quality = trace.header, trace.quality
     start_ns = int(trace.start_ns.min())
     counts = np.bincount(trace.category, minlength=len(Category))
@@ -152,7 +154,7 @@ def describe_trace(trace: TraceColumns) -> TraceFileInfo:
 
 
 def _find_all(paths: Sequence[str], errors: list[DataError]) -> tuple[list[str], list[Notice]]:
-    """Expand each path on its own, so that one that leads nowhere does not hide the others."""
+    """Expand each path separately, so that an unusable path does not hide the others."""
     found: list[str] = []
     notices: list[Notice] = []
     for path in paths:
@@ -183,9 +185,7 @@ def _steps(trace: TraceColumns) -> list[int]:
 def _groups(trace: TraceColumns) -> list[GroupInfo]:
     used = trace.communication.group
     calls = np.bincount(used[used >= 0], minlength=len(trace.groups))
-    return [_group(group, int(num_calls)) for group, num_calls in zip(trace.groups, calls, strict=True)]
-
-
-def _group(group: ProcessGroup, num_calls: int) -> GroupInfo:
-    ranks = None if group.ranks is None else list(group.ranks)
-    return GroupInfo(group.name, group.description, ranks, num_calls)
+    return [
+        GroupInfo(group.name, group.description, None if group.ranks is None else list(group.ranks), int(num_calls))
+        for group, num_calls in zip(trace.groups, calls, strict=True)
+    ]

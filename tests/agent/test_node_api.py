@@ -6,26 +6,26 @@ import http.client
 import json
 import threading
 import time
-from dataclasses import asdict
 from typing import Any
 
-import msgspec
 import pytest
 
 from stepscope.agent.node_api import api_routes, node_of
 from stepscope.agent.polling import ScheduledSource, SourceState
 from stepscope.agent.web.server import Address, AgentServer
 from stepscope.core.documents.jobs import (
+    Assignment,
     Counters,
     FleetClass,
     FleetReport,
     Job,
     JobKind,
+    JobSource,
+    Share,
     TimeShares,
-    job_facts,
-    job_labels,
 )
-from stepscope.core.documents.node import NODE_SCHEMA, Node, NodeHealth, TrainingRank
+from stepscope.core.documents.node import NODE_SCHEMA, TrainingRank, node_document
+from stepscope.core.hardware.devices import Device, device_in
 from stepscope.core.hardware.health import Action, Health, HealthEvent, HealthReport, HealthState, Severity
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import (
@@ -38,7 +38,9 @@ from stepscope.core.metrics.readings import (
     labels_of,
     with_labels,
 )
+from stepscope.core.protocol.messages import Heartbeat, Hello
 from stepscope.core.vocabulary.causes import Cause
+from stepscope.workflow.nodes.answers import read_node
 
 _SECOND = 10**9
 _NOW = 1_000 * _SECOND
@@ -76,7 +78,7 @@ def test_values_labels_and_gaps_of_each_device() -> None:
     dcgm = _state(_reading("power_watts", 299.0), _reading("sm_active_ratio", 0.5), name="dcgm_exporter")
     node = node_of((nvml, dcgm), _NOW, host="n1")
     other, gpu, instance = node.devices
-    assert gpu.labels == {"gpu": "1", "uuid": "GPU-1"}
+    assert gpu.device == Device("GPU-1", "1")
     assert gpu.info == {"name": "NVIDIA H100", "driver": "580"}
     assert (gpu.is_up, gpu.reason, gpu.age_seconds) == (True, "", 1.0)
     assert gpu.values == {"power_watts": 300.0, "sm_active_ratio": 0.5}  # of two sources the first counts
@@ -84,7 +86,7 @@ def test_values_labels_and_gaps_of_each_device() -> None:
     assert gpu.marked("throttle_reason") == "software_power_cap"
     assert gpu.missing == {"tensor_active_ratio": "not_supported"}
     assert (other.is_up, other.reason, other.age_seconds, other.values) == (False, "timed_out", None, {})
-    assert (instance.name, instance.values, instance.age_seconds) == ("1/7/0", {"memory_used_bytes": 5.0}, 9.0)
+    assert (instance.device.name, instance.values, instance.age_seconds) == ("1/7/0", {"memory_used_bytes": 5.0}, 9.0)
     assert [(one.source, one.code, one.message) for one in node.findings] == [
         ("nvml", "busy_without_process", "a ghost")
     ]
@@ -92,18 +94,16 @@ def test_values_labels_and_gaps_of_each_device() -> None:
 
 def test_a_gpu_that_hung_before_it_told_its_uuid_is_there() -> None:
     labels = labels_of(gpu=1)
-    health = HealthReport(
-        5, Health((), HealthState.HEALTHY, "", (), ()), (Health(labels, HealthState.FAILED, "hangs", (), ()),), (), ()
-    )
+    hangs = Health(HealthState.FAILED, "hangs")
+    health = HealthReport(5, Health(HealthState.HEALTHY, ""), {Device(index="1"): hangs}, (), ())
     up = _reading("up", 0.0, labels, reason="timed_out")
     first, second = node_of((_state(_reading("power_watts", 1.0, _OTHER), up),), _NOW, host="n1", health=health).devices
-    assert (first.key, second.key, second.name) == ("GPU-0", "gpu 1", "1")
-    assert (second.is_up, second.reason, second.health) == (False, "timed_out", NodeHealth("failed", "hangs"))
+    assert (first.device.key, second.device.key, second.device.name) == ("GPU-0", "gpu 1", "1")
+    assert (second.is_up, second.reason, second.health) == (False, "timed_out", hangs)
 
 
 def test_an_instance_is_one_device_whichever_source_names_it_how() -> None:
     job = Job(JobKind.SLURM, "42")
-    told = with_labels(_INSTANCE, **dict(job_labels(job)), share="exclusive", source="process")
     nvml = _state(_reading("up", 1.0), _reading("memory_used_bytes", 5.0, _INSTANCE))
     of_page = labels_of(gpu=1, uuid="GPU-1", mig_profile="1g.10gb")
     page = _state(
@@ -113,16 +113,17 @@ def test_an_instance_is_one_device_whichever_source_names_it_how() -> None:
         _reading("sm_active_ratio", 0.9, of_page, gpu_instance="8"),
         name="dcgm_exporter",
     )
-    jobs = _state(Reading(GPU + "job_info", 1.0, told, _NOW), name="jobs")
-    gpu, seventh, eighth = node_of((nvml, page, jobs), _NOW, host="n1").devices
+    jobs = _state(_reading("use_state", 1.0, _INSTANCE, state="busy"), name="jobs")
+    assignments = [Assignment(job, device_in(dict(_INSTANCE)))]
+    gpu, seventh, eighth = node_of((nvml, page, jobs), _NOW, host="n1", assignments=assignments).devices
     assert gpu.values == {}
     assert gpu.by_label == {}
-    assert seventh.labels == dict(_INSTANCE)
+    assert seventh.device.labels() == _INSTANCE
     assert seventh.values == {"memory_used_bytes": 5.0, "sm_active_ratio": 0.5}
-    assert seventh.by_label == {}
-    assert [one.id for one in seventh.jobs] == ["42"]
+    assert seventh.by_label == {"use_state": {"busy": 1.0}}
+    assert [one.job.id for one in seventh.jobs] == ["42"]
     assert (eighth.values, eighth.jobs) == ({"sm_active_ratio": 0.9}, ())
-    assert [one.key for one in (gpu, seventh, eighth)] == ["GPU-1", "MIG-1", "GPU-1/8"]
+    assert [one.device.key for one in (gpu, seventh, eighth)] == ["GPU-1", "MIG-1", "GPU-1/8"]
 
 
 def test_a_gpu_that_hangs_is_as_old_as_its_drivers_last_word_and_its_instances_hang_with_it() -> None:
@@ -149,46 +150,61 @@ def test_a_gpu_that_hangs_is_as_old_as_its_drivers_last_word_and_its_instances_h
 
 def test_jobs_are_with_their_device() -> None:
     job = Job(JobKind.SLURM, "42", name="llama", user="alice", team="nlp")
-    key = job_labels(job)
-    told = tuple(sorted({**dict(_GPU), **dict(key), "share": "exclusive", "source": "process"}.items()))
-    process = tuple(sorted({**dict(_GPU), **dict(key), "pid": "99"}.items()))
-    state = _state(
-        Reading("stepscope_job_info", 1.0, tuple(sorted((*key, *job_facts(job)))), _NOW),
-        Reading(GPU + "job_info", 1.0, told, _NOW),
-        Reading("stepscope_job_process_info", 1.0, process, _NOW),
-        name="jobs",
+    held = Assignment(job, device_in(dict(_GPU)), Share.EXCLUSIVE, (JobSource.PROCESS,), (99,))
+    elsewhere = Assignment(job, device_in(dict(_OTHER)))
+    state = _state(_reading("power_watts", 1.0))
+    node = node_of((state,), _NOW, host="n1", assignments=(held, elsewhere))
+    assert [one.jobs for one in node.devices] == [(held,)]
+    (found,) = node_document(node)["devices"][0]["jobs"]
+    assert (found["kind"], found["id"], found["name"], found["user"], found["team"]) == (
+        "slurm",
+        "42",
+        "llama",
+        "alice",
+        "nlp",
     )
-    (device,) = node_of((_state(_reading("power_watts", 1.0)), state), _NOW, host="n1").devices
-    (found,) = device.jobs
-    assert (found.kind, found.id, found.name, found.user, found.team) == ("slurm", "42", "llama", "alice", "nlp")
-    assert (found.share, found.pids) == ("exclusive", (99,))
+    assert (found["share"], found["pids"]) == ("exclusive", (99,))
 
 
 def test_health_is_with_its_device_and_what_is_wrong_is_told() -> None:
     event = HealthEvent(
         "row_remap_failed", _GPU, Severity.CRITICAL, Action.REPLACE, "no spare rows", 1.0, 0.0, "", 1, 2, None, 3, True
     )
-    healths = (Health(_GPU, HealthState.FAILED, "no spare rows", ("row_remap_failed",), ()),)
-    report = HealthReport(5, Health((), HealthState.HEALTHY, "", (), ("fabric",)), healths, (event,), ())
+    failed = Health(HealthState.FAILED, "no spare rows", ("row_remap_failed",))
+    machine = Health(HealthState.HEALTHY, "", (), ("fabric",))
+    report = HealthReport(5, machine, {device_in(dict(_GPU)): failed}, (event,), ())
     node = node_of((_state(_reading("power_watts", 1.0)),), _NOW, host="n1", health=report)
-    assert node.devices[0].health == NodeHealth("failed", "no spare rows", ("row_remap_failed",))
-    assert node.health == NodeHealth("healthy", "", (), ("fabric",))
-    (told,) = node.events
-    assert (told.labels, told.severity, told.action, told.value) == (dict(_GPU), "critical", "replace", 1.0)
-    assert told.action_line == Action.REPLACE.line
+    assert (node.devices[0].health, node.health, node.events) == (failed, machine, (event,))
+    document = node_document(node)
+    (told,) = document["events"]
+    assert (told["labels"], told["severity"], told["action"], told["value"]) == (
+        dict(_GPU),
+        "critical",
+        "replace",
+        1.0,
+    )
+    assert told["action_line"] == Action.REPLACE.line
+    assert document["health"] == {"state": "healthy", "reason": "", "codes": (), "unchecked": ("fabric",)}
 
 
 def test_what_a_device_does_and_who_trains_on_it() -> None:
     shares = TimeShares(0.5, 0.25, 0.0, 0.25)
-    told = FleetClass(Cause.COMMUNICATION, (), 0.9, "waits for peers", (), shares, Counters.SM, 1, 2, 60)
-    rank = TrainingRank("k", "run", "/runs/run", 0, 0, 8, 4711, 1000, "n1", 1, 50.0)
+    told = FleetClass(Cause.COMMUNICATION, (), 0.9, "waits for peers", (), shares, Counters.SM, 1, 2)
+    hello = Hello("run", "/runs/run", 0, 0, 8, 4711, "n1", 1, {"dp": 8}, "GPU-1")
+    heartbeat = Heartbeat(20.0, "active", 7, 100.0, 10.0, {"forward": 40.0}, {"loss": 2.5}, "forward")
+    rank = TrainingRank("k", hello, heartbeat, 4711, 1000, heartbeat_age_ms=50.0, step_age_ms=20.0)
     state = _state(_reading("power_watts", 1.0))
-    node = node_of((state,), _NOW, host="n1", fleet=FleetReport({_GPU: told, _OTHER: told}), ranks=(rank,))
-    again = msgspec.json.decode(json.dumps(asdict(node)), type=Node)
+    node = node_of(
+        (state,),
+        _NOW,
+        host="n1",
+        fleet=FleetReport({device_in(dict(one)): told for one in (_GPU, _OTHER)}),
+        ranks=(rank,),
+    )
+    again = read_node(json.loads(json.dumps(node_document(node))))
     assert again == node
     (device,) = again.devices
-    assert device.spent is not None
-    assert (device.spent.cause, device.spent.shares["waiting"]) == ("communication", 0.25)
+    assert device.spent == told
     assert again.ranks == (rank,)
 
 
@@ -243,7 +259,7 @@ def test_it_is_told_while_a_source_hangs() -> None:
         go_on.set()
     assert (status, kind) == (200, "application/json")
     assert json.loads(body)["schema"] == NODE_SCHEMA
-    node = msgspec.json.decode(body, type=Node)
+    node = read_node(json.loads(body))
     assert [(one.name, one.reason) for one in node.sources] == [("nvml", "timed_out")]
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli import main
-from stepscope.core.documents.node import NodeHealth, NodeJob
+from stepscope.core.documents.jobs import Assignment, Job, JobKind
+from stepscope.core.hardware.devices import Device
+from stepscope.core.hardware.health import Action, Health, HealthState, Severity
 from tests.workflow.nodes.made_nodes import device, event, node, served
 
 _NOBODY = "http://127.0.0.1:9"
@@ -34,9 +36,8 @@ def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 def test_a_row_for_each_gpu_and_each_agent_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
     idle = {"use_state": {"held_but_idle": 1.0}}
-    sick = device(
-        1, jobs=(), by_label=idle, values={}, health=NodeHealth("failed", "no spare rows are left", ("x",)), spent=None
-    )
+    failed = Health(HealthState.FAILED, "no spare rows are left", ("x",))
+    sick = device(1, jobs=(), by_label=idle, values={}, health=failed, spent=None)
     silent = device(2, is_up=False, reason="timed_out", age_seconds=42.0)
     with served(node(device(0), sick, silent)) as url:
         code, out, _ = _run(capsys, "top", "--once", "--agent", url, "--agent", _NOBODY)
@@ -56,7 +57,8 @@ def test_a_row_for_each_gpu_and_each_agent_that_does_not_answer(capsys: pytest.C
 
 
 def test_what_others_have_named_is_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
-    named = NodeJob("processes", "1-2", "\x1b]0;mine\x07[/red]", "a\nb", "", "", "", "", "", "exclusive", ())
+    job = Job(JobKind.PROCESSES, "1-2", "\x1b]0;mine\x07[/red]", "a\nb")
+    named = Assignment(job, Device("GPU-0", "0"))
     with served(node(device(0, jobs=(named,)), host="[/x]\x1b[2J", events=(event(uuid="GPU-\x1b[31m"),))) as url:
         for verb in (["top", "--once"], ["status"]):
             _, out, _ = _run(capsys, *verb, "--agent", url)
@@ -78,7 +80,7 @@ def test_one_document(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_some_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    sick = device(1, jobs=(), health=NodeHealth("failed", "no spare rows are left"))
+    sick = device(1, jobs=(), health=Health(HealthState.FAILED, "no spare rows are left"))
     with served(node(device(0), sick)) as url:
         for option, gpus in (("--sick", ["1"]), ("--job=llama", ["0"]), ("--job=42", ["0"]), ("--job=other", None)):
             code, out, _ = _run(capsys, "top", "--json", "--agent", url, "--agent", _NOBODY, option)
@@ -109,7 +111,7 @@ def test_status_is_an_exit_code_a_text_and_a_document(capsys: pytest.CaptureFixt
         assert code == 1
         assert out.splitlines() == [
             "2 machines, 3 GPUs: 1 finding, 1 GPU not well",
-            "critical: n1 GPU 1 (GPU-1): no spare rows are left; have it replaced",
+            f"critical: n1 GPU 1 (GPU-1): no spare rows are left; {Action.REPLACE.line}",
         ]
         code, out, _ = _run(capsys, "status", "--json", "--agent", sick, "--agent", _NOBODY)
     document = json.loads(out)
@@ -119,14 +121,14 @@ def test_status_is_an_exit_code_a_text_and_a_document(capsys: pytest.CaptureFixt
 
 
 def test_a_note_is_said_and_is_no_finding(capsys: pytest.CaptureFixture[str]) -> None:
-    note = replace(event("info", uuid="GPU-0", gpu="0"), code="xid_earlier", message="XID 79 stood there")
-    noted = device(0, health=NodeHealth("healthy", "XID 79 stood there", ("xid_earlier",)))
+    note = replace(event(Severity.INFO, uuid="GPU-0", gpu="0"), code="xid_earlier", message="XID 79 stood there")
+    noted = device(0, health=Health(HealthState.HEALTHY, "XID 79 stood there", ("xid_earlier",)))
     with served(node(noted, events=(note,))) as url:
         code, out, _ = _run(capsys, "status", "--agent", url)
         assert code == 0
         assert out.splitlines() == [
             "1 machine, 1 GPU: 0 findings, 1 note",
-            "info: n1 GPU 0 (GPU-0): XID 79 stood there; have it replaced",
+            f"info: n1 GPU 0 (GPU-0): XID 79 stood there; {Action.REPLACE.line}",
         ]
         assert "healthy: XID 79 stood there" in _run(capsys, "top", "--once", "--agent", url)[1]
 

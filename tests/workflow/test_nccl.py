@@ -75,7 +75,7 @@ def test_what_will_not_do_is_refused(name: str, said: str, tmp_path: Path) -> No
 
 
 def test_devices_and_pipes_are_no_files() -> None:
-    with pytest.raises(DataError, match="is no file"):
+    with pytest.raises(DataError, match="is not a regular file"):
         read_nccl(["/dev/zero"])
 
 

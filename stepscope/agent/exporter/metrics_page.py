@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric as Family
@@ -19,7 +19,7 @@ from stepscope.agent.exporter.dcgm_names import DcgmNames, dcgm_series
 from stepscope.agent.exporter.exposition import Families, LabelTexts, Series, text_of
 from stepscope.agent.node_name import node_name
 from stepscope.agent.polling import SourceState
-from stepscope.core.hardware.devices import GpuPlaces
+from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.metrics.agent import AGENT
 from stepscope.core.metrics.gpu import GPU, GPU_METRICS
 from stepscope.core.metrics.readings import GPU_LABELS, Collection, Labels, Reading, labels_of
@@ -175,32 +175,32 @@ def without_duplicates(collections: Sequence[Collection]) -> list[tuple[Sequence
     of_gpus = [any(reading.metric == _UP for reading in one.readings) for one in collections]
     if sum(of_gpus) < 2:
         return [(one.readings, 0) for one in collections]
-    told: set[tuple[object, ...]] = set()
+    join, reported = DeviceJoin(), set[tuple[object, ...]]()
     kept: list[tuple[Sequence[Reading], int]] = []
     for collection, is_of_gpus in zip(collections, of_gpus, strict=True):
         if not is_of_gpus:
             kept.append((collection.readings, 0))
             continue
-        places = GpuPlaces(reading for reading in collection.readings if reading.metric == _UP)
+        first = join.source(collection)
         names: dict[Labels, tuple[object, ...]] = {}
         own, new = [], set()
         for reading in collection.readings:
             name = names.get(reading.labels)
             if name is None:
-                name = names[reading.labels] = _name(places, reading.labels)
+                name = names[reading.labels] = _name(first, reading.labels)
             key = (reading.metric, name[0] if reading.metric in _FACTS else name)
-            if key not in told:
+            if key not in reported:
                 own.append(reading)
                 new.add(key)
-        told |= new
+        reported |= new
         kept.append((own, len(collection.readings) - len(own)))
     return kept
 
 
-def _name(places: GpuPlaces, labels: Labels) -> tuple[object, ...]:
-    """Of what is told: the GPU or instance, and what else tells series of one metric apart."""
-    known: Mapping[str, str] = dict(labels)
-    return places.place(known), tuple(pair for pair in labels if pair[0] not in _WHOSE)
+def _name(first: Callable[[Device], Device], labels: Labels) -> tuple[object, ...]:
+    """The device of a series, and its labels that distinguish series of one metric of that device."""
+    device = device_of(labels)
+    return device and first(device), tuple(pair for pair in labels if pair[0] not in _WHOSE)
 
 
 def accepts_gzip(accept_encoding: str) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import inf
 
 from stepscope.agent.polling import SourceState
 from stepscope.analyzer.fleet import GpuFacts, HostUse, Sample
-from stepscope.core.hardware.devices import DevicePlace, GpuPlaces, device_of
+from stepscope.core.hardware.devices import Device, DeviceJoin, device_of
 from stepscope.core.hardware.gpu_catalogue import board_power_watts
 from stepscope.core.metrics.agent import TRAINING
 from stepscope.core.metrics.gpu import GPU
@@ -18,7 +17,6 @@ from stepscope.core.metrics.host import CGROUP, HOST, PROCESS
 from stepscope.core.metrics.readings import Labels, Reading, labels_of
 
 _STALE_NS = 60_000_000_000
-_INSTANCE = "gpu_instance"
 _WHOLE = {
     "utilization_ratio": "utilization",
     "memory_bandwidth_busy_ratio": "memory_busy",
@@ -47,17 +45,16 @@ _WHOLE = {
 _FIELDS = {GPU + metric: metric for metric in _WHOLE}
 _WAYS = ("transmit", "receive")
 _COUNTERS = frozenset(f"{GPU}{link}_{way}_bytes_total" for link in ("nvlink", "pcie") for way in _WAYS)
-_UP = GPU + "up"
 _INFO, _REASON, _PROCESSES, _LINKS = (GPU + name for name in ("info", "throttle_reason", "processes", "nvlink_links"))
 _GPU_METRICS = frozenset(_FIELDS) | _COUNTERS | {_INFO, _REASON, _PROCESSES, _LINKS}
 
 
 @dataclass(slots=True)
 class GpuValues:
-    """What the sources say of one GPU or MIG instance; of what two say, the first counts.
+    """Values of one GPU or MIG instance; of what two sources report, the first counts.
 
     Attributes:
-        labels: which it is.
+        device: which one.
         values: of metrics that it has once, by name without prefix.
         counters: bytes since the driver was loaded and when they were read, by name.
         reasons: throttle reasons that hold; None where none is told of.
@@ -67,7 +64,7 @@ class GpuValues:
         newest_ns: time of its newest value.
     """
 
-    labels: Labels
+    device: Device
     values: dict[str, float] = field(default_factory=dict)
     counters: dict[str, tuple[float, int]] = field(default_factory=dict)
     reasons: set[str] | None = None
@@ -117,77 +114,69 @@ class GpuValues:
         return both / 2 if now is None and both is not None else now
 
 
-def values_of_gpus(states: Sequence[SourceState], until_ns: float = inf) -> dict[Labels, GpuValues]:
-    """What is said of each GPU, and of each MIG instance instead of its GPU.
+def values_of_devices(states: Sequence[SourceState], until_ns: float = inf) -> dict[Device, GpuValues]:
+    """Values of each GPU; of one that is split, of its MIG instances instead.
 
     Args:
         states: the sources, in the order of their trust.
-        until_ns: what is newer was read before the clock was set back, and is left out.
+        until_ns: newer values were read before the clock was set back, and are left out.
     """
-    gpus: dict[DevicePlace, GpuValues] = {}
+    join = DeviceJoin()
+    found: dict[Device, GpuValues] = {}
     for state in states:
         if state.collected_ns is not None:
-            _take_gpu_readings(gpus, state, state.collected_ns - _STALE_NS, until_ns)
-    split = {_gpu(told) for told in gpus.values() if _INSTANCE in dict(told.labels)}
+            _add_source(found, state, join.source(state.collection), state.collected_ns - _STALE_NS, until_ns)
+    split = {device.index for device in found if device.instance}
     return {
-        told.labels: told
-        for told in gpus.values()
-        if _INSTANCE in dict(told.labels) or not (told.values.get("mig_enabled") or _gpu(told) in split)
+        device: values
+        for device, values in found.items()
+        if device.instance or not (values.values.get("mig_enabled") or device.index in split)
     }
 
 
-def _take_gpu_readings(gpus: dict[DevicePlace, GpuValues], state: SourceState, oldest_ns: int, until_ns: float) -> None:
-    """What one source tells, but for what is older or newer."""
-    readings = state.collection.readings
-    places = GpuPlaces(reading for reading in readings if reading.metric == _UP)
+def _add_source(
+    found: dict[Device, GpuValues],
+    state: SourceState,
+    first: Callable[[Device], Device],
+    oldest_ns: int,
+    until_ns: float,
+) -> None:
+    """Add the values of one source that are neither older nor newer than these times."""
     labels: Labels | None = None
-    told: GpuValues | None = None
-    for reading in readings:
+    values: GpuValues | None = None
+    for reading in state.collection.readings:
         if reading.metric in _GPU_METRICS and oldest_ns < reading.time_ns <= until_ns:
             if reading.labels is not labels:  # those of one GPU mostly come one after the other
-                labels = reading.labels
-                told = _values_of(gpus, labels, places)
-            if told is not None:
-                _take_gpu_reading(told, reading, state.name)
+                labels, named = reading.labels, device_of(reading.labels)
+                values = None
+                if named is not None:
+                    device = first(named)
+                    values = found.get(device) or found.setdefault(device, GpuValues(device))
+            if values is not None:
+                _add_reading(values, reading, state.name)
 
 
-def _values_of(gpus: dict[DevicePlace, GpuValues], labels: Labels, places: GpuPlaces) -> GpuValues | None:
-    place = places.place(_by_name(labels))
-    if place is None:
-        return None
-    told = gpus.get(place)
-    if told is None:
-        told = gpus[place] = GpuValues(device_of(labels))
-    return told
-
-
-def _take_gpu_reading(told: GpuValues, reading: Reading, source: str) -> None:
+def _add_reading(into: GpuValues, reading: Reading, source: str) -> None:
     metric = reading.metric
     if metric in _FIELDS:
-        told.values.setdefault(_FIELDS[metric], reading.value)
-        told.newest_ns = max(told.newest_ns, reading.time_ns)
+        into.values.setdefault(_FIELDS[metric], reading.value)
+        into.newest_ns = max(into.newest_ns, reading.time_ns)
     elif metric in _COUNTERS:
-        told.counters.setdefault(metric.removeprefix(GPU), (reading.value, reading.time_ns))
+        into.counters.setdefault(metric.removeprefix(GPU), (reading.value, reading.time_ns))
     elif metric == _INFO:
-        told.name = told.name or _by_name(reading.labels).get("name", "")
+        into.name = into.name or _label(reading.labels, "name")
     elif metric == _REASON:
-        holds = {_by_name(reading.labels).get("reason", "")} if reading.value else set()
-        told.reasons = holds if told.reasons is None else told.reasons | holds
-    elif metric == _LINKS and _by_name(reading.labels).get("state") == "up":
-        told.num_links = reading.value
-    elif metric == _PROCESSES and told.processes_by in ("", source):
-        told.processes_by = source
-        told.num_processes = (told.num_processes or 0.0) + reading.value
+        holds = {_label(reading.labels, "reason")} if reading.value else set()
+        into.reasons = holds if into.reasons is None else into.reasons | holds
+    elif metric == _LINKS and _label(reading.labels, "state") == "up":
+        into.num_links = reading.value
+    elif metric == _PROCESSES and into.processes_by in ("", source):
+        into.processes_by = source
+        into.num_processes = (into.num_processes or 0.0) + reading.value
 
 
-@lru_cache(maxsize=4096)
-def _by_name(labels: Labels) -> Mapping[str, str]:
-    """The same labels come every second."""
-    return dict(labels)
-
-
-def _gpu(told: GpuValues) -> str | None:
-    return dict(told.labels).get("gpu")
+def _label(labels: Labels, name: str) -> str:
+    return next((value for label, value in labels if label == name), "")
 
 
 def _most(values: Mapping[str, float], names: Sequence[str]) -> float | None:

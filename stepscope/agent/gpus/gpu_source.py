@@ -14,7 +14,7 @@ from stepscope.agent.gpus.probes import GpuProbes
 from stepscope.agent.gpus.targets import Snapshot, TargetState
 from stepscope.collectors.contradictions import ContradictionWatch
 from stepscope.collectors.kernel_log import KernelLog
-from stepscope.core.hardware.devices import device_of
+from stepscope.core.hardware.devices import Device, device_in
 from stepscope.core.metrics.agent import AGENT
 from stepscope.core.metrics.gpu import GPU, SWITCH
 from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, MissingReason, Reading, with_labels
@@ -178,7 +178,7 @@ class _LastValues:
     """
 
     facts: Labels | None
-    values: frozenset[tuple[str, Labels]]
+    values: frozenset[tuple[str, Device]]
 
 
 class SilentGpus:
@@ -211,7 +211,7 @@ def _values_of(target: TargetState, readings: Iterable[Reading]) -> _LastValues:
         if reading.metric == _INFO:
             facts = reading.labels
         elif not reading.metric.startswith(_ALWAYS_TOLD):
-            values.add((reading.metric, device_of(reading.labels)))
+            values.add((reading.metric, device_in(dict(reading.labels))))
     return _LastValues(facts, frozenset(values))
 
 
@@ -220,7 +220,7 @@ def _lost_values(target: TargetState, told: _LastValues, readings: Iterable[Read
     now = _values_of(target, readings)
     facts = () if told.facts is None or now.facts else (Reading(_INFO, 1.0, told.facts, target.answered_ns),)
     lost, reason = sorted(told.values - now.values), target.reason or MissingReason.TIMED_OUT
-    return Collection(facts, tuple(Missing(metric, labels, reason) for metric, labels in lost))
+    return Collection(facts, tuple(Missing(metric, device.labels(), reason) for metric, device in lost))
 
 
 def _readings_of(target: TargetState, readings: Iterable[Reading]) -> Iterator[Reading]:
@@ -228,6 +228,6 @@ def _readings_of(target: TargetState, readings: Iterable[Reading]) -> Iterator[R
     index = ("gpu", dict(target.labels)["gpu"])
     for one in readings:
         if one.metric.startswith(GPU) and index in one.labels:
-            device = device_of(one.labels)
-            if device == target.labels or any(name == "gpu_instance" for name, _ in device):
+            device = device_in(dict(one.labels))
+            if device.instance or device.labels() == target.labels:
                 yield one

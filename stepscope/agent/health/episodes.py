@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepscope.agent.config.settings import Thresholds
-from stepscope.agent.health.samples import CheckSample, Evidence, SampleState
+from stepscope.agent.health.samples import CheckSample, SampleState, SignEvidence
 from stepscope.core.hardware.health import HealthEvent
 from stepscope.core.metrics.readings import Labels
 
@@ -88,7 +88,7 @@ MOST_ENDED = 256
 
 @dataclass(slots=True)
 class _Episode:
-    evidence: Evidence
+    evidence: SignEvidence
     first_ns: int
     last_ns: int
     count: int
@@ -177,7 +177,9 @@ class Episodes:
         track = self._tracks.get((key, code))
         return None if track is None else track.last_ns
 
-    def _bad(self, track: _Track, sign: CheckSample, evidence: Evidence, *, since_start: bool) -> HealthEvent | None:
+    def _bad(
+        self, track: _Track, sign: CheckSample, evidence: SignEvidence, *, since_start: bool
+    ) -> HealthEvent | None:
         track.good_since_ns = None
         episode = track.episode or track.candidate
         if episode is None:

@@ -17,6 +17,7 @@ from stepscope.agent.health.episodes import Episodes, Hysteresis, hysteresis_of
 from stepscope.agent.health.observed import Observed, ObservedGpu, Observer
 from stepscope.agent.health.samples import CheckSample
 from stepscope.agent.polling import SourceState
+from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.health import NOTES, Health, HealthEvent, HealthReport, HealthState, Severity
 from stepscope.core.metrics.agent import GPU_HEALTH, HOST_HEALTH
 from stepscope.core.metrics.readings import Collection, Labels, Reading, with_labels
@@ -24,7 +25,7 @@ from stepscope.core.text.numbers import counted
 
 _log = logging.getLogger(__name__)
 
-_NOTHING_YET = HealthReport(None, Health((), HealthState.UNKNOWN, "nothing was looked at yet", (), ()), (), (), ())
+_NOTHING_YET = HealthReport(None, Health(HealthState.UNKNOWN, "nothing was looked at yet"), {}, (), ())
 
 
 class HealthSource:
@@ -71,10 +72,10 @@ class HealthSource:
         return report.open_events + report.ended_events
 
     def _readings(self, report: HealthReport, now_ns: int) -> Iterator[Reading]:
-        for health in report.gpus:
-            yield from _states_of(GPU_HEALTH, health, now_ns)
-        yield from _states_of(HOST_HEALTH, report.machine, now_ns)
-        gpus = {health.labels for health in report.gpus}
+        for device, health in report.gpus.items():
+            yield from _states_of(GPU_HEALTH, device.labels(), health, now_ns)
+        yield from _states_of(HOST_HEALTH, (), report.machine, now_ns)
+        gpus = {device.labels() for device in report.gpus}
         for event in report.open_events:
             labels = with_labels(event.labels, code=event.code, action=event.action, severity=event.severity)
             yield Reading(_prefix(event.labels, gpus) + "_event", 1.0, labels, now_ns)
@@ -83,9 +84,9 @@ class HealthSource:
             yield Reading(_prefix(whose, gpus) + "_events_total", float(count), labels, now_ns)
 
 
-def _states_of(prefix: str, health: Health, now_ns: int) -> Iterator[Reading]:
+def _states_of(prefix: str, labels: Labels, health: Health, now_ns: int) -> Iterator[Reading]:
     for state in HealthState:
-        yield Reading(prefix, float(state is health.state), with_labels(health.labels, state=state), now_ns)
+        yield Reading(prefix, float(state is health.state), with_labels(labels, state=state), now_ns)
 
 
 def _prefix(labels: Labels, gpus: set[Labels]) -> str:
@@ -117,7 +118,7 @@ _OF_MACHINE = ("driver_", "gpu_count", "infiniband_")
 class _Gpu:
     """One GPU's checks, and how it was seen last."""
 
-    labels: Labels
+    device: Device
     answers: AnswerChecks
     memory: MemoryChecks
     pcie: PcieChecks
@@ -168,10 +169,10 @@ class HealthWatch:
             now_ns: of that step.
         """
         events = self._episodes.open_events()
-        gpus = sorted(self._gpus.items(), key=lambda entry: _index(entry[1].labels))
-        health = tuple(
-            self._health(key, gpu, [event for whose, event in events if whose == key], now_ns) for key, gpu in gpus
-        )
+        health = {
+            gpu.device: self._health(key, gpu, [event for whose, event in events if whose == key], now_ns)
+            for key, gpu in sorted(self._gpus.items(), key=lambda entry: _order(entry[1].device))
+        }
         others = [event for whose, event in events if whose not in self._gpus]
         ended = tuple(reversed(self._episodes.ended))
         return HealthReport(now_ns, self._machine(others, now_ns), health, tuple(event for _, event in events), ended)
@@ -182,12 +183,12 @@ class HealthWatch:
 
     def _name(self, observed: Observed, now_ns: int) -> list[HealthEvent]:
         """Forget GPUs that had no name yet and have one now; the events that end therefore."""
-        named = {dict(gpu.labels).get("gpu") for gpu in observed.gpus.values() if "uuid" in dict(gpu.labels)}
+        named = {gpu.device.index for gpu in observed.gpus.values() if gpu.device.uuid}
         ghosts = []
         for key, gpu in self._gpus.items():
-            labels = dict(gpu.labels)
-            is_named = labels.get("gpu", "") in named or labels.get("pci_bus_id") in observed.places
-            if "uuid" not in labels and key not in observed.gpus and is_named:
+            device = gpu.device
+            is_named = device.index in named or device.pci_bus_id in observed.places
+            if not device.uuid and key not in observed.gpus and is_named:
                 ghosts.append(key)
         for key in ghosts:
             del self._gpus[key]
@@ -202,14 +203,15 @@ class HealthWatch:
         for key, seen in observed.gpus.items():
             known = self._gpus.get(key)
             if known is None:
-                known = self._gpus[key] = self._new(seen.labels)
-            known.labels, known.observed = seen.labels, seen
+                known = self._gpus[key] = self._new(seen.device)
+            known.device, known.observed = seen.device, seen
         for key, sign in self._xids.signs(observed.gpus, now_ns):
-            yield key, self._gpus[key].labels, sign
+            yield key, self._gpus[key].device.labels(), sign
         for key, seen in observed.gpus.items():
             contained, drivers = self._xids.is_contained(key), observed.is_drivers_hang(seen)
+            labels = seen.device.labels()
             for sign in self._gpus[key].signs(seen, is_contained=contained, is_drivers=drivers):
-                yield key, seen.labels, sign
+                yield key, labels, sign
         for sign in self._driver.signs(observed):
             yield _MACHINE, (), sign
         for port, sign in self._ports.signs(observed.machine):
@@ -217,10 +219,10 @@ class HealthWatch:
         for switch, sign in self._switches.signs(observed.machine, now_ns, was_reset=self._xids.was_reset):
             yield f"switch {switch}", switch, sign
 
-    def _new(self, labels: Labels) -> _Gpu:
+    def _new(self, device: Device) -> _Gpu:
         limits = self._thresholds
         return _Gpu(
-            labels,
+            device,
             AnswerChecks(limits),
             MemoryChecks(limits),
             PcieChecks(limits),
@@ -239,7 +241,7 @@ class HealthWatch:
             state = HealthState.UNKNOWN
             said = (seen.detail or seen.reason) if seen is not None else ""
             reason = said or "no source tells anything new of it"
-        return Health(gpu.labels, state, reason, codes, unchecked)
+        return Health(state, reason, codes, unchecked)
 
     def _is_old(self, key: str, code: str, now_ns: int) -> bool:
         last_ns = self._episodes.last_ns(key, code)
@@ -252,7 +254,7 @@ class HealthWatch:
         )
         if state is HealthState.HEALTHY and unchecked:
             state, reason = HealthState.UNKNOWN, "no GPU driver was asked, or it is not there"
-        return Health((), state, reason, tuple(event.code for event in events), unchecked)
+        return Health(state, reason, tuple(event.code for event in events), unchecked)
 
 
 def _worst(events: list[HealthEvent]) -> tuple[HealthState, str]:
@@ -264,6 +266,5 @@ def _worst(events: list[HealthEvent]) -> tuple[HealthState, str]:
     return (HealthState.FAILED if is_critical else HealthState.DEGRADED), bad[0].message
 
 
-def _index(labels: Labels) -> tuple[int, Labels]:
-    index = dict(labels).get("gpu", "")
-    return (int(index) if index.isdecimal() else 1 << 30, labels)
+def _order(device: Device) -> tuple[int, Labels]:
+    return (int(device.index) if device.index.isdecimal() else 1 << 30, device.labels())

@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 from stepscope.agent.health.samples import Sample
 from stepscope.agent.polling import SourceState
+from stepscope.core.hardware.devices import Device, device_in
 from stepscope.core.metrics.gpu import GPU, SWITCH
 from stepscope.core.metrics.host import HOST
 from stepscope.core.metrics.readings import Collection, Labels, Missing, MissingReason, Reading
 
 _WHOSE = frozenset({"gpu", "uuid", "pci_bus_id"})
+"""Labels that name a whole GPU."""
 _OF_GPU = {
     GPU + name: name
     for name in (
@@ -49,7 +51,7 @@ class ObservedGpu:
     """One GPU.
 
     Attributes:
-        labels: which.
+        device: which one.
         source: the first that tells whether it answers, else the first that tells of it.
         values: by metric without its prefix, of the whole GPU.
         parts: those with further labels, by metric and the labels' values in the order of their names.
@@ -62,7 +64,7 @@ class ObservedGpu:
         earlier_xids: those that stood on such a page at the first look, and still do.
     """
 
-    labels: Labels
+    device: Device
     source: str
     values: dict[str, Sample] = field(default_factory=dict)
     parts: dict[str, dict[tuple[str, ...], Sample]] = field(default_factory=dict)
@@ -81,7 +83,7 @@ class Observed:
     """All of a machine.
 
     Attributes:
-        gpus: by what each is known by for ever: its UUID, else its index or place.
+        gpus: by `Device.key`.
         machine: readings of ports and switches that are fresh.
         driver: the source of the GPUs' own driver; None without.
         findings: messages on the whole machine, by code.
@@ -107,10 +109,9 @@ class Observed:
 
 
 class _Whose(NamedTuple):
-    """A GPU's key and labels, and the values of a reading's others."""
+    """The GPU that a reading is of, and the values of the reading's further labels."""
 
-    key: str
-    labels: Labels
+    device: Device
     further: tuple[str, ...]
 
 
@@ -121,7 +122,7 @@ class Observer:
         self._driver_source = driver_source
         self._stale_ns = int(stale_seconds * 1e9)
         self._whose: dict[Labels, _Whose | None] = {}
-        self._places: dict[str, _Whose] = {}
+        self._places: dict[str, Device] = {}
 
     def observe(self, states: Sequence[SourceState], now_ns: int) -> Observed:
         """What is known now.
@@ -160,8 +161,7 @@ class Observer:
         known = dict(labels)
         place, uuid = known.get("pci_bus_id"), known.get("uuid")
         if place and uuid and place not in self._places:
-            own = tuple(pair for pair in labels if pair[0] in ("gpu", "uuid"))
-            self._places[place] = _Whose(uuid, own, ())
+            self._places[place] = Device(uuid, known.get("gpu", ""))
             self._whose.clear()
 
     def _read_gpu(self, observed: Observed, source: str, name: str, reading: Reading) -> None:
@@ -200,7 +200,7 @@ class Observer:
                 observed.findings.setdefault(finding.code, finding.message)
                 continue
             whose = self._whose_is(tuple(pair for pair in finding.labels if pair[0] in _WHOSE))
-            found = observed.gpus.get(whose.key) if whose is not None else None
+            found = observed.gpus.get(whose.device.key) if whose is not None else None
             if found is not None and finding.code == "xid_earlier":
                 found.earlier_xids.append(int(dict(finding.labels)["xid"]))
             if found is None or found.source != source:
@@ -218,26 +218,18 @@ class Observer:
             pass
         if len(self._whose) >= _MOST_LABELS:
             self._whose.clear()
-        own = tuple(pair for pair in labels if pair[0] in _WHOSE)
-        is_whole = bool(own) and not any(name == "gpu_instance" for name, _ in labels)
-        further = tuple(value for name, value in labels if name not in _WHOSE)
-        key = _key(own) if is_whole else ""
-        place = self._places.get(key)
-        if place is not None:
-            key, own = place.key, place.labels
-        self._whose[labels] = _Whose(key, own, further) if is_whole else None
+        device = device_in(dict(labels))
+        if device.key and not device.instance:
+            device = self._places.get(device.pci_bus_id, device)
+            self._whose[labels] = _Whose(device, tuple(value for name, value in labels if name not in _WHOSE))
+        else:
+            self._whose[labels] = None
         return self._whose[labels]
 
 
 def _gpu_in(observed: Observed, whose: _Whose, source: str) -> ObservedGpu:
-    gpu = observed.gpus.get(whose.key)
+    key = whose.device.key
+    gpu = observed.gpus.get(key)
     if gpu is None:
-        gpu = observed.gpus[whose.key] = ObservedGpu(whose.labels, source, reason=MissingReason.NOT_YET.value)
+        gpu = observed.gpus[key] = ObservedGpu(whose.device, source, reason=MissingReason.NOT_YET.value)
     return gpu
-
-
-def _key(labels: Labels) -> str:
-    known = dict(labels)
-    if "uuid" in known:
-        return known["uuid"]
-    return f"gpu {known['gpu']}" if "gpu" in known else known["pci_bus_id"]

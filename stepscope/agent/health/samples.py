@@ -24,7 +24,7 @@ class SampleState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class SignEvidence:
     """What is wrong, as in `core.health.HealthEvent`."""
 
     severity: Severity
@@ -34,7 +34,7 @@ class Evidence:
     threshold: float | None = None
     unit: str = ""
 
-    def is_worse_than(self, other: Evidence) -> bool:
+    def is_worse_than(self, other: SignEvidence) -> bool:
         """Whether it says more than another of the same episode; of equals the newer does."""
         if self.severity is not other.severity:
             return self.severity.rank > other.severity.rank
@@ -59,12 +59,12 @@ class CheckSample:
     code: str
     time_ns: int
     standing: SampleState
-    evidence: Evidence | None = None
+    evidence: SignEvidence | None = None
     count: int = 1
     is_new: bool = False
 
 
-def bad(code: str, time_ns: int, evidence: Evidence, *, count: int = 1, is_new: bool = False) -> CheckSample:
+def bad(code: str, time_ns: int, evidence: SignEvidence, *, count: int = 1, is_new: bool = False) -> CheckSample:
     """A sample that is bad."""
     return CheckSample(code, time_ns, SampleState.BAD, evidence, count, is_new)
 
@@ -75,7 +75,7 @@ def good(code: str, time_ns: int) -> CheckSample:
 
 
 def above(
-    code: str, time_ns: int, evidence: Evidence, *, leave: float, strictly: bool = False, is_new: bool = False
+    code: str, time_ns: int, evidence: SignEvidence, *, leave: float, strictly: bool = False, is_new: bool = False
 ) -> CheckSample:
     """A value against a threshold that it must stay below.
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
-from stepscope.collectors.jobs.devices import Device
+from stepscope.collectors.jobs.devices import DeviceUsage
 from stepscope.core.documents.jobs import Assignment, JobKind, UseState
-from stepscope.core.metrics.readings import Labels
+from stepscope.core.hardware.devices import Device
 
 GAP_SECONDS = 60.0
 """Nobody looked for longer than that (the machine slept, the driver hung): the state in between is not known."""
@@ -37,12 +37,12 @@ class DeviceSample:
     """A device at one moment.
 
     Attributes:
-        device: its labels.
+        device: which one.
         holders: jobs that have it.
         state: where nobody has it, or it does not answer; None: the jobs' activity tells.
     """
 
-    device: Labels
+    device: Device
     holders: tuple[JobActivity, ...] = ()
     state: UseState | None = None
 
@@ -80,10 +80,10 @@ class UseLedger:
         """
         self._idle_seconds = idle_seconds
         self._last: float | None = None
-        self._stretches: dict[tuple[Labels, JobKey], _Stretch] = {}
-        self._devices: dict[Labels, dict[UseState, float]] = {}
+        self._stretches: dict[tuple[Device, JobKey], _Stretch] = {}
+        self._devices: dict[Device, dict[UseState, float]] = {}
         self._jobs: dict[JobKey, _JobTime] = {}
-        self._states: dict[Labels, UseState] = {}
+        self._states: dict[Device, UseState] = {}
 
     def observe(self, seen: Sequence[DeviceSample], now: float) -> None:
         """Book the time since the last call.
@@ -109,7 +109,7 @@ class UseLedger:
             self._jobs.setdefault(job, _JobTime())
         self._end_jobs(here, now)
 
-    def device_seconds(self) -> dict[tuple[Labels, UseState], float]:
+    def device_seconds(self) -> dict[tuple[Device, UseState], float]:
         """Time of each device in each state, without stretches that are still open."""
         return {(device, state): value for device, time in self._devices.items() for state, value in time.items()}
 
@@ -129,7 +129,7 @@ class UseLedger:
         """Time in stretches that are still open."""
         return sum(stretch.waiting for stretch in self._stretches.values())
 
-    def states(self) -> dict[Labels, UseState]:
+    def states(self) -> dict[Device, UseState]:
         """What each device is used for now."""
         return dict(self._states)
 
@@ -144,7 +144,7 @@ class UseLedger:
         order = (UseState.BUSY, UseState.UNKNOWN, UseState.HELD_BUT_IDLE)
         self._states[one.device] = next(state for state in order if state in states)
 
-    def _advance(self, device: Labels, holder: JobActivity, seconds: float, share: float) -> UseState:
+    def _advance(self, device: Device, holder: JobActivity, seconds: float, share: float) -> UseState:
         stretch = self._stretches.setdefault((device, holder.job), _Stretch())
         if holder.ran is None:
             self._add(device, holder.job, UseState.UNKNOWN, share)
@@ -161,7 +161,7 @@ class UseLedger:
         stretch.waiting = 0.0
         return UseState.HELD_BUT_IDLE
 
-    def _settle(self, device: Labels, job: JobKey) -> None:
+    def _settle(self, device: Device, job: JobKey) -> None:
         """The job has the device no more. A stretch that was still open was work, if it ever worked there."""
         stretch = self._stretches.pop((device, job))
         if stretch.waiting:
@@ -176,7 +176,7 @@ class UseLedger:
         for holder in one.holders:
             self._add(one.device, holder.job, state, seconds / len(one.holders))
 
-    def _add(self, device: Labels, job: JobKey, state: UseState, seconds: float) -> None:
+    def _add(self, device: Device, job: JobKey, state: UseState, seconds: float) -> None:
         of_device = self._devices.setdefault(device, {})
         of_device[state] = of_device.get(state, 0.0) + seconds
         of_job = self._jobs.setdefault(job, _JobTime()).seconds
@@ -193,10 +193,9 @@ class UseLedger:
                 del self._jobs[job]
 
 
-def _profile_of(device: Labels) -> str:
-    """Of a MIG instance; several compute instances in one have none. Empty of a whole GPU."""
-    told = dict(device)
-    return told.get("mig_profile", "") or ("unknown" if "gpu_instance" in told else "")
+def _profile_of(device: Device) -> str:
+    """MIG profile; "unknown" of an instance without (it has several compute instances), empty of a whole GPU."""
+    return device.profile or ("unknown" if device.instance else "")
 
 
 _LEAST = 0.01
@@ -209,33 +208,31 @@ class UseClassifier:
     """Judges device by device; what was seen last time counts where one look proves nothing."""
 
     def __init__(self) -> None:
-        self._strangers: frozenset[Labels] = frozenset()
-        self._held: frozenset[Labels] = frozenset()
+        self._strangers: frozenset[Device] = frozenset()
+        self._held: frozenset[Device] = frozenset()
 
-    def seen(self, devices: Sequence[Device], assignments: Sequence[Assignment]) -> list[DeviceSample]:
+    def seen(self, devices: Sequence[DeviceUsage], assignments: Sequence[Assignment]) -> list[DeviceSample]:
         """What becomes of each device now."""
-        by_device: dict[Labels, list[Assignment]] = {}
+        by_device: dict[Device, list[Assignment]] = {}
         for one in assignments:
             by_device.setdefault(one.device, []).append(one)
-        nobodys = [device for device in devices if device.labels not in by_device]
-        strangers = frozenset(device.labels for device in nobodys if is_used_by_strangers(device))
+        nobodys = [one for one in devices if one.device not in by_device]
+        strangers = frozenset(one.device for one in nobodys if is_used_by_strangers(one))
         states = dict.fromkeys(strangers - self._held, UseState.UNKNOWN)  # else they are the last values of a job's
         states |= dict.fromkeys(strangers & self._strangers, UseState.UNATTRIBUTED)
         self._strangers, self._held = strangers, frozenset(by_device)
-        return [
-            _device_sample(device, by_device.get(device.labels, ()), states.get(device.labels)) for device in devices
-        ]
+        return [_device_sample(one, by_device.get(one.device, ()), states.get(one.device)) for one in devices]
 
 
-def _device_sample(device: Device, here: Sequence[Assignment], without_job: UseState | None) -> DeviceSample:
-    held = tuple(JobActivity(one.job.key, kernels_ran(device, one.pids, is_alone=len(here) == 1)) for one in here)
-    tells_nothing = device.activity is None and device.memory_ratio is None and not held
-    if not device.answers or tells_nothing:
-        return DeviceSample(device.labels, held, UseState.UNKNOWN)
-    return DeviceSample(device.labels, held, without_job)
+def _device_sample(usage: DeviceUsage, here: Sequence[Assignment], without_job: UseState | None) -> DeviceSample:
+    held = tuple(JobActivity(one.job.key, kernels_ran(usage, one.pids, is_alone=len(here) == 1)) for one in here)
+    tells_nothing = usage.activity is None and usage.memory_ratio is None and not held
+    if not usage.answers or tells_nothing:
+        return DeviceSample(usage.device, held, UseState.UNKNOWN)
+    return DeviceSample(usage.device, held, without_job)
 
 
-def kernels_ran(device: Device, pids: Iterable[int], *, is_alone: bool) -> bool | None:
+def kernels_ran(device: DeviceUsage, pids: Iterable[int], *, is_alone: bool) -> bool | None:
     """Whether kernels of these processes ran there in the last sample.
 
     Args:
@@ -256,7 +253,7 @@ def kernels_ran(device: Device, pids: Iterable[int], *, is_alone: bool) -> bool 
     return False if is_told_apart else None
 
 
-def is_used_by_strangers(device: Device) -> bool:
+def is_used_by_strangers(device: DeviceUsage) -> bool:
     """Whether a device without any job is used all the same: kernels run, or memory is held."""
     ran = device.activity is not None and device.activity >= _LEAST
     return ran or bool(device.holders) or (device.memory_ratio or 0.0) > _EMPTY

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 
 from stepscope.agent.jobs.job_lookup import FoundJob, JobFinder
-from stepscope.collectors.jobs.devices import Device, dra_device, find_by_minor, is_gpu_name, plugin_device
+from stepscope.collectors.jobs.devices import DeviceUsage, dra_device, find_by_minor, is_gpu_name, plugin_device
 from stepscope.collectors.jobs.kubernetes.pod_resources import PodDevice
 from stepscope.collectors.jobs.processes import Process, Processes
 from stepscope.collectors.jobs.slurm import SlurmNodeJob, slurm_gpus_of
 from stepscope.core.documents.jobs import Assignment, Job, JobKind, JobSource, Share
-from stepscope.core.metrics.readings import Labels
+from stepscope.core.hardware.devices import Device
 
 _LAST_RESORT = frozenset({JobSource.DCGM_EXPORTER})
 
@@ -26,7 +26,7 @@ class SourceAssignment:
     """One source says that a job has a device.
 
     Attributes:
-        job, device: which; the device by its labels.
+        job, device: which.
         source: which source.
         pid: the process, where it is one that holds the device.
         step: of Slurm, or the container.
@@ -35,7 +35,7 @@ class SourceAssignment:
     """
 
     job: Job
-    device: Labels
+    device: Device
     source: JobSource
     pid: int | None = None
     step: str = ""
@@ -58,7 +58,7 @@ def merged_assignments(claims: Iterable[SourceAssignment]) -> list[Assignment]:
 
     A job has all facts that any claim tells of it; of two that differ the first counts.
     """
-    by_device: dict[Labels, dict[tuple[JobKind, str], _Merged]] = {}
+    by_device: dict[Device, dict[tuple[JobKind, str], _Merged]] = {}
     facts: dict[tuple[JobKind, str], Job] = {}
     for claim in claims:
         jobs = by_device.setdefault(claim.device, {})
@@ -114,7 +114,7 @@ def _share_of(told: set[Share], num_jobs: int) -> Share:
 
 
 def assignments_from_processes(
-    devices: Iterable[Device], running: Mapping[int, Process], given: Iterable[SourceAssignment], finder: JobFinder
+    devices: Iterable[DeviceUsage], running: Mapping[int, Process], given: Iterable[SourceAssignment], finder: JobFinder
 ) -> Iterator[SourceAssignment]:
     """Processes that hold devices.
 
@@ -124,21 +124,21 @@ def assignments_from_processes(
         given: what the kubelet says: a pod whose name is not known is one of those that have the device.
         finder: names their jobs.
     """
-    pods: dict[Labels, dict[str, Job]] = {}
+    pods: dict[Device, dict[str, Job]] = {}
     for claim in given:
         pods.setdefault(claim.device, {})[claim.job.id] = claim.job
     found: dict[int, FoundJob] = {}
-    for device in devices:
-        for pid, holder in device.holders.items():
+    for usage in devices:
+        for pid, holder in usage.holders.items():
             process = running.get(pid)
             if process is None:
                 continue
             if pid not in found:
                 found[pid] = finder.of_process(process)
-            one = _with_pod_name(found[pid], process, pods.get(device.labels, {}))
+            one = _with_pod_name(found[pid], process, pods.get(usage.device, {}))
             is_mps = holder.is_mps or bool(process.variable("CUDA_MPS_PIPE_DIRECTORY"))
             share = Share.MPS if is_mps else None
-            yield SourceAssignment(one.job, device.labels, JobSource.PROCESS, pid, one.step, share, one.inside)
+            yield SourceAssignment(one.job, usage.device, JobSource.PROCESS, pid, one.step, share, one.inside)
 
 
 def _with_pod_name(found: FoundJob, process: Process, pods: Mapping[str, Job]) -> FoundJob:
@@ -169,7 +169,7 @@ def first_slurm_processes(jobs: Mapping[str, SlurmNodeJob], processes: Processes
 def assignments_from_slurm(
     jobs: Mapping[str, SlurmNodeJob],
     first: Mapping[str, Mapping[str, Process]],
-    devices: Sequence[Device],
+    devices: Sequence[DeviceUsage],
     finder: JobFinder,
     unknown: list[str],
 ) -> Iterator[SourceAssignment]:
@@ -186,44 +186,44 @@ def assignments_from_slurm(
         job = finder.of_slurm(job_id)
         if here.minors is not None:
             for minor in here.minors:
-                device = find_by_minor(devices, minor)
-                if device is not None:
-                    yield SourceAssignment(job, device.labels, JobSource.DEVICE_CGROUP)
+                found = find_by_minor(devices, minor)
+                if found is not None:
+                    yield SourceAssignment(job, found.device, JobSource.DEVICE_CGROUP)
             continue
         for step, process in first.get(job_id, {}).items():
             given = slurm_gpus_of(process, devices)
             unknown += [f"{name} of Slurm job {job_id}" for name in given.unknown]
-            for device in given.devices:
-                yield SourceAssignment(job, device.labels, JobSource.SLURM_ENVIRONMENT, None, step)
+            for found in given.devices:
+                yield SourceAssignment(job, found.device, JobSource.SLURM_ENVIRONMENT, None, step)
 
 
 def assignments_from_kubelet(
-    given: Iterable[PodDevice], devices: Sequence[Device], finder: JobFinder, unknown: list[str]
+    given: Iterable[PodDevice], devices: Sequence[DeviceUsage], finder: JobFinder, unknown: list[str]
 ) -> Iterator[SourceAssignment]:
     """What the kubelet gave; `unknown` takes what is no device that is known."""
     for one in given:
-        device, is_share = (dra_device(devices, one.name), False) if one.is_claim else plugin_device(devices, one.name)
-        if device is not None:
+        found, is_share = (dra_device(devices, one.name), False) if one.is_claim else plugin_device(devices, one.name)
+        if found is not None:
             share = Share.TIME_SLICED if is_share else None
             job = finder.of_pod(one.namespace, one.pod)
-            yield SourceAssignment(job, device.labels, JobSource.KUBELET, None, one.container, share)
+            yield SourceAssignment(job, found.device, JobSource.KUBELET, None, one.container, share)
         elif one.is_claim or is_gpu_name(one.name):
             unknown.append(f"{one.name} of pod {one.namespace}/{one.pod}")
 
 
 def assignments_from_job_files(
-    told: Iterable[tuple[Device, str]], slurm_jobs: Mapping[str, SlurmNodeJob], finder: JobFinder
+    claims: Iterable[tuple[DeviceUsage, str]], slurm_jobs: Mapping[str, SlurmNodeJob], finder: JobFinder
 ) -> Iterator[SourceAssignment]:
     """What job prologs wrote; files of jobs that are over are left behind where Slurm's cgroups say so."""
-    for device, job_id in told:
+    for usage, job_id in claims:
         if not slurm_jobs or job_id in slurm_jobs:
-            yield SourceAssignment(finder.of_slurm(job_id), device.labels, JobSource.HPC_JOB_FILE)
+            yield SourceAssignment(finder.of_slurm(job_id), usage.device, JobSource.HPC_JOB_FILE)
 
 
-def assignments_from_dcgm_exporter(devices: Iterable[Device], finder: JobFinder) -> Iterator[SourceAssignment]:
+def assignments_from_dcgm_exporter(devices: Iterable[DeviceUsage], finder: JobFinder) -> Iterator[SourceAssignment]:
     """What a dcgm-exporter's page says."""
-    for device in devices:
-        for workload in device.workloads:
+    for usage in devices:
+        for workload in usage.workloads:
             job: Job | None = None
             if workload.get("job"):
                 job = Job(JobKind.SLURM, workload["job"])
@@ -232,5 +232,5 @@ def assignments_from_dcgm_exporter(devices: Iterable[Device], finder: JobFinder)
             if job is not None:
                 share = Share.TIME_SLICED if workload.get("vgpu") else None
                 yield SourceAssignment(
-                    job, device.labels, JobSource.DCGM_EXPORTER, None, workload.get("container", ""), share
+                    job, usage.device, JobSource.DCGM_EXPORTER, None, workload.get("container", ""), share
                 )

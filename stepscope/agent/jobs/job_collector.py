@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
+from stepscope.agent.config.settings import Jobs
 from stepscope.agent.jobs import job_assignments
 from stepscope.agent.jobs.gpu_time import JobKey, UseClassifier, UseLedger
 from stepscope.agent.jobs.job_assignments import SourceAssignment, filled, merged_assignments
@@ -19,12 +20,11 @@ from stepscope.agent.jobs.job_lookup import JobFinder, RunningProcesses, hidden_
 from stepscope.agent.node_name import node_name
 from stepscope.agent.polling import ScheduledSource, SourceState
 from stepscope.collectors.host.files import Files
-from stepscope.collectors.jobs.devices import Device, devices_of
+from stepscope.collectors.jobs.devices import DeviceUsage, devices_of
 from stepscope.collectors.jobs.kubernetes.api_server import ApiServer
 from stepscope.collectors.jobs.kubernetes.pod_resources import PodDevice
 from stepscope.collectors.jobs.kubernetes.pods import PodDirectory, pod_uid_of, pods_with_logs
 from stepscope.collectors.jobs.processes import Process, Processes
-from stepscope.collectors.jobs.settings import JobSettings
 from stepscope.collectors.jobs.slurm import SlurmNamesCollector, SlurmNodeJob, read_hpc_job_files, slurm_jobs_on_node
 from stepscope.core.documents.jobs import Assignment, Job, JobKind, job_facts, job_labels
 from stepscope.core.metrics.agent import JOB
@@ -37,9 +37,8 @@ from stepscope.core.metrics.readings import (
     MissingReason,
     Reading,
     labels_of,
-    with_labels,
 )
-from stepscope.core.text.names import LONGEST_ID, label_text
+from stepscope.core.text.names import MAX_ID_LENGTH, label_text
 
 _SELDOM_SECONDS = 15.0
 """Between two looks at what changes with jobs alone: trees of cgroups, folders."""
@@ -52,7 +51,7 @@ class JobCollector:
     def __init__(
         self,
         gpu_states: Callable[[], Sequence[SourceState]],
-        settings: JobSettings | None = None,
+        settings: Jobs | None = None,
         *,
         given: Callable[[], Sequence[PodDevice]] = tuple,
         pods: PodDirectory | None = None,
@@ -72,7 +71,7 @@ class JobCollector:
             wall_clock_ns: now, ns since the epoch.
         """
         self._gpu_states = gpu_states
-        self._settings = settings or JobSettings()
+        self._settings = settings or Jobs()
         self._given, self._pods, self._slurm = given, pods, slurm
         self._clock, self._wall_clock_ns = clock, wall_clock_ns
         self._files = Files(root)
@@ -82,7 +81,8 @@ class JobCollector:
         self._running = RunningProcesses(self._processes)
         self._activity = UseClassifier()
         self._ledger = UseLedger(self._settings.idle_seconds)
-        self._devices: list[Device] = []
+        self._devices: list[DeviceUsage] = []
+        self._assignments: tuple[Assignment, ...] = ()
         self._jobs: dict[JobKey, Job] = {}
         self._seldom_due = 0.0
         self._slurm_jobs: dict[str, SlurmNodeJob] = {}
@@ -94,18 +94,24 @@ class JobCollector:
         self._devices = devices = self._devices_now()
         running = self._running.on(devices)
         missing = hidden_processes(devices, running)
-        told = [self._with_known_facts(one) for one in merged_assignments(self._claims(devices, running, missing))]
-        self._want(told, running.values())
+        claims = self._claims(devices, running, missing)
+        assignments = [self._with_known_facts(one) for one in merged_assignments(claims)]
+        self._want(assignments, running.values())
         self._processes.end_round()
-        self._ledger.observe(self._activity.seen(devices, told), now)
-        self._jobs |= {one.job.key: one.job for one in told}
+        self._ledger.observe(self._activity.seen(devices, assignments), now)
+        self._jobs |= {one.job.key: one.job for one in assignments}
         self._jobs = {key: job for key, job in self._jobs.items() if key in self._ledger.jobs()}
         findings = []
-        if len(told) > MOST_ASSIGNMENTS:
-            message = f"{len(told)} jobs have GPUs here; {MOST_ASSIGNMENTS} are told"
+        if len(assignments) > MAX_ASSIGNMENTS:
+            message = f"{len(assignments)} jobs have GPUs here; {MAX_ASSIGNMENTS} are reported"
             findings.append(Finding("jobs_left_out", message, (), time_ns))
-        readings = job_readings(told[:MOST_ASSIGNMENTS], self._jobs.values(), devices, self._ledger, time_ns)
+        self._assignments = tuple(assignments[:MAX_ASSIGNMENTS])
+        readings = job_readings(self._assignments, self._jobs.values(), devices, self._ledger, time_ns)
         return Collection(tuple(readings), tuple(missing), tuple(findings))
+
+    def assignments(self) -> tuple[Assignment, ...]:
+        """Assignments of the last collection. May be called from any thread."""
+        return self._assignments
 
     def _with_known_facts(self, one: Assignment) -> Assignment:
         """What was known of its job stays: a process that told it may have ended."""
@@ -119,7 +125,7 @@ class JobCollector:
         self._slurm_jobs = slurm_jobs_on_node(self._files)
         self._finder.pods_by_uid = pods_with_logs(self._files)
 
-    def _devices_now(self) -> list[Device]:
+    def _devices_now(self) -> list[DeviceUsage]:
         """All devices; those that were known where their source does not answer."""
         states = self._gpu_states()
         devices = devices_of(state.collection for state in states if not state.reason)
@@ -130,7 +136,7 @@ class JobCollector:
         return devices
 
     def _claims(
-        self, devices: Sequence[Device], running: dict[int, Process], missing: list[Missing]
+        self, devices: Sequence[DeviceUsage], running: dict[int, Process], missing: list[Missing]
     ) -> Iterable[SourceAssignment]:
         unknown: list[str] = []
         first = job_assignments.first_slurm_processes(self._slurm_jobs, self._processes)
@@ -162,7 +168,7 @@ class JobCollector:
             self._slurm.want(known | {job_id for job_id, job in jobs.items() if not job.name or not job.account})
 
 
-MOST_ASSIGNMENTS = 512
+MAX_ASSIGNMENTS = 512
 """16 GPUs of 7 instances with 4 jobs each are 448."""
 _MOST_STEPS = 8
 
@@ -170,26 +176,26 @@ _MOST_STEPS = 8
 def with_bounded_labels(job: Job) -> Job:
     """The job with texts that can be labels: printable, and not endless."""
     facts = {one.name: label_text(getattr(job, one.name)) for one in fields(Job) if one.name not in ("kind", "id")}
-    return Job(job.kind, label_text(job.id, LONGEST_ID), **facts)
+    return Job(job.kind, label_text(job.id, MAX_ID_LENGTH), **facts)
 
 
 def job_readings(
     assignments: Sequence[Assignment],
     jobs: Iterable[Job],
-    devices: Iterable[Device],
+    devices: Iterable[DeviceUsage],
     ledger: UseLedger,
     time_ns: int,
 ) -> list[Reading]:
     """All of it.
 
     Args:
-        assignments: with bounded jobs, at most `MOST_ASSIGNMENTS`.
+        assignments: with bounded jobs, at most `MAX_ASSIGNMENTS`.
         jobs: all of which there is time to tell: who joins the two finds those that ended, too.
         devices: of the machine.
         ledger: of their time.
         time_ns: now, ns since the epoch.
     """
-    by_labels = {device.labels: device for device in devices}
+    usages = {one.device: one for one in devices}
     found: list[Reading] = []
 
     def add(metric: str, value: float, labels: Labels) -> None:
@@ -198,28 +204,28 @@ def job_readings(
     for job in jobs:
         add(JOB + "info", 1.0, (*job_labels(job), *job_facts(job)))
     for one in assignments:
-        key = (*one.device, *job_labels(one.job))
+        key = (*one.device.labels(), *job_labels(one.job))
         how = labels_of(share=one.share, source="+".join(one.sources))
         steps = "+".join(map(label_text, one.steps[:_MOST_STEPS]))
         how += labels_of(step=steps) if steps else ()
         add(GPU + "job_info", 1.0, (*key, *how))
         for pid in one.pids:
             add(JOB + "process_info", 1.0, (*key, ("pid", str(pid))))
-        device = by_labels.get(one.device)
-        if device is not None:
-            for metric, value in _use_of(one, device).items():
+        usage = usages.get(one.device)
+        if usage is not None:
+            for metric, value in _use_of(one, usage).items():
                 add(metric, value, key)
-    for labels, state in ledger.states().items():
-        add(GPU + "use_state", 1.0, with_labels(labels, state=state))
-    for (labels, state), seconds in ledger.device_seconds().items():
-        add(GPU + "use_seconds_total", seconds, with_labels(labels, state=state))
+    for device, state in ledger.states().items():
+        add(GPU + "use_state", 1.0, (*device.labels(), ("state", state.value)))
+    for (device, state), seconds in ledger.device_seconds().items():
+        add(GPU + "use_seconds_total", seconds, (*device.labels(), ("state", state.value)))
     for ((kind, job_id), profile, state), seconds in ledger.job_seconds().items():
         further = labels_of(mig_profile=profile, state=state) if profile else labels_of(state=state)
         add(JOB + "gpu_seconds_total", seconds, (*job_labels(Job(kind, job_id)), *further))
     return found
 
 
-def _use_of(one: Assignment, device: Device) -> Mapping[str, float]:
+def _use_of(one: Assignment, device: DeviceUsage) -> Mapping[str, float]:
     """What a job's own processes use of a device. What is the whole device's stays there: it would count twice."""
     held = [device.holders[pid] for pid in one.pids if pid in device.holders]
     values = {}
@@ -238,12 +244,12 @@ _JOBS_SECONDS, _OTHERS_SECONDS = 5.0, 10.0
 
 def job_sources(
     gpu_states: Callable[[], Sequence[SourceState]],
-    settings: JobSettings,
+    settings: Jobs,
     *,
     interval: float = _JOBS_SECONDS,
     environment: Mapping[str, str] | None = None,
-) -> list[ScheduledSource]:
-    """The sources, to be started by whoever takes them.
+) -> tuple[JobCollector, list[ScheduledSource]]:
+    """The collector of jobs, and the sources to start: its own first, then those that it asks.
 
     Args:
         gpu_states: the sources that read GPUs, in the order of their trust.
@@ -272,4 +278,4 @@ def job_sources(
         slurm = names
         found.append(ScheduledSource("squeue", slurm, interval=_OTHERS_SECONDS))
     jobs = JobCollector(gpu_states, settings, given=given, pods=pods, slurm=slurm)
-    return [ScheduledSource(JOBS, jobs, interval=interval), *found]
+    return jobs, [ScheduledSource(JOBS, jobs, interval=interval), *found]

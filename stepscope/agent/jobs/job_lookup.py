@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from stepscope.collectors.host.files import Files
-from stepscope.collectors.jobs.devices import Device
+from stepscope.collectors.jobs.devices import DeviceUsage
 from stepscope.collectors.jobs.kubernetes.pods import PodDirectory, pod_uid_of
 from stepscope.collectors.jobs.processes import (
     Process,
@@ -18,8 +18,8 @@ from stepscope.collectors.jobs.processes import (
     leader_of,
     program_name_of,
 )
-from stepscope.collectors.jobs.settings import TeamNaming
 from stepscope.collectors.jobs.slurm import SlurmNamesCollector, array_task_of, slurm_place_of
+from stepscope.collectors.jobs.team_naming import TeamNaming
 from stepscope.core.documents.jobs import Job, JobKind
 from stepscope.core.metrics.agent import JOB
 from stepscope.core.metrics.gpu import GPU
@@ -156,7 +156,7 @@ class RunningProcesses:
         self._processes = processes
         self._met: frozenset[int] = frozenset()
 
-    def on(self, devices: Sequence[Device]) -> dict[int, Process]:
+    def on(self, devices: Sequence[DeviceUsage]) -> dict[int, Process]:
         """Processes by id. Those that ended since they were listed, and services, hold the devices no more."""
         listed = {pid for device in devices for pid in device.holders}
         found = {pid: process for pid in listed if (process := self._processes.read(pid)) is not None}
@@ -169,14 +169,14 @@ class RunningProcesses:
         return {pid: process for pid, process in found.items() if pid not in services}
 
 
-def hidden_processes(devices: Iterable[Device], running: dict[int, Process]) -> list[Missing]:
+def hidden_processes(devices: Iterable[DeviceUsage], running: dict[int, Process]) -> list[Missing]:
     """Processes of other PID namespaces, and environments that may not be read."""
     missing = []
-    for device in devices:
-        hidden = sorted(device.holders.keys() - running.keys())
+    for usage in devices:
+        hidden = sorted(usage.holders.keys() - running.keys())
         if hidden:
             detail = f"process {hidden[0]} is not in this PID namespace (containers: hostPID)"
-            missing.append(Missing(GPU + "job_info", device.labels, MissingReason.NO_PERMISSION, detail))
+            missing.append(Missing(GPU + "job_info", usage.device.labels(), MissingReason.NO_PERMISSION, detail))
     closed = sum(process.variables is None for process in running.values())
     if closed:
         detail = f"the environment of {counted(closed, 'process')} may not be read: it takes root or CAP_SYS_PTRACE"

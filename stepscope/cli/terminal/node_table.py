@@ -13,14 +13,12 @@ from rich.text import Text
 from stepscope.core.errors import printable
 from stepscope.core.text.numbers import UNKNOWN, counted
 from stepscope.core.text.wording import cause_phrase
-from stepscope.core.vocabulary.causes import Cause
 
 if TYPE_CHECKING:
     from stepscope.core.documents.node import Node, NodeDevice
     from stepscope.workflow.nodes.answers import NodeAnswer
 
 _OLD_SECONDS = 5.0
-_CAUSES = {cause.value: cause for cause in Cause}
 _STYLES = {"failed": "bold red", "degraded": "yellow", "unknown": "dim", "healthy": "green"}
 _SHORT = {
     "software_power_cap": "power",
@@ -55,7 +53,7 @@ def node_table(answers: Sequence[NodeAnswer], now: float) -> Group:
 
 def _summary(answers: Sequence[NodeAnswer]) -> Text:
     devices = [one for answer in answers if answer.node and not answer.error for one in answer.node.devices]
-    gpus = [one for one in devices if "gpu_instance" not in one.labels]
+    gpus = [one for one in devices if not one.device.instance]
     told = [
         counted(len(answers), "machine"),
         counted(len(gpus), "GPU"),
@@ -97,7 +95,7 @@ def _row(node: Node, device: NodeDevice, age: float) -> Sequence[Text | str]:
     style = "dim" if device.is_up is False or age > _OLD_SECONDS else ""
     cells = (
         node.host,
-        " ".join(filter(None, (device.name, device.labels.get("mig_profile", "")))),
+        " ".join(filter(None, (device.device.name, device.device.profile))),
         _job(device),
         _class(device),
         _percent(values.get("utilization_ratio")),
@@ -113,17 +111,14 @@ def _row(node: Node, device: NodeDevice, age: float) -> Sequence[Text | str]:
 
 
 def _job(device: NodeDevice) -> str:
-    names = [" ".join(filter(None, (job.name or job.id, job.user))) for job in device.jobs[:2]]
+    names = [" ".join(filter(None, (one.job.name or one.job.id, one.job.user))) for one in device.jobs[:2]]
     further = f" +{len(device.jobs) - 2}" if len(device.jobs) > 2 else ""
     state = device.marked("use_state").replace("_", " ")
     return ", ".join(names) + further or ("" if state in ("busy", "unknown") else state)
 
 
 def _class(device: NodeDevice) -> str:
-    if device.spent is None:
-        return UNKNOWN
-    cause = _CAUSES.get(device.spent.cause)
-    return cause_phrase(cause) if cause else device.spent.cause.replace("_", " ")
+    return UNKNOWN if device.spent is None else cause_phrase(device.spent.cause)
 
 
 def _throttled(reasons: dict[str, float]) -> str:

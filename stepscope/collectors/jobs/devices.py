@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.core.hardware.devices import device_of
+from stepscope.core.hardware.devices import Device, DeviceJoin, device_in
 from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Labels, Reading
+from stepscope.core.metrics.readings import Collection, Reading
 
 _ACTIVITY = tuple(GPU + name for name in ("utilization_ratio", "graphics_engine_active_ratio", "sm_active_ratio"))
 _PROCESS_MEMORY, _PROCESS_SM_TIME = GPU + "process_memory_bytes", GPU + "process_sm_utilization_ratio"
@@ -39,13 +39,12 @@ class Holder:
 
 
 @dataclass(slots=True)
-class Device:
-    """A GPU or MIG instance.
+class DeviceUsage:
+    """A GPU or MIG instance, with its processes and its activity.
 
     Attributes:
-        labels: as its readings have them.
+        device: which one.
         gpu_uuid: of the whole GPU; its index where it has none.
-        gpu: NVML's index.
         minor: number of its file in /dev; empty where it is not known.
         answers: whether it does.
         activity: share of time in which kernels ran there, the highest that any counter tells; None where none does.
@@ -54,9 +53,8 @@ class Device:
         workloads: who has it by dcgm-exporter, labels of `stepscope_gpu_workload_info`.
     """
 
-    labels: Labels
+    device: Device
     gpu_uuid: str
-    gpu: str
     minor: str = ""
     answers: bool = True
     activity: float | None = None
@@ -64,121 +62,98 @@ class Device:
     holders: dict[int, Holder] = field(default_factory=dict)
     workloads: list[dict[str, str]] = field(default_factory=list)
 
-    @property
-    def uuid(self) -> str:
-        """Of the GPU, or of the MIG instance where it has one."""
-        return dict(self.labels).get("uuid", "")
 
-    @property
-    def gpu_instance(self) -> str:
-        """NVML's id; empty of a whole GPU."""
-        return dict(self.labels).get("gpu_instance", "")
-
-    @property
-    def mig_profile(self) -> str:
-        """ "1g.10gb"; empty of a whole GPU, and where it is not known."""
-        return dict(self.labels).get("mig_profile", "")
-
-
-_Place = tuple[str, str]
-"""UUID of the whole GPU, and the GPU instance. Sources number GPUs each in their own way."""
-
-
-def devices_of(collections: Iterable[Collection]) -> list[Device]:
+def devices_of(collections: Iterable[Collection]) -> list[DeviceUsage]:
     """All devices, in the order of their index.
 
     Args:
-        collections: of the sources of GPUs. The first that tells of a device names it; the others add to it.
+        collections: of the sources of GPUs. The first that reports a device names it; the others add to it.
     """
-    survey = _DeviceFinder()
+    survey = _Survey()
     for collection in collections:
-        told = [(one, dict(one.labels)) for one in collection.readings if one.metric.startswith(GPU)]
-        survey.find(told)
-        for missing in collection.missing:  # a process whose memory is not told holds the device all the same
-            if missing.metric == _PROCESS_MEMORY:
-                survey.hold(dict(missing.labels), None)
-        survey.fill(told)
+        survey.add(collection)
     return survey.devices()
 
 
-class _DeviceFinder:
-    """What has been found so far."""
+class _Survey:
+    """What has been found so far; a GPU is known by `DeviceJoin.gpu_of`."""
 
     def __init__(self) -> None:
-        self._found: dict[_Place, Device] = {}
+        self._join = DeviceJoin()
+        self._found: dict[Device, DeviceUsage] = {}
         self._minors: dict[str, str] = {}
         self._split: set[str] = set()
-        self._memory: dict[tuple[_Place, str], float] = {}
-        self._uuids: dict[str, str] = {}
+        self._memory: dict[tuple[Device, str], float] = {}
 
-    def find(self, told: Sequence[tuple[Reading, dict[str, str]]]) -> None:
-        """Which devices a source knows; what it says next is of these."""
-        self._uuids = {
-            labels["gpu"]: labels["uuid"]
-            for _, labels in told
-            if labels.get("gpu") and labels.get("uuid") and "gpu_instance" not in labels
-        }
-        for reading, labels in told:
-            gpu, instance = place = self._place(labels)
-            if not gpu:
-                continue
-            if reading.metric == GPU + "info":
-                self._minors.setdefault(gpu, labels.get("minor_number", ""))
-            elif reading.metric == GPU + "mig_enabled" and reading.value:
-                self._split.add(gpu)
-            elif reading.metric == GPU + "up" or (instance and "pid" not in labels):
-                is_up = reading.metric != GPU + "up" or reading.value > 0
-                self._found.setdefault(place, Device(device_of(reading.labels), gpu, labels["gpu"], answers=is_up))
-                self._split |= {gpu} if instance else set()
+    def add(self, collection: Collection) -> None:
+        """Add one source: first its devices, then the processes that hold them."""
+        first = self._join.source(collection)
+        of_devices, of_processes = [], []
+        for reading in collection.readings:
+            labels = dict(reading.labels) if reading.metric.startswith(GPU) else {}
+            if "pid" in labels:
+                of_processes.append((reading, labels))
+            elif labels.get("gpu"):
+                of_devices.append((first(device_in(labels)), reading, labels))
+        for device, reading, labels in of_devices:
+            self._find(device, reading, labels)
+        for missing in collection.missing:  # a process whose memory is not known holds the device all the same
+            if missing.metric == _PROCESS_MEMORY:
+                labels = dict(missing.labels)
+                self._hold(first(device_in(labels)), labels, None)
+        for reading, labels in of_processes:
+            if reading.metric == _PROCESS_MEMORY:
+                self._hold(first(device_in(labels)), labels, reading.value)
+        for reading, labels in of_processes:
+            if reading.metric == _PROCESS_SM_TIME:
+                self._ran(self._join.gpu_of(first(device_in(labels))), int(labels["pid"]), reading.value)
+        for device, reading, labels in of_devices:
+            if (usage := self._found.get(device)) is not None:
+                self._fill(usage, reading, labels)
 
-    def hold(self, labels: Mapping[str, str], memory_bytes: float | None) -> None:
-        """A process holds a device."""
+    def _find(self, device: Device, reading: Reading, labels: Mapping[str, str]) -> None:
+        gpu = self._join.gpu_of(device)
+        if reading.metric == GPU + "info":
+            self._minors.setdefault(gpu, labels.get("minor_number", ""))
+        elif reading.metric == GPU + "mig_enabled" and reading.value:
+            self._split.add(gpu)
+        elif reading.metric == GPU + "up" or device.instance:
+            is_up = reading.metric != GPU + "up" or reading.value > 0
+            self._found.setdefault(device, DeviceUsage(device, gpu, answers=is_up))
+            self._split |= {gpu} if device.instance else set()
+
+    def _hold(self, device: Device, labels: Mapping[str, str], memory_bytes: float | None) -> None:
         kinds = set(labels.get("kind", "").split("+"))
-        device = self._found.get(self._place(labels))
-        if device is not None and kinds & _WORKING_KINDS:
-            holder = device.holders.setdefault(int(labels["pid"]), Holder())
+        usage = self._found.get(device)
+        if usage is not None and kinds & _WORKING_KINDS:
+            holder = usage.holders.setdefault(int(labels["pid"]), Holder())
             holder.is_mps |= "mps" in kinds
             holder.memory_bytes = memory_bytes
 
-    def fill(self, told: Sequence[tuple[Reading, dict[str, str]]]) -> None:
-        """What is told of them."""
-        for reading, labels in told:
-            if reading.metric == _PROCESS_MEMORY:
-                self.hold(labels, reading.value)
-        for reading, labels in told:
-            place = self._place(labels)
-            device = self._found.get(place)
-            if reading.metric == _PROCESS_SM_TIME:
-                self._ran(place[0], int(labels["pid"]), reading.value)
-            elif device is None:
-                continue
-            elif reading.metric in _ACTIVITY:
-                device.activity = max(reading.value, device.activity or 0.0)
-            elif reading.metric in (_USED, _TOTAL):
-                self._memory.setdefault((place, reading.metric), reading.value)
-            elif reading.metric == GPU + "workload_info":
-                device.workloads.append(labels)
-
-    def devices(self) -> list[Device]:
-        """All but the GPUs that are split."""
-        for place, device in self._found.items():
-            whole = self._found.get((place[0], ""))
-            device.minor = self._minors.get(place[0], "")
-            device.answers = device.answers and (whole is None or whole.answers)
-            used, total = self._memory.get((place, _USED)), self._memory.get((place, _TOTAL))
-            device.memory_ratio = used / total if used is not None and total else None
-        kept = [device for place, device in self._found.items() if place[1] or place[0] not in self._split]
-        return sorted(kept, key=lambda device: (_sort_number(device.gpu), _sort_number(device.gpu_instance)))
-
-    def _place(self, labels: Mapping[str, str]) -> _Place:
-        gpu = labels.get("gpu", "")
-        return self._uuids.get(gpu, gpu), labels.get("gpu_instance", "")
-
     def _ran(self, gpu: str, pid: int, ratio: float) -> None:
         """NVML does not say in which instance a process's kernels ran: it is the one that the process holds."""
-        for (other, _), device in self._found.items():
-            if other == gpu and pid in device.holders:
-                device.holders[pid].sm_ratio = ratio
+        for usage in self._found.values():
+            if usage.gpu_uuid == gpu and pid in usage.holders:
+                usage.holders[pid].sm_ratio = ratio
+
+    def _fill(self, usage: DeviceUsage, reading: Reading, labels: dict[str, str]) -> None:
+        if reading.metric in _ACTIVITY:
+            usage.activity = max(reading.value, usage.activity or 0.0)
+        elif reading.metric in (_USED, _TOTAL):
+            self._memory.setdefault((usage.device, reading.metric), reading.value)
+        elif reading.metric == GPU + "workload_info":
+            usage.workloads.append(labels)
+
+    def devices(self) -> list[DeviceUsage]:
+        """All but the GPUs that are split."""
+        for device, usage in self._found.items():
+            whole = self._found.get(self._join.whole(device) or device, usage)
+            usage.minor = self._minors.get(usage.gpu_uuid, "")
+            usage.answers = usage.answers and whole.answers
+            used, total = self._memory.get((device, _USED)), self._memory.get((device, _TOTAL))
+            usage.memory_ratio = used / total if used is not None and total else None
+        kept = [one for one in self._found.values() if one.device.instance or one.gpu_uuid not in self._split]
+        return sorted(kept, key=lambda one: (_sort_number(one.device.index), _sort_number(one.device.instance)))
 
 
 def _sort_number(word: str) -> int:
@@ -193,29 +168,29 @@ _DRA_GPU_NAME = re.compile(r"gpu-(\d+)")
 _NUMBER_RANGE = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?", re.ASCII)
 
 
-def find_by_uuid(devices: Sequence[Device], name: str) -> Device | None:
+def find_by_uuid(devices: Sequence[DeviceUsage], name: str) -> DeviceUsage | None:
     """The device of this UUID: "GPU-...", also its beginning, as CUDA allows; "MIG-...", of old drivers too."""
     old = _OLD_MIG_UUID.fullmatch(name)
     if old:
-        return next((one for one in devices if one.gpu_uuid == old[1] and one.gpu_instance == old[2]), None)
+        return next((one for one in devices if one.gpu_uuid == old[1] and one.device.instance == old[2]), None)
     if not name.startswith(("GPU-", "MIG-")) or len(name) <= len("GPU-"):
         return None
-    exact = next((one for one in devices if one.uuid == name), None)
+    exact = next((one for one in devices if one.device.uuid == name), None)
     if exact is not None:
         return exact
-    like = [one for one in devices if one.uuid.startswith(name)]
+    like = [one for one in devices if one.device.uuid.startswith(name)]
     return like[0] if len(like) == 1 else None
 
 
-def find_by_minor(devices: Sequence[Device], number: str) -> Device | None:
+def find_by_minor(devices: Sequence[DeviceUsage], number: str) -> DeviceUsage | None:
     """The whole GPU with this file in /dev; None where it is split: a number does not tell which instance."""
-    return _single(one for one in devices if one.minor == number and not one.gpu_instance)
+    return _single(one for one in devices if one.minor == number and not one.device.instance)
 
 
-def find_by_number(devices: Sequence[Device], number: str) -> Device | None:
+def find_by_number(devices: Sequence[DeviceUsage], number: str) -> DeviceUsage | None:
     """The whole GPU of this number, where minor number and NVML's index mean the same one."""
     device = find_by_minor(devices, number)
-    return device if device is not None and device.gpu == number else None
+    return device if device is not None and device.device.index == number else None
 
 
 def parse_device_list(text: str) -> list[str]:
@@ -235,7 +210,7 @@ def is_gpu_name(name: str) -> bool:
     return name.startswith(("GPU-", "MIG-")) or _GKE_NAME.fullmatch(name) is not None
 
 
-def devices_visible_to_cuda(devices: Sequence[Device], text: str) -> list[Device]:
+def devices_visible_to_cuda(devices: Sequence[DeviceUsage], text: str) -> list[DeviceUsage]:
     """Devices that CUDA_VISIBLE_DEVICES names by UUID, as Slurm 25.11 sets it (SlinkyProject/slurm-operator#112).
 
     Numbers there count what the process may see in CUDA's order, and tell nothing to others.
@@ -243,7 +218,7 @@ def devices_visible_to_cuda(devices: Sequence[Device], text: str) -> list[Device
     return [device for name in text.split(",") if (device := find_by_uuid(devices, name.strip())) is not None]
 
 
-def plugin_device(devices: Sequence[Device], name: str) -> tuple[Device | None, bool]:
+def plugin_device(devices: Sequence[DeviceUsage], name: str) -> tuple[DeviceUsage | None, bool]:
     """The device that a device plugin calls so, and whether it gave a share of it.
 
     NVIDIA's own: UUIDs, with "::0" behind shares. GKE's: "nvidia0", "nvidia0/gi1", "nvidia0/vgpu2".
@@ -251,12 +226,12 @@ def plugin_device(devices: Sequence[Device], name: str) -> tuple[Device | None, 
     gke = _GKE_NAME.fullmatch(name)
     if gke:
         minor, instance, share = gke[1], gke[2] or "", bool(gke[3])
-        return _single(one for one in devices if one.minor == minor and one.gpu_instance == instance), share
+        return _single(one for one in devices if one.minor == minor and one.device.instance == instance), share
     bare = _SHARE_SUFFIX.sub("", name)
     return find_by_uuid(devices, bare), bare != name
 
 
-def dra_device(devices: Sequence[Device], name: str) -> Device | None:
+def dra_device(devices: Sequence[DeviceUsage], name: str) -> DeviceUsage | None:
     """The whole GPU that NVIDIA's DRA driver calls so: "gpu-0", by minor number.
 
     Its names of MIG instances ("gpu-0-mig-1g10gb-19-0") tell where on the GPU they were to be made, not which they are:
@@ -271,10 +246,10 @@ def dra_device(devices: Sequence[Device], name: str) -> Device | None:
         return None
     profile = rest.rsplit("-", 2)[0]
     return _single(
-        one for one in devices if one.minor == number[1] and profile and one.mig_profile.replace(".", "") == profile
+        one for one in devices if one.minor == number[1] and profile and one.device.profile.replace(".", "") == profile
     )
 
 
-def _single(devices: Iterable[Device]) -> Device | None:
+def _single(devices: Iterable[DeviceUsage]) -> DeviceUsage | None:
     found = list(devices)
     return found[0] if len(found) == 1 else None

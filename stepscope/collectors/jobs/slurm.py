@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from stepscope.collectors.host.cgroups import Mount, cgroup_mounts
 from stepscope.collectors.host.files import Files
 from stepscope.collectors.jobs.devices import (
-    Device,
+    DeviceUsage,
     devices_visible_to_cuda,
     find_by_minor,
     find_by_number,
@@ -73,11 +73,11 @@ def array_task_of(process: Process) -> str:
 class SlurmGpus:
     """What Slurm gave: devices, and names that mean none, or more than one."""
 
-    devices: tuple[Device, ...] = ()
+    devices: tuple[DeviceUsage, ...] = ()
     unknown: tuple[str, ...] = ()
 
 
-def slurm_gpus_of(process: Process, devices: Sequence[Device]) -> SlurmGpus:
+def slurm_gpus_of(process: Process, devices: Sequence[DeviceUsage]) -> SlurmGpus:
     """Devices that a process's job has by the variables that Slurm sets.
 
     SLURM_STEP_GPUS is set on each node; SLURM_JOB_GPUS on the first, from where steps on others inherit it: it counts
@@ -94,7 +94,7 @@ def slurm_gpus_of(process: Process, devices: Sequence[Device]) -> SlurmGpus:
     visible = devices_visible_to_cuda(devices, process.variable("CUDA_VISIBLE_DEVICES"))
     if visible:
         return SlurmGpus(tuple(visible))
-    is_split = any(device.gpu_instance for device in devices)
+    is_split = any(one.device.instance for one in devices)
     by_name = {
         name: find_by_uuid(devices, name)
         if not name.isdecimal()
@@ -291,8 +291,8 @@ _LONGEST_JOB_NAME = 64
 
 
 def read_hpc_job_files(
-    files: Files, folder: str, devices: Sequence[Device]
-) -> tuple[list[tuple[Device, str]], list[str]]:
+    files: Files, folder: str, devices: Sequence[DeviceUsage]
+) -> tuple[list[tuple[DeviceUsage, str]], list[str]]:
     """Devices and their jobs.
 
     Args:
@@ -305,7 +305,7 @@ def read_hpc_job_files(
         number that Slurm tells the prolog.
     """
     names = files.names(folder)
-    found: list[tuple[Device, str]] = []
+    found: list[tuple[DeviceUsage, str]] = []
     ambiguous: list[str] = []
     for name in [] if isinstance(names, NoValue) else names:
         match = _JOB_FILE_NAME.fullmatch(name)
@@ -321,8 +321,8 @@ def read_hpc_job_files(
     return found, ambiguous
 
 
-def _device_of_file(match: re.Match[str], devices: Sequence[Device]) -> Device | None:
+def _device_of_file(match: re.Match[str], devices: Sequence[DeviceUsage]) -> DeviceUsage | None:
     if not match[2]:
         return find_by_number(devices, match[1])
-    like = [one for one in devices if one.gpu == one.minor == match[1] and one.gpu_instance == match[2]]
+    like = [one for one in devices if one.device.index == one.minor == match[1] and one.device.instance == match[2]]
     return like[0] if like else None

@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 from stepscope.core.documents.evidence import Evidence
-from stepscope.core.hardware.devices import device_of
-from stepscope.core.metrics.agent import JOB, JOB_FACTS
-from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Labels
+from stepscope.core.hardware.devices import Device
+from stepscope.core.metrics.agent import JOB_FACTS
+from stepscope.core.metrics.readings import Labels
 from stepscope.core.vocabulary.causes import Cause, Reason
 
 _FACTS = {label.removeprefix("job_"): label for label in JOB_FACTS}
@@ -104,7 +103,7 @@ class Assignment:
 
     Attributes:
         job: which.
-        device: labels of the GPU or MIG instance, as its readings have them (`GPU_LABELS`); `uuid` joins.
+        device: the GPU or MIG instance.
         share: how.
         sources: how it is known.
         pids: processes of the job that hold it, in the agent's PID namespace; none where it is held without.
@@ -112,63 +111,11 @@ class Assignment:
     """
 
     job: Job
-    device: Labels
+    device: Device
     share: Share = Share.EXCLUSIVE
     sources: tuple[JobSource, ...] = ()
     pids: tuple[int, ...] = ()
     steps: tuple[str, ...] = ()
-
-    @property
-    def uuid(self) -> str:
-        """Of the device."""
-        return dict(self.device).get("uuid", "")
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceUse:
-    """What a device is used for now."""
-
-    device: Labels
-    state: UseState
-
-
-def assignments_of(collection: Collection) -> tuple[Assignment, ...]:
-    """Who has which device, of what the source of jobs collected; in its order."""
-    jobs: dict[tuple[str, str], Job] = {}
-    pids: dict[tuple[Labels, str, str], list[int]] = {}
-    told: list[tuple[Labels, Mapping[str, str]]] = []
-    for reading in collection.readings:
-        if not reading.metric.startswith((JOB, GPU + "job_info")):
-            continue
-        labels = dict(reading.labels)
-        key = labels.get("job_kind", ""), labels.get("job_id", "")
-        if reading.metric == JOB + "info":
-            facts = {field: labels.get(label, "") for field, label in _FACTS.items()}
-            jobs[key] = Job(JobKind(key[0]), key[1], **facts)
-        elif reading.metric == JOB + "process_info":
-            pids.setdefault((device_of(reading.labels), *key), []).append(int(labels["pid"]))
-        elif reading.metric == GPU + "job_info":
-            told.append((device_of(reading.labels), labels))
-    return tuple(
-        Assignment(
-            jobs.get((labels["job_kind"], labels["job_id"])) or Job(JobKind(labels["job_kind"]), labels["job_id"]),
-            device,
-            Share(labels["share"]),
-            tuple(JobSource(word) for word in labels["source"].split("+") if word),
-            tuple(sorted(pids.get((device, labels["job_kind"], labels["job_id"]), ()))),
-            tuple(word for word in labels.get("step", "").split("+") if word),
-        )
-        for device, labels in told
-    )
-
-
-def uses_of(collection: Collection) -> tuple[DeviceUse, ...]:
-    """What each device is used for now, of what the source of jobs collected."""
-    return tuple(
-        DeviceUse(device_of(reading.labels), UseState(dict(reading.labels)["state"]))
-        for reading in collection.readings
-        if reading.metric == GPU + "use_state"
-    )
 
 
 def job_labels(job: Job) -> Labels:
@@ -243,7 +190,6 @@ class FleetClass:
         shares: of the time; None where they are not known.
         counters: by what it was told.
         begin_ns, end_ns: the window, ns since the epoch.
-        num_samples: in the window.
     """
 
     cause: Cause
@@ -255,7 +201,6 @@ class FleetClass:
     counters: Counters
     begin_ns: int
     end_ns: int
-    num_samples: int
 
     def spent(self) -> dict[str, float]:
         """The shares that are known, by name."""
@@ -269,18 +214,18 @@ class JobClass:
 
     Attributes:
         job: which.
-        devices: labels of its devices; evidence names them by this order.
-        told: the class.
+        devices: its devices there; evidence names them by their place in this order.
+        fleet_class: what they spent their time on.
     """
 
     job: Job
-    devices: tuple[Labels, ...]
-    told: FleetClass
+    devices: tuple[Device, ...]
+    fleet_class: FleetClass
 
 
 @dataclass(frozen=True, slots=True)
 class FleetReport:
-    """The newest classes on one machine, of devices by their labels, and of jobs."""
+    """The newest classes on one machine, of devices and of jobs."""
 
-    devices: Mapping[Labels, FleetClass] = field(default_factory=dict)
+    devices: Mapping[Device, FleetClass] = field(default_factory=dict)
     jobs: tuple[JobClass, ...] = ()

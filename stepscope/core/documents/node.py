@@ -5,10 +5,14 @@ Metrics stand without their prefix `stepscope_gpu_`. Unknown is missing with its
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from stepscope.core.documents.evidence import Notice
-from stepscope.core.hardware.devices import device_key
+from stepscope.core.documents.jobs import Assignment, FleetClass, JobClass
+from stepscope.core.hardware.devices import Device
+from stepscope.core.hardware.health import Health, HealthEvent
+from stepscope.core.protocol.messages import Heartbeat, Hello
 
 NODE_SCHEMA = "stepscope.node/1"
 NODE_PATH = "/api/v1/node"
@@ -36,121 +40,11 @@ class NodeSource:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeJob:
-    """A job that has the device.
-
-    Attributes:
-        kind, id, name, user, account, team, project, queue, workload: see `core.jobs.Job`.
-        share: how it has the device: exclusive, time_sliced, mps.
-        pids: its processes there.
-    """
-
-    kind: str
-    id: str
-    name: str = ""
-    user: str = ""
-    account: str = ""
-    team: str = ""
-    project: str = ""
-    queue: str = ""
-    workload: str = ""
-    share: str = ""
-    pids: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NodeHealth:
-    """How a device, or the machine beside its GPUs, is.
-
-    Attributes:
-        state: healthy, degraded, failed, unknown.
-        reason: one line; empty when healthy, but for a note.
-        codes: of its open events, the worst first.
-        unchecked: codes of what could not be checked.
-    """
-
-    state: str
-    reason: str
-    codes: tuple[str, ...] = ()
-    unchecked: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NodeEvent:
-    """One episode of something being wrong; see `core.health.HealthEvent`.
-
-    Attributes:
-        code, labels, message, value, threshold, unit, first_ns, last_ns, ended_ns, count, since_start: of it.
-        severity: info, warning, critical.
-        action: what is to be done: "reset_gpu".
-        action_line: the same for people.
-    """
-
-    code: str
-    labels: dict[str, str]
-    severity: str
-    action: str
-    action_line: str
-    message: str
-    value: float | None
-    threshold: float | None
-    unit: str
-    first_ns: int
-    last_ns: int
-    ended_ns: int | None
-    count: int
-    since_start: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NodeEvidence:
-    """One number behind a class."""
-
-    metric: str
-    value: float
-    unit: str
-    threshold: float | None = None
-    devices: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class NodeClass:
-    """What a device or a job spent the last minute on; see `core.fleet_class.FleetClass`.
-
-    Attributes:
-        cause, reasons: in the words of `core.causes`.
-        confidence, summary, counters, begin_ns, end_ns: of it.
-        shares: of time: computing, waiting, copying, empty; those that are known.
-        evidence: numbers; of a job's, `devices` are places in its `devices`.
-    """
-
-    cause: str
-    reasons: tuple[str, ...]
-    confidence: float
-    summary: str
-    counters: str
-    shares: dict[str, float]
-    evidence: tuple[NodeEvidence, ...]
-    begin_ns: int
-    end_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeJobClass:
-    """What the devices of a job on this machine spent their time on; `devices` are their UUIDs."""
-
-    job_kind: str
-    job_id: str
-    devices: tuple[str, ...]
-    told: NodeClass
-
-
-@dataclass(frozen=True, slots=True)
 class NodeDevice:
     """A GPU or MIG instance.
 
     Attributes:
-        labels: which: gpu, uuid; of MIG instances gpu_instance, compute_instance, mig_profile as well.
+        device: which one.
         info: what it is: name, driver, pci_bus_id.
         is_up: it answers, a MIG instance as its GPU does; None where no source says so.
         reason: why it does not, a `MissingReason`; empty while it does.
@@ -158,12 +52,12 @@ class NodeDevice:
         values: metrics without further labels, in base units.
         by_label: metrics with one further label: metric -> label's value -> value.
         missing: metrics that have no value -> reason, a `MissingReason`.
-        jobs: who has it.
-        health: None where nobody judges it.
+        jobs: the jobs that have it.
+        health: None where nothing checks it.
         spent: what it spent the last minute on; None where that is not known yet.
     """
 
-    labels: dict[str, str]
+    device: Device
     info: dict[str, str]
     is_up: bool | None
     reason: str
@@ -171,20 +65,9 @@ class NodeDevice:
     values: dict[str, float]
     by_label: dict[str, dict[str, float]]
     missing: dict[str, str]
-    jobs: tuple[NodeJob, ...] = ()
-    health: NodeHealth | None = None
-    spent: NodeClass | None = None
-
-    @property
-    def key(self) -> str:
-        """Which device of the machine it is; see `device_key`."""
-        return device_key(self.labels)
-
-    @property
-    def name(self) -> str:
-        """As people call it: the GPU's index, of MIG instances with their ids."""
-        parts = [self.labels.get(label, "") for label in ("gpu", "gpu_instance", "compute_instance")]
-        return "/".join(filter(None, parts))
+    jobs: tuple[Assignment, ...] = ()
+    health: Health | None = None
+    spent: FleetClass | None = None
 
     def marked(self, metric: str) -> str:
         """Which of the labels of a metric has 1; empty: none, or the metric is not there."""
@@ -219,7 +102,7 @@ class Node:
         sources: in the order of their trust.
         devices: GPUs and MIG instances, by index.
         findings: of the sources.
-        health: of the machine beside its GPUs; None where nobody judges it.
+        health: of the machine beside its GPUs; None where nothing checks it.
         events: what is wrong now, the worst first, then what is over, the newest first.
         job_classes: what each job spent the last minute on.
         ranks: training processes that speak to the agent.
@@ -232,55 +115,118 @@ class Node:
     sources: tuple[NodeSource, ...]
     devices: tuple[NodeDevice, ...]
     findings: tuple[NodeFinding, ...] = ()
-    health: NodeHealth | None = None
-    events: tuple[NodeEvent, ...] = ()
-    job_classes: tuple[NodeJobClass, ...] = ()
+    health: Health | None = None
+    events: tuple[HealthEvent, ...] = ()
+    job_classes: tuple[JobClass, ...] = ()
     ranks: tuple[TrainingRank, ...] = ()
     schema: str = field(default=NODE_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRank:
-    """One process under `profile()`, at one moment. None is unknown; ages end at that moment.
+    """One process under `profile()`, at one moment; ages end at that moment.
 
     Attributes:
-        key: names the process, also to an agent that has restarted.
-        run, run_directory: the run's name, and where it lies.
-        pid: in the agent's namespace; None when the kernel does not tell.
+        key: id of the process, the same after a restart of the agent.
+        hello: who it is.
+        heartbeat: the newest; None before the first.
+        pid: in the agent's namespace, unlike that of `hello`; None when the kernel does not tell.
         uid: of the process's user.
-        host: what the process calls its machine.
-        start_ns: when measuring began, ns since the epoch.
-        mesh: sizes by dimension.
-        heartbeat_age_ms: since it was heard last.
-        state: of the open step: wait, warmup, active (being captured).
-        doing: the named phase that the open step is in.
-        step: newest finished step, counted from 0; None before the first.
-        step_age_ms: since that ended, or since the start.
-        phases_ms: parts of it by name.
-        figures: loss, tokens, ... of the newest step that has them all.
+        heartbeat_age_ms: since its newest message.
+        step_age_ms: since its newest finished step ended, or since the start; None before the first heartbeat.
     """
 
     key: str
-    run: str
-    run_directory: str
-    rank: int
-    local_rank: int
-    world_size: int
+    hello: Hello
+    heartbeat: Heartbeat | None
     pid: int | None
     uid: int | None
-    host: str
-    start_ns: int
     heartbeat_age_ms: float
-    mesh: dict[str, int] = field(default_factory=dict)
-    gpu_uuid: str | None = None
-    state: str | None = None
-    doing: str | None = None
-    step: int | None = None
-    step_ms: float | None = None
     step_age_ms: float | None = None
-    data_wait_ms: float | None = None
-    phases_ms: dict[str, float] = field(default_factory=dict)
-    figures: dict[str, int | float] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> int:
+        """Its rank in the job."""
+        return self.hello.rank
+
+    @property
+    def doing(self) -> str | None:
+        """The named phase that the open step is in."""
+        return self.heartbeat.doing if self.heartbeat else None
+
+
+def node_document(node: Node) -> dict[str, Any]:
+    """The JSON document of a node: devices by their labels, jobs flat, known shares of time rounded to 4 digits."""
+    return {
+        **asdict(replace(node, devices=(), events=(), job_classes=(), ranks=())),
+        "devices": [_device_document(one) for one in node.devices],
+        "events": [{**asdict(one), "labels": dict(one.labels), "action_line": one.action.line} for one in node.events],
+        "job_classes": [
+            {
+                "job_kind": one.job.kind,
+                "job_id": one.job.id,
+                "devices": [device.uuid for device in one.devices],
+                "told": _class_document(one.fleet_class),
+            }
+            for one in node.job_classes
+        ],
+        "ranks": [_rank_document(one) for one in node.ranks],
+    }
+
+
+def _rank_document(one: TrainingRank) -> dict[str, Any]:
+    hello = asdict(one.hello)
+    del hello["version"]
+    heartbeat = asdict(one.heartbeat) if one.heartbeat else {}
+    return {
+        **hello,
+        "key": one.key,
+        "pid": one.pid,
+        "uid": one.uid,
+        "heartbeat_age_ms": one.heartbeat_age_ms,
+        "state": heartbeat.get("state"),
+        "doing": heartbeat.get("doing"),
+        "step": heartbeat.get("index"),
+        "step_ms": heartbeat.get("ms"),
+        "step_age_ms": one.step_age_ms,
+        "data_wait_ms": heartbeat.get("data_wait_ms"),
+        "phases_ms": heartbeat.get("phases_ms", {}),
+        "figures": heartbeat.get("figures", {}),
+    }
+
+
+def _device_document(one: NodeDevice) -> dict[str, Any]:
+    document = asdict(replace(one, jobs=(), spent=None))
+    del document["device"]
+    return {
+        "labels": dict(one.device.labels()),
+        **document,
+        "jobs": [_job_document(job) for job in one.jobs],
+        "spent": _class_document(one.spent) if one.spent else None,
+    }
+
+
+def _job_document(one: Assignment) -> dict[str, Any]:
+    document = asdict(one.job)
+    del document["array"]
+    return {**document, "share": one.share, "pids": one.pids}
+
+
+def _class_document(one: FleetClass) -> dict[str, Any]:
+    return {
+        **asdict(replace(one, evidence=(), shares=None)),
+        "shares": {name: round(share, 4) for name, share in one.spent().items()},
+        "evidence": [
+            {
+                "metric": number.metric,
+                "value": number.value,
+                "unit": number.unit,
+                "threshold": number.threshold,
+                "devices": number.ranks,
+            }
+            for number in one.evidence
+        ],
+    }
 
 
 STATUS_SCHEMA = "stepscope.status/1"

@@ -1,48 +1,136 @@
-"""Identity of a device: labels and keys of a GPU or MIG instance, across sources that name it differently.
+"""Identity of a GPU or MIG instance, across sources that name it differently.
 
 NVML names an instance by its own UUID; dcgm-exporter by the whole GPU's UUID and the instance's number beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 
-from stepscope.core.metrics.readings import GPU_LABELS, Labels, Reading
+from stepscope.core.metrics.gpu import GPU
+from stepscope.core.metrics.readings import Collection, Labels
 
-DevicePlace = tuple[str, str]
-"""UUID of the whole GPU (its index where it has none), and NVML's id of the GPU instance, empty of the whole."""
-
-
-class GpuPlaces:
-    """Places as one source tells of them, which numbers GPUs in its own way."""
-
-    def __init__(self, readings: Iterable[Reading]) -> None:
-        """`readings`: all of the source, or those of one metric that every whole GPU has."""
-        self._uuids: dict[str, str] = {}
-        for reading in readings:
-            labels = dict(reading.labels)
-            if labels.get("gpu") and labels.get("uuid") and "gpu_instance" not in labels:
-                self._uuids[labels["gpu"]] = labels["uuid"]
-
-    def place(self, labels: Mapping[str, str]) -> DevicePlace | None:
-        """Of these labels; None where they are no GPU's. A process is its GPU's, also where it holds an instance."""
-        gpu, uuid = labels.get("gpu", ""), labels.get("uuid", "")
-        instance = "" if "pid" in labels else labels.get("gpu_instance", "")
-        whole = self._uuids.get(gpu, gpu) if instance and not uuid.startswith("GPU-") else uuid or gpu
-        return (whole, instance) if whole else None
+_UP = GPU + "up"
+_Place = tuple[str, str]
+"""UUID of the whole GPU (its index without one), and the id of the GPU instance, empty of the whole GPU."""
 
 
-def device_of(labels: Labels) -> Labels:
-    """Those of the labels that say which device it is."""
-    return tuple(pair for pair in labels if pair[0] in GPU_LABELS)
+@dataclass(frozen=True, slots=True, order=True)
+class Device:
+    """A GPU or MIG instance, as one source names it. What is not known, and what a whole GPU does not have, is empty.
 
-
-def device_key(labels: Mapping[str, str]) -> str:
-    """Which device of a machine: its UUID, or its index where it has hung since before it told one; empty: none.
-
-    A MIG instance that only a dcgm-exporter tells of carries its GPU's UUID: its number is put behind.
+    Attributes:
+        uuid: of the GPU, or of the MIG instance where the source knows that; empty of a GPU that has hung since before
+            it told its UUID.
+        index: NVML's index of the GPU.
+        instance: NVML's id of the GPU instance.
+        compute_instance: NVML's id of the compute instance in it.
+        profile: of the MIG instance, "1g.10gb".
+        pci_bus_id: only of a GPU of which nothing else is known: an error in the kernel log names no more.
     """
-    uuid, gpu, instance = labels.get("uuid", ""), labels.get("gpu", ""), labels.get("gpu_instance", "")
-    if instance and uuid.startswith("GPU-"):
-        return f"{uuid}/{instance}"
-    return uuid or (f"gpu {gpu}" if gpu else "")
+
+    uuid: str = ""
+    index: str = ""
+    instance: str = ""
+    compute_instance: str = ""
+    profile: str = ""
+    pci_bus_id: str = ""
+
+    @property
+    def key(self) -> str:
+        """Unique key on its machine: the UUID, else the index, else the place on the bus.
+
+        A MIG instance that only a dcgm-exporter reports carries its GPU's UUID: its number is appended.
+        """
+        if self.instance and self.uuid.startswith("GPU-"):
+            return f"{self.uuid}/{self.instance}"
+        return self.uuid or (f"gpu {self.index}" if self.index else self.pci_bus_id)
+
+    @property
+    def name(self) -> str:
+        """Short name for people: the GPU's index, followed by the ids of a MIG instance: "1/7/0"."""
+        return "/".join(filter(None, (self.index, self.instance, self.compute_instance)))
+
+    def __str__(self) -> str:
+        """Index and UUID for log lines: "GPU 0 (GPU-5f0c...)"."""
+        return f"GPU {self.index or '?'}" + (f" ({self.uuid})" if self.uuid else "")
+
+    def labels(self) -> Labels:
+        """Labels of its series, without the empty ones, sorted."""
+        pairs = (
+            ("compute_instance", self.compute_instance),
+            ("gpu", self.index),
+            ("gpu_instance", self.instance),
+            ("mig_profile", self.profile),
+            ("pci_bus_id", self.pci_bus_id),
+            ("uuid", self.uuid),
+        )
+        return tuple([pair for pair in pairs if pair[1]])
+
+
+def device_in(labels: Mapping[str, str]) -> Device:
+    """The device that labels name; `Device()` where they name none."""
+    uuid, index = labels.get("uuid", ""), labels.get("gpu", "")
+    return Device(
+        uuid,
+        index,
+        labels.get("gpu_instance", ""),
+        labels.get("compute_instance", ""),
+        labels.get("mig_profile", ""),
+        "" if uuid or index else labels.get("pci_bus_id", ""),
+    )
+
+
+@lru_cache(maxsize=4096)  # the same labels come every second
+def device_of(labels: Labels) -> Device | None:
+    """The device that a reading is of, None of others; of a process the GPU, also if it holds an instance."""
+    device = device_in(dict(labels))
+    if not (device.uuid or device.index):
+        return None
+    return Device(device.uuid, device.index) if any(name == "pid" for name, _ in labels) else device
+
+
+class DeviceJoin:
+    """Devices of all sources of one round, each named as the first source that reports it names it.
+
+    The GPU instance of a whole GPU is the same device, whether a source names it by its own UUID or by its GPU's. A
+    source's index counts within that source alone: each may number GPUs in its own way.
+    """
+
+    def __init__(self) -> None:
+        self._by_place: dict[_Place, Device] = {}
+        self._places: dict[Device, _Place] = {}
+
+    def source(self, collection: Collection) -> Callable[[Device], Device]:
+        """Lookup of the first name of one source's devices. Sources are added in the order of their trust."""
+        uuids: dict[str, str] = {}
+        for reading in collection.readings:
+            if reading.metric == _UP and (gpu := device_of(reading.labels)) and gpu.uuid and not gpu.instance:
+                uuids[gpu.index] = gpu.uuid
+        names: dict[Device, Device] = {}
+
+        def first(device: Device) -> Device:
+            if device not in names:
+                names[device] = device if device in self._places else self._first(device, uuids)
+            return names[device]
+
+        return first
+
+    def gpu_of(self, device: Device) -> str:
+        """UUID of the whole GPU that a device is, or is a part of; its index where it has none."""
+        return self._places[device][0]
+
+    def whole(self, device: Device) -> Device | None:
+        """The whole GPU that a device is, or is a part of."""
+        return self._by_place.get((self.gpu_of(device), ""))
+
+    def _first(self, device: Device, uuids: Mapping[str, str]) -> Device:
+        if device.instance and not device.uuid.startswith("GPU-"):
+            place = uuids.get(device.index, device.index), device.instance
+        else:
+            place = device.uuid or device.index, device.instance
+        first = self._by_place.setdefault(place, device)
+        self._places.setdefault(first, place)
+        return first

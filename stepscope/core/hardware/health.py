@@ -6,9 +6,11 @@ what happens in between belongs to it. Unknown is a state of its own: neither we
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from stepscope.core.hardware.devices import Device
 from stepscope.core.metrics.readings import Labels
 
 
@@ -126,22 +128,20 @@ class HealthEvent:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How one GPU, or the machine itself, is.
+    """State of one GPU, or of the machine beside its GPUs.
 
     Attributes:
-        labels: which; empty: the machine beside its GPUs.
-        state: how it is.
+        state: healthy, degraded, failed or unknown.
         reason: one line: the worst open event's message, or why the state is unknown; empty when healthy,
             but for a note.
         codes: of its open events, the worst first.
         unchecked: codes of what could not be checked on it: the values for it are not there.
     """
 
-    labels: Labels
     state: HealthState
     reason: str
-    codes: tuple[str, ...]
-    unchecked: tuple[str, ...]
+    codes: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +151,13 @@ class HealthReport:
     Attributes:
         time_ns: of the last look, ns since the epoch; None before the first.
         machine: beside its GPUs: driver, number of GPUs, NVSwitches, InfiniBand ports.
-        gpus: by index.
+        gpus: health of each GPU, in the order of their index.
         open_events: those not over yet, the worst first.
         ended_events: the newest of the others, the newest first.
     """
 
     time_ns: int | None
     machine: Health
-    gpus: tuple[Health, ...]
+    gpus: Mapping[Device, Health]
     open_events: tuple[HealthEvent, ...]
     ended_events: tuple[HealthEvent, ...]

@@ -7,14 +7,14 @@ from enum import StrEnum
 
 
 class MetricKind(StrEnum):
-    """Whether a value stands for now (gauge) or for all that was since a start (counter)."""
+    """Prometheus type: a value of now (gauge), or a total since some start (counter)."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
 
 
 class Unit(StrEnum):
-    """Base units of Prometheus; the value is what the metric's name must end with (before `_total`)."""
+    """Base units of Prometheus; the value is the end of the metric's name (before `_total`)."""
 
     WATTS = "watts"
     JOULES = "joules"
@@ -29,11 +29,11 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Dcgm:
-    """A field of DCGM that tells the same.
+    """The field of DCGM with the same meaning as a metric.
 
     Attributes:
-        name: as dcgm-exporter's pages call it up to DCGM 4.5.
-        new_name: as DCGM 4.6 and newer call it; the same where it was not renamed.
+        name: in dcgm-exporter's pages up to DCGM 4.5.
+        new_name: in those of DCGM 4.6 and newer; the same where it was not renamed.
         scale: our value = its value x scale.
     """
 
@@ -47,12 +47,10 @@ class Metric:
     """One row of a catalogue.
 
     Attributes:
-        name: Prometheus name, whole.
-        kind: gauge or counter.
-        unit: of the value.
-        help: one sentence.
+        name: whole Prometheus name.
+        help: text of the HELP line.
         dcgm: DCGM's field, where there is one.
-        labels: names of labels beside those that say which GPU.
+        labels: names of labels beside those that identify the GPU.
     """
 
     name: str
@@ -61,3 +59,27 @@ class Metric:
     help: str
     dcgm: Dcgm | None = None
     labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MetricGroup:
+    """Metrics that share a name prefix and the names of some labels."""
+
+    prefix: str
+    labels: tuple[str, ...] = ()
+
+    def metric(self, name: str, text: str, *labels: str, dcgm: Dcgm | None = None) -> Metric:
+        """One metric of the group. Its kind and unit follow from its name: "energy_joules_total", "power_watts".
+
+        Args:
+            name: without the prefix; that of a counter ends with `_total`, before which the unit stands.
+            text: of the HELP line.
+            labels: beside those of the group.
+        """
+        base = name.removesuffix("_total")
+        kind = MetricKind.GAUGE if base == name else MetricKind.COUNTER
+        unit = next((unit for unit in _LONGEST_UNITS_FIRST if base.endswith(f"_{unit}")), Unit.NONE)
+        return Metric(self.prefix + name, kind, unit, text, dcgm, (*self.labels, *labels))
+
+
+_LONGEST_UNITS_FIRST = sorted(set(Unit) - {Unit.NONE}, key=len, reverse=True)

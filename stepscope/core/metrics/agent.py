@@ -1,50 +1,39 @@
 """Metrics of the agent itself, and what it derives: training processes, jobs, fleet classes, health.
 
-Series of a training process have its run and rank, and are there as long as it is; who it is stands on `info` alone.
-The label of a job is `job_id`: Prometheus has a `job` of its own. A job's time is wall time
-(koku-metrics-operator#938), each second of a device in one state; a job that shares a device gets its part of the
-second, so that jobs never add up to more.
+Series of a training process carry its run and rank and exist as long as the process; its other facts are labels of
+`info` alone. The label of a job is `job_id`, as Prometheus has a `job` of its own. A job's time is wall time
+(koku-metrics-operator#938): each second of a device is in one state, and jobs that share a device split it.
 """
 
 from __future__ import annotations
 
-from stepscope.core.metrics import Metric, MetricKind, Unit
+from stepscope.core.metrics import Metric, MetricGroup
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.host import HOST
 
 AGENT = "stepscope_agent_"
+_agent = MetricGroup(AGENT).metric
 
-
-def _gauge(name: str, unit: Unit, text: str, *labels: str) -> Metric:
-    return Metric(AGENT + name, MetricKind.GAUGE, unit, text, None, labels)
-
-
-def _count(name: str, unit: Unit, text: str, *labels: str) -> Metric:
-    return Metric(AGENT + name, MetricKind.COUNTER, unit, text, None, labels)
-
-
-U = Unit
 # fmt: off
 AGENT_METRICS: tuple[Metric, ...] = (
-    _gauge("info", U.NONE, "1; its labels say which agent this is.", "version"),
-    _gauge("collector_up", U.NONE, "1: the collector answers. 0: it does not; label reason.", "collector", "reason"),
-    _gauge("collector_duration_seconds", U.SECONDS, "How long its last collection took.", "collector"),
-    _gauge("collector_age_seconds", U.SECONDS, "Time since its last collection ended.", "collector"),
-    _count("collections_total", U.NONE, "Collections that ended.", "collector"),
-    _count("collector_errors_total", U.NONE, "Times that it failed, or did not answer in time.", "collector"),
-    _gauge("collector_readings", U.NONE, "Values of its last collection.", "collector"),
-    _gauge("readings_dropped", U.NONE, "Values of its last collection that are not on this page.",
+    _agent("info", "Version of the agent as a label; always 1.", "version"),
+    _agent("collector_up", "1: the collector works. 0: it does not; label reason.", "collector", "reason"),
+    _agent("collector_duration_seconds", "Duration of a collector's latest collection.", "collector"),
+    _agent("collector_age_seconds", "Time since a collector's latest collection ended.", "collector"),
+    _agent("collections_total", "Finished collections of a collector.", "collector"),
+    _agent("collector_errors_total", "Collections that failed or timed out.", "collector"),
+    _agent("collector_readings", "Values of a collector's latest collection.", "collector"),
+    _agent("readings_dropped", "Values of a collector's latest collection that are not exported.",
            "collector", "reason"),
-    _gauge("missing", U.NONE, "Of how many things (GPUs, disks) this metric is missing; metric empty: all metrics.",
+    _agent("missing", "Number of devices (GPUs, disks) that lack this metric; metric empty: all metrics.",
            "collector", "metric", "reason"),
-    _gauge("finding", U.NONE, "How many findings of this kind the last collection has.",
-           "collector", "code", "gpu", "uuid"),
-    _gauge("sample_age_seconds", U.SECONDS, "Age of a GPU's newest value.", "collector", "gpu", "uuid"),
-    _count("probe_starts_total", U.NONE, "Processes started to read GPUs."),
-    _count("probe_timeouts_total", U.NONE, "Answers of those that did not come in time."),
-    _count("probe_crashes_total", U.NONE, "Those that ended without being asked to."),
-    _gauge("probes_left_behind", U.NONE, "Those that hang in the kernel though they were killed."),
-    _count("xids_untold_total", U.NONE, "XIDs that are counted, but too many at once to be logged."),
+    _agent("finding", "Findings of this kind in a collector's latest collection.", "collector", "code", "gpu", "uuid"),
+    _agent("sample_age_seconds", "Age of a GPU's newest value.", "collector", "gpu", "uuid"),
+    _agent("probe_starts_total", "Probe processes started to read GPUs."),
+    _agent("probe_timeouts_total", "Answers of probe processes that timed out."),
+    _agent("probe_crashes_total", "Probe processes that crashed."),
+    _agent("probes_left_behind", "Killed probe processes that still hang in the kernel."),
+    _agent("xids_untold_total", "XIDs that are counted but not logged, as too many came at once."),
 )
 # fmt: on
 
@@ -53,44 +42,29 @@ TRAINING = "stepscope_training_"
 LINK = "stepscope_agent_training_"
 KINETO = "stepscope_agent_kineto_"
 
-_RANK = ("run", "rank")
-
-
-def _of_rank(name: str, unit: Unit, text: str, *labels: str) -> Metric:
-    return Metric(TRAINING + name, MetricKind.GAUGE, unit, text, None, (*_RANK, *labels))
-
-
-def _of_link(name: str, kind: MetricKind, text: str, *labels: str) -> Metric:
-    return Metric(LINK + name, kind, Unit.NONE, text, None, labels)
-
-
-def _of_kineto(name: str, kind: MetricKind, text: str) -> Metric:
-    return Metric(KINETO + name, kind, Unit.NONE, text, None, ())
-
+_training, _rank = MetricGroup(TRAINING).metric, MetricGroup(TRAINING, ("run", "rank")).metric
+_link, _kineto = MetricGroup(LINK).metric, MetricGroup(KINETO).metric
 
 # fmt: off
 TRAINING_METRICS: tuple[Metric, ...] = (
-    _of_rank("info", U.NONE, "1; its labels say which process this is; mesh as dp=2,tp=4.",
-             "pid", "uuid", "local_rank", "world_size", "mesh"),
-    _of_rank("step", U.NONE, "Newest finished optimizer step, counted from 0."),
-    _of_rank("step_seconds", U.SECONDS, "How long that step took."),
-    _of_rank("step_age_seconds", U.SECONDS, "Time since it ended, before the first since the start."),
-    _of_rank("data_wait_seconds", U.SECONDS, "Time that it waited for data."),
-    _of_rank("phase_seconds", U.SECONDS, "Time of its phases.", "phase"),
-    _of_rank("figure", U.NONE, "Loss, tokens and what else training tells of the newest step that has them all.",
-             "figure"),
-    _of_rank("capturing", U.NONE, "1: the open step is being traced, or is the one before."),
-    _of_rank("heartbeat_age_seconds", U.SECONDS, "Time since the process was heard; it speaks once a second."),
-    Metric(TRAINING + "hang", MetricKind.GAUGE, Unit.NONE,
-           "1: no rank of the run gets on; kind: host, device, desync, unknown.", None, ("run", "kind")),
-    _of_rank("hang_guilty", U.NONE, "1: this rank holds the run up."),
-    Metric(TRAINING + "nccl_stalled_seconds", MetricKind.GAUGE, Unit.SECONDS,
-           "Time for which NCCL's RAS has seen ranks of a communicator stand at different counts.", None,
-           ("run", "communicator")),
-    _of_link("connections", MetricKind.GAUGE, "Training processes that are connected."),
-    _of_kineto("processes", MetricKind.GAUGE, "Processes started with KINETO_USE_DAEMON=1 that ask the agent."),
-    _of_kineto("rejected_total", MetricKind.COUNTER, "Datagrams to that socket that were no questions."),
-    _of_link("refused_total", MetricKind.COUNTER, "Connections that the agent ended, by why.", "reason"),
+    _rank("info", "Process, GPU and mesh (dp=2,tp=4) of a rank as labels; always 1.",
+          "pid", "uuid", "local_rank", "world_size", "mesh"),
+    _rank("step", "Latest finished optimizer step, counted from 0."),
+    _rank("step_seconds", "Duration of the latest finished step."),
+    _rank("step_age_seconds", "Time since the latest step ended, or since the start before the first."),
+    _rank("data_wait_seconds", "Time for which the latest step waited for data."),
+    _rank("phase_seconds", "Time of a phase in the latest step.", "phase"),
+    _rank("figure", "Loss, tokens and other figures of the latest step that has all of them.", "figure"),
+    _rank("capturing", "1: the profiler records the open step, or starts at the next."),
+    _rank("heartbeat_age_seconds", "Time since the latest heartbeat of the process; it sends one every second."),
+    _training("hang", "1: the run hangs; kind: host, device, desync, unknown.", "run", "kind"),
+    _rank("hang_guilty", "1: this rank causes the hang."),
+    _training("nccl_stalled_seconds", "Time for which NCCL RAS reports unequal counts of operations.",
+              "run", "communicator"),
+    _link("connections", "Connected training processes."),
+    _kineto("processes", "Processes with KINETO_USE_DAEMON=1 that poll the agent."),
+    _kineto("rejected_total", "Datagrams to the Kineto socket that were not valid requests."),
+    _link("refused_total", "Connections that the agent closed, by reason.", "reason"),
 )
 # fmt: on
 
@@ -98,43 +72,31 @@ TRAINING_METRICS: tuple[Metric, ...] = (
 JOB = "stepscope_job_"
 _KEY = ("job_kind", "job_id")
 JOB_FACTS = ("job_name", "user", "account", "team", "project", "queue", "workload", "array")
-_GAUGE, _COUNTER = MetricKind.GAUGE, MetricKind.COUNTER
+_job, _gpu = MetricGroup(JOB, _KEY).metric, MetricGroup(GPU).metric
 
 
 # fmt: off
 JOB_METRICS: tuple[Metric, ...] = (
-    Metric(JOB + "info", _GAUGE, U.NONE, "1; its labels say what the job is.", None, (*_KEY, *JOB_FACTS)),
-    Metric(GPU + "job_info", _GAUGE, U.NONE, "1; its labels say which job has the GPU or MIG instance, and how.", None,
-           (*_KEY, "share", "source", "step")),
-    Metric(GPU + "use_state", _GAUGE, U.NONE, "1; label state: busy, held_but_idle, free, unattributed, unknown.", None,
-           ("state",)),
-    Metric(GPU + "use_seconds_total", _COUNTER, U.SECONDS, "Time of the GPU or MIG instance in this state.", None,
-           ("state",)),
-    Metric(JOB + "gpu_seconds_total", _COUNTER, U.SECONDS,
-           "Time for which a job had GPUs, or MIG instances of a profile, in this state.", None,
-           (*_KEY, "mig_profile", "state")),
-    Metric(JOB + "sm_utilization_ratio", _GAUGE, U.RATIO,
-           "Share of time in which a job's kernels ran on the GPU, by its processes.", None, _KEY),
-    Metric(JOB + "gpu_memory_bytes", _GAUGE, U.BYTES, "Memory that a job's processes hold on the GPU.", None, _KEY),
-    Metric(JOB + "process_info", _GAUGE, U.NONE, "1; its labels say which process of a job holds the GPU.", None,
-           (*_KEY, "pid")),
+    _job("info", "Name, user and other facts of a job as labels; always 1.", *JOB_FACTS),
+    _gpu("job_info", "Job that has the GPU or MIG instance, as labels; always 1.", *_KEY, "share", "source", "step"),
+    _gpu("use_state", "1: the GPU or MIG instance is in this state: busy, held_but_idle, free, unattributed, unknown.",
+         "state"),
+    _gpu("use_seconds_total", "Time that the GPU or MIG instance spent in this state.", "state"),
+    _job("gpu_seconds_total", "GPU time of a job in this state, by MIG profile.", "mig_profile", "state"),
+    _job("sm_utilization_ratio", "Share of time in which kernels of a job's processes ran on the GPU."),
+    _job("gpu_memory_bytes", "GPU memory of a job's processes."),
+    _job("process_info", "Process of a job that holds the GPU, as a label; always 1.", "pid"),
 )
 # fmt: on
 
 
-_KIND = MetricKind.GAUGE
-
-
 # fmt: off
 FLEET_METRICS: tuple[Metric, ...] = (
-    Metric(GPU + "class", _KIND, U.NONE, "1: what the GPU spent the last minute on. 0: it was something else.", None,
-           ("cause",)),
-    Metric(GPU + "class_confidence_ratio", _KIND, U.RATIO, "How sure that is.", None),
-    Metric(GPU + "time_ratio", _KIND, U.RATIO,
-           "Estimated share of that minute; spent: computing, waiting, copying, empty.", None, ("spent",)),
-    Metric(JOB + "class", _KIND, U.NONE, "1: what the job's GPUs on this machine spent the last minute on.", None,
-           (*_KEY, "cause")),
-    Metric(JOB + "class_confidence_ratio", _KIND, U.RATIO, "How sure that is.", None, _KEY),
+    _gpu("class", "1: the GPU spent the last minute mostly on this. 0: on something else.", "cause"),
+    _gpu("class_confidence_ratio", "Confidence of the GPU's class."),
+    _gpu("time_ratio", "Estimated share of the last minute; spent: computing, waiting, copying, empty.", "spent"),
+    _job("class", "1: the job's GPUs on this machine spent the last minute mostly on this.", "cause"),
+    _job("class_confidence_ratio", "Confidence of the job's class."),
 )
 # fmt: on
 
@@ -144,21 +106,16 @@ HOST_HEALTH = HOST + "health"
 _PLACE = ("device", "port", "pci_bus_id", "switch")
 
 
-def _rows(prefix: str, what: str, *labels: str) -> tuple[Metric, ...]:
-    gauge, counter, none = MetricKind.GAUGE, MetricKind.COUNTER, Unit.NONE
-    event = ("code", "action", "severity", *labels)
+def _health(prefix: str, what: str, *labels: str) -> tuple[Metric, ...]:
+    state, event = MetricGroup(prefix).metric, MetricGroup(prefix, ("code",)).metric
     return (
-        Metric(
-            prefix, gauge, none, f"1: this is how {what} is; unknown is neither healthy nor sick.", None, ("state",)
-        ),
-        Metric(prefix + "_event", gauge, none, f"1: this is wrong with {what} now.", None, event),
-        Metric(
-            prefix + "_events_total", counter, none, f"Times that it began to be so of {what}.", None, ("code", *labels)
-        ),
+        state("", f"1: {what} is in this state; unknown is neither healthy nor sick.", "state"),
+        event("_event", f"1: this health event of {what} is open.", "action", "severity", *labels),
+        event("_events_total", f"Health events of {what}, by code.", *labels),
     )
 
 
 HEALTH_METRICS: tuple[Metric, ...] = (
-    *_rows(GPU_HEALTH, "the GPU"),
-    *_rows(HOST_HEALTH, "the machine beside its GPUs", *_PLACE),
+    *_health(GPU_HEALTH, "the GPU"),
+    *_health(HOST_HEALTH, "the machine beside its GPUs", *_PLACE),
 )

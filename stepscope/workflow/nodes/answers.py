@@ -5,15 +5,16 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import msgspec
 
 from stepscope.core.documents.evidence import Notice
-from stepscope.core.documents.jobs import Job, JobKind
-from stepscope.core.documents.node import NODE_PATH, NODE_SCHEMA, Node, NodeDevice, NodeJob
+from stepscope.core.documents.node import NODE_PATH, NODE_SCHEMA, Node, NodeDevice
 from stepscope.core.errors import StepscopeError, UnreachableError
+from stepscope.core.hardware.devices import Device, device_in
 from stepscope.core.hardware.health import HealthState
 from stepscope.workflow.nodes.agent_client import AgentClient
 
@@ -72,9 +73,59 @@ def ask(client: AgentClient) -> Node:
     if schema != NODE_SCHEMA:
         raise UnreachableError(f"answers {schema!r}, this version reads {NODE_SCHEMA!r}", where=str(client))
     try:
-        return msgspec.convert(reply.document, Node)
-    except msgspec.ValidationError as error:
+        return read_node(reply.document)
+    except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as error:
         raise UnreachableError(f"its answer is no {NODE_SCHEMA} ({error})", where=str(client)) from None
+
+
+def read_node(document: Mapping[str, Any]) -> Node:
+    """The node that `node_document` encoded.
+
+    Raises:
+        msgspec.ValidationError, KeyError, TypeError, AttributeError: it is not such a document.
+    """
+    devices = [device_in(one["labels"]) for one in document["devices"]]
+    by_uuid = {one.uuid: one for one in devices}
+    shaped = {
+        **document,
+        "devices": [
+            {
+                **raw,
+                "device": asdict(device),
+                "jobs": [{**job, "job": job, "device": asdict(device)} for job in raw["jobs"]],
+                "spent": _class_shape(raw["spent"]),
+            }
+            for device, raw in zip(devices, document["devices"], strict=True)
+        ],
+        "events": [{**raw, "labels": sorted(raw["labels"].items())} for raw in document["events"]],
+        "job_classes": [
+            {
+                "job": {"kind": raw["job_kind"], "id": raw["job_id"]},
+                "devices": [asdict(by_uuid.get(uuid) or Device(uuid)) for uuid in raw["devices"]],
+                "fleet_class": _class_shape(raw["told"]),
+            }
+            for raw in document["job_classes"]
+        ],
+        "ranks": [
+            {
+                **raw,
+                "hello": {**raw, "pid": raw["pid"] or 0},
+                "heartbeat": {**raw, "index": raw["step"], "ms": raw["step_ms"], "age_ms": raw["step_age_ms"]}
+                if raw["state"]
+                else None,
+            }
+            for raw in document["ranks"]
+        ],
+    }
+    return msgspec.convert(shaped, Node)
+
+
+def _class_shape(raw: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if raw is None:
+        return None
+    shares = {"computing": None, "waiting": None, **raw["shares"]} if raw["shares"] else None
+    evidence = [{**one, "ranks": one["devices"]} for one in raw["evidence"]]
+    return {**raw, "shares": shares, "evidence": evidence}
 
 
 class NodeWatch:
@@ -131,8 +182,7 @@ class NodeWatch:
                 self._lock.notify_all()
 
 
-_KINDS = frozenset(JobKind)
-_SICK = frozenset({HealthState.DEGRADED.value, HealthState.FAILED.value})
+_SICK = (HealthState.DEGRADED, HealthState.FAILED)
 
 
 def chosen(answers: Iterable[NodeAnswer], *, job: str = "", sick: bool = False) -> tuple[NodeAnswer, ...]:
@@ -167,11 +217,7 @@ def unknown_job(answers: Iterable[NodeAnswer], job: str) -> tuple[Notice, ...]:
 
 
 def _has(device: NodeDevice, text: str) -> bool:
-    return any(_job(job).is_called(text) for job in device.jobs if job.kind in _KINDS)
-
-
-def _job(job: NodeJob) -> Job:
-    return Job(JobKind(job.kind), job.id, job.name, workload=job.workload)
+    return any(one.job.is_called(text) for one in device.jobs)
 
 
 def _is_sick(device: NodeDevice) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from stepscope.core.documents.node import Node, NodeDevice, StatusFinding, StatusNode, StatusReport
-from stepscope.core.hardware.devices import device_key
+from stepscope.core.documents.node import Node, StatusFinding, StatusNode, StatusReport
+from stepscope.core.hardware.devices import device_in
 from stepscope.core.hardware.health import NOTES, Severity
 from stepscope.core.metrics.readings import MissingReason
 from stepscope.workflow.nodes.answers import NodeAnswer, silent_agents
@@ -18,8 +18,8 @@ _NORMAL_OF = {
     "kubelet": MissingReason.NO_PERMISSION.value,  # its socket is root's
     "kineto": MissingReason.TAKEN.value,  # where dynolog runs; who asks for it by a setting has no agent without
 }
-_COUNTED = (Severity.CRITICAL.value, Severity.WARNING.value)
-_ORDER = (*_COUNTED, Severity.INFO.value)
+_COUNTED = (Severity.CRITICAL, Severity.WARNING)
+_ORDER = (*_COUNTED, Severity.INFO)
 _TOLD = frozenset({"hang"})
 """Findings of the sources that are no health event and yet say that something is wrong."""
 
@@ -28,7 +28,7 @@ def status_of(answers: Iterable[NodeAnswer]) -> StatusReport:
     """What is wrong with each."""
     answers = tuple(answers)
     findings = [finding for answer in answers for finding in _findings(answer)]
-    findings.sort(key=lambda finding: _ORDER.index(finding.severity))  # stable: by node within
+    findings.sort(key=lambda finding: _ORDER.index(Severity(finding.severity)))  # stable: by node within
     return StatusReport(tuple(_node(answer) for answer in answers), tuple(findings), silent_agents(answers))
 
 
@@ -36,7 +36,7 @@ def _node(answer: NodeAnswer) -> StatusNode:
     node = answer.node
     if node is None or answer.error:
         return StatusNode(answer.agent, node.host if node else "", "", 0, is_reachable=False)
-    num_gpus = sum(1 for device in node.devices if "gpu_instance" not in device.labels)
+    num_gpus = sum(1 for one in node.devices if not one.device.instance)
     return StatusNode(answer.agent, node.host, node.version, num_gpus, is_reachable=True)
 
 
@@ -47,28 +47,40 @@ def _findings(answer: NodeAnswer) -> Iterator[StatusFinding]:
         next_step = "is the machine up? systemctl status stepscope-agent"
         yield StatusFinding(answer.agent, host, "", "", "agent_unreachable", "critical", message, next_step)
         return
-    names = {device.key: device.name for device in node.devices}
-    told = set()
+    names = {one.device.key: one.device.name for one in node.devices}
+    reported = set()
     for event in node.events:
         is_counted = event.severity in _COUNTED
         if event.ended_ns is None and (is_counted or event.code in NOTES):
-            key, uuid = device_key(event.labels), event.labels.get("uuid", "")
+            device = device_in(dict(event.labels))
             if is_counted:
-                told.add(key)
-            gpu = names.get(key, event.labels.get("gpu", ""))
+                reported.add(device.key)
+            gpu = names.get(device.key, device.index)
             yield StatusFinding(
-                answer.agent, node.host, gpu, uuid, event.code, event.severity, event.message, event.action_line
+                answer.agent,
+                node.host,
+                gpu,
+                device.uuid,
+                event.code,
+                event.severity.value,
+                event.message,
+                event.action.line,
             )
     yield from _sources_down(answer.agent, node)
     of_driver = {source.reason for source in node.sources if source.name == "nvml" and not source.is_up}
-    for device in node.devices:  # where the driver answers for none of them, that is said above, once
-        is_told = device.key in told or device.reason in of_driver or "gpu_instance" in device.labels
-        if device.is_up is False and not is_told:
-            yield _of(answer.agent, node, device, "gpu_down", f"it does not answer ({device.reason})")
+    for one in node.devices:  # where the driver answers for none of them, that is said above, once
+        device = one.device
+        is_reported = device.key in reported or one.reason in of_driver or device.instance
+        if one.is_up is False and not is_reported:
+            what = f"it does not answer ({one.reason})"
+            yield StatusFinding(
+                answer.agent, node.host, device.name, device.uuid, "gpu_down", Severity.CRITICAL.value, what
+            )
     for finding in node.findings:
         if finding.code in _TOLD:
-            gpu, uuid = names.get(device_key(finding.labels), ""), finding.labels.get("uuid", "")
-            yield StatusFinding(answer.agent, node.host, gpu, uuid, finding.code, "warning", finding.message)
+            device = device_in(finding.labels)
+            gpu = names.get(device.key, "")
+            yield StatusFinding(answer.agent, node.host, gpu, device.uuid, finding.code, "warning", finding.message)
 
 
 def _sources_down(agent: str, node: Node) -> Iterator[StatusFinding]:
@@ -78,7 +90,3 @@ def _sources_down(agent: str, node: Node) -> Iterator[StatusFinding]:
             message = f"{source.name} gives nothing ({source.reason}: {source.detail})"
             severity = "critical" if source.name == _GPUS else "warning"
             yield StatusFinding(agent, node.host, "", "", "source_down", severity, message)
-
-
-def _of(agent: str, node: Node, device: NodeDevice, code: str, message: str) -> StatusFinding:
-    return StatusFinding(agent, node.host, device.name, device.labels.get("uuid", ""), code, "critical", message)

@@ -7,12 +7,11 @@ from pathlib import Path
 
 from stepscope import __version__
 from stepscope.core.documents.analysis import Analysis
-from stepscope.core.documents.run_directory import ANALYSIS_FILE
 from stepscope.core.documents.timeline import RankTimeline
 from stepscope.core.vocabulary.palette import DARK, LIGHT, mark_rules, variables
 from stepscope.store.documents import decode_analysis
 from stepscope.store.files import check_writable, read_whole, write_whole
-from stepscope.store.runs import is_outdated, is_saved_analysis, load_analysis, load_timeline
+from stepscope.store.runs import has_current_analysis, is_saved_analysis, load_analysis, load_timeline
 from stepscope.workflow.analyze import analyze
 from stepscope.workflow.fan_out.engine import HERE, FanOut, Progress
 from stepscope.workflow.inputs.paths import check_readable
@@ -43,7 +42,7 @@ def report(
         place = Path(paths[0])
         if place.is_file() and is_saved_analysis(place):
             return write_report(decode_analysis(read_whole(place), where=paths[0]), [], destination, title=place.stem)
-        if (place / ANALYSIS_FILE).is_file() and not is_outdated(place):
+        if has_current_analysis(place):
             return write_report(load_analysis(place), load_timeline(place), destination, title=title_of(paths))
     result = analyze(paths, keep=False, with_timelines=True, fan_out=fan_out, on_progress=on_progress)
     return write_report(result.analysis, result.timelines, destination, title=title_of(paths))

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from stepscope.collectors.jobs.devices import (
-    Device,
+    DeviceUsage,
     devices_visible_to_cuda,
     find_by_minor,
     find_by_uuid,
@@ -21,9 +20,10 @@ from stepscope.collectors.nvml.gpu import NVSWITCH
 from stepscope.core.documents.evidence import Notice
 from stepscope.core.documents.machine_checks import CheckGroup, CheckResult, Outcome
 from stepscope.core.errors import DataError, UnreachableError, UsageError
+from stepscope.core.hardware.devices import Device
 from stepscope.core.hardware.gpu_catalogue import GpuModel, find_gpu
-from stepscope.core.metrics.readings import labels_of
 from stepscope.core.text.numbers import counted, form, listed
+from stepscope.workflow.preflight.device import DeviceFacts
 from stepscope.workflow.preflight.driver import DriverGpu, DriverLook, check_answers
 from stepscope.workflow.preflight.request import PreflightRequest, Programs
 from stepscope.workflow.preflight.workers import Failure, Reply, Worker, ask
@@ -100,7 +100,7 @@ def _named(request: PreflightRequest, driver: DriverLook, programs: Programs, nu
     elif request.gpus:
         devices = _devices(driver)
         found = [(find_by_uuid(devices, name), name) for name in request.gpus]
-        gpus = tuple(name if device is None else device.gpu for device, name in found)
+        gpus = tuple(name if device is None else device.device.index for device, name in found)
         selection = Selection(replace(request, gpus=gpus))
     else:
         return Selection(request)
@@ -141,7 +141,7 @@ def _by_names(request: PreflightRequest, names: Sequence[str], driver: DriverLoo
     """Numbers are minor numbers of whole GPUs."""
     devices = _devices(driver)
     found = {name: find_by_minor(devices, name) if name.isdecimal() else find_by_uuid(devices, name) for name in names}
-    gpus = tuple(dict.fromkeys(device.gpu for device in found.values() if device is not None))
+    gpus = tuple(dict.fromkeys(device.device.index for device in found.values() if device is not None))
     unknown = [name for name, device in found.items() if device is None]
     request = replace(request, gpus=gpus)
     return _with_unknown(request, unknown, driver, num_on_bus) if unknown else Selection(request)
@@ -218,15 +218,12 @@ def _without_load_where_split(selection: Selection, driver: DriverLook) -> Selec
     return replace(selection, request=replace(request, groups=_ONLY_STATE), warnings=(*selection.warnings, notice))
 
 
-def _devices(driver: DriverLook) -> list[Device]:
+def _devices(driver: DriverLook) -> list[DeviceUsage]:
     """Whole GPUs, also those that are split, and MIG instances."""
     return [
-        Device(labels, gpu.uuid, str(gpu.index), gpu.minor)
+        DeviceUsage(Device(uuid, str(gpu.index), instance), gpu.uuid, gpu.minor)
         for gpu in driver.gpus
-        for labels in (
-            labels_of(gpu=gpu.index, uuid=gpu.uuid),
-            *(labels_of(gpu=gpu.index, uuid=uuid, gpu_instance=instance) for uuid, instance in gpu.instances),
-        )
+        for uuid, instance in ((gpu.uuid, ""), *gpu.instances)
     ]
 
 
@@ -292,7 +289,7 @@ def discover(request: PreflightRequest, programs: Programs, driver: DriverLook) 
     with Worker((*programs.device, "cuda"), programs.environment) as scout:
         reply = ask(scout, {"do": "describe"}, request.start_seconds)
     versions = reply["versions"] if isinstance(reply, dict) else {}
-    devices = reply["devices"] if isinstance(reply, dict) else []
+    devices = [DeviceFacts(**one) for one in reply["devices"]] if isinstance(reply, dict) else []
     visible = visible_names(programs, "HIP_VISIBLE_DEVICES" if "hip" in versions else "CUDA_VISIBLE_DEVICES")
     warnings: list[Notice] = []
     unseen: list[tuple[int, str]] = []
@@ -323,14 +320,13 @@ def _is_among(gpu: DriverGpu, visible: Sequence[str]) -> bool:
     return any(name == str(gpu.index) or (len(name) > len("GPU-") and gpu.uuid.startswith(name)) for name in visible)
 
 
-def _gpu(told: dict[str, Any], visible: list[str] | None, driver: DriverLook) -> MeasuredGpu:
-    """A device of CUDA's under the names that NVML has for it, where it has any."""
-    ordinal, uuid = told["index"], told["uuid"]
-    known = next((gpu for gpu in driver.gpus if uuid and gpu.uuid == f"GPU-{uuid}"), None)
-    name = visible[ordinal] if visible else known.uuid if known else str(ordinal)
+def _gpu(device: DeviceFacts, visible: list[str] | None, driver: DriverLook) -> MeasuredGpu:
+    """A device of CUDA under NVML's names for it, where it has any."""
+    known = next((gpu for gpu in driver.gpus if device.uuid and gpu.uuid == f"GPU-{device.uuid}"), None)
+    name = visible[device.index] if visible else known.uuid if known else str(device.index)
     if known is None:
-        return MeasuredGpu(ordinal, name, told["name"], uuid)
-    return MeasuredGpu(known.index, name, told["name"], uuid, known.key)
+        return MeasuredGpu(device.index, name, device.name, device.uuid)
+    return MeasuredGpu(known.index, name, device.name, device.uuid, known.key)
 
 
 def _check_hope(reply: Reply, versions: dict[str, str]) -> None:

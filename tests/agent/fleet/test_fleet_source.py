@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
 
-import msgspec
 import pytest
 
 from stepscope.agent.exporter.metrics_page import MetricsPage
 from stepscope.agent.fleet.fleet_source import FleetSource
 from stepscope.agent.node_api import node_of
 from stepscope.agent.polling import SourceState
-from stepscope.core.documents.jobs import FLEET_CAUSES, Counters, Job, JobKind, job_labels
-from stepscope.core.documents.node import Node
+from stepscope.core.documents.jobs import FLEET_CAUSES, Assignment, Counters, Job, JobKind
+from stepscope.core.documents.node import node_document
+from stepscope.core.hardware.devices import device_in
 from stepscope.core.metrics.agent import JOB
 from stepscope.core.metrics.gpu import GPU
-from stepscope.core.metrics.readings import Collection, Labels, MissingReason, Reading, with_labels
+from stepscope.core.metrics.readings import Collection, Labels, MissingReason
 from stepscope.core.vocabulary.causes import Cause
+from stepscope.workflow.nodes.answers import read_node
 from tests.agent.fleet.states import COMPUTING, GPU0, GPU1, SECOND, SPINNING, WAITING, of_gpu, state
+
+_DEVICE = device_in(dict(GPU0))
 
 
 class _Machine:
@@ -32,7 +36,8 @@ class _Machine:
         self.hung: dict[Labels, int] = {}  # since when
         self.every = 1
         self.others: list[SourceState] = []
-        self.source = FleetSource(self.states, wall_clock_ns=lambda: self.second * SECOND)
+        self.assignments: list[Assignment] = []
+        self.source = FleetSource(self.states, lambda: self.assignments, wall_clock_ns=lambda: self.second * SECOND)
 
     def states(self) -> list[SourceState]:
         second = self.second if self.read_at is None else self.read_at
@@ -70,7 +75,7 @@ def test_a_class_comes_after_ten_seconds_and_follows_the_gpu() -> None:
     machine.gpus[GPU0] = WAITING
     collection = machine.run(70)
     assert (_cause(collection, GPU0), _cause(collection, GPU1)) == (["communication"], ["compute_bound"])
-    told = machine.source.report().devices[GPU0]
+    told = machine.source.report().devices[_DEVICE]
     assert told.counters is Counters.SM
     assert {one.metric for one in told.evidence} >= {"waiting_ratio", "nvlink_bytes_per_second"}
 
@@ -117,11 +122,11 @@ def test_a_hang_is_found_and_told_once(caplog: pytest.LogCaptureFixture) -> None
         collection = machine.run(75)
         assert _cause(collection, GPU0) == ["hang"]
         assert collection.findings == ()  # not sure yet
-        first = machine.source.report().devices[GPU0].confidence
+        first = machine.source.report().devices[_DEVICE].confidence
         assert [one.code for one in machine.run(70).findings] == ["hang"]
         collection = machine.run(180)
     assert [one.code for one in collection.findings] == ["hang"]
-    assert machine.source.report().devices[GPU0].confidence > first
+    assert machine.source.report().devices[_DEVICE].confidence > first
     assert len(caplog.records) == 1
     machine.gpus = {GPU0: COMPUTING}
     assert machine.run(80).findings == ()
@@ -144,7 +149,7 @@ def test_silent_counters_are_seen_through() -> None:
     machine = _Machine()
     machine.gpus = {GPU0: {name: 0.0 if "active" in name else value for name, value in COMPUTING.items()}}
     machine.run(70)
-    told = machine.source.report().devices[GPU0]
+    told = machine.source.report().devices[_DEVICE]
     assert told.cause is Cause.COMPUTE_BOUND
     assert "profiling_silent" in {one.metric for one in told.evidence}
 
@@ -168,7 +173,7 @@ def test_a_gpu_that_hangs_has_no_class_of_the_time_before() -> None:
     (missing,) = [one for one in collection.missing if one.metric == GPU + "class"]
     assert (missing.labels, missing.reason) == (GPU1, MissingReason.TIMED_OUT)
     assert missing.detail.startswith("its newest sample is ")
-    assert machine.source.report().devices.keys() == {GPU0}
+    assert machine.source.report().devices.keys() == {_DEVICE}
     machine.hung.clear()
     assert _cause(machine.run(12), GPU1) == ["compute_bound"]
 
@@ -184,17 +189,11 @@ def test_a_page_that_comes_every_30_seconds_keeps_its_class() -> None:
 def test_a_job_has_the_cause_of_the_gpu_that_is_waited_for() -> None:
     machine = _Machine()
     machine.gpus = {GPU0: WAITING, GPU1: COMPUTING}
-    job = job_labels(Job(JobKind.SLURM, "42"))
-    info = [
-        Reading(
-            GPU + "job_info", 1, with_labels(gpu, **dict(job), share="exclusive", source="process", step="0"), SECOND
-        )
-        for gpu in (GPU0, GPU1)
-    ]
-    machine.others = [state("jobs", info, SECOND)]
+    job = Job(JobKind.SLURM, "42")
+    machine.assignments = [Assignment(job, device_in(dict(gpu))) for gpu in (GPU0, GPU1)]
     collection = machine.run(70)
     (told,) = machine.source.report().jobs
-    assert (told.job.id, told.told.cause, len(told.devices)) == ("42", Cause.STRAGGLER, 2)
+    assert (told.job.id, told.fleet_class.cause, len(told.devices)) == ("42", Cause.STRAGGLER, 2)
     named = [one for one in collection.readings if one.metric == JOB + "class" and one.value == 1]
     assert [dict(one.labels)["cause"] for one in named] == ["straggler"]
     now_ns = machine.second * SECOND
@@ -203,13 +202,13 @@ def test_a_job_has_the_cause_of_the_gpu_that_is_waited_for() -> None:
     assert 'stepscope_job_class{cause="straggler",job_id="42",job_kind="slurm"} 1.0' in text
     assert 'reason="unknown_metric"' not in text
     node = node_of(machine.states(), now_ns, host="n1", fleet=machine.source.report())
-    assert msgspec.json.decode(msgspec.json.encode(node), type=Node) == node
-    (of_job,) = node.job_classes
-    assert (of_job.job_id, of_job.devices, of_job.told.cause) == ("42", ("GPU-0", "GPU-1"), "straggler")
-    spent = node.devices[0].spent
-    assert spent is not None
-    assert (spent.cause, set(spent.shares)) == ("communication", {"computing", "waiting", "copying", "empty"})
-    assert spent.evidence
+    document = json.loads(json.dumps(node_document(node)))
+    assert json.loads(json.dumps(node_document(read_node(document)))) == document
+    (of_job,) = document["job_classes"]
+    assert (of_job["job_id"], of_job["devices"], of_job["told"]["cause"]) == ("42", ["GPU-0", "GPU-1"], "straggler")
+    spent = document["devices"][0]["spent"]
+    assert (spent["cause"], spent["shares"].keys()) == ("communication", {"computing", "waiting", "copying", "empty"})
+    assert spent["evidence"]
 
 
 def test_what_the_agent_loads_for_it_is_light() -> None:

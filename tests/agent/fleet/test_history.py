@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.agent.fleet.history import KEPT_SECONDS, GpuHistory, HostHistory, values_of_gpus
+from stepscope.agent.fleet.history import KEPT_SECONDS, GpuHistory, HostHistory, values_of_devices
 from stepscope.agent.polling import SourceState
+from stepscope.core.hardware.devices import device_in
 from stepscope.core.metrics.agent import TRAINING
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.host import CGROUP, HOST, PROCESS
@@ -14,8 +15,8 @@ from tests.agent.fleet.states import COMPUTING, GPU0, SECOND, of_gpu, state
 
 
 def _add(history: GpuHistory, values: dict[str, float], second: int) -> None:
-    told = values_of_gpus([state("nvml", of_gpu(GPU0, values, second * SECOND), second * SECOND)])
-    history.add(told[GPU0])
+    told = values_of_devices([state("nvml", of_gpu(GPU0, values, second * SECOND), second * SECOND)])
+    history.add(told[device_in(dict(GPU0))])
 
 
 def test_samples_are_kept_for_a_while_and_each_once() -> None:
@@ -34,11 +35,11 @@ def test_counters_become_rates_also_when_they_are_read_seldom() -> None:
     assert history.last(1)[-1].pcie_transmit == 1e6  # the rate that is told
     plain = {"utilization_ratio": 1.0}
     for second in range(2, 23):
-        told = values_of_gpus([state("nvml", [
+        told = values_of_devices([state("nvml", [
             *of_gpu(GPU0, plain, second * SECOND),
             Reading(GPU + "nvlink_transmit_bytes_total", second // 10 * 50e9, GPU0, second // 10 * 10 * SECOND),
         ], second * SECOND)])  # fmt: skip
-        history.add(told[GPU0])
+        history.add(told[device_in(dict(GPU0))])
     assert history.last(1)[-1].link_bytes == pytest.approx(5e9)
     _add(history, plain, 23)
     assert history.last(1)[-1].link_bytes is None

@@ -8,6 +8,7 @@ from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.health_source import HealthWatch
 from stepscope.agent.health.observed import Observer
 from stepscope.agent.polling import SourceState
+from stepscope.core.hardware.devices import device_in
 from stepscope.core.hardware.health import Health, HealthEvent
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import Collection, Finding, Labels, Missing, Reading, labels_of, with_labels
@@ -89,7 +90,7 @@ class Machine:
 
     def health(self, gpu: int = 0) -> Health:
         """How a GPU is."""
-        return next(one for one in self._watch.report(self.now_ns).gpus if one.labels == labels_of_gpu(gpu))
+        return self._watch.report(self.now_ns).gpus[device_in(dict(labels_of_gpu(gpu)))]
 
     def num_gpus(self) -> int:
         """How many GPUs are told of."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.agent.health.episodes import MOST_ENDED, Episodes, Hysteresis
-from stepscope.agent.health.samples import CheckSample, Evidence, SampleState, bad, good
+from stepscope.agent.health.samples import CheckSample, SampleState, SignEvidence, bad, good
 from stepscope.core.hardware.health import Action, HealthEvent, Severity
 from stepscope.core.metrics.readings import labels_of
 from tests.agent.health.machines import SECOND
@@ -14,8 +14,8 @@ from tests.agent.health.machines import SECOND
 _LABELS = labels_of(gpu=0, uuid="GPU-0")
 
 
-def _evidence(value: float = 2.0, severity: Severity = Severity.WARNING) -> Evidence:
-    return Evidence(severity, Action.REBOOT, f"it is {value}", value, 1.0, "errors")
+def _evidence(value: float = 2.0, severity: Severity = Severity.WARNING) -> SignEvidence:
+    return SignEvidence(severity, Action.REBOOT, f"it is {value}", value, 1.0, "errors")
 
 
 class _Run:
@@ -23,7 +23,7 @@ class _Run:
         self.episodes = Episodes(lambda _: Hysteresis(enter, leave), gap_seconds=gap)
         self.changes: list[HealthEvent] = []
 
-    def bad(self, at: float, evidence: Evidence | None = None) -> None:
+    def bad(self, at: float, evidence: SignEvidence | None = None) -> None:
         self._take(bad("code", int(at * SECOND), evidence or _evidence()))
 
     def good(self, at: float) -> None:

@@ -192,7 +192,7 @@ def test_xid_ecc_error_and_a_lost_gpu_end_to_end(machine: FakeNvml) -> None:
         health = HealthSource(sources.states, GPUS, thresholds=Thresholds(hung_seconds=0.5))
 
         def states() -> list[str]:
-            return [one.state.value for one in health.report().gpus]
+            return [one.state.value for one in health.report().gpus.values()]
 
         def codes(gpu: int) -> set[str]:
             return {event.code for event in health.events() if ("gpu", str(gpu)) in event.labels}

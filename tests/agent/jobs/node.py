@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from stepscope.agent.config.settings import Jobs
 from stepscope.agent.jobs.job_collector import JobCollector
 from stepscope.agent.polling import SourceState
 from stepscope.collectors.jobs.kubernetes.pod_resources import PodDevice
 from stepscope.collectors.jobs.kubernetes.pods import PodDirectory
-from stepscope.collectors.jobs.settings import JobSettings
 from stepscope.collectors.jobs.slurm import SlurmNamesCollector
-from stepscope.core.documents.jobs import Assignment, UseState, assignments_of, uses_of
+from stepscope.core.documents.jobs import Assignment, Job, JobKind, JobSource, Share, UseState
+from stepscope.core.hardware.devices import Device, device_in
+from stepscope.core.metrics.agent import JOB, JOB_FACTS
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import Collection, Labels, MissingReason, Reading, labels_of
 
@@ -46,7 +48,7 @@ class Node:
 
     def watch(
         self,
-        settings: JobSettings | None = None,
+        settings: Jobs | None = None,
         pods: PodDirectory | None = None,
         slurm: SlurmNamesCollector | None = None,
     ) -> JobCollector:
@@ -170,12 +172,40 @@ def uuid(gpu: int) -> str:
 
 def who(collection: Collection) -> dict[tuple[str, str], Assignment]:
     """Assignments by the GPU's index (or instance's UUID) and job id."""
-    return {(_short(one.device), one.job.id): one for one in assignments_of(collection)}
+    return {(_short(one.device), one.job.id): one for one in assignments_in(collection)}
+
+
+def assignments_in(collection: Collection) -> tuple[Assignment, ...]:
+    """Assignments as whoever joins the series of the metrics page finds them, in the order of the series."""
+    facts = {label.removeprefix("job_"): label for label in JOB_FACTS}
+    jobs: dict[tuple[str, str], Job] = {}
+    pids: dict[tuple[Device, str, str], list[int]] = {}
+    for one in collection.readings:
+        labels = dict(one.labels)
+        key = labels.get("job_kind", ""), labels.get("job_id", "")
+        if one.metric == JOB + "info":
+            texts = {field: labels.get(label, "") for field, label in facts.items()}
+            jobs[key] = Job(JobKind(key[0]), key[1], **texts)
+        elif one.metric == JOB + "process_info":
+            pids.setdefault((device_in(labels), *key), []).append(int(labels["pid"]))
+    found = [dict(one.labels) for one in collection.readings if one.metric == GPU + "job_info"]
+    return tuple(
+        Assignment(
+            jobs[labels["job_kind"], labels["job_id"]],
+            device_in(labels),
+            Share(labels["share"]),
+            tuple(JobSource(word) for word in labels["source"].split("+") if word),
+            tuple(sorted(pids.get((device_in(labels), labels["job_kind"], labels["job_id"]), ()))),
+            tuple(word for word in labels.get("step", "").split("+") if word),
+        )
+        for labels in found
+    )
 
 
 def states(collection: Collection) -> dict[str, UseState]:
     """States by the GPU's index or the instance's UUID."""
-    return {_short(one.device): one.state for one in uses_of(collection)}
+    found = [dict(one.labels) for one in collection.readings if one.metric == GPU + "use_state"]
+    return {_short(device_in(labels)): UseState(labels["state"]) for labels in found}
 
 
 def value(collection: Collection, metric: str, **labels: str) -> float | None:
@@ -187,6 +217,5 @@ def value(collection: Collection, metric: str, **labels: str) -> float | None:
     return found[0] if found else None
 
 
-def _short(labels: Labels) -> str:
-    told = dict(labels)
-    return told["uuid"] if told["uuid"].startswith("MIG-") else told["gpu"]
+def _short(device: Device) -> str:
+    return device.uuid if device.uuid.startswith("MIG-") else device.index

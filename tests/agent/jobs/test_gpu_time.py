@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from stepscope.agent.jobs.gpu_time import ENDED_SECONDS, GAP_SECONDS, DeviceSample, JobActivity, JobKey, UseLedger
 from stepscope.core.documents.jobs import JobKind, UseState
-from stepscope.core.metrics.readings import Labels, labels_of
+from stepscope.core.hardware.devices import Device
 
 _DEVICES = (
-    labels_of(gpu=0, uuid="GPU-0"),
-    labels_of(gpu=1, uuid="MIG-1", gpu_instance=1, mig_profile="1g.10gb"),
-    labels_of(gpu=1, uuid="GPU-1", gpu_instance=2),
+    Device("GPU-0", "0"),
+    Device("MIG-1", "1", "1", profile="1g.10gb"),
+    Device("GPU-1", "1", "2"),
 )
 _JOBS: tuple[JobKey, ...] = tuple((JobKind.SLURM, str(number)) for number in range(3))
 _WITHOUT_JOB = (UseState.FREE, UseState.UNATTRIBUTED, UseState.UNKNOWN)
@@ -27,7 +27,7 @@ _held = st.lists(
 )
 
 
-def _seen(device: Labels) -> st.SearchStrategy[DeviceSample]:
+def _seen(device: Device) -> st.SearchStrategy[DeviceSample]:
     held = st.builds(
         lambda held, state: DeviceSample(device, tuple(held), state), _held, st.sampled_from((None, UseState.UNKNOWN))
     )
@@ -44,7 +44,7 @@ _rounds = st.lists(
 @given(_rounds)
 def test_states_add_up_to_wall_time_times_devices(rounds: Sequence[tuple[float, tuple[DeviceSample, ...]]]) -> None:
     ledger, now, begin = UseLedger(100.0), 0.0, None
-    before: dict[tuple[Labels, UseState], float] = {}
+    before: dict[tuple[Device, UseState], float] = {}
     for step, seen in rounds:
         now += step
         begin = now if begin is None else begin

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from stepscope.agent.jobs.job_assignments import SourceAssignment, merged_assignments
 from stepscope.core.documents.jobs import Job, JobKind, JobSource, Share
-from stepscope.core.metrics.readings import labels_of
+from stepscope.core.hardware.devices import Device
 
-_DEVICES = [labels_of(gpu=number, uuid=f"GPU-{number}") for number in range(2)]
+_DEVICES = [Device(f"GPU-{number}", str(number)) for number in range(2)]
 _JOBS = [
     Job(JobKind.SLURM, "1"),
     Job(JobKind.SLURM, "2"),

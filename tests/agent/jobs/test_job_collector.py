@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.agent.config.settings import Jobs
 from stepscope.collectors.jobs.kubernetes.pod_resources import PodDevice
-from stepscope.collectors.jobs.settings import JobSettings
 from stepscope.core.documents.jobs import JobKind, JobSource, Share, UseState
 from stepscope.core.metrics.agent import JOB
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import Missing, MissingReason, labels_of
-from tests.agent.jobs.node import SLURM_V1, SLURM_V2, Node, device, pod_cgroup, states, uuid, value, who
+from tests.agent.jobs.node import SLURM_V1, SLURM_V2, Node, assignments_in, device, pod_cgroup, states, uuid, value, who
 
 _UID = "0f3b7c1e-1111-4222-8333-444455556666"
 _SLURM = {
@@ -38,7 +38,7 @@ def node(tmp_path: Path) -> Node:
 def test_a_slurm_job_by_its_cgroup_with_all_that_its_environment_tells(node: Node, cgroup: str) -> None:
     node.hold(1, node.process(7, cgroup.format(job=123, step=0), _SLURM))
     (one,) = who(node.watch().collect()).values()
-    assert one.device == device(1)
+    assert one.device.labels() == device(1)
     assert one.job.kind is JobKind.SLURM
     assert (one.job.id, one.job.name, one.job.user, one.job.account) == ("123", "llama", "eve", "nlp")
     assert (one.job.queue, one.job.array, one.job.team, one.job.project) == ("gpu", "120_3", "core", "llm")
@@ -162,7 +162,7 @@ def test_files_of_job_prologs_until_the_job_is_over(node: Node) -> None:
     folder.mkdir(parents=True)
     (folder / "0").write_text("123\n\n")
     (folder / "notes").write_text("x\n")
-    settings = JobSettings(hpc_job_folder="/run/jobs")
+    settings = Jobs(hpc_job_folder="/run/jobs")
     assert who(node.watch(settings).collect())["0", "123"].sources == (JobSource.HPC_JOB_FILE,)
     _allocated(node, "124", 7, _SLURM)  # Slurm's cgroups know of another job alone: an epilog failed
     assert not who(node.watch(settings).collect())
@@ -172,7 +172,7 @@ def test_a_file_whose_number_may_mean_two_gpus_bills_none(tmp_path: Path) -> Non
     node = Node(tmp_path, minors=(1, 0))
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs/0").write_text("123\n")
-    collection = node.watch(JobSettings(hpc_job_folder="jobs")).collect()
+    collection = node.watch(Jobs(hpc_job_folder="jobs")).collect()
     assert not who(collection)
     assert [one.reason for one in collection.missing] == [MissingReason.UNREADABLE]
 
@@ -488,3 +488,14 @@ def test_a_process_without_memory_figure_holds_its_gpu_too(node: Node) -> None:
     collection = node.watch().collect()
     assert ("0", "1") in who(collection)
     assert value(collection, JOB + "gpu_memory_bytes", job_id="1") is None
+
+
+def test_assignments_are_handed_over_as_the_metrics_page_has_them(node: Node) -> None:
+    node.split(1, ("7", "MIG-7", "1g.10gb"))
+    node.hold(0, node.process(7, SLURM_V2.format(job=123, step=0), _SLURM))
+    node.hold(0, node.process(8))
+    node.hold(1, node.process(9, SLURM_V2.format(job=123, step=1), _SLURM), instance="7")
+    watch = node.watch()
+    collection = watch.collect()
+    assert len(watch.assignments()) == 3
+    assert watch.assignments() == assignments_in(collection)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.collectors.jobs.devices import (
-    Device,
+    DeviceUsage,
     devices_visible_to_cuda,
     dra_device,
     find_by_minor,
@@ -17,21 +17,15 @@ from stepscope.collectors.jobs.devices import (
     parse_device_list,
     plugin_device,
 )
-from stepscope.core.metrics.readings import labels_of
+from stepscope.core.hardware.devices import Device
 
 _A, _B = "GPU-aaaaaaaa-0000", "GPU-aaaabbbb-0000"
-_WHOLE_A = Device(labels_of(gpu=0, uuid=_A), gpu_uuid=_A, gpu="0", minor="1")
-_WHOLE_B = Device(labels_of(gpu=1, uuid=_B), gpu_uuid=_B, gpu="1", minor="0")
-_SAME = Device(labels_of(gpu=2, uuid="GPU-c"), gpu_uuid="GPU-c", gpu="2", minor="2")
-_MIG_7 = Device(
-    labels_of(gpu=3, uuid="MIG-7", gpu_instance=7, mig_profile="1g.10gb"), gpu_uuid="GPU-d", gpu="3", minor="3"
-)
-_MIG_8 = Device(
-    labels_of(gpu=3, uuid="MIG-8", gpu_instance=8, mig_profile="1g.10gb"), gpu_uuid="GPU-d", gpu="3", minor="3"
-)
-_MIG_9 = Device(
-    labels_of(gpu=3, uuid="MIG-9", gpu_instance=9, mig_profile="3g.40gb"), gpu_uuid="GPU-d", gpu="3", minor="3"
-)
+_WHOLE_A = DeviceUsage(Device(_A, "0"), gpu_uuid=_A, minor="1")
+_WHOLE_B = DeviceUsage(Device(_B, "1"), gpu_uuid=_B, minor="0")
+_SAME = DeviceUsage(Device("GPU-c", "2"), gpu_uuid="GPU-c", minor="2")
+_MIG_7 = DeviceUsage(Device("MIG-7", "3", "7", profile="1g.10gb"), gpu_uuid="GPU-d", minor="3")
+_MIG_8 = DeviceUsage(Device("MIG-8", "3", "8", profile="1g.10gb"), gpu_uuid="GPU-d", minor="3")
+_MIG_9 = DeviceUsage(Device("MIG-9", "3", "9", profile="3g.40gb"), gpu_uuid="GPU-d", minor="3")
 _ALL = (_WHOLE_A, _WHOLE_B, _SAME, _MIG_7, _MIG_8, _MIG_9)
 
 
@@ -49,14 +43,14 @@ _ALL = (_WHOLE_A, _WHOLE_B, _SAME, _MIG_7, _MIG_8, _MIG_9)
         ("", None),
     ],
 )
-def test_uuids(name: str, device: Device | None) -> None:
+def test_uuids(name: str, device: DeviceUsage | None) -> None:
     assert find_by_uuid(_ALL, name) is device
 
 
 @pytest.mark.parametrize(
     ("number", "device"), [("0", _WHOLE_B), ("1", _WHOLE_A), ("2", _SAME), ("3", None), ("x", None)]
 )
-def test_minor_numbers(number: str, device: Device | None) -> None:
+def test_minor_numbers(number: str, device: DeviceUsage | None) -> None:
     assert find_by_minor(_ALL, number) is device
 
 
@@ -92,7 +86,7 @@ def test_lists(text: str, names: list[str]) -> None:
         ("0", None, False),
     ],
 )
-def test_names_of_device_plugins(name: str, device: Device | None, is_share: bool) -> None:
+def test_names_of_device_plugins(name: str, device: DeviceUsage | None, is_share: bool) -> None:
     assert plugin_device(_ALL, name) == (device, is_share)
 
 
@@ -108,7 +102,7 @@ def test_names_of_device_plugins(name: str, device: Device | None, is_share: boo
         ("eth0", None),
     ],
 )
-def test_names_of_claims(name: str, device: Device | None) -> None:
+def test_names_of_claims(name: str, device: DeviceUsage | None) -> None:
     assert dra_device(_ALL, name) is device
 
 

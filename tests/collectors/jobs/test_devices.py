@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.collectors.jobs.devices import Device, devices_of
+from stepscope.collectors.jobs.devices import DeviceUsage, devices_of
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.readings import Collection, Labels, Missing, MissingReason, Reading, labels_of
 
@@ -15,8 +15,8 @@ def _said(*told: tuple[str, float, Labels]) -> Collection:
     return Collection(tuple(Reading(GPU + metric, value, tuple(sorted(labels)), 1) for metric, value, labels in told))
 
 
-def _by_uuid(*collections: Collection) -> dict[str, Device]:
-    return {device.uuid + device.gpu_instance: device for device in devices_of(collections)}
+def _by_uuid(*collections: Collection) -> dict[str, DeviceUsage]:
+    return {one.device.uuid + one.device.instance: one for one in devices_of(collections)}
 
 
 def test_gpus_in_the_order_of_their_index_with_their_minor_numbers() -> None:
@@ -30,7 +30,7 @@ def test_gpus_in_the_order_of_their_index_with_their_minor_numbers() -> None:
             )
         ]
     )
-    assert [(one.uuid, one.minor, one.answers) for one in found] == [("GPU-a", "3", False), ("GPU-b", "", True)]
+    assert [(one.device.uuid, one.minor, one.answers) for one in found] == [("GPU-a", "3", False), ("GPU-b", "", True)]
 
 
 def test_instances_take_the_place_of_their_gpu_also_when_one_has_several_compute_instances() -> None:
@@ -45,7 +45,7 @@ def test_instances_take_the_place_of_their_gpu_also_when_one_has_several_compute
     )
     assert set(found) == {"MIG-b7", "GPU-b9"}
     assert found["MIG-b7"].activity == 0.25
-    assert (found["MIG-b7"].gpu_uuid, found["MIG-b7"].mig_profile) == ("GPU-b", "1g.10gb")
+    assert (found["MIG-b7"].gpu_uuid, found["MIG-b7"].device.profile) == ("GPU-b", "1g.10gb")
     assert found["GPU-b9"].holders[7].memory_bytes == 5
     assert found["GPU-b9"].memory_ratio is None  # of how much is not told
 
@@ -78,6 +78,6 @@ def test_a_second_source_adds_to_the_first_and_names_nothing_anew() -> None:
         ("memory_used_bytes", 7, other),
         ("workload_info", 1, (*other, ("job", "5"))),
     )
-    (device,) = devices_of([driver, page])
-    assert (device.uuid, device.activity, device.memory_ratio) == ("GPU-a", 0.4, 0.25)
-    assert [one["job"] for one in device.workloads] == ["5"]
+    (found,) = devices_of([driver, page])
+    assert (found.device.uuid, found.activity, found.memory_ratio) == ("GPU-a", 0.4, 0.25)
+    assert [one["job"] for one in found.workloads] == ["5"]

@@ -9,16 +9,12 @@ from typing import Any
 
 from stepscope.agent.node_api import api_routes
 from stepscope.agent.web.server import Address, AgentServer
-from stepscope.core.documents.node import (
-    Node,
-    NodeClass,
-    NodeDevice,
-    NodeEvent,
-    NodeFinding,
-    NodeHealth,
-    NodeJob,
-    NodeSource,
-)
+from stepscope.core.documents.jobs import Assignment, Counters, FleetClass, Job, JobKind
+from stepscope.core.documents.node import Node, NodeDevice, NodeFinding, NodeSource
+from stepscope.core.hardware.devices import Device
+from stepscope.core.hardware.health import Action, Health, HealthEvent, HealthState, Severity
+from stepscope.core.metrics.readings import labels_of
+from stepscope.core.vocabulary.causes import Cause
 
 VALUES = {
     "utilization_ratio": 0.97,
@@ -34,8 +30,9 @@ VALUES = {
 
 def device(index: int = 0, **values: Any) -> NodeDevice:
     """A GPU that works for alice's job, throttled by its power limit; its tensor activity is not known."""
-    told: dict[str, Any] = {
-        "labels": {"gpu": str(index), "uuid": f"GPU-{index}"},
+    named = Device(f"GPU-{index}", str(index))
+    fields: dict[str, Any] = {
+        "device": named,
         "info": {"name": "NVIDIA H100"},
         "is_up": True,
         "reason": "",
@@ -46,17 +43,17 @@ def device(index: int = 0, **values: Any) -> NodeDevice:
             "use_state": {"busy": 1.0, "free": 0.0},
         },
         "missing": {"tensor_active_ratio": "not_supported"},
-        "jobs": (NodeJob("slurm", "42", "llama", "alice"),),
-        "health": NodeHealth("healthy", ""),
-        "spent": NodeClass("memory_bound", (), 0.8, "", "sm", {}, (), 1, 2),
+        "jobs": (Assignment(Job(JobKind.SLURM, "42", "llama", "alice"), named),),
+        "health": Health(HealthState.HEALTHY, ""),
+        "spent": FleetClass(Cause.MEMORY_BOUND, (), 0.8, "", (), None, Counters.SM, 1, 2),
     }
-    return NodeDevice(**{**told, **values})
+    return NodeDevice(**{**fields, **values})
 
 
-def event(severity: str = "critical", *, ended_ns: int | None = None, **labels: str) -> NodeEvent:
+def event(severity: Severity = Severity.CRITICAL, *, ended_ns: int | None = None, **labels: str) -> HealthEvent:
     """Something wrong with a GPU, or the machine."""
-    return NodeEvent(
-        "row_remap_failed", labels, severity, "replace", "have it replaced", "no spare rows are left", 1.0, 0.0, "",
+    return HealthEvent(
+        "row_remap_failed", labels_of(**labels), severity, Action.REPLACE, "no spare rows are left", 1.0, 0.0, "",
         1, 2, ended_ns, 1, False,
     )  # fmt: skip
 

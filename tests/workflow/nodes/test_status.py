@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stepscope.core.hardware.devices import Device
+from stepscope.core.hardware.health import Action, Severity
 from stepscope.workflow.nodes.answers import NodeAnswer
 from stepscope.workflow.nodes.status import status_of
 from tests.workflow.nodes.made_nodes import device, event, finding, node, source
@@ -26,17 +28,22 @@ def test_nothing_is_wrong() -> None:
 
 
 def test_open_events_and_no_others() -> None:
-    events = (event(uuid="GPU-1", gpu="1"), event("warning"), event("info", uuid="GPU-0"), event(ended_ns=5))
+    events = (
+        event(uuid="GPU-1", gpu="1"),
+        event(Severity.WARNING),
+        event(Severity.INFO, uuid="GPU-0"),
+        event(ended_ns=5),
+    )
     (first, second) = status_of([NodeAnswer(_URL, node(device(0), device(1), events=events))]).findings
     assert (first.gpu, first.uuid, first.code, first.severity) == ("1", "GPU-1", "row_remap_failed", "critical")
-    assert (first.message, first.action) == ("no spare rows are left", "have it replaced")
+    assert (first.message, first.action) == ("no spare rows are left", Action.REPLACE.line)
     assert (second.gpu, second.severity) == ("", "warning")
 
 
 def test_notes_come_last_and_hide_nothing() -> None:
-    note = replace(event("info", uuid="GPU-1", gpu="1"), code="xid_earlier")
+    note = replace(event(Severity.INFO, uuid="GPU-1", gpu="1"), code="xid_earlier")
     silent = device(1, is_up=False, reason="timed_out")
-    told = node(device(0), silent, events=(note, event("warning", uuid="GPU-0", gpu="0")))
+    told = node(device(0), silent, events=(note, event(Severity.WARNING, uuid="GPU-0", gpu="0")))
     assert _codes(NodeAnswer(_URL, told)) == [
         ("1", "gpu_down", "critical"),
         ("0", "row_remap_failed", "warning"),
@@ -52,13 +59,13 @@ def test_a_gpu_that_does_not_answer_is_told_once() -> None:
 
 
 def test_the_instances_of_a_gpu_that_does_not_answer_are_no_further_findings() -> None:
-    labels = {"gpu": "1", "uuid": "MIG-1", "gpu_instance": "7"}
-    silent = [device(1, is_up=False, reason="timed_out"), device(1, labels=labels, is_up=False, reason="timed_out")]
+    instance = Device("MIG-1", "1", "7")
+    silent = [device(1, is_up=False, reason="timed_out"), device(1, device=instance, is_up=False, reason="timed_out")]
     assert _codes(NodeAnswer(_URL, node(*silent))) == [("1", "gpu_down", "critical")]
 
 
 def test_a_gpu_that_has_hung_since_before_it_told_its_uuid() -> None:
-    silent = [device(index, labels={"gpu": str(index)}, is_up=False, reason="timed_out") for index in (1, 2)]
+    silent = [device(index, device=Device(index=str(index)), is_up=False, reason="timed_out") for index in (1, 2)]
     told = node(device(0), *silent, events=(event(gpu="1"), event()))
     assert _codes(NodeAnswer(_URL, told)) == [
         ("1", "row_remap_failed", "critical"),
@@ -99,5 +106,5 @@ def test_who_does_not_answer() -> None:
 
 
 def test_instances_are_no_gpus() -> None:
-    instance = device(0, labels={"gpu": "0", "uuid": "MIG-1", "gpu_instance": "7"})
+    instance = device(0, device=Device("MIG-1", "0", "7"))
     assert status_of([NodeAnswer(_URL, node(device(0), instance))]).nodes[0].num_gpus == 1

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.checks.links import _UP
 from stepscope.agent.health.observed import Observed, ObservedGpu
-from stepscope.agent.health.samples import CheckSample, Evidence, MinuteWindow, above, bad, good
+from stepscope.agent.health.samples import CheckSample, MinuteWindow, SignEvidence, above, bad, good
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.metrics.readings import Missing, MissingReason
 from stepscope.core.text.numbers import counted
@@ -71,7 +71,7 @@ class AnswerChecks:
         self._stalls.add(time_ns, {"stall"} if is_back else set())
         said = f"it did not answer in time, and then did again, in {self._stalls.count} of {_STALL_MINUTES} minutes"
         share, limit = self._stalls.share, self._limit
-        evidence = Evidence(Severity.WARNING, Action.RUN_DIAGNOSTICS, said, share, limit, "stalls per minute")
+        evidence = SignEvidence(Severity.WARNING, Action.RUN_DIAGNOSTICS, said, share, limit, "stalls per minute")
         return above("gpu_stalls", time_ns, evidence, leave=limit / 2, is_new=True)
 
 
@@ -81,7 +81,7 @@ def _recovery(gpu: ObservedGpu) -> Iterator[CheckSample]:
         if action == "none":
             yield good("recovery_action", sample.time_ns)
         elif sample.value:
-            yield bad("recovery_action", sample.time_ns, Evidence(severity, what, f"the driver asks for {said}"))
+            yield bad("recovery_action", sample.time_ns, SignEvidence(severity, what, f"the driver asks for {said}"))
 
 
 def _answers(gpu: ObservedGpu, time_ns: int) -> Iterator[CheckSample]:
@@ -99,7 +99,7 @@ def _answers(gpu: ObservedGpu, time_ns: int) -> Iterator[CheckSample]:
         said = detail if detail.startswith("the GPU") else f"{said}: {detail}"
     if "needs a reset" in detail:
         action = Action.RESET_GPU
-    yield bad(code, time_ns, Evidence(Severity.CRITICAL, action, said))
+    yield bad(code, time_ns, SignEvidence(Severity.CRITICAL, action, said))
 
 
 def _dcgm(gpu: ObservedGpu) -> Iterator[CheckSample]:
@@ -115,7 +115,7 @@ def _dcgm(gpu: ObservedGpu) -> Iterator[CheckSample]:
     said = (
         f"DCGM's health check {'fails' if severity is Severity.CRITICAL else 'warns'}: {' '.join(filter(None, labels))}"
     )
-    yield bad("dcgm_health", worst.time_ns, Evidence(severity, Action.RUN_DIAGNOSTICS, said))
+    yield bad("dcgm_health", worst.time_ns, SignEvidence(severity, Action.RUN_DIAGNOSTICS, said))
 
 
 def _contradictions(gpu: ObservedGpu, time_ns: int) -> Iterator[CheckSample]:
@@ -125,7 +125,7 @@ def _contradictions(gpu: ObservedGpu, time_ns: int) -> Iterator[CheckSample]:
         if message is None:
             yield good(code, time_ns)
         else:
-            yield bad(code, time_ns, Evidence(Severity.WARNING, action, message))
+            yield bad(code, time_ns, SignEvidence(Severity.WARNING, action, message))
 
 
 _DRIVER = {
@@ -161,25 +161,25 @@ class DriverChecks:
         code, action = _DRIVER.get(why.reason, ("", Action.NONE))
         if code and (code != "driver_gone" or self._had_gpus):
             said = f"no GPU can be asked: {why.detail}" if why.detail else "no GPU can be asked"
-            yield bad(code, time_ns, Evidence(Severity.CRITICAL, action, said))
+            yield bad(code, time_ns, SignEvidence(Severity.CRITICAL, action, said))
         else:  # a driver that never was there may have failed to load
             yield from self._count(observed, time_ns, why)
 
     def _count(self, observed: Observed, time_ns: int, why_no_driver: Missing | None = None) -> Iterator[CheckSample]:
         message = observed.findings.get(_COUNT, "")
         if self._expected:
-            there = sum(1 for gpu in observed.gpus.values() if "pci_bus_id" not in dict(gpu.labels))
+            there = sum(1 for gpu in observed.gpus.values() if not gpu.device.pci_bus_id)
             if there < self._expected:
                 yield bad(_COUNT, time_ns, self._too_few(there, why_no_driver))
                 return
         if message:
-            yield bad(_COUNT, time_ns, Evidence(Severity.CRITICAL, Action.REBOOT, message))
+            yield bad(_COUNT, time_ns, SignEvidence(Severity.CRITICAL, Action.REBOOT, message))
         else:
             yield good(_COUNT, time_ns)
 
-    def _too_few(self, there: int, why_no_driver: Missing | None) -> Evidence:
+    def _too_few(self, there: int, why_no_driver: Missing | None) -> SignEvidence:
         action, said = Action.REBOOT, f"the driver knows {there} of {counted(self._expected, 'GPU')}"
         if why_no_driver is not None:
             action, detail = Action.RELOAD_DRIVER, why_no_driver.detail or why_no_driver.reason.value
             said = f"{there} of {counted(self._expected, 'GPU')} are known, and no driver can be asked: {detail}"
-        return Evidence(Severity.CRITICAL, action, said, float(there), float(self._expected), "GPUs")
+        return SignEvidence(Severity.CRITICAL, action, said, float(there), float(self._expected), "GPUs")

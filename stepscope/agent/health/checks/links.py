@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.observed import ObservedGpu
-from stepscope.agent.health.samples import CheckSample, CounterWindow, Evidence, Sample, above, bad, good
+from stepscope.agent.health.samples import CheckSample, CounterWindow, Sample, SignEvidence, above, bad, good
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.metrics.gpu import GPU
 from stepscope.core.metrics.host import HOST
@@ -61,7 +61,7 @@ class NvlinkChecks:
             if time_ns is not None:
                 limit = self._thresholds.nvlink_errors_per_minute
                 said = f"NVLink: {growth:.0f} {what} in a minute"
-                evidence = Evidence(severity, Action.RUN_DIAGNOSTICS, said, growth, limit, "errors per minute")
+                evidence = SignEvidence(severity, Action.RUN_DIAGNOSTICS, said, growth, limit, "errors per minute")
                 yield above(code, time_ns, evidence, leave=0.0, is_new=True)
         yield from self._bit_errors(gpu)
         yield from self._links(gpu)
@@ -90,7 +90,7 @@ class NvlinkChecks:
         if rate >= limits.nvlink_crc_critical_per_second:
             limit, severity = limits.nvlink_crc_critical_per_second, Severity.CRITICAL
             said = f"NVLink: {rate:,.1f} wrong checksums a second: it loses time with sending again"
-        evidence = Evidence(severity, Action.RUN_DIAGNOSTICS, said, rate, limit, "errors per second")
+        evidence = SignEvidence(severity, Action.RUN_DIAGNOSTICS, said, rate, limit, "errors per second")
         leave = limits.nvlink_crc_per_second / 2
         yield above("nvlink_crc_errors", time_ns, evidence, leave=leave, is_new=True)
 
@@ -109,7 +109,7 @@ class NvlinkChecks:
         for ratio, limit, what in found:
             if ratio.value > limit * (1 + 1e-9):
                 said = f"NVLink: {ratio.value:.1e} of all {what} are wrong"
-                evidence = Evidence(
+                evidence = SignEvidence(
                     Severity.CRITICAL, Action.RUN_DIAGNOSTICS, said, ratio.value, limit, "of all received"
                 )
                 yield bad("nvlink_bit_errors", ratio.time_ns, evidence)
@@ -127,7 +127,7 @@ class NvlinkChecks:
         time_ns = max(sample.time_ns for sample in links.values())
         if down:
             said = f"NVLink {', '.join(down)} {'is' if len(down) == 1 else 'are'} down and was up before"
-            evidence = Evidence(Severity.CRITICAL, Action.RUN_DIAGNOSTICS, said, float(len(down)), 1.0, "links")
+            evidence = SignEvidence(Severity.CRITICAL, Action.RUN_DIAGNOSTICS, said, float(len(down)), 1.0, "links")
             yield bad("nvlink_down", time_ns, evidence)
         elif self._was_up:
             yield good("nvlink_down", time_ns)
@@ -137,7 +137,7 @@ class NvlinkChecks:
         for state, sample in now.items():
             if state in _FABRIC:
                 severity, said = _FABRIC[state]
-                evidence = Evidence(severity, Action.RESTART_FABRIC_MANAGER, said)
+                evidence = SignEvidence(severity, Action.RESTART_FABRIC_MANAGER, said)
                 yield bad("fabric_state", sample.time_ns, evidence)
             elif state == "completed":
                 yield good("fabric_state", sample.time_ns)
@@ -149,7 +149,7 @@ class NvlinkChecks:
         if unhealthy:
             severity = max((severity for severity, _ in unhealthy), key=lambda one: one.rank)
             said = f"the NVLink fabric: {', '.join(said for _, said in unhealthy)}"
-            yield bad("fabric_unhealthy", time_ns, Evidence(severity, Action.RESTART_FABRIC_MANAGER, said))
+            yield bad("fabric_unhealthy", time_ns, SignEvidence(severity, Action.RESTART_FABRIC_MANAGER, said))
         else:
             yield good("fabric_unhealthy", time_ns)
 
@@ -202,7 +202,7 @@ class PcieChecks:
                     f"PCIe runs at generation {generation.value:.0f} x{width.value:.0f} under load; GPU and slot can "
                     f"both do {best_generation.value:.0f} x{best_width.value:.0f}"
                 )
-                evidence = Evidence(
+                evidence = SignEvidence(
                     Severity.WARNING, Action.CHECK_MECHANICALS, said, share, 1.0, "of the link's bandwidth"
                 )
                 yield bad("pcie_downgrade", generation.time_ns, evidence)
@@ -218,7 +218,7 @@ class PcieChecks:
             f"{counted(growth, 'packet')} had to be sent again over PCIe in a minute; "
             f"up to {limit:.0f} a minute is usual"
         )
-        evidence = Evidence(Severity.WARNING, Action.CHECK_MECHANICALS, said, growth, limit, "replays per minute")
+        evidence = SignEvidence(Severity.WARNING, Action.CHECK_MECHANICALS, said, growth, limit, "replays per minute")
         return above("pcie_replays", time_ns, evidence, leave=limit / 2, strictly=True, is_new=True)
 
     def _is_settled(self, utilization: Sample | None, link: Sample | None) -> bool:
@@ -264,7 +264,7 @@ class PortChecks:
         if not up.value:
             if was_up:
                 said = f"InfiniBand {name} is down and was up before"
-                evidence = Evidence(Severity.CRITICAL, Action.CHECK_NETWORK, said)
+                evidence = SignEvidence(Severity.CRITICAL, Action.CHECK_NETWORK, said)
                 yield bad("infiniband_port_down", up.time_ns, evidence)
             return
         self._was_up.add(port)
@@ -274,7 +274,7 @@ class PortChecks:
         times = downs.value - before.value
         if times > 0:
             said = f"InfiniBand {name} went down and came up again"
-            evidence = Evidence(Severity.WARNING, Action.CHECK_NETWORK, said)
+            evidence = SignEvidence(Severity.WARNING, Action.CHECK_NETWORK, said)
             yield bad("infiniband_port_flaps", up.time_ns, evidence, count=int(times), is_new=True)
         else:
             yield good("infiniband_port_flaps", up.time_ns)

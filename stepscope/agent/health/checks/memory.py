@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.observed import ObservedGpu
-from stepscope.agent.health.samples import CheckSample, CounterWindow, Evidence, Sample, above, bad, good
+from stepscope.agent.health.samples import CheckSample, CounterWindow, Sample, SignEvidence, above, bad, good
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.text.numbers import counted
 
@@ -40,7 +40,7 @@ class MemoryChecks:
             if is_contained:
                 severity, action = Severity.WARNING, Action.RESTART_APP
                 said += "; each was contained (XID 94): reset the GPU when it is free"
-            evidence = Evidence(severity, action, said, uncorrected.value, 1.0, "errors")
+            evidence = SignEvidence(severity, action, said, uncorrected.value, 1.0, "errors")
             yield above("ecc_uncorrected", uncorrected.time_ns, evidence, leave=0.0)
         corrected = values.get("ecc_corrected_errors_total")
         if self._corrected.add(corrected) and corrected is not None:
@@ -50,7 +50,7 @@ class MemoryChecks:
             if rate >= limits.corrected_errors_critical_per_second:
                 limit, severity = limits.corrected_errors_critical_per_second, Severity.CRITICAL
             said = f"{rate:,.1f} memory errors a second are corrected: the memory is wearing out, and calls may stall"
-            evidence = Evidence(severity, Action.RUN_DIAGNOSTICS, said, rate, limit, "errors per second")
+            evidence = SignEvidence(severity, Action.RUN_DIAGNOSTICS, said, rate, limit, "errors per second")
             leave = limits.corrected_errors_per_second / 2
             yield above("ecc_corrected_rate", corrected.time_ns, evidence, leave=leave, is_new=True)
 
@@ -69,7 +69,7 @@ class MemoryChecks:
                 "replaced after errors that could not be corrected"
             )
             limit = self._thresholds.remapped_rows
-            evidence = Evidence(Severity.WARNING, Action.REPLACE, said, rows.value, limit, "rows")
+            evidence = SignEvidence(Severity.WARNING, Action.REPLACE, said, rows.value, limit, "rows")
             yield above("remapped_rows", rows.time_ns, evidence, leave=limit - 1)
 
     def _pages(self, values: dict[str, Sample]) -> Iterator[CheckSample]:
@@ -87,7 +87,7 @@ class MemoryChecks:
                     f"double bit errors, {new:.0f} of them this week"
                 )
                 value, limit, strictly = double.value, limits.retired_pages_uncorrected, True
-            evidence = Evidence(Severity.CRITICAL, Action.REPLACE, said, value, limit, "pages")
+            evidence = SignEvidence(Severity.CRITICAL, Action.REPLACE, said, value, limit, "pages")
             yield above("retired_pages", double.time_ns, evidence, leave=limit, strictly=strictly)
         pending = values.get("retired_pages_pending")
         if pending is not None:
@@ -97,5 +97,5 @@ class MemoryChecks:
 
 def _flag(code: str, sample: Sample, severity: Severity, action: Action, message: str) -> CheckSample:
     if sample.value:
-        return bad(code, sample.time_ns, Evidence(severity, action, message))
+        return bad(code, sample.time_ns, SignEvidence(severity, action, message))
     return good(code, sample.time_ns)

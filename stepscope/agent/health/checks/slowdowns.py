@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.observed import ObservedGpu
-from stepscope.agent.health.samples import CheckSample, CounterWindow, Evidence, MinuteWindow, Sample, above, bad, good
+from stepscope.agent.health.samples import (
+    CheckSample,
+    CounterWindow,
+    MinuteWindow,
+    Sample,
+    SignEvidence,
+    above,
+    bad,
+    good,
+)
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.text.numbers import counted
 
@@ -34,7 +43,7 @@ class SlowdownChecks:
         if self._thermal.add(thermal) and thermal is not None:
             growth, limit = self._thermal.growth, self._thresholds.thermal_seconds_per_minute
             said = f"it was slowed by heat for {growth:.1f} s of a minute"
-            evidence = Evidence(Severity.WARNING, Action.CHECK_THERMALS, said, growth, limit, "seconds per minute")
+            evidence = SignEvidence(Severity.WARNING, Action.CHECK_THERMALS, said, growth, limit, "seconds per minute")
             yield above("thermal_violation", thermal.time_ns, evidence, leave=limit / 2, strictly=True, is_new=True)
         margin = gpu.values.get("temperature_margin_celsius")
         if margin is not None:
@@ -47,7 +56,9 @@ class SlowdownChecks:
             said = (
                 f"{counted(margin.value, 'degree is', 'degrees are')} left up to the temperature at which it slows down"
             )
-            evidence = Evidence(Severity.WARNING, Action.CHECK_THERMALS, said, margin.value, limit, "degrees Celsius")
+            evidence = SignEvidence(
+                Severity.WARNING, Action.CHECK_THERMALS, said, margin.value, limit, "degrees Celsius"
+            )
             yield bad("temperature_margin", margin.time_ns, evidence)
         elif margin.value >= limit + _MARGIN_LEAVE_CELSIUS:
             yield good("temperature_margin", margin.time_ns)
@@ -67,5 +78,5 @@ class SlowdownChecks:
             f"in {self._minutes.count} of {counted(self._thresholds.slowdown_minutes, 'minute')} "
             f"the clocks were lowered by {why}"
         )
-        evidence = Evidence(Severity.WARNING, action, said, share, limit, "events per minute")
+        evidence = SignEvidence(Severity.WARNING, action, said, share, limit, "events per minute")
         yield above("hardware_slowdown", time_ns, evidence, leave=limit / 2, is_new=True)

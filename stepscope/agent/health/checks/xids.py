@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from stepscope.agent.config.settings import Thresholds
 from stepscope.agent.health.observed import ObservedGpu
-from stepscope.agent.health.samples import CheckSample, Evidence, Sample, SampleState, bad, good
+from stepscope.agent.health.samples import CheckSample, Sample, SampleState, SignEvidence, bad, good
 from stepscope.core.hardware.health import Action, Severity
 from stepscope.core.hardware.xids import FOLLOWERS, LOST_XID, MEMORY_XIDS, REPEATABLE, XidClass, sxid_of, xid_of
 from stepscope.core.metrics.gpu import SWITCH
@@ -128,7 +128,7 @@ class XidChecks:
             near = {one for at, whose, one in self._recent if whose == key and abs(now_ns - at) <= _BEFORE_NS}
             if 48 in near and near & _ROW_XIDS:
                 said = f"XID 48 with {min(near & _ROW_XIDS)}: {xid_of(48).sentence} The row is replaced at the reset."
-                evidence = Evidence(Severity.CRITICAL, Action.DRAIN, said)
+                evidence = SignEvidence(Severity.CRITICAL, Action.DRAIN, said)
                 yield bad("xid_48", now_ns + 1, evidence, count=0, is_new=True)
 
     def _left_alone(self, now_ns: int) -> Iterator[tuple[str, CheckSample]]:
@@ -147,7 +147,7 @@ class XidChecks:
             else:
                 gpu.open_until_quiet.add(code)
         said = f"XID {number}: {xid.sentence}"
-        return bad(code, time_ns, Evidence(xid.severity, xid.action, said), count=count, is_new=True)
+        return bad(code, time_ns, SignEvidence(xid.severity, xid.action, said), count=count, is_new=True)
 
     def _repeats(self, key: str, gpu: _Gpu, number: int, now_ns: int) -> Iterator[CheckSample]:
         oldest_ns = now_ns - int(self._thresholds.repeats_seconds * 1e9)
@@ -162,7 +162,7 @@ class XidChecks:
                 f"XID {number} with {counted(victims, 'process')} one after the other, and on no other GPU of this "
                 "machine half as often: it may be the GPU"
             )
-            evidence = Evidence(
+            evidence = SignEvidence(
                 Severity.WARNING, Action.RUN_DIAGNOSTICS, said, float(victims), float(needed), "processes"
             )
             yield bad("xid_repeats", now_ns, evidence, is_new=True)
@@ -179,7 +179,7 @@ def _earlier(gpu: _Gpu, numbers: list[int], page_ns: int) -> CheckSample:
                 f"XID {xid.number} stood on DCGM's page at the first look, when it came is not known: {xid.sentence} "
                 "If that was mended since, restart nv-hostengine: until then it shows the last XID"
             )
-            return bad("xid_earlier", page_ns, Evidence(Severity.INFO, xid.action, said))
+            return bad("xid_earlier", page_ns, SignEvidence(Severity.INFO, xid.action, said))
     return good("xid_earlier", page_ns)
 
 
@@ -261,5 +261,5 @@ class SwitchChecks:
         sxid, code = sxid_of(number, is_fatal=is_fatal), f"sxid_{number}"
         is_critical = sxid.severity is Severity.CRITICAL
         (self._until_reset if is_critical else self._until_quiet).add((switch, code))
-        evidence = Evidence(sxid.severity, sxid.action, f"SXid {number}: {sxid.sentence}")
+        evidence = SignEvidence(sxid.severity, sxid.action, f"SXid {number}: {sxid.sentence}")
         return bad(code, now_ns, evidence, count=count, is_new=True)
