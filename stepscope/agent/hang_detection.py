@@ -62,10 +62,13 @@ class RunWatch:
         """Record the state of the run's ranks, at least one; `now` in monotonic seconds."""
         self._ranks, self._now = ranks, now
         for rank in ranks:
-            if rank.step is not None and rank.step_ms is not None and self._steps.get(rank.rank) != rank.step:
-                self._steps[rank.rank] = rank.step
-                if rank.step >= _NUM_FIRST_STEPS:
-                    self._seconds.append(rank.step_ms / 1e3)
+            newest = rank.heartbeat
+            if newest is None or newest.index is None or newest.ms is None:
+                continue
+            if self._steps.get(rank.rank) != newest.index:
+                self._steps[rank.rank] = newest.index
+                if newest.index >= _NUM_FIRST_STEPS:
+                    self._seconds.append(newest.ms / 1e3)
         self._known |= {rank.rank: (rank, now) for rank in ranks}
 
     @property
@@ -188,7 +191,7 @@ class HangSource:
         now, now_ns = self._clock(), self._wall_clock_ns()
         by_run: dict[_Key, list[TrainingRank]] = defaultdict(list)
         for rank in self._ranks():
-            by_run[rank.run, rank.run_directory, rank.uid].append(rank)
+            by_run[rank.hello.run, rank.hello.run_directory, rank.uid].append(rank)
         for key in self._runs.keys() - by_run.keys():
             self._end(key, self._runs.pop(key), "its processes have ended")
         for key, ranks in by_run.items():

@@ -15,6 +15,7 @@ from stepscope.collectors.nccl.ras import ask_ras, read_ras
 from stepscope.core.documents.node import TrainingRank
 from stepscope.core.errors import DataError
 from stepscope.core.metrics.readings import MissingReason
+from stepscope.core.protocol.messages import Heartbeat, Hello
 
 _TEXT = """  #0-0 (27a079b828ff1a75) MISMATCH
     Communicator ranks have different collective operation counts
@@ -142,4 +143,5 @@ def test_addresses(told: str, address: tuple[str, int] | None) -> None:
 
 
 def _rank(**fields: Any) -> TrainingRank:
-    return TrainingRank("k", "r", "/runs/r", 0, 0, 2, 1001, 0, "h", 1, 1.0, **fields)
+    hello = Hello("r", "/runs/r", 0, 0, 2, 1001, "h", 1)
+    return TrainingRank("k", hello, Heartbeat(50.0, **fields), 1001, 0, 1.0)

@@ -77,7 +77,7 @@ class ProfileBackend:
 
     def updates(self) -> Sequence[CaptureUpdate]:
         """The answers since the last call."""
-        directories = {rank.key: rank.run_directory for rank in self._server.ranks()}
+        directories = {rank.key: rank.hello.run_directory for rank in self._server.ranks()}
         return [
             replace(update, progress=_checked(update.progress, directories.get(update.key)))
             for update in self._server.take_updates()
@@ -85,17 +85,18 @@ class ProfileBackend:
 
 
 def _target_of(rank: TrainingRank) -> CaptureTarget:
+    hello, heartbeat = rank.hello, rank.heartbeat
     return CaptureTarget(
         key=rank.key,
         backend=ProfileBackend.name,
-        rank=rank.rank,
-        world_size=rank.world_size,
-        run=rank.run,
-        run_directory=rank.run_directory,
+        rank=hello.rank,
+        world_size=hello.world_size,
+        run=hello.run,
+        run_directory=hello.run_directory,
         pid=rank.pid,
         uid=rank.uid,
-        newest_step=rank.step,
-        step_ms=rank.step_ms,
+        newest_step=heartbeat.index if heartbeat else None,
+        step_ms=heartbeat.ms if heartbeat else None,
     )
 
 

@@ -110,7 +110,7 @@ class TrainingServer:
         with self._lock:
             ranks = [client.rank(now) for client in self._clients.values()]
         newest = {rank.key: rank for rank in ranks if rank is not None}
-        return tuple(sorted(newest.values(), key=lambda rank: (rank.run, rank.run_directory, rank.rank, rank.start_ns)))
+        return tuple(sorted(newest.values(), key=_order))
 
     def refused(self) -> dict[str, int]:
         """How many connections the agent has ended, by why."""
@@ -294,6 +294,11 @@ class TrainingServer:
     def _count(self, reason: str) -> None:
         with self._lock:
             self._refused[reason] += 1
+
+
+def _order(rank: TrainingRank) -> tuple[str, str, int, int]:
+    hello = rank.hello
+    return hello.run, hello.run_directory, hello.rank, hello.start_ns
 
 
 _LONGEST = 107

@@ -6,25 +6,24 @@ import pytest
 
 from stepscope.agent.captures.backends import ProfileBackend
 from stepscope.agent.training_link.server import TrainingServer
+from stepscope.core.documents.node import TrainingRank
 from stepscope.core.protocol.captures import CaptureProgress, CaptureState, CaptureUpdate
+from tests.agent.training_link.conftest import hello
+
+_RANK = TrainingRank("a", hello(run_directory="/runs/r"), None, 1, 0, 0.0)
 
 
 class _Server(TrainingServer):
     """One rank that has answered."""
 
-    def __init__(self, rank: object, progress: CaptureProgress) -> None:
-        self._rank, self._progress = rank, progress
+    def __init__(self, progress: CaptureProgress) -> None:
+        self._progress = progress
 
-    def ranks(self) -> list[object]:  # type: ignore[override]
-        return [self._rank]
+    def ranks(self) -> tuple[TrainingRank, ...]:
+        return (_RANK,)
 
     def take_updates(self) -> list[CaptureUpdate]:
         return [CaptureUpdate("c", "a", self._progress)]
-
-
-class _Rank:
-    key = "a"
-    run_directory = "/runs/r"
 
 
 @pytest.mark.parametrize(
@@ -37,6 +36,6 @@ class _Rank:
     ],
 )
 def test_a_trace_outside_its_run_is_no_success(path: str, state: CaptureState) -> None:
-    backend = ProfileBackend(_Server(_Rank(), CaptureProgress(CaptureState.DONE, path=path)))
+    backend = ProfileBackend(_Server(CaptureProgress(CaptureState.DONE, path=path)))
     (update,) = backend.updates()
     assert (update.progress.state, update.progress.path) == (state, path if state is CaptureState.DONE else None)

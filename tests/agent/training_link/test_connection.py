@@ -52,7 +52,7 @@ def test_a_second_hello_tells_what_has_become_known_and_nobody_else() -> None:
     client.hear(encode(hello(gpu_uuid="GPU-1", mesh={"dp": 2})), 0.0)
     rank = client.rank(0.0)
     assert rank is not None
-    assert (rank.gpu_uuid, rank.mesh) == ("GPU-1", {"dp": 2})
+    assert (rank.hello.gpu_uuid, rank.hello.mesh) == ("GPU-1", {"dp": 2})
     with pytest.raises(ConnectionEndedError, match="somebody else"):
         client.hear(encode(hello(run_directory="/runs/of-another")), 0.0)
 

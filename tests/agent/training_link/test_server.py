@@ -20,15 +20,21 @@ from tests.agent.training_link.conftest import Process, hello, wait_until
 Connect = Callable[[], Process]
 
 
+def _steps(server: TrainingServer) -> list[int | None]:
+    return [rank.heartbeat.index if rank.heartbeat else None for rank in server.ranks()]
+
+
 def test_it_knows_each_process_as_long_as_it_is_there(server: TrainingServer, connect: Connect) -> None:
     first, second = connect(), connect()
     for rank, process in enumerate((first, second)):
         process.say(hello(rank, mesh={"dp": 2}, gpu_uuid="GPU-1"))
         assert process.hear() == Welcome()
     first.say(Heartbeat(5.0, "active", 7, 100.0, 10.0, {"forward": 40.0}, {"loss": 2.5}))
-    wait_until(lambda: [rank.step for rank in server.ranks()] == [7, None])
+    wait_until(lambda: _steps(server) == [7, None])
     known = server.ranks()[0]
-    assert (known.pid, known.uid, known.step_ms, known.mesh) == (os.getpid(), os.getuid(), 100.0, {"dp": 2})
+    assert (known.pid, known.uid, known.hello.mesh) == (os.getpid(), os.getuid(), {"dp": 2})
+    assert known.heartbeat is not None
+    assert known.heartbeat.ms == 100.0
     assert known.step_age_ms is not None
     assert known.step_age_ms >= 5.0
     values = {(r.metric, dict(r.labels).get("rank")): r.value for r in TrainingSource(server).collect().readings}
@@ -109,7 +115,7 @@ def test_nonsense_idleness_and_floods_cost_the_others_nothing(
     assert well.hear() == Welcome()
     begin = time.monotonic()
     well.say(Heartbeat(1.0, index=9))
-    wait_until(lambda: 9 in [rank.step for rank in server.ranks()])
+    wait_until(lambda: 9 in _steps(server))
     assert time.monotonic() - begin < 5.0
     assert num_sent < 1 << 20  # what a kernel keeps for it, and its burst
     wait_until(lambda: sum(server.refused().values()) == 5)
@@ -171,7 +177,7 @@ def test_who_connects_again_and_again_waits_and_the_others_are_heard(
     for _ in range(50):
         Process(place).socket.close()
     well.say(Heartbeat(1.0, index=3))
-    wait_until(lambda: [rank.step for rank in server.ranks()] == [3])
+    wait_until(lambda: _steps(server) == [3])
     later = connect()
     later.say(hello(1))
     assert later.hear() == Welcome()
