@@ -69,35 +69,21 @@ class Schedule:
 
     def state(self, step: int) -> State:
         """State of the profiler during `step`."""
-        if self.capture_at(step) is not None:
-            return State.ACTIVE
-        if self.warmup and self.capture_at(self.next_capture(step)) is not None:
-            return State.WARMUP if self.next_capture(step) - step <= self.warmup else State.WAIT
-        return State.WAIT
-
-    def capture_at(self, step: int) -> int | None:
-        """First step of the capture that `step` belongs to; None when it belongs to none."""
-        if step < self.first:
-            return None
-        ordinal = 0 if self.period is None else (step - self.first) // self.period
-        if self.repeat is not None and ordinal >= self.repeat:
-            return None
-        start = self.first + ordinal * (self.period or 0)
-        return start if step - start < self.active else None
-
-    def next_capture(self, step: int) -> int:
-        """First step of the first capture after `step`, which may not take place."""
-        if step < self.first:
-            return self.first
-        if self.period is None:
-            return step
-        return self.first + ((step - self.first) // self.period + 1) * self.period
+        start = self.capture_from(step)
+        if start is None or step < start - self.warmup:
+            return State.WAIT
+        return State.ACTIVE if step >= start else State.WARMUP
 
     def capture_from(self, step: int) -> int | None:
         """First step of the capture that `step` belongs to, else of the next one; None without one."""
-        start = self.capture_at(step)
-        start = self.next_capture(step) if start is None else start
-        return None if self.capture_at(start) is None else start
+        num_over = 0  # captures that have ended before `step`
+        if step >= self.first + self.active:
+            if self.period is None:
+                return None
+            num_over = (step - self.first - self.active) // self.period + 1
+        if self.repeat is not None and num_over >= self.repeat:
+            return None
+        return self.first + num_over * (self.period or 0)
 
     def missed_by(self, num_steps: int) -> str | None:
         """Why a training of `num_steps` steps left no trace, and what to do; None when a whole step was profiled."""
