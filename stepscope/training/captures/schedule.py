@@ -7,7 +7,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, get_type_hints
 
 from stepscope.core.errors import UsageError
 from stepscope.core.text.numbers import counted
@@ -153,15 +153,6 @@ class SlowStep:
     most: int
 
 
-_NUMBERS: dict[str, type[int] | type[float]] = {
-    "factor": float,
-    "times": int,
-    "steps": int,
-    "cooldown_seconds": float,
-    "most": int,
-}
-
-
 def slow_step(
     factor: float = 1.5, times: int = 3, *, steps: int = 3, cooldown_seconds: float = 600.0, most: int = 3
 ) -> SlowStep:
@@ -177,15 +168,15 @@ def slow_step(
     Raises:
         UsageError: a number is out of its range.
     """
-    ok = {
+    in_range = {
         "factor": factor > 1,
         "times": times >= 1,
         "steps": 1 <= steps <= 1000,
         "cooldown_seconds": cooldown_seconds >= 0,
         "most": most >= 1,
     }
-    for name, is_good in ok.items():
-        if not is_good:
+    for name, is_in_range in in_range.items():
+        if not is_in_range:
             raise UsageError(f"{name} is out of its range", where="slow_step", what_next="see help(slow_step)")
     return SlowStep(factor, times, steps, cooldown_seconds, most)
 
@@ -200,14 +191,15 @@ def rule_from_environment() -> SlowStep | None:
     name, _, numbers = text.partition(":")
     if not name.strip():
         return None
+    kinds = get_type_hints(SlowStep)  # int or float by name
     try:
         if name.strip() != "slow_step":
             raise KeyError(name)
         pairs = (pair.partition("=") for pair in numbers.split(",") if pair.strip())
-        values: dict[str, Any] = {key.strip(): _NUMBERS[key.strip()](value) for key, _, value in pairs}
+        values: dict[str, Any] = {key.strip(): kinds[key.strip()](value) for key, _, value in pairs}
         return slow_step(**values)
     except (KeyError, ValueError):
-        what_next = f"write slow_step, or slow_step:factor=2,times=5 with any of {', '.join(_NUMBERS)}"
+        what_next = f"write slow_step, or slow_step:factor=2,times=5 with any of {', '.join(kinds)}"
         raise UsageError(f"{text!r} is not a rule", where=RULE_VARIABLE, what_next=what_next) from None
 
 
