@@ -53,6 +53,9 @@ class Device:
         """Short name for people: the GPU's index, followed by the ids of a MIG instance: "1/7/0"."""
         return "/".join(filter(None, (self.index, self.instance, self.compute_instance)))
 
+    def __hash__(self) -> int:
+        return hash(self.uuid or self.index)  # devices are keys a thousand times a second: texts know their hash
+
     def __str__(self) -> str:
         """Index and UUID for log lines: "GPU 0 (GPU-5f0c...)"."""
         return f"GPU {self.index or '?'}" + (f" ({self.uuid})" if self.uuid else "")
